@@ -1,0 +1,69 @@
+"""Create the table of locks and the sequence of tokens."""
+
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    # CACHE 1, because a session that hoards tokens would hand out old ones later. NO CYCLE,
+    # because a token that starts over would pass no fence.
+    op.execute("CREATE SEQUENCE token_sequence AS bigint START 1 CACHE 1 NO CYCLE")
+    op.execute(
+        """
+        CREATE TABLE distributed_locks (
+            -- Compared byte by byte: a collation may change under an index with the operating
+            -- system, and uniqueness with it.
+            name text COLLATE "C" NOT NULL,
+            token bigint NOT NULL,
+            expires_at timestamptz NOT NULL,
+            granted_at timestamptz,
+            attempt uuid,
+            holder text,
+            meta jsonb,
+            CONSTRAINT distributed_locks_pkey PRIMARY KEY (name),
+            CONSTRAINT distributed_locks_name_length CHECK (octet_length(name) BETWEEN 1 AND 512)
+        ) WITH (
+            -- Half of each page is left free and no column that changes is indexed, so that every grant,
+            -- renewal and release is a heap-only update that the next one can clean up after.
+            fillfactor = 50,
+            autovacuum_vacuum_scale_factor = 0.0,
+            autovacuum_vacuum_threshold = 2000,
+            autovacuum_vacuum_cost_delay = 0,
+            autovacuum_analyze_scale_factor = 0.0,
+            autovacuum_analyze_threshold = 20000
+        )
+        """
+    )
+    op.execute(
+        "COMMENT ON TABLE distributed_locks IS "
+        "'One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.'"
+    )
+    op.execute(
+        "COMMENT ON SEQUENCE token_sequence IS "
+        "'Fencing tokens, in the order of the grants. Never lower it, cache it or let it cycle.'"
+    )
+
+
+def downgrade() -> None:
+    # The schema holds nothing but ours, so every function in it goes.
+    op.execute(
+        """
+        DO $$
+        DECLARE
+            routine regprocedure;
+        BEGIN
+            FOR routine IN
+                SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = current_schema()::regnamespace
+            LOOP
+                EXECUTE format('DROP FUNCTION %s', routine);
+            END LOOP;
+        END
+        $$
+        """
+    )
+    op.execute("DROP TABLE distributed_locks")
+    op.execute("DROP SEQUENCE token_sequence")

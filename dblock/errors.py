@@ -1,0 +1,139 @@
+"""Every error that dblock raises, under one base.
+
+    DblockError
+    ├── InvalidArgument        (also a ValueError)   refused before anything was sent
+    ├── LockTimeout            (also a TimeoutError) the lock stayed held for as long as we would wait
+    ├── LeaseLost              the lease is no longer ours, or we can no longer know that it is
+    ├── ClientClosed           the client was closed
+    ├── DatabaseError          the database could not be asked, or would not answer
+    │   ├── Unavailable        no connection, or it broke; what was sent may have been done
+    │   ├── NotWritable        a standby, or a server set read-only
+    │   ├── AccessDenied       the role may not call dblock's functions
+    │   └── SchemaError        dblock's schema does not fit this client
+    │       ├── SchemaMissing
+    │       ├── SchemaOutdated
+    │       └── SchemaTooNew
+    └── EmbeddedError          the embedded Postgres could not be started, found or stopped
+
+Messages say what happened, to which lock, and what to do next. None of them, nor any exception
+that they are chained to, carries a password.
+"""
+
+from __future__ import annotations
+
+
+class DblockError(Exception):
+    """The base of every error that dblock raises."""
+
+
+class InvalidArgument(DblockError, ValueError):
+    """An argument lies outside its documented limits; nothing was sent."""
+
+
+class LockTimeout(DblockError, TimeoutError):
+    """The lock was still held by another when the timeout passed."""
+
+    def __init__(self, name: str, timeout: float) -> None:
+        self.name = name
+        self.timeout = timeout
+        super().__init__(
+            f"Lock {name!r} was not acquired within {timeout:g} s: another holds it. "
+            "Wait longer, or ask lock.holder() who it is."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.timeout)
+
+
+class LeaseLost(DblockError):
+    """The lease under this token is not held any more."""
+
+    def __init__(self, name: str, token: int) -> None:
+        self.name = name
+        self.token = token
+        super().__init__(
+            f"Lock {name!r} was lost: the lease under token {token} ran out, was released or was superseded. "
+            "Stop writing and acquire again."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.token)
+
+
+class ClientClosed(DblockError):
+    """The client was closed and can be used no more."""
+
+    def __init__(self) -> None:
+        super().__init__("This client is closed. Make a new one to go on.")
+
+
+class DatabaseError(DblockError):
+    """The database could not be asked, or refused to answer."""
+
+
+class Unavailable(DatabaseError):
+    """No connection could be had, or it broke under way; what was sent may have been done."""
+
+
+class NotWritable(DatabaseError):
+    """The server takes no writes: a standby, or one set read-only."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server takes no writes: it is a standby, or set read-only. "
+            "Name every host of the cluster in the DSN, with target_session_attrs=read-write."
+        )
+
+
+class AccessDenied(DatabaseError):
+    """The role may not call dblock's functions."""
+
+
+class SchemaError(DatabaseError):
+    """The schema in the database does not fit this client."""
+
+
+class SchemaMissing(SchemaError):
+    """The database has no dblock schema of that name."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        super().__init__(
+            f"There is no dblock in schema {schema!r} of this database. Run: dblock install{_option(schema)}"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.schema,)
+
+
+class _SchemaMismatch(SchemaError):
+    def __init__(self, schema: str, found: str, needed: str, advice: str) -> None:
+        self.schema = schema
+        self.found = found
+        self.needed = needed
+        super().__init__(f"Schema {schema!r} is at revision {found}; this version of dblock needs {needed}. {advice}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.schema, self.found, self.needed)
+
+
+class SchemaOutdated(_SchemaMismatch):
+    """The schema is older than this client needs."""
+
+    def __init__(self, schema: str, found: str, needed: str) -> None:
+        super().__init__(schema, found, needed, f"Run: dblock install{_option(schema)}")
+
+
+class SchemaTooNew(_SchemaMismatch):
+    """The schema is newer than this client knows."""
+
+    def __init__(self, schema: str, found: str, needed: str) -> None:
+        super().__init__(schema, found, needed, "Run: pip install --upgrade dblock")
+
+
+class EmbeddedError(DblockError):
+    """The embedded Postgres could not be started, found or stopped."""
+
+
+def _option(schema: str) -> str:
+    return "" if schema == "dblock" else f" --schema {schema}"

@@ -1,0 +1,70 @@
+"""psycopg's errors, said in dblock's words.
+
+Every error of the layer below has its counterpart here, so that nobody who uses dblock needs to know psycopg's
+tree. The original stays attached as the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import errors as pg
+
+from dblock.errors import (
+    AccessDenied,
+    DatabaseError,
+    DblockError,
+    InvalidArgument,
+    NotWritable,
+    SchemaMissing,
+    Unavailable,
+)
+
+
+@contextmanager
+def translated(schema: str) -> Iterator[None]:
+    """Raise dblock's counterpart of whatever psycopg (or SQLAlchemy around it) raises inside."""
+    try:
+        yield
+    except DblockError:
+        raise
+    except psycopg.Error as error:
+        raise translate(error, schema) from error
+    except Exception as error:
+        original = getattr(error, "orig", None)
+        if isinstance(original, psycopg.Error):
+            raise translate(original, schema) from error
+        raise
+
+
+def translate(error: psycopg.Error, schema: str) -> DblockError:
+    """Return the counterpart of one error of psycopg's."""
+    said = error.diag.message_primary or str(error).strip() or type(error).__name__
+    if isinstance(error, pg.ReadOnlySqlTransaction):
+        return NotWritable()
+    if isinstance(error, pg.InsufficientPrivilege):
+        return AccessDenied(
+            f"The database refused: {said}. To let an application's role lock and unlock, "
+            "run as the schema's owner: dblock grant ROLE"
+        )
+    if isinstance(error, (pg.UndefinedFunction, pg.InvalidSchemaName, pg.UndefinedTable)):
+        return SchemaMissing(schema)
+    if isinstance(error, psycopg.DataError):
+        return InvalidArgument(said)
+    if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
+        return Unavailable(f"The database could not be asked: {said}")
+    return DatabaseError(f"The database refused: {said}")
+
+
+def is_broken(error: psycopg.Error) -> bool:
+    """Tell whether the connection is gone, so that a fresh one is worth trying."""
+    return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and (
+        error.sqlstate is None or isinstance(error, (pg.AdminShutdown, pg.CrashShutdown, pg.IdleSessionTimeout))
+    )
+
+
+def is_passing(error: psycopg.Error) -> bool:
+    """Tell whether the same call may well succeed at once: two transactions got into each other's way."""
+    return isinstance(error, (pg.SerializationFailure, pg.DeadlockDetected))

@@ -1,0 +1,202 @@
+"""Perform steps on psycopg: one runner for threads, one for asyncio.
+
+Guarantee: a call that cannot be made raises one of dblock's errors, and never looks like an answer. A call whose
+connection turns out to be dead is sent once more over a fresh one; that is safe because every call names the exact
+attempt or grant that it is about. A call that another transaction got in the way of is simply made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors as pg
+
+from dblock import schema as schemas
+from dblock.errors import DblockError, SchemaMissing, SchemaOutdated
+from dblock.faults import is_broken, is_passing, translate
+from dblock.pool import AsyncPool, Pool
+from dblock.steps import Call, Row, Sleep, Steps
+from dblock.target import Target
+from dblock.wire import Wire
+
+T = TypeVar("T")
+
+logger = logging.getLogger("dblock")
+
+PASSING_RETRIES = 20
+"""How often a call is made anew because another transaction got in its way."""
+
+WHICH_BACKEND = "SELECT pg_backend_pid()"
+
+
+class _Base:
+    """What both runners know: where to connect, and what to make of an error."""
+
+    def __init__(self, target: Target, schema: str) -> None:
+        self.target = target
+        self.schema = schema
+        self.prepares = True
+        self.check = Call(f"SELECT {schemas.quoted(schema)}.schema_revision()".encode(), ())
+
+    def wire(self, connection: Any, backend: tuple[Any, ...] | None) -> Wire:
+        """Make a fresh connection fit for calls."""
+        if backend is None or backend[0] != connection.info.backend_pid:
+            self.stop_preparing("a pooler stands before the database")
+        return Wire(connection, self.prepares)
+
+    def stop_preparing(self, why: str) -> None:
+        if self.prepares:
+            logger.info("%s: statements are not prepared from here on", why)
+            self.prepares = False
+
+    def must_install(self, error: DblockError) -> bool:
+        """Tell whether to install the schema: the embedded server is dblock's own, and nobody else would."""
+        return self.target.embedded and isinstance(error, (SchemaMissing, SchemaOutdated))
+
+
+class _Trouble:
+    """What has gone wrong with one call so far."""
+
+    def __init__(self, runner: _Base) -> None:
+        self._runner = runner
+        self._broken = 0
+        self._passing = 0
+
+    def raise_or_retry(self, error: psycopg.Error) -> bool:
+        """Raise what the caller should see; or return whether idle connections must be dropped before a retry."""
+        if is_broken(error) and not self._broken:
+            self._broken += 1
+            logger.info("connection lost, trying a fresh one: %s", error)
+            return True
+        if isinstance(error, (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)) and self._runner.prepares:
+            self._runner.stop_preparing("prepared statements do not last here")
+            return True
+        if is_passing(error) and self._passing < PASSING_RETRIES:
+            self._passing += 1
+            return False
+        raise translate(error, self._runner.schema) from error
+
+
+class Runner(_Base):
+    """Performs steps in the calling thread."""
+
+    def __init__(self, target: Target, schema: str, pool_size: int, patience: float) -> None:
+        super().__init__(target, schema)
+        self._pool = Pool(self._connect, pool_size, patience)
+
+    def open(self) -> None:
+        """Check that the schema fits this client."""
+        try:
+            row = self._call(self.check)
+            schemas.check_revision(self.schema, row[0] if row else None)
+        except DblockError as error:
+            if not self.must_install(error):
+                raise
+            schemas.install(self.target, self.schema)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def run(self, steps: Steps[T]) -> T:
+        """Perform every step and return the result."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    result = self._perform(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(result)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+
+    def _perform(self, step: Call | Sleep) -> Row | None:
+        if isinstance(step, Call):
+            return self._call(step)
+        time.sleep(step.seconds)
+        return None
+
+    def _call(self, call: Call) -> Row | None:
+        trouble = _Trouble(self)
+        while True:
+            try:
+                wire = self._pool.take()
+                try:
+                    row: Row | None = wire.connection.wait(wire.exchange(call))
+                    return row
+                finally:
+                    self._pool.give(wire)
+            except psycopg.Error as error:
+                if trouble.raise_or_retry(error):
+                    self._pool.drop_idle()
+
+    def _connect(self) -> Wire:
+        connection = self.target.connect()
+        return self.wire(connection, connection.execute(WHICH_BACKEND, prepare=False).fetchone())
+
+
+class AsyncRunner(_Base):
+    """Performs steps in the running event loop."""
+
+    def __init__(self, target: Target, schema: str, pool_size: int, patience: float) -> None:
+        super().__init__(target, schema)
+        self._pool = AsyncPool(self._connect, pool_size, patience)
+
+    async def open(self) -> None:
+        """Check that the schema fits this client."""
+        try:
+            row = await self._call(self.check)
+            schemas.check_revision(self.schema, row[0] if row else None)
+        except DblockError as error:
+            if not self.must_install(error):
+                raise
+            await asyncio.to_thread(schemas.install, self.target, self.schema)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Perform every step and return the result."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    result = await self._perform(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(result)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+
+    async def _perform(self, step: Call | Sleep) -> Row | None:
+        if isinstance(step, Call):
+            return await self._call(step)
+        await asyncio.sleep(step.seconds)
+        return None
+
+    async def _call(self, call: Call) -> Row | None:
+        trouble = _Trouble(self)
+        while True:
+            try:
+                wire = await self._pool.take()
+                try:
+                    row: Row | None = await wire.connection.wait(wire.exchange(call))
+                    return row
+                finally:
+                    await self._pool.give(wire)
+            except psycopg.Error as error:
+                if trouble.raise_or_retry(error):
+                    await self._pool.drop_idle()
+
+    async def _connect(self) -> Wire:
+        connection = await self.target.connect_async()
+        backend = await (await connection.execute(WHICH_BACKEND, prepare=False)).fetchone()
+        return self.wire(connection, backend)

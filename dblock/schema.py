@@ -1,0 +1,262 @@
+"""dblock's schema in a database: install it, remove it, tell its state, let a role use it.
+
+Guarantee: an install or uninstall happens whole or not at all, and any number may run at once. All of it is one
+transaction, behind an advisory lock that other installs of the same schema wait for.
+
+The schema is ours alone. That is why an install refuses a schema in which something else already lives, and
+why an uninstall can be sure of what it drops.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dblock.errors import (
+    AccessDenied,
+    InvalidArgument,
+    SchemaError,
+    SchemaMissing,
+    SchemaOutdated,
+    SchemaTooNew,
+)
+from dblock.faults import translated
+from dblock.target import Target
+
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy import Connection
+
+REVISION = "0001"
+"""The revision that this version of dblock needs: the newest in alembic/versions."""
+
+VERSION_TABLE = "installed_revision"
+DEFAULT_SCHEMA = "dblock"
+
+API = ("try_acquire", "renew", "release", "holder", "schema_revision")
+"""The functions that an application's role may call."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a database says about the dblock in it."""
+
+    database: str
+    server: str
+    schema: str
+    revision: str | None
+    """None when it is not installed."""
+    standby: bool
+
+    @property
+    def state(self) -> str:
+        """One of: missing, outdated, current, too new."""
+        if self.revision is None:
+            return "missing"
+        if self.revision == REVISION:
+            return "current"
+        return "outdated" if self.revision < REVISION else "too new"
+
+    def check(self) -> None:
+        """Raise the SchemaError that says why this client cannot use the schema, if it cannot."""
+        check_revision(self.schema, self.revision)
+
+
+def check_revision(schema: str, revision: str | None) -> None:
+    """Raise unless the revision found in the database is the one that this client needs."""
+    if revision == REVISION:
+        return
+    if revision is None:
+        raise SchemaMissing(schema)
+    raise (SchemaOutdated if revision < REVISION else SchemaTooNew)(schema, revision, REVISION)
+
+
+def check_name(schema: str) -> str:
+    """Return the schema's name if Postgres can have it whole."""
+    if not isinstance(schema, str) or not 1 <= len(schema.encode(errors="replace")) <= 63 or "\0" in schema:
+        raise InvalidArgument(f"A schema's name is text of 1 to 63 bytes without NUL; got {schema!r}.")
+    if schema.startswith("pg_"):
+        raise InvalidArgument(f"Schema {schema!r} cannot be used: Postgres keeps names with pg_ for itself.")
+    return schema
+
+
+def install(target: Target, schema: str = DEFAULT_SCHEMA) -> str | None:
+    """Bring the schema to this version's revision; return the revision it had before, None for none."""
+    check_name(schema)
+    with translated(schema), _transaction(target, schema) as connection:
+        before = _revision(connection, schema)
+        if before == REVISION:
+            return before
+        if before is not None and before > REVISION:
+            raise SchemaTooNew(schema, before, REVISION)
+        if before is None:
+            _make_schema(connection, schema)
+        _migrate(connection, schema, "head")
+    return before
+
+
+def uninstall(target: Target, schema: str = DEFAULT_SCHEMA) -> int:
+    """Remove the schema and all that is in it; return the highest token it had handed out.
+
+    The next install starts from 1 again. A resource that remembers tokens refuses those until they pass
+    the number returned here.
+    """
+    check_name(schema)
+    with translated(schema), _transaction(target, schema) as connection:
+        revision = _revision(connection, schema)
+        if revision is None:
+            raise SchemaMissing(schema)
+        if revision > REVISION:
+            raise SchemaTooNew(schema, revision, REVISION)
+        last = connection.exec_driver_sql(
+            "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM token_sequence"
+        ).scalar_one()
+        _migrate(connection, schema, "base")
+        connection.exec_driver_sql(f"DROP TABLE {VERSION_TABLE}")
+        connection.exec_driver_sql(f"DROP SCHEMA {quoted(schema)}")
+    return int(last)
+
+
+def ddl(schema: str = DEFAULT_SCHEMA) -> str:
+    """Return the statements that `install` would run on a database without dblock, for a DBA to read and run."""
+    check_name(schema)
+    output = io.StringIO()
+    _migrate(None, schema, "head", output)
+    return output.getvalue()
+
+
+def grant(target: Target, role: str, schema: str = DEFAULT_SCHEMA) -> None:
+    """Let a role lock and unlock; it gets EXECUTE on the public functions and no table."""
+    check_name(schema)
+    with translated(schema), target.connect() as connection:
+        status_of(connection, schema).check()
+        if not connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone():
+            raise InvalidArgument(f"There is no role {role!r} in this cluster. Create it first: CREATE ROLE …")
+        with connection.transaction():
+            for statement in grant_statements(role, schema):
+                connection.execute(statement.encode())
+            refused = connection.execute(
+                "SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = %s::regnamespace"
+                " AND p.proname = ANY(%s) AND NOT has_function_privilege(%s, p.oid, 'EXECUTE')",
+                [quoted(schema), list(API), role],
+            ).fetchall()
+            if refused:
+                # A GRANT by someone without the right to give it is only a warning to Postgres.
+                raise AccessDenied(
+                    f"Role {role!r} was granted nothing: this login may not grant on schema {schema!r}. "
+                    "Run dblock grant as the role that ran dblock install."
+                )
+
+
+def grant_statements(role: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
+    """Return the statements that `grant` runs."""
+    functions = ", ".join(f"{quoted(schema)}.{function}" for function in API)
+    return [
+        f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}",
+        f"GRANT EXECUTE ON FUNCTION {functions} TO {quoted(role)}",
+    ]
+
+
+def status(target: Target, schema: str = DEFAULT_SCHEMA) -> Status:
+    """Ask the database what is installed in it."""
+    check_name(schema)
+    with translated(schema), target.connect() as connection:
+        return status_of(connection, schema)
+
+
+def status_of(connection: psycopg.Connection[Any], schema: str) -> Status:
+    """Ask over a connection that is already open."""
+    database, server, standby, installed = connection.execute(
+        "SELECT current_database(), current_setting('server_version'), pg_is_in_recovery(),"
+        " to_regprocedure(%s) IS NOT NULL",
+        [f"{quoted(schema)}.schema_revision()"],
+    ).fetchone() or ("", "", False, False)
+    revision = None
+    if installed:
+        row = connection.execute(f"SELECT {quoted(schema)}.schema_revision()".encode()).fetchone()
+        revision = row[0] if row else None
+    return Status(database, server, schema, revision, standby)
+
+
+def function_files() -> list[Path]:
+    """Return the files with the functions' current bodies, in the order in which they run."""
+    return sorted((Path(__file__).parent / "sql").glob("*.sql"))
+
+
+def quoted(identifier: str) -> str:
+    """Quote an identifier for SQL."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+@contextmanager
+def _transaction(target: Target, schema: str) -> Iterator[Connection]:
+    from sqlalchemy import NullPool, create_engine, text
+
+    engine = create_engine("postgresql+psycopg://", creator=target.connect, poolclass=NullPool)
+    # A connection that comes in autocommit would otherwise stay so.
+    engine = engine.execution_options(isolation_level="READ COMMITTED")
+    with engine.begin() as connection:
+        key = f"dblock schema {schema}"
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": key})
+        connection.exec_driver_sql(_search_path(schema))
+        yield connection
+
+
+def _search_path(schema: str) -> str:
+    # The functions keep this path for themselves, with pg_temp last so that no temporary object can shadow ours.
+    return f"SET LOCAL search_path TO {quoted(schema)}, pg_temp"
+
+
+def _revision(connection: Connection, schema: str) -> str | None:
+    from sqlalchemy import text
+
+    table = {"table": f"{quoted(schema)}.{VERSION_TABLE}"}
+    if not connection.execute(text("SELECT to_regclass(:table)"), table).scalar():
+        return None
+    revision: str | None = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()
+    return revision
+
+
+def _make_schema(connection: Connection, schema: str) -> None:
+    from sqlalchemy import text
+
+    found = connection.execute(
+        text(
+            "SELECT (SELECT relname FROM pg_class WHERE relnamespace = n.oid"
+            " UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = n.oid LIMIT 1)"
+            " FROM pg_namespace AS n WHERE nspname = :schema"
+        ),
+        {"schema": schema},
+    ).one_or_none()
+    if found is None:
+        connection.exec_driver_sql(f"CREATE SCHEMA {quoted(schema)}")
+    elif found[0] is not None:
+        raise SchemaError(
+            f"Schema {schema!r} already holds {found[0]!r}, which is not dblock's. "
+            "dblock wants a schema of its own: give another name with --schema."
+        )
+
+
+def _migrate(connection: Connection | None, schema: str, revision: str, output: io.StringIO | None = None) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    offline = connection is None
+    config = Config(output_buffer=output) if output else Config()
+    config.set_main_option("script_location", str(migrations()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    config.attributes["schema"] = schema
+    config.attributes["upgrading"] = revision != "base"
+    config.attributes["preamble"] = [f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}", _search_path(schema)]
+    (command.downgrade if revision == "base" else command.upgrade)(config, revision, sql=offline)
+
+
+def migrations() -> Path:
+    """Return the folder of the migrations: inside the installed package, or beside it in a checkout."""
+    installed = Path(__file__).parent / "migrations"
+    return installed if installed.is_dir() else Path(__file__).parents[1] / "alembic"

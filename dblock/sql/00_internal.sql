@@ -1,0 +1,52 @@
+-- What the public functions share. None of these is granted to an application's role, and each runs under
+-- the fixed search_path of the function that calls it. The first two return true, so that they can be called in
+-- an assignment, which PL/pgSQL evaluates without the cost of a query.
+
+-- Refuses a request outside the documented limits, naming what was wrong with which lock.
+CREATE OR REPLACE FUNCTION check_request(
+    name text, ttl interval, holder text DEFAULT NULL, meta jsonb DEFAULT NULL
+) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+BEGIN
+    IF name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 512 THEN
+        RAISE EXCEPTION 'A lock''s name takes 1 to 512 bytes; this one has %.', coalesce(octet_length(name), 0)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF ttl IS NULL OR ttl < '100 milliseconds' OR ttl > '24 hours' THEN
+        RAISE EXCEPTION 'The ttl of lock % is %; it must lie between 100 ms and 24 h.', quote_literal(name), ttl
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF octet_length(holder) > 512 THEN
+        RAISE EXCEPTION 'The holder of lock % takes at most 512 bytes; this one has %.',
+            quote_literal(name), octet_length(holder)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF octet_length(meta::text) > 8192 THEN
+        RAISE EXCEPTION 'The meta of lock % takes at most 8192 bytes of JSON; this one has %.',
+            quote_literal(name), octet_length(meta::text)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- Makes this transaction's commit wait for the disk, whatever the server's, database's or role's default.
+-- A stricter setting than `on` is left alone.
+CREATE OR REPLACE FUNCTION commit_durably() RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- Names the calling session, for callers who did not say who they are.
+CREATE OR REPLACE FUNCTION describe_session() RETURNS text
+LANGUAGE sql STABLE
+AS $$
+    SELECT format('%s@%s backend %s', session_user, coalesce(host(inet_client_addr()), 'local'), pg_backend_pid())
+$$;

@@ -1,0 +1,72 @@
+-- Grants the lock if nobody holds it, and never waits for a holder.
+--
+-- The token is minted while the lock's row is held, after the last look at it, so that the
+-- order of tokens is the order of grants. A row is never born granted: it is seeded free and
+-- then granted like any other. (Minting in the INSERT would let a session that was
+-- overtaken between minting and inserting be granted an older token than its predecessor's.)
+-- Losing takes no row lock, so a crowd of losers does not hold up the holder's renewal.
+--
+-- `attempt` names this request. Sent again after its answer was lost, it finds the grant it
+-- already made rather than a stranger in possession.
+--
+-- `remaining` is the time left in seconds: of this grant, or of the holder's in the way. It is there
+-- so that no client compares `expires_at` with a clock of its own.
+CREATE OR REPLACE FUNCTION try_acquire(
+    name text,
+    ttl interval DEFAULT '30 seconds',
+    holder text DEFAULT NULL,
+    meta jsonb DEFAULT NULL,
+    attempt uuid DEFAULT NULL,
+    OUT granted boolean,
+    OUT token bigint,
+    OUT expires_at timestamptz,
+    OUT remaining double precision
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    ready boolean;
+    moment timestamptz;
+    seen record;
+BEGIN
+    ready := check_request(try_acquire.name, try_acquire.ttl, try_acquire.holder, try_acquire.meta)
+        AND commit_durably();
+    LOOP
+        PERFORM 1 FROM distributed_locks AS l
+        WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp()
+        FOR NO KEY UPDATE;
+        IF FOUND THEN
+            moment := clock_timestamp();
+            UPDATE distributed_locks AS l
+            SET token = nextval('token_sequence'),
+                attempt = try_acquire.attempt,
+                holder = coalesce(try_acquire.holder, describe_session()),
+                meta = try_acquire.meta,
+                granted_at = moment,
+                expires_at = moment + try_acquire.ttl
+            WHERE l.name = try_acquire.name
+            RETURNING true, l.token, l.expires_at, extract(epoch FROM try_acquire.ttl)
+            INTO granted, token, expires_at, remaining;
+            RETURN;
+        END IF;
+
+        SELECT l.token, l.attempt, l.expires_at,
+               extract(epoch FROM l.expires_at - clock_timestamp()) AS remaining
+        INTO seen
+        FROM distributed_locks AS l WHERE l.name = try_acquire.name;
+        IF NOT FOUND THEN
+            INSERT INTO distributed_locks (name, token, expires_at)
+            VALUES (try_acquire.name, 0, '-infinity')
+            ON CONFLICT DO NOTHING;
+        ELSIF seen.remaining > 0 THEN
+            granted := coalesce(seen.attempt = try_acquire.attempt, false);
+            token := CASE WHEN granted THEN seen.token END;
+            expires_at := seen.expires_at;
+            remaining := seen.remaining;
+            RETURN;
+        END IF;
+        -- Seeded just now, or freed between the two looks: look again.
+    END LOOP;
+END
+$$;

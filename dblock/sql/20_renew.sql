@@ -1,0 +1,26 @@
+-- Extends the lease only for this exact token; no row means that it is lost.
+--
+-- The row is held before the clock is read, so that a renewal which had to wait cannot
+-- revive a lease that ran out meanwhile. A renewal commits durably like the grant it
+-- extends: were it forgotten in a crash, the lock could be granted anew while the holder trusts it.
+CREATE OR REPLACE FUNCTION renew(name text, token bigint, ttl interval DEFAULT '30 seconds')
+RETURNS TABLE (expires_at timestamptz, remaining double precision)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    ready boolean;
+BEGIN
+    ready := check_request(renew.name, renew.ttl) AND commit_durably();
+    PERFORM 1 FROM distributed_locks AS l
+    WHERE l.name = renew.name AND l.token = renew.token
+    FOR NO KEY UPDATE;
+    IF FOUND THEN
+        RETURN QUERY
+            UPDATE distributed_locks AS l
+            SET expires_at = clock_timestamp() + renew.ttl
+            WHERE l.name = renew.name AND l.token = renew.token AND l.expires_at > clock_timestamp()
+            RETURNING l.expires_at, extract(epoch FROM renew.ttl)::double precision;
+    END IF;
+END
+$$;

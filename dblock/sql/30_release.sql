@@ -1,0 +1,22 @@
+-- Frees the lock only if this exact grant still holds it; false means that it was already lost.
+--
+-- With `durable => false` the transaction commits asynchronously: losing the release in a crash only
+-- keeps the lock until its deadline. The setting is the whole transaction's, so it is for a release
+-- that stands alone, never for one beside other work.
+CREATE OR REPLACE FUNCTION release(name text, token bigint, durable boolean DEFAULT true)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    ignored text;
+BEGIN
+    IF NOT release.durable THEN
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+    UPDATE distributed_locks AS l
+    SET expires_at = '-infinity', attempt = NULL, holder = NULL, meta = NULL
+    WHERE l.name = release.name AND l.token = release.token AND l.expires_at > clock_timestamp();
+    RETURN FOUND;
+END
+$$;

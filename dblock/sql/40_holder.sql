@@ -1,0 +1,21 @@
+-- Tells who holds the lock at this moment; no row means nobody.
+CREATE OR REPLACE FUNCTION holder(name text)
+RETURNS TABLE (
+    token bigint,
+    holder text,
+    meta jsonb,
+    granted_at timestamptz,
+    expires_at timestamptz,
+    remaining double precision
+)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+        SELECT l.token, l.holder, l.meta, l.granted_at, l.expires_at,
+               extract(epoch FROM l.expires_at - clock_timestamp())::double precision
+        FROM distributed_locks AS l
+        WHERE l.name = holder.name AND l.expires_at > clock_timestamp();
+END
+$$;

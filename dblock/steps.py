@@ -1,0 +1,176 @@
+"""What a lock needs done, told step by step, apart from how it is done.
+
+Whatever takes more than one step (try, wait, try again) is written once, as a generator that yields the steps it
+needs and is sent their results. A runner performs them: one on psycopg's Connection, one on AsyncConnection. The
+generators touch neither a database nor a clock of their own, so a test can drive them by hand.
+
+What the database decides: who is granted, under which token, until when. What is only assumed here: the trust
+window, counted on this process's monotonic clock from before the request was sent, so that a slow reply
+cannot stretch the lease.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, NamedTuple, TypeVar
+
+from dblock.terms import Terms, interval
+
+T = TypeVar("T")
+Row = tuple["str | None", ...]
+
+TRUST = 0.98
+"""The part of a lease's time that its holder believes in; the rest covers clocks that run at unequal speeds."""
+
+POLL_FIRST = 0.01
+POLL_LONGEST = 0.25
+
+
+class Call(NamedTuple):
+    """Call one of the database's functions; the result is its row as text, or None. Safe to send twice."""
+
+    sql: bytes
+    args: tuple[str | None, ...]
+
+
+class Sleep(NamedTuple):
+    """Let this many seconds pass."""
+
+    seconds: float
+
+
+Steps = Generator["Call | Sleep", Any, T]
+
+
+class Grant(NamedTuple):
+    """One act of giving a lock to a holder, as the database told it."""
+
+    name: str
+    token: int
+    expires_at: float
+    """In seconds since 1970, by the database's clock; for people and logs, never to be compared with ours."""
+    trusted_until: float
+    """By our monotonic clock."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock, as of the moment the database was asked."""
+
+    token: int
+    holder: str
+    meta: Any
+    granted_at: datetime
+    expires_at: datetime
+    remaining: float
+    """Seconds left by the database's clock, at that moment."""
+
+
+class Protocol:
+    """The steps of each thing that can be done with a lock, in one schema, for one holder."""
+
+    def __init__(
+        self,
+        schema: str,
+        holder: str,
+        clock: Callable[[], float] = time.monotonic,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        prefix = '"' + schema.replace('"', '""') + '"'
+        # Times come as seconds since 1970, which no setting of the session can rewrite.
+        self._try_acquire = (
+            "SELECT granted, token, extract(epoch FROM expires_at), remaining"
+            f" FROM {prefix}.try_acquire($1, $2, $3, $4, $5)"
+        ).encode()
+        self._renew = f"SELECT extract(epoch FROM expires_at), remaining FROM {prefix}.renew($1, $2, $3)".encode()
+        # Losing a release in a crash only keeps the lock until its deadline, so nobody waits for the disk.
+        self._release = f"SELECT {prefix}.release($1, $2, durable => false)".encode()
+        self._holder = (
+            "SELECT token, holder, meta, extract(epoch FROM granted_at), extract(epoch FROM expires_at), remaining"
+            f" FROM {prefix}.holder($1)"
+        ).encode()
+        self._holder_name = holder
+        self._clock = clock
+        self._uniform = uniform
+
+    def try_acquire(self, terms: Terms) -> Steps[Grant | None]:
+        """Ask once; the result is None when another holds the lock."""
+        grant, _ = yield from self._ask(terms, _attempt())
+        return grant
+
+    def acquire(self, terms: Terms, timeout: float | None) -> Steps[Grant | None]:
+        """Ask until granted, or until the timeout has passed; the result is then None."""
+        attempt = _attempt()
+        started = self._clock()
+        pause = POLL_FIRST
+        while True:
+            grant, held_for = yield from self._ask(terms, attempt)
+            if grant:
+                return grant
+            left = float("inf") if timeout is None else started + timeout - self._clock()
+            if left <= 0:
+                return None
+            # Spread out, so that a crowd does not come back together; not past the holder's deadline.
+            yield Sleep(min(self._uniform(pause / 2, pause), max(held_for, POLL_FIRST), left))
+            pause = min(pause * 1.5, POLL_LONGEST)
+
+    def _ask(self, terms: Terms, attempt: str) -> Steps[tuple[Grant | None, float]]:
+        """Ask once; the result is the grant, or None and the seconds that the lock is still held for."""
+        sent_at = self._clock()
+        granted, token, expires_at, remaining = yield Call(
+            self._try_acquire, (terms.name, terms.interval, self._holder_name, terms.meta, attempt)
+        )
+        left = float(remaining)
+        if granted != "t":
+            return None, left
+        grant = Grant(terms.name, int(token), float(expires_at), sent_at + left * TRUST)
+        if self._clock() >= grant.trusted_until:
+            # The answer took longer than the lease lasts. Nobody may act on it, so it is given back.
+            yield from self.release(grant)
+            return None, 0.0
+        return grant, left
+
+    def renew(self, grant: Grant, ttl: float) -> Steps[Grant | None]:
+        """Extend this exact grant; the result is None when it is lost."""
+        sent_at = self._clock()
+        row = yield Call(self._renew, (grant.name, str(grant.token), interval(ttl)))
+        if row is None:
+            return None
+        expires_at, remaining = row
+        return Grant(grant.name, grant.token, float(expires_at), sent_at + float(remaining) * TRUST)
+
+    def release(self, grant: Grant) -> Steps[bool]:
+        """Give this exact grant back; the result is False when it was lost before."""
+        (released,) = yield Call(self._release, (grant.name, str(grant.token)))
+        return bool(released == "t")
+
+    def holder(self, name: str) -> Steps[Holder | None]:
+        """Ask who holds the lock; the result is None when nobody does."""
+        row = yield Call(self._holder, (name,))
+        if row is None:
+            return None
+        token, holder, meta, granted_at, expires_at, remaining = row
+        return Holder(
+            int(token),
+            holder,
+            json.loads(meta) if meta else None,
+            moment(float(granted_at)),
+            moment(float(expires_at)),
+            float(remaining),
+        )
+
+
+def moment(epoch: float) -> datetime:
+    """Return a point of the database's time as a datetime in UTC."""
+    return datetime.fromtimestamp(epoch, timezone.utc)
+
+
+def _attempt() -> str:
+    """Return a new request's name: a random UUID, as Postgres reads it."""
+    return os.urandom(16).hex()

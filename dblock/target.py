@@ -1,0 +1,190 @@
+"""Where the database is: a DSN, a SQLAlchemy engine, or nothing.
+
+A target knows how to open connections and how to describe itself without the password. Nothing is
+opened, started or even imported before the first connection is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dblock.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    Where = str | Engine | AsyncEngine | None
+    """A DSN (URL or keywords), an Engine or AsyncEngine, or nothing: $DBLOCK_DSN, else the embedded Postgres."""
+
+DSN_VARIABLE = "DBLOCK_DSN"
+_SPEAK_UTF8 = "SET client_encoding TO 'UTF8'"
+CONNECT_TIMEOUT = 5
+"""Seconds that one attempt to connect may take, unless the DSN says otherwise."""
+
+
+class Target:
+    """A database named by a DSN; the base of the other kinds."""
+
+    embedded = False
+
+    def __init__(self, dsn: str) -> None:
+        self._parameters = _parse(dsn)
+
+    def conninfo(self) -> str:
+        """Return what libpq needs to connect, the password included."""
+        from psycopg.conninfo import make_conninfo
+
+        return make_conninfo("", **_with_defaults(self._parameters))
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """Open a connection of its own, in autocommit."""
+        import psycopg
+
+        return psycopg.connect(self.conninfo(), autocommit=True)
+
+    async def connect_async(self) -> psycopg.AsyncConnection[Any]:
+        """Open an asynchronous connection of its own, in autocommit."""
+        import psycopg
+
+        return await psycopg.AsyncConnection.connect(self.conninfo(), autocommit=True)
+
+    def __str__(self) -> str:
+        """Say which database, without the password."""
+        parameters = self._parameters
+        host, port = (str(parameters.get(key) or "") for key in ("host", "port"))
+        where = ",".join(f"{h or 'local'}{':' + p if p else ''}" for h, p in _paired(host.split(","), port.split(",")))
+        user = f"{parameters['user']}@" if parameters.get("user") else ""
+        return f"postgresql://{user}{where}/{parameters.get('dbname') or ''}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self}>"
+
+
+class EngineTarget(Target):
+    """The database of a SQLAlchemy engine.
+
+    With the psycopg driver the engine itself makes the connections, so that its connect_args, creator and
+    events apply; they are made beside its pool, which a lock never draws on. With another driver, or when a
+    synchronous client is given an AsyncEngine, only the engine's URL is used.
+    """
+
+    def __init__(self, engine: Engine, is_async: bool) -> None:
+        from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+        if engine.dialect.name != "postgresql":
+            raise InvalidArgument(
+                f"The engine speaks to {engine.dialect.name}; dblock needs one for postgresql, "
+                "such as create_engine('postgresql+psycopg://…')."
+            )
+        dialect: Any = PGDialect_psycopg
+        _, parameters = dialect().create_connect_args(engine.url)
+        self._parameters = {key: value for key, value in parameters.items() if key != "context"}
+        self._pool: Any = None
+        if engine.dialect.driver in ("psycopg", "psycopg_async"):
+            # Same creator, same events, none of the application's connections.
+            self._pool = engine.pool.recreate()
+        self._is_async = is_async
+
+    def connect(self) -> psycopg.Connection[Any]:
+        if self._pool is None or self._is_async:
+            return super().connect()
+        connection: psycopg.Connection[Any] = _detached(self._pool)
+        connection.rollback()
+        connection.autocommit = True
+        connection.execute(_SPEAK_UTF8)
+        return connection
+
+    async def connect_async(self) -> psycopg.AsyncConnection[Any]:
+        if self._pool is None or not self._is_async:
+            return await super().connect_async()
+        from sqlalchemy.util import greenlet_spawn
+
+        connection: psycopg.AsyncConnection[Any] = await greenlet_spawn(_detached, self._pool)
+        await connection.rollback()
+        await connection.set_autocommit(True)
+        await connection.execute(_SPEAK_UTF8)
+        return connection
+
+
+class EmbeddedTarget(Target):
+    """The embedded Postgres of this user, started by the first connection and shared by all processes."""
+
+    embedded = True
+
+    def __init__(self) -> None:
+        self._dsn: str | None = None
+
+    def conninfo(self) -> str:
+        if self._dsn is None:
+            from dblock import embedded
+
+            self._dsn = embedded.start().url
+        return self._dsn
+
+    def __str__(self) -> str:
+        return "the embedded Postgres"
+
+
+def resolve(where: Where = None) -> Target:
+    """Make a target of whatever names a database, or raise InvalidArgument."""
+    if where is None:
+        dsn = os.environ.get(DSN_VARIABLE)
+        return Target(dsn) if dsn else EmbeddedTarget()
+    if isinstance(where, str):
+        return Target(where)
+    # Whoever has an engine at hand has imported SQLAlchemy; nobody else should pay for it.
+    if "sqlalchemy" in sys.modules:
+        from sqlalchemy import Engine
+
+        if isinstance(where, Engine):
+            return EngineTarget(where, is_async=False)
+        sync_engine = getattr(where, "sync_engine", None)
+        if isinstance(sync_engine, Engine):
+            return EngineTarget(sync_engine, is_async=True)
+    raise InvalidArgument(f"A database is named by a DSN, an Engine or an AsyncEngine; got {type(where).__name__}.")
+
+
+def _parse(dsn: str) -> dict[str, Any]:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    if not dsn.strip():
+        raise InvalidArgument("The DSN is empty. Give one like postgresql://user@host/database.")
+    try:
+        # SQLAlchemy's spelling names a driver too.
+        parameters = conninfo_to_dict(re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn))
+    except psycopg.Error:
+        # libpq quotes what it could not read, and that may be the password.
+        raise InvalidArgument(
+            "The DSN cannot be read (it is not shown here, for it may hold a password). "
+            "Give a URL like postgresql://user:password@host:5432/database, "
+            "or keywords like: host=localhost dbname=database."
+        ) from None
+    return dict(parameters)
+
+
+def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    defaults: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT,
+        "fallback_application_name": "dblock",
+    }
+    if "," in str(given.get("host") or given.get("hostaddr") or ""):
+        # Of several hosts only the one that takes writes can grant.
+        defaults["target_session_attrs"] = "read-write"
+    return defaults | given | {"client_encoding": "UTF8"}
+
+
+def _detached(pool: Any) -> Any:
+    fairy = pool.connect()
+    connection = fairy.driver_connection
+    fairy.detach()
+    return connection
+
+
+def _paired(hosts: list[str], ports: list[str]) -> list[tuple[str, str]]:
+    return [(host, ports[i] if len(ports) == len(hosts) else ports[0]) for i, host in enumerate(hosts)]

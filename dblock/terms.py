@@ -1,0 +1,125 @@
+"""What a lock may be asked for: the limits, checked before anything is sent.
+
+The database checks the same limits again, since other clients than this one call it. Here they
+are checked first so that bad input is answered at once, by its name, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from dblock.errors import InvalidArgument
+
+Seconds = float | int | timedelta
+"""A duration: seconds, or a timedelta."""
+
+NAME_BYTES = 512
+META_BYTES = 8192
+TTL_MIN = 0.1
+TTL_MAX = 86_400.0
+DEFAULT_TTL = 30.0
+
+_ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """One lock's name and the conditions under which it is asked for."""
+
+    name: str
+    ttl: float
+    timeout: float | None
+    meta: str | None
+    """The meta as JSON, ready to send."""
+    interval: str
+    """The ttl as Postgres reads it."""
+
+
+def terms(name: str, ttl: Seconds, timeout: Seconds | None, meta: Any) -> Terms:
+    """Check all four against their limits, or raise InvalidArgument naming the one that is off."""
+    name = check_name(name)
+    seconds = check_ttl(name, ttl)
+    return Terms(name, seconds, check_timeout(name, timeout), encode_meta(name, meta), interval(seconds))
+
+
+def interval(seconds: float) -> str:
+    """Return a duration as Postgres reads it."""
+    return f"{seconds:.6f} s"
+
+
+def check_name(name: str) -> str:
+    """Return the name if a lock may have it."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"A lock's name is text; got {type(name).__name__} {name!r}.")
+    if "\0" in name:
+        raise InvalidArgument(f"The name {_shown(name)} contains a NUL, which Postgres cannot store.")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"The name {_shown(name)} holds half of a surrogate pair; it is not text.") from None
+    if not 1 <= size <= NAME_BYTES:
+        raise InvalidArgument(f"A lock's name takes 1 to {NAME_BYTES} bytes of UTF-8; {_shown(name)} has {size}.")
+    return name
+
+
+def check_ttl(name: str, ttl: Seconds) -> float:
+    """Return the ttl in seconds if a lease may last that long."""
+    seconds = check_seconds(f"ttl of lock {_shown(name)}", ttl)
+    if not TTL_MIN <= seconds <= TTL_MAX:
+        raise InvalidArgument(
+            f"The ttl of lock {_shown(name)} is {seconds:g} s; it must lie between 0.1 s and 24 h (86400 s)."
+        )
+    return seconds
+
+
+def check_timeout(name: str, timeout: Seconds | None) -> float | None:
+    """Return the timeout in seconds; None waits for as long as it takes, 0 tries once."""
+    if timeout is None:
+        return None
+    seconds = check_seconds(f"timeout of lock {_shown(name)}", timeout)
+    if seconds < 0:
+        raise InvalidArgument(
+            f"The timeout of lock {_shown(name)} is {seconds:g} s; give 0 to try once, None to wait without end."
+        )
+    return None if seconds == math.inf else seconds
+
+
+def encode_meta(name: str, meta: Any) -> str | None:
+    """Return the meta as JSON that Postgres takes, or None when there is none."""
+    if meta is None:
+        return None
+    where = f"The meta of lock {_shown(name)}"
+    try:
+        text = json.dumps(meta, ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{where} holds half of a surrogate pair; it is not text.") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{where} is not JSON: {error}.") from None
+    if size > META_BYTES:
+        raise InvalidArgument(f"{where} takes at most {META_BYTES} bytes of JSON; this one has {size}.")
+    if _ESCAPED_NUL.search(text):
+        raise InvalidArgument(f"{where} contains a NUL, which Postgres cannot store.")
+    return text
+
+
+def check_seconds(what: str, value: Seconds) -> float:
+    """Return a duration in seconds, or raise InvalidArgument saying what should have been one."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise InvalidArgument(f"The {what} is seconds or a timedelta; got {type(value).__name__} {value!r}.")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _shown(name: str) -> str:
+    """The name as an error shows it: whole when short."""
+    return ascii(name) if len(name) <= 60 else f"{name[:57]!a}…"
