@@ -52,7 +52,9 @@ BEGIN
         END IF;
 
         SELECT l.token, l.attempt, l.expires_at,
-               extract(epoch FROM l.expires_at - clock_timestamp()) AS remaining
+               -- Subtracted as numbers: Postgres before 17 refuses to subtract from an infinite time.
+               extract(epoch FROM l.expires_at)::double precision
+               - extract(epoch FROM clock_timestamp())::double precision AS remaining
         INTO seen
         FROM distributed_locks AS l WHERE l.name = try_acquire.name;
         IF NOT FOUND THEN
