@@ -28,7 +28,8 @@ else:
 with context.begin_transaction():
     if connection is None:
         for statement in context.config.attributes["preamble"]:
-            context.execute(statement)
+            # A name in it may hold what SQLAlchemy takes for a parameter.
+            context.execute(statement.replace(":", "\\:"))
     context.run_migrations()
     if context.config.attributes["upgrading"]:
         for file in function_files():

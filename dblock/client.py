@@ -97,7 +97,11 @@ class Client(_ClientBase):
                 raise ClientClosed
             if self._runner is None:
                 runner = Runner(self._target, self._schema, self._pool_size, self._patience)
-                runner.open()
+                try:
+                    runner.open()
+                except BaseException:
+                    runner.close()
+                    raise
                 self._runner = runner
             return self._runner
 
@@ -154,7 +158,11 @@ class AsyncClient(_ClientBase):
                 raise ClientClosed
             if self._runner is None:
                 runner = AsyncRunner(self._target, self._schema, self._pool_size, self._patience)
-                await runner.open()
+                try:
+                    await runner.open()
+                except BaseException:
+                    await runner.close()
+                    raise
                 self._runner = runner
             return self._runner
 

@@ -63,6 +63,8 @@ class _LeaseBase:
         raise LeaseLost(self.name, self.token)
 
     def _releasing(self) -> Steps[bool]:
+        if self._released:
+            return False
         # Over from here on, whatever becomes of the call: who lets go may not go on writing.
         self._released = True
         return (yield from self._protocol.release(self._grant))

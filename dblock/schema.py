@@ -117,7 +117,7 @@ def uninstall(target: Target, schema: str = DEFAULT_SCHEMA) -> int:
         ).scalar_one()
         _migrate(connection, schema, "base")
         connection.exec_driver_sql(f"DROP TABLE {VERSION_TABLE}")
-        connection.exec_driver_sql(f"DROP SCHEMA {quoted(schema)}")
+        _run(connection, f"DROP SCHEMA {quoted(schema)}")
     return int(last)
 
 
@@ -202,8 +202,13 @@ def _transaction(target: Target, schema: str) -> Iterator[Connection]:
     with engine.begin() as connection:
         key = f"dblock schema {schema}"
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": key})
-        connection.exec_driver_sql(_search_path(schema))
+        _run(connection, _search_path(schema))
         yield connection
+
+
+def _run(connection: Connection, statement: str) -> None:
+    """Run a statement with a name in it, which may hold what the driver takes for a placeholder."""
+    connection.exec_driver_sql(statement.replace("%", "%%"))
 
 
 def _search_path(schema: str) -> str:
@@ -233,7 +238,7 @@ def _make_schema(connection: Connection, schema: str) -> None:
         {"schema": schema},
     ).one_or_none()
     if found is None:
-        connection.exec_driver_sql(f"CREATE SCHEMA {quoted(schema)}")
+        _run(connection, f"CREATE SCHEMA {quoted(schema)}")
     elif found[0] is not None:
         raise SchemaError(
             f"Schema {schema!r} already holds {found[0]!r}, which is not dblock's. "

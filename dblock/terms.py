@@ -112,7 +112,7 @@ def check_seconds(what: str, value: Seconds) -> float:
     """Return a duration in seconds, or raise InvalidArgument saying what should have been one."""
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # NaN is not itself
         raise InvalidArgument(f"The {what} is seconds or a timedelta; got {type(value).__name__} {value!r}.")
     try:
         return float(value)

@@ -57,7 +57,8 @@ def downgrade() -> None:
             routine regprocedure;
         BEGIN
             FOR routine IN
-                SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = current_schema()::regnamespace
+                SELECT p.oid FROM pg_proc AS p
+                WHERE p.pronamespace = quote_ident(current_schema())::regnamespace
             LOOP
                 EXECUTE format('DROP FUNCTION %s', routine);
             END LOOP;

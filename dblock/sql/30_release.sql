@@ -1,5 +1,8 @@
 -- Frees the lock only if this exact grant still holds it; false means that it was already lost.
 --
+-- A grant that was given back before is true again, until the lock is granted anew, so that a release
+-- whose answer was lost can be sent a second time.
+--
 -- With `durable => false` the transaction commits asynchronously: losing the release in a crash only
 -- keeps the lock until its deadline. The setting is the whole transaction's, so it is for a release
 -- that stands alone, never for one beside other work.
@@ -17,6 +20,9 @@ BEGIN
     UPDATE distributed_locks AS l
     SET expires_at = '-infinity', attempt = NULL, holder = NULL, meta = NULL
     WHERE l.name = release.name AND l.token = release.token AND l.expires_at > clock_timestamp();
-    RETURN FOUND;
+    RETURN FOUND OR EXISTS (
+        SELECT FROM distributed_locks AS l
+        WHERE l.name = release.name AND l.token = release.token AND l.expires_at = '-infinity'
+    );
 END
 $$;

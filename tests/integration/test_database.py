@@ -1,0 +1,276 @@
+"""What the database may do to a client, and what the client then does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+
+import psycopg
+import pytest
+from psycopg import conninfo, sql
+
+import dblock
+from dblock import schema, target
+from tests.support.facade import Clients
+from tests.support.proxy import Proxy
+
+
+async def test_a_database_without_the_schema_says_what_to_run(clients: Clients, bare_dsn: str) -> None:
+    with pytest.raises(dblock.SchemaMissing, match="no dblock in schema 'dblock' .* Run: dblock install$"):
+        await clients(bare_dsn).lock("a").try_acquire()
+
+
+async def test_another_schemas_name_is_in_the_advice(clients: Clients) -> None:
+    with pytest.raises(dblock.SchemaMissing, match="Run: dblock install --schema elsewhere$"):
+        await clients(schema="elsewhere").lock("a").try_acquire()
+
+
+@pytest.mark.parametrize(
+    ("revision", "error", "advice"),
+    [("0000", dblock.SchemaOutdated, "Run: dblock install$"), ("9999", dblock.SchemaTooNew, "pip install --upgrade")],
+)
+async def test_an_older_or_newer_schema_is_told_apart(
+    clients: Clients, owner: psycopg.Connection, revision: str, error: type[Exception], advice: str
+) -> None:
+    owner.execute("UPDATE installed_revision SET version_num = %s", [revision])
+    with pytest.raises(error, match=f"is at revision {revision}; .* needs {schema.REVISION}. .*{advice}"):
+        await clients().lock("a").try_acquire()
+
+
+async def test_no_database_is_an_error_at_once(clients: Clients) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    started = time.monotonic()
+    with pytest.raises(dblock.Unavailable, match="could not be asked"):
+        await clients(f"postgresql://u:hunter2@127.0.0.1:{port}/db").lock("a").try_acquire()
+    assert time.monotonic() - started < 4
+
+
+async def test_a_wrong_role_is_told_in_full_and_at_once(clients: Clients) -> None:
+    wrong = conninfo.make_conninfo(clients.dsn, user="no_such_role", password="hunter2")
+    with pytest.raises(dblock.Unavailable, match="no_such_role") as caught:
+        await clients(wrong).lock("a").try_acquire()
+    assert "hunter2" not in repr(caught.value)
+
+
+async def test_a_server_that_takes_no_writes_is_named(clients: Clients, owner: psycopg.Connection) -> None:
+    owner.execute(
+        sql.SQL("ALTER DATABASE {} SET default_transaction_read_only TO on").format(sql.Identifier(owner.info.dbname))
+    )
+    with pytest.raises(dblock.NotWritable, match="target_session_attrs=read-write"):
+        await clients().lock("a").try_acquire()
+
+
+async def test_terminated_backends_are_replaced_without_the_caller_noticing(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    client = clients()
+    leases = await asyncio.gather(*(client.lock(f"lock {n}").acquire() for n in range(8)))
+    owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'")
+    for lease in leases:
+        await lease.renew()
+        assert await lease.release()
+
+
+async def test_a_grant_whose_answer_was_lost_is_found_again(clients: Clients) -> None:
+    """The grant commits, the connection is cut before the answer arrives; asking again must not find a stranger."""
+    with Proxy(clients.dsn) as proxy:
+        client = clients(proxy.dsn)
+        await (await client.lock("warm").acquire()).release()
+        proxy.lose_answer_to(b"the lock in question")
+        lease = await client.lock("the lock in question").try_acquire()
+        assert proxy.lost == 1
+        assert lease is not None
+        assert (await clients().lock("the lock in question").holder()).token == lease.token
+        await client.close()
+
+
+async def test_a_release_whose_answer_was_lost_is_no_lost_lease(clients: Clients) -> None:
+    with Proxy(clients.dsn) as proxy:
+        client = clients(proxy.dsn)
+        async with client.lock("the lock in question"):
+            proxy.lose_answer_to(b"the lock in question")
+        assert proxy.lost == 1
+        assert await clients().lock("the lock in question").holder() is None
+        await client.close()
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_a_stricter_default_isolation_changes_nothing(
+    clients: Clients, owner: psycopg.Connection, isolation: str
+) -> None:
+    owner.execute(
+        sql.SQL("ALTER DATABASE {} SET default_transaction_isolation TO {}").format(
+            sql.Identifier(owner.info.dbname), sql.Literal(isolation)
+        )
+    )
+    inside = 0
+    tokens: list[int] = []
+
+    async def work(lock: dblock.AsyncLock) -> None:
+        nonlocal inside
+        for _ in range(10):
+            async with lock as lease:
+                inside += 1
+                assert inside == 1
+                tokens.append(lease.token)
+                await asyncio.sleep(0)
+                inside -= 1
+
+    await asyncio.gather(*(work(clients().lock("a", timeout=60)) for _ in range(6)))
+    assert len(tokens) == 60
+    assert tokens == sorted(set(tokens))
+
+
+async def test_odd_settings_of_the_session_change_nothing(clients: Clients, owner: psycopg.Connection) -> None:
+    database = sql.Identifier(owner.info.dbname)
+    for setting in ("datestyle TO 'German'", "intervalstyle TO 'sql_standard'", "timezone TO 'Asia/Kathmandu'"):
+        owner.execute(sql.SQL("ALTER DATABASE {} SET " + setting).format(database))  # type: ignore[arg-type]
+    client = clients()
+    lease = await client.lock("a", ttl=90).acquire()
+    holder = await client.lock("a").holder()
+    assert holder.expires_at == lease.expires_at
+    assert 80 < (lease.expires_at.timestamp() - time.time()) < 100
+
+
+async def test_an_application_role_can_lock_and_touch_no_table(clients: Clients, role: str) -> None:
+    app = conninfo.make_conninfo(clients.dsn, user=role, password="app")
+    with pytest.raises(dblock.AccessDenied, match="dblock grant ROLE"):
+        await clients(app).lock("a").try_acquire()
+
+    schema.grant(target.resolve(clients.dsn), role)
+
+    lock = clients(app).lock("a")
+    lease = await lock.try_acquire()
+    await lease.renew()
+    assert (await lock.holder()).token == lease.token
+    assert await lease.release()
+
+    with psycopg.connect(app, autocommit=True) as connection:
+        relations = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'dblock'::regnamespace AND relkind IN ('r', 'S')"
+        ).fetchall()
+        assert {name for (name,) in relations} == {"distributed_locks", "installed_revision", "token_sequence"}
+        for (name,) in relations:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(sql.SQL("SELECT * FROM dblock.{}").format(sql.Identifier(name)))
+        for statement in (
+            "DELETE FROM dblock.distributed_locks",
+            "UPDATE dblock.distributed_locks SET token = 1",
+            "SELECT nextval('dblock.token_sequence')",
+            "SELECT setval('dblock.token_sequence', 1)",
+            "CREATE TABLE dblock.mine ()",
+            "SELECT dblock.commit_durably()",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement.encode())
+
+
+def test_granting_to_a_role_that_is_not_there_says_so(dsn: str) -> None:
+    with pytest.raises(dblock.InvalidArgument, match="no role 'ghost'"):
+        schema.grant(target.resolve(dsn), "ghost")
+
+
+def test_granting_without_the_right_to_grant_says_so(dsn: str, role: str) -> None:
+    schema.grant(target.resolve(dsn), role)
+    app = target.resolve(conninfo.make_conninfo(dsn, user=role, password="app"))
+    with pytest.raises(dblock.AccessDenied):
+        schema.grant(app, "pg_monitor")
+
+
+def test_temporary_objects_cannot_stand_in_for_ours(dsn: str, role: str) -> None:
+    """A definer's rights are only as safe as the names it looks up."""
+    schema.grant(target.resolve(dsn), role)
+    with psycopg.connect(conninfo.make_conninfo(dsn, user=role, password="app"), autocommit=True) as app:
+        app.execute("CREATE TEMP TABLE distributed_locks (name text, token bigint, expires_at timestamptz)")
+        app.execute("SET search_path TO pg_temp, dblock")
+        app.execute("SELECT dblock.try_acquire('a')")
+        assert app.execute("SELECT count(*) FROM pg_temp.distributed_locks").fetchone() == (0,)
+
+
+async def test_a_pool_that_is_all_busy_is_an_error_that_says_so(clients: Clients, owner: psycopg.Connection) -> None:
+    client = clients(pool_size=1, patience=0.3)
+    await client.lock("warm").acquire()
+    with psycopg.connect(clients.dsn) as blocker:
+        blocker.execute("LOCK TABLE dblock.distributed_locks IN ACCESS EXCLUSIVE MODE")
+        stuck = asyncio.ensure_future(client.lock("a").try_acquire())
+        await asyncio.sleep(0)
+        while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
+            await asyncio.sleep(0.01)
+        with pytest.raises(dblock.Unavailable, match="All 1 connections .* busy for 0.3 s"):
+            await client.lock("b").try_acquire()
+        blocker.rollback()
+    assert await stuck
+
+
+async def test_a_statement_that_the_server_cancels_is_no_grant(clients: Clients, owner: psycopg.Connection) -> None:
+    database = sql.Identifier(owner.info.dbname)
+    owner.execute(sql.SQL("ALTER DATABASE {} SET lock_timeout TO '100ms'").format(database))
+    with psycopg.connect(clients.dsn) as blocker:
+        blocker.execute("LOCK TABLE dblock.distributed_locks IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(dblock.DatabaseError, match="lock timeout"):
+            await clients().lock("a").try_acquire()
+    assert await clients().lock("a").try_acquire()
+
+
+async def test_held_locks_take_no_connection_and_no_transaction(clients: Clients, owner: psycopg.Connection) -> None:
+    client = clients(pool_size=2)
+    for n in range(50):
+        await client.lock(f"lock {n}").acquire()
+    sessions = owner.execute(
+        "SELECT state, xact_start FROM pg_stat_activity WHERE application_name = 'dblock' AND datname = %s",
+        [owner.info.dbname],
+    ).fetchall()
+    assert 1 <= len(sessions) <= 2
+    assert set(sessions) == {("idle", None)}
+
+
+def test_nothing_happens_before_the_first_call(dsn: str, owner: psycopg.Connection) -> None:
+    def connections() -> int:
+        row = owner.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = %s", [owner.info.dbname]).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    threads, before = threading.active_count(), connections()
+    with dblock.Client(dsn) as client:
+        lock = client.lock("a")
+        assert (threading.active_count(), connections()) == (threads, before)
+        lock.try_acquire()
+        assert (threading.active_count(), connections()) == (threads, before + 1)
+
+
+async def test_logging_is_quiet_and_never_shows_the_password(
+    clients: Clients, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema.grant(target.resolve(clients.dsn), role)
+    caplog.set_level(logging.DEBUG)
+    client = clients(conninfo.make_conninfo(clients.dsn, user=role, password="app-s3cret"))
+    try:
+        await client.lock("a").acquire()
+    except dblock.Unavailable as error:  # where the server asks for passwords, this one is wrong
+        assert "s3cret" not in repr(error)
+    assert "s3cret" not in caplog.text
+    assert "s3cret" not in repr(client)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_client_used_after_fork_opens_connections_of_its_own(dsn: str) -> None:
+    import os
+
+    with dblock.Client(dsn) as client:
+        mine = client.lock("a").acquire()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                lease = client.lock("b").try_acquire()
+                code = 0 if lease is not None and client.lock("a").try_acquire() is None else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        mine.renew()
+        assert mine.release()

@@ -1,0 +1,259 @@
+"""Each case runs on both kinds of client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import dblock
+from tests.support.facade import Clients
+
+
+async def test_a_free_lock_is_granted_with_a_token(clients: Clients) -> None:
+    lease = await clients().lock("a").try_acquire()
+    assert lease.name == "a"
+    assert lease.token == 1
+    assert 29 < lease.remaining() <= 30
+
+
+async def test_a_held_lock_is_refused_to_everybody(clients: Clients) -> None:
+    first, second = clients(), clients()
+    assert await first.lock("a").try_acquire()
+    assert await second.lock("a").try_acquire() is None
+    assert await first.lock("a").try_acquire() is None
+    assert await second.lock("b").try_acquire()
+
+
+async def test_tokens_rise_with_every_grant_of_a_lock(clients: Clients) -> None:
+    lock = clients().lock("a")
+    tokens = []
+    for _ in range(5):
+        lease = await lock.acquire()
+        tokens.append(lease.token)
+        await lease.release()
+    assert tokens == sorted(set(tokens))
+
+
+async def test_release_frees_the_lock_once(clients: Clients) -> None:
+    client = clients()
+    lease = await client.lock("a").acquire()
+    assert await lease.release() is True
+    assert await lease.release() is False
+    assert lease.remaining() == 0
+    assert await client.lock("a").try_acquire()
+
+
+async def test_late_release_cannot_free_the_next_holder(clients: Clients) -> None:
+    client = clients()
+    late = await client.lock("a", ttl=0.1).acquire()
+    current = await clients().lock("a").acquire(timeout=5)
+    assert current.token > late.token
+    assert await late.release() is False
+    assert (await client.lock("a").holder()).token == current.token
+
+
+async def test_renew_extends_from_now(clients: Clients) -> None:
+    client = clients()
+    lease = await client.lock("a", ttl=2).acquire()
+    before = lease.expires_at
+    await lease.renew()
+    assert lease.expires_at > before
+    await lease.renew(ttl=timedelta(seconds=60))
+    assert 58 < lease.remaining() <= 60
+    assert 58 < (await client.lock("a").holder()).remaining <= 60
+
+
+async def test_renewal_never_revives_a_lease_that_ran_out(clients: Clients, owner: psycopg.Connection) -> None:
+    lease = await clients().lock("a", ttl=30).acquire()
+    owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+    with pytest.raises(dblock.LeaseLost) as caught:
+        await lease.renew()
+    assert (caught.value.name, caught.value.token) == ("a", lease.token)
+    assert lease.remaining() == 0
+    assert await clients().lock("a").holder() is None
+
+
+async def test_renewal_never_revives_a_superseded_lease(clients: Clients, owner: psycopg.Connection) -> None:
+    lease = await clients().lock("a").acquire()
+    owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+    successor = await clients().lock("a").acquire()
+    with pytest.raises(dblock.LeaseLost):
+        await lease.renew()
+    assert (await clients().lock("a").holder()).token == successor.token
+
+
+async def test_renewal_never_revives_a_released_lease(clients: Clients) -> None:
+    client = clients()
+    lease = await client.lock("a").acquire()
+    await lease.release()
+    with pytest.raises(dblock.LeaseLost):
+        await lease.renew()
+    assert await client.lock("a").holder() is None
+
+
+async def test_an_expired_lease_is_granted_to_the_next(clients: Clients) -> None:
+    lease = await clients().lock("a", ttl=0.2).acquire()
+    successor = await clients().lock("a").acquire(timeout=5)
+    assert successor.token > lease.token
+
+
+async def test_acquire_waits_until_the_lock_is_released(clients: Clients) -> None:
+    holder = await clients().lock("a").acquire()
+    waiting = asyncio.ensure_future(clients().lock("a").acquire(timeout=20))
+    done, _ = await asyncio.wait([waiting], timeout=0.2)
+    assert not done
+    await holder.release()
+    assert (await waiting).token > holder.token
+
+
+async def test_acquire_gives_up_after_its_timeout(clients: Clients) -> None:
+    await clients().lock("a").acquire()
+    started = time.monotonic()
+    with pytest.raises(dblock.LockTimeout, match="'a' was not acquired within 0.3 s") as caught:
+        await clients().lock("a", timeout=0.3).acquire()
+    assert 0.3 <= time.monotonic() - started < 2
+    assert caught.value.timeout == 0.3
+    assert isinstance(caught.value, TimeoutError)
+
+
+async def test_a_timeout_of_zero_is_a_try(clients: Clients) -> None:
+    lease = await clients().lock("a").acquire(timeout=0)
+    with pytest.raises(dblock.LockTimeout):
+        await clients().lock("a").acquire(timeout=0)
+    await lease.release()
+
+
+async def test_with_holds_for_the_body_and_releases_after_it(clients: Clients) -> None:
+    client = clients()
+    async with client.lock("a", ttl=30, timeout=5) as lease:
+        assert (await client.lock("a").holder()).token == lease.token
+    assert await client.lock("a").holder() is None
+
+
+async def test_with_releases_when_the_body_fails(clients: Clients) -> None:
+    client = clients()
+    with pytest.raises(ZeroDivisionError):
+        async with client.lock("a"):
+            raise ZeroDivisionError
+    assert await client.lock("a").holder() is None
+
+
+async def test_with_ends_in_lease_lost_when_the_lease_was_lost(clients: Clients, owner: psycopg.Connection) -> None:
+    with pytest.raises(dblock.LeaseLost):
+        async with clients().lock("a"):
+            owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+
+
+async def test_a_lost_lease_does_not_hide_what_the_body_raised(clients: Clients, owner: psycopg.Connection) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with clients().lock("a"):
+            owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+            raise ZeroDivisionError
+
+
+async def test_a_lease_released_in_the_body_is_not_lost(clients: Clients) -> None:
+    async with clients().lock("a") as lease:
+        assert await lease.release()
+
+
+async def test_a_lease_is_a_context_manager_too(clients: Clients) -> None:
+    client = clients()
+    async with await client.lock("a").acquire() as lease:
+        assert (await client.lock("a").holder()).token == lease.token
+    assert await client.lock("a").holder() is None
+
+
+async def test_each_body_under_a_shared_lock_releases_its_own_lease(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    """The first body outlives its lease; when it ends it must not release the second one's."""
+    shared = clients().lock("a", timeout=10)
+    inside = asyncio.Event()
+    ended = asyncio.Event()
+
+    async def first() -> None:
+        async with shared:
+            owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+            await inside.wait()
+
+    async def second() -> int:
+        async with shared as lease:
+            inside.set()
+            await ended.wait()
+            holder = await shared.holder()
+            assert holder is not None
+            assert holder.token == lease.token
+            return int(lease.token)
+
+    outliving, next_one = asyncio.ensure_future(first()), asyncio.ensure_future(second())
+    with pytest.raises(dblock.LeaseLost):
+        await outliving
+    ended.set()
+    assert await next_one == 2
+
+
+async def test_holder_tells_who_since_when_and_why(clients: Clients) -> None:
+    client = clients(holder="worker 7")
+    lock = client.lock("a", ttl=10, meta={"job": "close", "items": [1, 2.5, None, "ü"]})
+    assert await lock.holder() is None
+    lease = await lock.acquire()
+    holder = await clients().lock("a").holder()
+    assert holder.token == lease.token
+    assert holder.holder == "worker 7"
+    assert holder.meta == {"job": "close", "items": [1, 2.5, None, "ü"]}
+    assert holder.expires_at == lease.expires_at
+    assert holder.expires_at - holder.granted_at == timedelta(seconds=10)
+    assert 8 < holder.remaining <= 10
+
+
+@pytest.mark.parametrize("name", ["x", "ü" * 256, "a b'c\"d%s\\;--", "\n\t", "🔒", "x" * 512])
+async def test_any_text_is_a_name(clients: Clients, name: str) -> None:
+    client = clients()
+    lease = await client.lock(name).acquire()
+    assert lease.name == name
+    assert await client.lock(name).try_acquire() is None
+    assert await lease.release()
+
+
+@pytest.mark.parametrize("meta", [{}, [], 0, False, "", "text", {"big": "x" * 8000}, {"\\u0000": "not a NUL"}])
+async def test_any_json_is_a_meta(clients: Clients, meta: Any) -> None:
+    client = clients()
+    await client.lock("a", meta=meta).acquire()
+    assert (await client.lock("a").holder()).meta == meta
+
+
+async def test_names_that_look_alike_are_different_locks(clients: Clients) -> None:
+    client = clients()
+    for name in ("a", "A", "a ", "é", "e\u0301"):
+        assert await client.lock(name).try_acquire(), name
+
+
+async def test_a_hundred_acquirers_get_exactly_one_grant(clients: Clients) -> None:
+    locks = [clients().lock("a") for _ in range(5)]
+    tries = [lock.try_acquire() for lock in locks for _ in range(20)]
+    granted = [lease for lease in await asyncio.gather(*tries) if lease]
+    assert len(granted) == 1
+
+
+async def test_a_closed_client_says_so(clients: Clients) -> None:
+    client = clients()
+    lock = client.lock("a")
+    await client.close()
+    with pytest.raises(dblock.ClientClosed):
+        await lock.try_acquire()
+    used = clients()
+    await used.lock("a").acquire()
+    await used.close()
+    with pytest.raises(dblock.ClientClosed):
+        await used.lock("a").holder()
+
+
+async def test_more_callers_than_connections_wait_their_turn(clients: Clients) -> None:
+    client = clients(pool_size=2)
+    leases = await asyncio.gather(*(client.lock(f"lock {n}").acquire() for n in range(40)))
+    assert len({lease.token for lease in leases}) == 40

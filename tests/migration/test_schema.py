@@ -1,0 +1,246 @@
+"""Installing, upgrading, removing: whole or not at all, and any number at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from psycopg import conninfo, sql
+from sqlalchemy import create_engine
+
+import dblock
+from dblock import cli, schema, tables
+from dblock.target import resolve
+
+CATALOG = """
+    SELECT 'function', p.proname, pg_get_functiondef(p.oid), p.proacl::text FROM pg_proc AS p
+    WHERE p.pronamespace = 'dblock'::regnamespace
+    UNION ALL
+    SELECT c.relkind::text, c.relname, c.reloptions::text, '' FROM pg_class AS c
+    WHERE c.relnamespace = 'dblock'::regnamespace AND c.relkind <> 'i'
+    UNION ALL
+    SELECT 'index', c.relname, '', pg_get_indexdef(c.oid) FROM pg_class AS c
+    WHERE c.relnamespace = 'dblock'::regnamespace AND c.relkind = 'i'
+    UNION ALL
+    SELECT 'column', attrelid::regclass::text, attname, format_type(atttypid, atttypmod) FROM pg_attribute AS a
+    JOIN pg_class AS c ON c.oid = a.attrelid
+    WHERE c.relnamespace = 'dblock'::regnamespace AND attnum > 0 AND c.relkind = 'r'
+    ORDER BY 1, 2, 3
+"""
+
+
+def catalog(dsn: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(CATALOG.encode()).fetchall()
+
+
+def namespaces(dsn: str) -> set[str]:
+    with psycopg.connect(dsn) as connection:
+        return {name for (name,) in connection.execute("SELECT nspname FROM pg_namespace")}
+
+
+def test_the_needed_revision_is_the_newest_migration() -> None:
+    assert ScriptDirectory(str(schema.migrations())).get_current_head() == schema.REVISION
+
+
+def test_install_says_what_it_found(bare_dsn: str) -> None:
+    target = resolve(bare_dsn)
+    assert schema.status(target).state == "missing"
+    assert schema.install(target) is None
+    assert schema.status(target).state == "current"
+    assert schema.install(target) == schema.REVISION
+
+
+def test_uninstall_leaves_no_trace_and_tells_the_highest_token(bare_dsn: str) -> None:
+    target = resolve(bare_dsn)
+    before = namespaces(bare_dsn)
+    schema.install(target)
+    with dblock.Client(bare_dsn) as client:
+        for _ in range(3):
+            client.lock("a").acquire().release()
+    assert schema.uninstall(target) == 3
+    assert namespaces(bare_dsn) == before
+    with pytest.raises(dblock.SchemaMissing):
+        schema.uninstall(target)
+    schema.install(target)
+    assert schema.uninstall(target) == 0
+
+
+def test_down_and_up_again_gives_the_same_schema(bare_dsn: str) -> None:
+    target = resolve(bare_dsn)
+    schema.install(target)
+    first = catalog(bare_dsn)
+    schema.uninstall(target)
+    schema.install(target)
+    assert catalog(bare_dsn) == first
+
+
+def test_the_printed_statements_make_the_same_schema(bare_dsn: str, dsn: str) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as dba:
+        dba.execute(schema.ddl().encode())
+    assert catalog(bare_dsn) == catalog(dsn)
+    assert schema.install(resolve(bare_dsn)) == schema.REVISION
+
+
+def test_twenty_installs_at_once_are_fine(bare_dsn: str) -> None:
+    with ThreadPoolExecutor(20) as threads:
+        found = list(threads.map(lambda _: schema.install(resolve(bare_dsn)), range(20)))
+    assert sorted(found, key=str) == [schema.REVISION] * 19 + [None]
+    with dblock.Client(bare_dsn) as client:
+        assert client.lock("a").try_acquire()
+
+
+def test_an_install_that_fails_leaves_nothing(bare_dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.sql"
+    broken.write_text("CREATE FUNCTION nonsense")
+    right = schema.function_files()
+    monkeypatch.setattr(schema, "function_files", lambda: [*right, broken])
+    before = namespaces(bare_dsn)
+    with pytest.raises(dblock.DatabaseError, match="syntax error"):
+        schema.install(resolve(bare_dsn))
+    assert namespaces(bare_dsn) == before
+
+
+@pytest.mark.parametrize("name", ["locks", "Quoted Name", 'with"quote', "ünïcode", "50%", "a:b%s"])
+def test_any_schema_name_works(bare_dsn: str, name: str) -> None:
+    target = resolve(bare_dsn)
+    schema.install(target, name)
+    assert name in namespaces(bare_dsn)
+    with dblock.Client(bare_dsn, schema=name) as client:
+        lease = client.lock("a").acquire()
+        lease.renew()
+        assert client.lock("a").holder()
+        assert lease.release()
+    schema.uninstall(target, name)
+    assert name not in namespaces(bare_dsn)
+    with psycopg.connect(bare_dsn, autocommit=True) as dba:
+        dba.execute(schema.ddl(name).encode())
+    assert schema.status(target, name).state == "current"
+
+
+def test_two_schemas_in_one_database_do_not_meet(bare_dsn: str) -> None:
+    for name in ("one", "two"):
+        schema.install(resolve(bare_dsn), name)
+    with dblock.Client(bare_dsn, schema="one") as one, dblock.Client(bare_dsn, schema="two") as two:
+        assert one.lock("a").try_acquire()
+        assert two.lock("a").try_acquire()
+
+
+def test_a_schema_with_something_else_in_it_is_refused(bare_dsn: str) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as owner:
+        owner.execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int)")
+    with pytest.raises(dblock.SchemaError, match="already holds 'orders'.*--schema"):
+        schema.install(resolve(bare_dsn), "app")
+    assert schema.status(resolve(bare_dsn), "app").state == "missing"
+
+
+def test_an_empty_schema_made_by_a_dba_is_used(bare_dsn: str, role: str) -> None:
+    """The installing role then needs no right to create schemas."""
+    with psycopg.connect(bare_dsn, autocommit=True) as dba:
+        dba.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))
+    as_role = resolve(conninfo.make_conninfo(bare_dsn, user=role, password="app"))
+    schema.install(as_role)
+    assert schema.status(as_role).state == "current"
+
+
+def test_uninstall_refuses_to_take_a_strangers_view_with_it(dsn: str, owner: psycopg.Connection) -> None:
+    owner.execute("CREATE VIEW public.held AS SELECT name FROM dblock.distributed_locks")
+    with pytest.raises(dblock.DatabaseError, match="other objects depend on it"):
+        schema.uninstall(resolve(dsn))
+    assert schema.status(resolve(dsn)).state == "current"
+
+
+def test_a_newer_schema_is_left_alone(dsn: str, owner: psycopg.Connection) -> None:
+    owner.execute("UPDATE installed_revision SET version_num = '9999'")
+    for change in (schema.install, schema.uninstall):
+        with pytest.raises(dblock.SchemaTooNew):
+            change(resolve(dsn))
+    assert schema.status(resolve(dsn)).state == "too new"
+
+
+def test_a_role_without_the_right_to_install_is_told(bare_dsn: str, role: str) -> None:
+    with pytest.raises(dblock.AccessDenied, match="permission denied"):
+        schema.install(resolve(conninfo.make_conninfo(bare_dsn, user=role, password="app")))
+
+
+def test_the_applications_own_version_table_is_never_met(bare_dsn: str) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as application:
+        application.execute("CREATE TABLE alembic_version (version_num text); INSERT INTO alembic_version VALUES ('x')")
+        schema.install(resolve(bare_dsn))
+        assert application.execute("SELECT version_num FROM alembic_version").fetchall() == [("x",)]
+        schema.uninstall(resolve(bare_dsn))
+        assert application.execute("SELECT version_num FROM alembic_version").fetchall() == [("x",)]
+
+
+def test_the_metadata_describes_what_the_migrations_make(dsn: str) -> None:
+    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
+
+    def ours(name: str | None, kind: str, parents: object) -> bool:
+        return name == "dblock" if kind == "schema" else name != schema.VERSION_TABLE
+
+    options = {"include_schemas": True, "include_name": ours, "compare_type": True}
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, tables.metadata()) == []
+    engine.dispose()
+
+
+def test_every_function_is_ours_alone_until_granted(dsn: str, owner: psycopg.Connection) -> None:
+    open_to_all = owner.execute(
+        "SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = 'dblock'::regnamespace"
+        " AND EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) WHERE grantee = 0)"
+    ).fetchall()
+    assert open_to_all == []
+
+
+def test_every_definer_function_fixes_its_search_path(owner: psycopg.Connection) -> None:
+    unsafe = owner.execute(
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'dblock'::regnamespace AND prosecdef"
+        " AND NOT coalesce('search_path=dblock, pg_temp' = ANY(proconfig), false)"
+    ).fetchall()
+    assert unsafe == []
+    definers = owner.execute(
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'dblock'::regnamespace AND prosecdef"
+    ).fetchall()
+    assert {name for (name,) in definers} == set(schema.API)
+
+
+def test_the_command_line_installs_tells_and_removes(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    at = ["--dsn", bare_dsn]
+    assert cli.main(["status", *at]) == 1
+    assert "Run: dblock install" in capsys.readouterr().err
+    assert cli.main(["install", *at]) == 0
+    assert "Installed dblock in schema 'dblock'" in capsys.readouterr().out
+    assert cli.main(["install", *at]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert cli.main(["status", *at]) == 0
+    assert "current, revision 0001" in capsys.readouterr().out
+    assert cli.main(["grant", "ghost", *at]) == 1
+    assert "no role 'ghost'" in capsys.readouterr().err
+    assert cli.main(["uninstall", *at]) == 1
+    assert "--yes" in capsys.readouterr().err
+    assert cli.main(["uninstall", "--yes", *at]) == 0
+    assert "highest token it had handed out was 0" in capsys.readouterr().out
+
+
+def test_the_command_line_prints_statements_without_a_database(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["install", "--sql", "--schema", "locks"]) == 0
+    printed = capsys.readouterr().out
+    assert 'CREATE SCHEMA IF NOT EXISTS "locks"' in printed
+    assert "%%" not in printed
+
+
+def test_bad_input_to_the_command_line_is_an_error_and_no_traceback() -> None:
+    for arguments in (["install", "--dsn", "postgresql//u:hunter2@h"], ["status", "--dsn", "host=127.0.0.1 port=1"]):
+        done = subprocess.run([sys.executable, "-m", "dblock.cli", *arguments], capture_output=True, text=True)
+        assert done.returncode == 1
+        assert done.stderr.startswith("dblock: ")
+        assert "Traceback" not in done.stderr
+        assert "hunter2" not in done.stderr

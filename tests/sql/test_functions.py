@@ -1,0 +1,200 @@
+"""The functions as any language sees them: what they promise, held at the step where it could break."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from tests.support import mutants
+from tests.support.sessions import Sessions
+
+TRY = "SELECT granted, token FROM try_acquire(%s)"
+
+
+def one(connection: psycopg.Connection, statement: str, *args: Any) -> Any:
+    row = connection.execute(statement.encode(), args or None).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def test_try_acquire_tells_the_winner_and_the_loser_how_long(owner: psycopg.Connection) -> None:
+    won = owner.execute("SELECT * FROM try_acquire('a', '10 s')").fetchone()
+    lost = owner.execute("SELECT * FROM try_acquire('a', '60 s')").fetchone()
+    assert won is not None
+    assert lost is not None
+    assert (won[0], won[1], won[3]) == (True, 1, 10)
+    assert (lost[0], lost[1], lost[2]) == (False, None, won[2])
+    assert 8 < lost[3] <= 10
+
+
+def test_the_deadline_counts_from_the_clock_and_not_from_the_transactions_start(sessions: Sessions) -> None:
+    session = sessions.open()
+    session.do("BEGIN")
+    session.do("SELECT pg_sleep(0.3)")
+    (late,) = session.do("SELECT expires_at >= now() + interval '10.3 s' FROM try_acquire('a', '10 s')")
+    assert late
+    session.do("SELECT pg_sleep(0.3)")
+    (later,) = session.do("SELECT expires_at >= now() + interval '10.6 s' FROM renew('a', 1, '10 s')")
+    assert later
+    session.do("COMMIT")
+
+
+def test_a_lease_that_ran_out_within_a_transaction_is_over(sessions: Sessions) -> None:
+    """By the transaction's own time it would still run."""
+    session = sessions.open()
+    session.do("BEGIN")
+    session.do("SELECT * FROM try_acquire('a', '100 ms')")
+    session.do("SELECT pg_sleep(0.15)")
+    assert session.do("SELECT count(*) FROM renew('a', 1)") == (0,)
+    assert session.do("SELECT count(*) FROM holder('a')") == (0,)
+    assert session.do("SELECT release('a', 1)") == (False,)
+    assert session.do(TRY, "a") == (True, 2)
+
+
+def renewal_that_waited_past_its_deadline(sessions: Sessions) -> bool:
+    keeper, renewing = sessions.open(), sessions.open()
+    renewing.do("SELECT * FROM try_acquire('a', '500 ms')")
+    keeper.do("BEGIN")
+    keeper.do("SELECT 1 FROM distributed_locks WHERE name = 'a' FOR SHARE")
+    waiting = renewing.start("SELECT count(*) FROM renew('a', 1)")
+    renewing.wait_until_blocked()
+    keeper.do("SELECT pg_sleep(0.6)")
+    keeper.do("COMMIT")
+    return bool(waiting.result(20)[0])
+
+
+def test_a_renewal_that_had_to_wait_cannot_revive_a_lease_that_ran_out(sessions: Sessions) -> None:
+    assert not renewal_that_waited_past_its_deadline(sessions)
+
+
+def test_that_interleaving_catches_a_renewal_that_looks_before_it_waits(
+    sessions: Sessions, owner: psycopg.Connection
+) -> None:
+    held_first = mutants.altered("20_renew.sql", "FOR NO KEY UPDATE;", ";")
+    mutants.replace(owner, held_first)
+    assert renewal_that_waited_past_its_deadline(sessions)
+
+
+def test_renew_and_release_act_on_one_exact_grant(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT try_acquire('a'), try_acquire('b')")
+    for name, token in (("a", 2), ("b", 1), ("a", 0), ("a", -1), ("c", 1), ("a", 2**63 - 1)):
+        assert one(owner, "SELECT release(%s, %s)", name, token) is False
+        assert one(owner, "SELECT count(*) FROM renew(%s, %s)", name, token) == 0
+    assert one(owner, "SELECT count(*) FROM distributed_locks WHERE expires_at > clock_timestamp()") == 2
+
+
+def test_a_release_sent_twice_is_true_until_the_lock_is_granted_anew(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT try_acquire('a')")
+    assert one(owner, "SELECT release('a', 1)") is True
+    assert one(owner, "SELECT release('a', 1)") is True
+    assert one(owner, "SELECT token FROM try_acquire('a')") == 2
+    assert one(owner, "SELECT release('a', 1)") is False
+    assert one(owner, "SELECT token FROM holder('a')") == 2
+
+
+def test_releasing_a_lease_that_ran_out_is_false_though_nobody_took_it(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT try_acquire('a')")
+    owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+    assert one(owner, "SELECT release('a', 1)") is False
+
+
+def test_losing_takes_no_row_lock(sessions: Sessions) -> None:
+    """A loser's transaction stays open; the holder renews and releases all the same."""
+    holder, loser = sessions.open(), sessions.open()
+    holder.do("SET lock_timeout TO '2 s'")
+    _, token = holder.do(TRY, "a")
+    loser.do("BEGIN")
+    assert loser.do(TRY, "a") == (False, None)
+    assert holder.do("SELECT count(*) FROM renew('a', %s)", token) == (1,)
+    assert holder.do("SELECT release('a', %s)", token) == (True,)
+    loser.do("COMMIT")
+
+
+def test_an_attempt_sent_again_finds_its_own_grant(owner: psycopg.Connection) -> None:
+    mine, other = uuid.uuid4(), uuid.uuid4()
+    ask = "SELECT granted, token FROM try_acquire('a', '30 s', NULL, NULL, %s)"
+    assert owner.execute(ask, [mine]).fetchone() == (True, 1)
+    assert owner.execute(ask, [mine]).fetchone() == (True, 1)
+    assert owner.execute(ask, [other]).fetchone() == (False, None)
+    assert owner.execute(ask, [None]).fetchone() == (False, None)
+    owner.execute("SELECT release('a', 1)")
+    assert owner.execute(ask, [mine]).fetchone() == (True, 2)
+
+
+def test_two_without_an_attempt_are_not_taken_for_each_other(owner: psycopg.Connection) -> None:
+    assert owner.execute(TRY, ["a"]).fetchone() == (True, 1)
+    assert owner.execute(TRY, ["a"]).fetchone() == (False, None)
+
+
+@pytest.mark.parametrize("default", ["off", "local", "remote_write", "on", "remote_apply"])
+@pytest.mark.parametrize("call", ["try_acquire('a')", "renew('b', 1)"])
+def test_grants_and_renewals_commit_durably_whatever_the_default(
+    sessions: Sessions, owner: psycopg.Connection, default: str, call: str
+) -> None:
+    owner.execute("SELECT try_acquire('b')")
+    session = sessions.open()
+    session.do(f"SET synchronous_commit TO {default}")
+    session.do("BEGIN")
+    session.do(f"SELECT * FROM {call}")
+    assert session.do("SHOW synchronous_commit") == ("remote_apply" if default == "remote_apply" else "on",)
+    session.do("COMMIT")
+    assert session.do("SHOW synchronous_commit") == (default,)
+
+
+def test_a_release_leaves_the_callers_durability_alone_unless_told(sessions: Sessions) -> None:
+    session = sessions.open()
+    session.do("BEGIN")
+    session.do("SELECT release('a', 1)")
+    assert session.do("SHOW synchronous_commit") == ("on",)
+    session.do("SELECT release('a', 1, durable => false)")
+    assert session.do("SHOW synchronous_commit") == ("off",)
+    session.do("COMMIT")
+    assert session.do("SHOW synchronous_commit") == ("on",)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("try_acquire('')", "1 to 512 bytes; this one has 0"),
+        ("try_acquire(NULL)", "1 to 512 bytes"),
+        ("try_acquire(repeat('x', 513))", "this one has 513"),
+        ("try_acquire('a', '99 ms')", "ttl of lock 'a' is 00:00:00.099"),
+        ("try_acquire('a', '24:00:01')", "between 100 ms and 24 h"),
+        ("try_acquire('a', NULL)", "between 100 ms and 24 h"),
+        ("try_acquire('a', '-1 s')", "between 100 ms and 24 h"),
+        ("try_acquire('a', holder => repeat('x', 513))", "at most 512 bytes"),
+        ("try_acquire('a', meta => to_jsonb(repeat('x', 8192)))", "at most 8192 bytes of JSON; this one has 8194"),
+        ("renew('a', 1, '1 ms')", "between 100 ms and 24 h"),
+    ],
+)
+def test_the_database_refuses_what_lies_outside_the_limits(
+    owner: psycopg.Connection, call: str, message: str
+) -> None:
+    with pytest.raises(errors.InvalidParameterValue, match=message):
+        owner.execute(f"SELECT * FROM {call}".encode())
+    assert one(owner, "SELECT count(*) FROM distributed_locks") == 0
+
+
+def test_a_caller_who_does_not_say_who_it_is_is_described(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT try_acquire('a')")
+    described = one(owner, "SELECT holder FROM holder('a')")
+    assert str(owner.info.backend_pid) in described
+    assert owner.info.user in described
+
+
+def test_updates_of_a_hot_lock_stay_on_their_page(owner: psycopg.Connection) -> None:
+    """No index is touched, so all but the first few of these are heap-only."""
+    for _ in range(300):
+        owner.execute("SELECT release('a', (SELECT token FROM try_acquire('a')))")
+    owner.execute("SELECT pg_stat_force_next_flush()") if owner.info.server_version >= 150000 else None
+    updated, hot = owner.execute(
+        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'distributed_locks'"
+    ).fetchone() or (0, 0)
+    if owner.info.server_version >= 150000:
+        assert updated == 600
+    assert hot >= 0.95 * updated
+    assert one(owner, "SELECT pg_relation_size('distributed_locks') / 8192") <= 3

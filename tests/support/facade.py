@@ -1,0 +1,99 @@
+"""Both kinds of client behind one set of words, so that a case is written once.
+
+A case awaits everything that does I/O. With asynchronous clients that is what happens; with synchronous ones each
+call runs in a thread, one for each task of the test, as a program with that many threads would make it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import dblock
+
+_LOCAL = {"lock", "remaining"}
+"""Methods that do no I/O, and are plain functions of both kinds."""
+
+
+class Clients(Protocol):
+    """Makes clients of one kind, and closes them."""
+
+    dsn: str
+
+    def __call__(self, where: Any = None, **options: Any) -> Any: ...
+
+    async def close(self) -> None: ...
+
+
+class AsyncClients:
+    """Makes asynchronous clients."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self._made: list[dblock.AsyncClient] = []
+
+    def __call__(self, where: Any = None, **options: Any) -> Any:
+        client = dblock.AsyncClient(self.dsn if where is None else where, **options)
+        self._made.append(client)
+        return client
+
+    async def close(self) -> None:
+        for client in self._made:
+            await client.close()
+
+
+class SyncClients:
+    """Makes synchronous clients that are spoken to as if they were asynchronous."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self._made: list[dblock.Client] = []
+        self._threads: weakref.WeakKeyDictionary[Any, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
+
+    def __call__(self, where: Any = None, **options: Any) -> Any:
+        client = dblock.Client(self.dsn if where is None else where, **options)
+        self._made.append(client)
+        return _Awaited(client, self._run)
+
+    async def close(self) -> None:
+        for client in self._made:
+            client.close()
+        for thread in self._threads.values():
+            thread.shutdown()
+
+    async def _run(self, function: Any, *args: Any, **options: Any) -> Any:
+        thread = self._threads.setdefault(asyncio.current_task(), ThreadPoolExecutor(1))
+        return await asyncio.get_running_loop().run_in_executor(thread, lambda: function(*args, **options))
+
+
+class _Awaited:
+    def __init__(self, inner: Any, run: Any) -> None:
+        self._inner = inner
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._inner, name)
+        if not callable(attribute):
+            return attribute
+        if name in _LOCAL:
+            return lambda *args, **options: self._wrapped(attribute(*args, **options))
+
+        async def call(*args: Any, **options: Any) -> Any:
+            return self._wrapped(await self._run(attribute, *args, **options))
+
+        return call
+
+    async def __aenter__(self) -> Any:
+        return self._wrapped(await self._run(self._inner.__enter__))
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self._run(self._inner.__exit__, *error)
+
+    def _wrapped(self, value: Any) -> Any:
+        kinds = (dblock.Lock, dblock.Lease, dblock.Client)
+        return _Awaited(value, self._run) if isinstance(value, kinds) else value
+
+    def __repr__(self) -> str:
+        return repr(self._inner)

@@ -1,0 +1,45 @@
+"""Wrong versions of the functions, each broken in one way, to prove that the tests for a guarantee can fail."""
+
+from __future__ import annotations
+
+import psycopg
+
+from dblock.schema import function_files
+
+TOKEN_IN_VALUES = """
+CREATE OR REPLACE FUNCTION try_acquire(
+    name text, ttl interval DEFAULT '30 seconds', holder text DEFAULT NULL, meta jsonb DEFAULT NULL,
+    attempt uuid DEFAULT NULL,
+    OUT granted boolean, OUT token bigint, OUT expires_at timestamptz, OUT remaining double precision
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+    INSERT INTO distributed_locks AS l (name, token, holder, granted_at, expires_at)
+    VALUES (try_acquire.name, nextval('token_sequence'), try_acquire.holder,
+            clock_timestamp(), clock_timestamp() + try_acquire.ttl)
+    ON CONFLICT (name) DO UPDATE
+    SET token = excluded.token, holder = excluded.holder,
+        granted_at = excluded.granted_at, expires_at = excluded.expires_at
+    WHERE l.expires_at <= clock_timestamp()
+    RETURNING true, l.token, l.expires_at, extract(epoch FROM try_acquire.ttl)
+    INTO granted, token, expires_at, remaining;
+    granted := coalesce(granted, false);
+    remaining := coalesce(remaining, 0);
+END $$;
+"""
+
+
+def replace(owner: psycopg.Connection, body: str) -> None:
+    """Put a wrong version in the place of a right one, in this test's database."""
+    with owner.transaction():
+        owner.execute("SET LOCAL search_path TO dblock, pg_temp")
+        owner.execute(body.encode())
+
+
+def altered(file: str, right: str, wrong: str) -> str:
+    """Return a function's file with one thing changed; it must be there, or the proof would prove nothing."""
+    (path,) = (path for path in function_files() if path.name == file)
+    text = path.read_text()
+    assert right in text, f"{file} does not contain {right!r} any more: alter something that it does contain"
+    return text.replace(right, wrong)

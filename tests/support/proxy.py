@@ -1,0 +1,99 @@
+"""A network between client and server that can be cut at a chosen moment.
+
+The proxy passes bytes both ways. Told to lose the next answer, it lets the next request through, waits for the server's whole
+answer to it, and then cuts the connection instead of passing the answer on: the request was carried out, and
+the client cannot know. What happens to every connection after that is up to the test.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import TracebackType
+
+from psycopg import conninfo
+
+READY = b"Z\x00\x00\x00\x05I"
+"""ReadyForQuery, outside a transaction: the end of every answer."""
+
+
+class Proxy:
+    """Stands between clients and the server of a DSN; `dsn` leads through it."""
+
+    def __init__(self, dsn: str) -> None:
+        parameters = conninfo.conninfo_to_dict(dsn)
+        self._host, self._port = str(parameters["host"]), int(parameters.get("port") or 5432)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.dsn = conninfo.make_conninfo(
+            dsn, host="127.0.0.1", port=self._listener.getsockname()[1], sslmode="disable", gssencmode="disable"
+        )
+        self._trap: bytes | None = None
+        self.lost = 0
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose_answer_to(self, fragment: bytes) -> None:
+        """Cut the connection once the next request that contains this fragment has been answered."""
+        self._trap = fragment
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = self._connect()
+            self._sockets += [client, server]
+            armed = threading.Event()
+            threading.Thread(target=self._requests, args=(client, server, armed), daemon=True).start()
+            threading.Thread(target=self._answers, args=(client, server, armed), daemon=True).start()
+
+    def _connect(self) -> socket.socket:
+        if not self._host.startswith("/"):
+            return socket.create_connection((self._host, self._port))
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(f"{self._host}/.s.PGSQL.{self._port}")
+        return server
+
+    def _requests(self, client: socket.socket, server: socket.socket, armed: threading.Event) -> None:
+        try:
+            while data := client.recv(65536):
+                if self._trap is not None and self._trap in data:
+                    self._trap = None
+                    armed.set()
+                server.sendall(data)
+        except OSError:
+            pass
+        finally:
+            _close(server)
+
+    def _answers(self, client: socket.socket, server: socket.socket, armed: threading.Event) -> None:
+        try:
+            while data := server.recv(65536):
+                if armed.is_set() and data.endswith(READY):
+                    self.lost += 1
+                    return
+                if not armed.is_set():
+                    client.sendall(data)
+        except OSError:
+            pass
+        finally:
+            _close(client)
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        for opened in self._sockets:
+            _close(opened)
+
+
+def _close(opened: socket.socket) -> None:
+    try:
+        opened.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    opened.close()

@@ -1,0 +1,53 @@
+"""The servers that tests run on, and how they are started and stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from dblock.embedded import Server
+
+DEFAULT_IMAGE = "postgres:17"
+
+
+@contextmanager
+def running_server(which: str) -> Iterator[str]:
+    """Yield the DSN of the server that --postgres names."""
+    if which == "embedded":
+        # What survives a crash of the machine is not what these tests are about; those that are make their own.
+        with private_server({"fsync": "off"}) as server:
+            yield server.url
+    elif which == "container":
+        from testcontainers.community.postgres import PostgresContainer
+
+        image = os.environ.get("DBLOCK_TEST_IMAGE", DEFAULT_IMAGE)
+        with PostgresContainer(image, driver=None).with_command("postgres -c max_connections=200") as container:
+            yield container.get_connection_url()
+    else:
+        yield which
+
+
+@contextmanager
+def private_server(settings: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Yield an embedded server of our own, which goes when we do."""
+    folder = new_folder()
+    server = Server(folder, settings=settings, dies_with_us=True)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_folder() -> Path:
+    """Name a folder that does not exist yet, where the account of root's servers can reach it too.
+
+    pytest's own temporary folders are closed to every other account.
+    """
+    return Path(tempfile.gettempdir()) / f"dblock-test-{uuid.uuid4().hex[:12]}"

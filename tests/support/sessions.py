@@ -1,0 +1,115 @@
+"""Two sessions, interleaved: hold one at the step that matters, let the other go by, let the first go on.
+
+A session runs its statements in a thread of its own, so that a test can start one and go on while it is blocked.
+There are two ways to hold a session:
+
+- by a row lock or an uncommitted transaction of another session, which it runs into by itself;
+- at a gate: a trigger at which sessions of a given name stop until the gate is opened, in the middle of a function.
+
+Nothing here sleeps for luck: `wait_until_blocked` returns when Postgres itself says that the session waits.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import psycopg
+
+PATIENCE = 20.0
+
+
+class Session:
+    """One database session, with a thread of its own."""
+
+    def __init__(self, dsn: str, name: str, observer: psycopg.Connection) -> None:
+        self.connection = psycopg.connect(dsn, autocommit=True, application_name=name)
+        self.connection.execute("SET search_path TO dblock, public")
+        self._observer = observer
+        self._thread = ThreadPoolExecutor(1)
+
+    def start(self, statement: str, *args: Any) -> Future[Any]:
+        """Begin a statement and return at once; the result is its first row, if it has any."""
+        return self._thread.submit(self._run, statement, *args)
+
+    def do(self, statement: str, *args: Any) -> Any:
+        """Run a statement to its end and return its first row, if it has any."""
+        return self.start(statement, *args).result(PATIENCE)
+
+    def _run(self, statement: str, *args: Any) -> Any:
+        cursor = self.connection.execute(statement.encode(), args or None)
+        return cursor.fetchone() if cursor.description else None
+
+    def wait_until_blocked(self) -> None:
+        """Return as soon as this session waits for a lock of another."""
+        pid = self.connection.info.backend_pid
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            row = self._observer.execute("SELECT cardinality(pg_blocking_pids(%s))", [pid]).fetchone()
+            if row and row[0]:
+                return
+            time.sleep(0.005)
+        raise AssertionError("the session was expected to wait for another, and did not")
+
+    def close(self) -> None:
+        self.connection.cancel_safe()
+        self._thread.shutdown()
+        self.connection.close()
+
+
+class Gate:
+    """A trigger at which the sessions named `held` stop until the gate is opened."""
+
+    KEY = 4_711
+
+    def __init__(self, keeper: psycopg.Connection, table: str, event: str) -> None:
+        self._keeper = keeper
+        keeper.execute("SELECT pg_advisory_lock(%s)", [self.KEY])
+        keeper.execute(
+            f"""
+            CREATE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF current_setting('application_name') = 'held' THEN
+                    PERFORM pg_advisory_xact_lock_shared({self.KEY});
+                END IF;
+                RETURN NEW;
+            END $$;
+            CREATE TRIGGER gate BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION public.gate();
+            """.encode()
+        )
+
+    def open(self) -> None:
+        self._keeper.execute("SELECT pg_advisory_unlock(%s)", [self.KEY])
+
+
+class Sessions:
+    """Opens sessions on one database and closes them all."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._opened: list[Session] = []
+        self._observer = psycopg.connect(dsn, autocommit=True)
+        self._keeper = psycopg.connect(dsn, autocommit=True)
+
+    def open(self, name: str = "free") -> Session:
+        """Open a session; one named `held` stops at gates."""
+        session = Session(self._dsn, name, self._observer)
+        self._opened.append(session)
+        return session
+
+    def gate(self, event: str, table: str = "dblock.distributed_locks") -> Gate:
+        """Put a closed gate before every INSERT or UPDATE of a row."""
+        return Gate(self._keeper, table, event)
+
+    def __enter__(self) -> Sessions:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._keeper.close()
+        for session in self._opened:
+            session.close()
+        self._observer.close()
