@@ -184,12 +184,12 @@ class Server:
                 stale.unlink()
                 logger.warning("removed %s, left behind by a Postgres that was killed", stale)
 
-    def _wait_for_end(self, complaint: str) -> None:
+    def _wait_for_end(self, complaint: str, folder: Path | None = None) -> None:
         deadline = time.monotonic() + PATIENCE
         while True:
             if self._process is not None:
                 self._process.poll()
-            left = pids_working_in(self.data)
+            left = pids_working_in(folder or self.data)
             if not left:
                 return
             if time.monotonic() > deadline:
@@ -198,6 +198,8 @@ class Server:
 
     def _make_data(self, programs: Path, account: Account) -> None:
         for half in self.folder.glob("data.new-*"):
+            # Its starter is dead, or we would not be here; its initdb may not have noticed yet.
+            self._wait_for_end(f"An initdb is still at work in {half}.", half)
             shutil.rmtree(half)
             logger.warning("removed %s, which an interrupted start had left half made", half)
         if self.data.exists():
@@ -212,7 +214,7 @@ class Server:
         # Whoever gets through to the private socket may connect; a port, if one is opened, asks for a password.
         command = [str(programs / "initdb"), "-D", str(new), "-U", "postgres", "-E", "UTF8", "--no-locale"]
         command += ["--auth-local=trust", "--auth-host=scram-sha-256"]
-        made = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False, **account.initdb_options())
+        made = subprocess.run(command, capture_output=True, text=True, cwd=new, check=False, **account.initdb_options())
         if made.returncode != 0:
             shutil.rmtree(new, ignore_errors=True)
             raise EmbeddedError(f"initdb could not make {self.data}: {(made.stderr or made.stdout).strip()}")

@@ -171,9 +171,7 @@ def test_a_release_leaves_the_callers_durability_alone_unless_told(sessions: Ses
         ("renew('a', 1, '1 ms')", "between 100 ms and 24 h"),
     ],
 )
-def test_the_database_refuses_what_lies_outside_the_limits(
-    owner: psycopg.Connection, call: str, message: str
-) -> None:
+def test_the_database_refuses_what_lies_outside_the_limits(owner: psycopg.Connection, call: str, message: str) -> None:
     with pytest.raises(errors.InvalidParameterValue, match=message):
         owner.execute(f"SELECT * FROM {call}".encode())
     assert one(owner, "SELECT count(*) FROM distributed_locks") == 0

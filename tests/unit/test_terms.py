@@ -34,7 +34,9 @@ def test_a_name_outside_its_limits_is_refused_before_anything_is_sent(name: Any,
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("ttl", [0, 0.099, -1, TTL_MAX + 0.1, float("inf"), timedelta(days=2), pytest.param(10**400, id="huge")])
+@pytest.mark.parametrize(
+    "ttl", [0, 0.099, -1, TTL_MAX + 0.1, float("inf"), timedelta(days=2), pytest.param(10**400, id="huge")]
+)
 def test_a_ttl_outside_its_limits_is_refused(ttl: Any) -> None:
     with pytest.raises(dblock.InvalidArgument, match="ttl of lock 'a' is .* between 0.1 s and 24 h"):
         lock(ttl=ttl)

