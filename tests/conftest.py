@@ -20,7 +20,7 @@ from psycopg import conninfo, sql
 import dblock
 from dblock import schema, target
 from tests.support.facade import AsyncClients, Clients, SyncClients
-from tests.support.servers import running_server
+from tests.support.servers import private_server, running_server
 from tests.support.sessions import Sessions
 
 _numbers = itertools.count()
@@ -64,6 +64,20 @@ def dsn(server: str, template: str) -> Iterator[str]:
     """A database with the schema installed, for this test alone."""
     with _database(server, f"dblock_test_{os.getpid()}_{next(_numbers)}", template) as dsn:
         yield dsn
+
+
+@pytest.fixture
+def durable_dsn(request: pytest.FixtureRequest, server: str) -> Iterator[str]:
+    """A database with the schema installed, on a server that waits for its disk as a real one does.
+
+    Only then is a row held for as long as a commit takes, which is what makes contention worth testing.
+    """
+    if request.config.getoption("--postgres") == "embedded":
+        with private_server() as own:
+            schema.install(target.resolve(own.url))
+            yield own.url
+    else:
+        yield request.getfixturevalue("dsn")
 
 
 @pytest.fixture
