@@ -66,6 +66,9 @@ class ClientClosed(DblockError):
     def __init__(self) -> None:
         super().__init__("This client is closed. Make a new one to go on.")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), ()
+
 
 class DatabaseError(DblockError):
     """The database could not be asked, or refused to answer."""
@@ -83,6 +86,9 @@ class NotWritable(DatabaseError):
             "This server takes no writes: it is a standby, or set read-only. "
             "Name every host of the cluster in the DSN, with target_session_attrs=read-write."
         )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), ()
 
 
 class AccessDenied(DatabaseError):

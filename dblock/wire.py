@@ -16,6 +16,8 @@ from psycopg import errors, generators, pq
 
 from dblock.steps import Call, Row
 
+_FAILED = pq.ExecStatus.FATAL_ERROR
+
 
 class Wire:
     """A connection, and what has been prepared on it."""
@@ -41,20 +43,21 @@ class Wire:
             if name is None:
                 name = b"dblock_%d" % len(self._prepared)
                 pgconn.send_prepare(name, call.sql)
-                yield from self._result()
+                _checked((yield from generators.execute(pgconn)))
                 self._prepared[call.sql] = name
             pgconn.send_query_prepared(name, args)
         else:
             pgconn.send_query_params(call.sql, args)
-        result = yield from self._result()
+        result = _checked((yield from generators.execute(pgconn)))
         if result.ntuples == 0:
             return None
-        values = (result.get_value(0, column) for column in range(result.nfields))
-        return tuple(None if value is None else value.decode() for value in values)
+        values = [result.get_value(0, column) for column in range(result.nfields)]
+        return tuple([None if value is None else value.decode() for value in values])
 
-    def _result(self) -> Generator[Any, Any, pq.abc.PGresult]:
-        results = yield from generators.execute(self._pgconn)
-        result: pq.abc.PGresult = results[-1]
-        if result.status == pq.ExecStatus.FATAL_ERROR:
-            raise errors.error_from_result(result)
-        return result
+
+def _checked(results: list[pq.abc.PGresult]) -> pq.abc.PGresult:
+    """Return the result of one statement, or raise the error that it is."""
+    result = results[-1]
+    if result.status == _FAILED:
+        raise errors.error_from_result(result)
+    return result

@@ -149,4 +149,4 @@ class _database:
 
     def _run(self, statement: str, *names: str) -> None:
         with psycopg.connect(self._server, autocommit=True) as admin:
-            admin.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))  # type: ignore[arg-type]
+            admin.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))

@@ -129,7 +129,7 @@ async def test_a_stricter_default_isolation_changes_nothing(
 async def test_odd_settings_of_the_session_change_nothing(clients: Clients, owner: psycopg.Connection) -> None:
     database = sql.Identifier(owner.info.dbname)
     for setting in ("datestyle TO 'German'", "intervalstyle TO 'sql_standard'", "timezone TO 'Asia/Kathmandu'"):
-        owner.execute(sql.SQL("ALTER DATABASE {} SET " + setting).format(database))  # type: ignore[arg-type]
+        owner.execute(sql.SQL("ALTER DATABASE {} SET " + setting).format(database))
     client = clients()
     lease = await client.lock("a", ttl=90).acquire()
     holder = await client.lock("a").holder()

@@ -1,7 +1,7 @@
 """Sixteen processes on one name, with something deleting free rows at random: no token goes backwards.
 
-Whoever holds the lock appends its token to a log in shared memory, so the order of the log is the order of the grants, and
-a log that is short of an entry tells of two holders at once.
+Whoever holds the lock appends its token to a log in shared memory, so the order of the log is the order of the
+grants, and a log that is short of an entry tells of two holders at once.
 """
 
 from __future__ import annotations
@@ -75,9 +75,7 @@ def delete_free_rows(dsn: str, path: Path, grants: int) -> int:
     log, deleted = Log(path), 0
     with psycopg.connect(dsn, autocommit=True) as connection:
         while len(log) < grants:
-            cursor = connection.execute(
-                "DELETE FROM dblock.distributed_locks WHERE expires_at <= clock_timestamp()"
-            )
+            cursor = connection.execute("DELETE FROM dblock.distributed_locks WHERE expires_at <= clock_timestamp()")
             deleted += cursor.rowcount
             time.sleep(random.uniform(0, 0.003))
     return deleted
@@ -104,7 +102,9 @@ def backwards(tokens: list[int]) -> int:
     return count
 
 
-def test_twenty_thousand_grants_under_contention_and_deletion_are_in_token_order(durable_dsn: str, tmp_path: Path) -> None:
+def test_twenty_thousand_grants_under_contention_and_deletion_are_in_token_order(
+    durable_dsn: str, tmp_path: Path
+) -> None:
     tokens, had, deleted = run(durable_dsn, tmp_path / "log", GRANTS)
     print(f"{len(tokens)} grants, {backwards(tokens)} backwards, {deleted} rows deleted")
     assert len(tokens) == had == GRANTS

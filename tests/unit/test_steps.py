@@ -1,0 +1,151 @@
+"""The steps, driven by hand: no database, and a clock that stands still until told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dblock.steps import POLL_LONGEST, TRUST, Call, Protocol, Sleep
+from dblock.terms import Terms, terms
+
+GRANTED = ("t", "7", "1000.5", "30")
+HELD = ("f", None, "1000.5", "12.5")
+
+
+class Clock:
+    """A clock that only a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def protocol(clock: Clock) -> Protocol:
+    return Protocol("dblock", "me", clock, lambda low, high: high)
+
+
+@pytest.fixture
+def wanted() -> Terms:
+    return terms("a", 30, None, {"why": "test"})
+
+
+def finish(steps: Any, answer: Any) -> Any:
+    with pytest.raises(StopIteration) as done:
+        steps.send(answer)
+    return done.value.value
+
+
+def test_a_try_is_one_call_that_carries_all_it_needs(protocol: Protocol, wanted: Terms) -> None:
+    steps = protocol.try_acquire(wanted)
+    call = next(steps)
+    assert isinstance(call, Call)
+    assert call.sql.endswith(b'FROM "dblock".try_acquire($1, $2, $3, $4, $5)')
+    name, interval, holder, meta, attempt = call.args
+    assert (name, interval, holder, meta) == ("a", "30.000000 s", "me", '{"why": "test"}')
+    assert attempt is not None
+    assert len(attempt) == 32
+    assert finish(steps, GRANTED).token == 7
+
+
+def test_no_two_tries_carry_the_same_attempt(protocol: Protocol, wanted: Terms) -> None:
+    attempts = [next(protocol.try_acquire(wanted)).args[-1] for _ in range(100)]  # type: ignore[union-attr]
+    assert len(set(attempts)) == 100
+
+
+def test_the_trust_window_counts_from_before_the_request(protocol: Protocol, wanted: Terms, clock: Clock) -> None:
+    steps = protocol.try_acquire(wanted)
+    next(steps)
+    clock.now += 10  # a slow reply
+    assert finish(steps, GRANTED).trusted_until == pytest.approx(100 + 30 * TRUST)
+
+
+def test_a_renewals_trust_window_counts_from_before_the_request(
+    protocol: Protocol, wanted: Terms, clock: Clock
+) -> None:
+    steps = protocol.try_acquire(wanted)
+    next(steps)
+    grant = finish(steps, GRANTED)
+    clock.now = 200
+    renewing = protocol.renew(grant, 60)
+    next(renewing)
+    clock.now += 10
+    assert finish(renewing, ("1060", "60")).trusted_until == pytest.approx(200 + 60 * TRUST)
+
+
+def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
+    protocol: Protocol, wanted: Terms, clock: Clock
+) -> None:
+    steps = protocol.try_acquire(wanted)
+    next(steps)
+    clock.now += 29.5
+    released = steps.send(GRANTED)
+    assert isinstance(released, Call)
+    assert b"release" in released.sql
+    assert released.args == ("a", "7")
+    assert finish(steps, ("t",)) is None
+
+
+def test_acquire_asks_again_under_the_same_attempt(protocol: Protocol, wanted: Terms) -> None:
+    steps = protocol.acquire(wanted, None)
+    first = next(steps)
+    assert isinstance(steps.send(HELD), Sleep)
+    second = steps.send(None)
+    assert first == second
+    assert finish(steps, GRANTED).token == 7
+
+
+def test_acquire_sleeps_longer_each_time_up_to_a_bound(protocol: Protocol, wanted: Terms) -> None:
+    steps = protocol.acquire(wanted, None)
+    next(steps)
+    slept = []
+    for _ in range(20):
+        sleep = steps.send(HELD)
+        assert isinstance(sleep, Sleep)
+        slept.append(sleep.seconds)
+        steps.send(None)
+    assert slept == sorted(slept)
+    assert slept[-1] == POLL_LONGEST
+
+
+def test_acquire_does_not_sleep_past_the_holders_deadline(protocol: Protocol, wanted: Terms) -> None:
+    steps = protocol.acquire(wanted, None)
+    next(steps)
+    for _ in range(20):
+        steps.send(HELD)
+        steps.send(None)
+    assert steps.send(("f", None, "1000.5", "0.05")) == Sleep(0.05)
+
+
+def test_acquire_does_not_sleep_past_its_timeout(protocol: Protocol, wanted: Terms, clock: Clock) -> None:
+    steps = protocol.acquire(wanted, 1.0)
+    next(steps)
+    clock.now += 0.996
+    sleep = steps.send(HELD)
+    assert isinstance(sleep, Sleep)
+    assert sleep.seconds == pytest.approx(0.004)
+    clock.now += 0.004
+    steps.send(None)
+    assert finish(steps, HELD) is None
+
+
+def test_a_timeout_of_zero_asks_once(protocol: Protocol, wanted: Terms) -> None:
+    steps = protocol.acquire(wanted, 0)
+    next(steps)
+    assert finish(steps, HELD) is None
+
+
+def test_a_retry_that_finds_its_own_grant_trusts_only_what_is_left_of_it(
+    protocol: Protocol, wanted: Terms, clock: Clock
+) -> None:
+    steps = protocol.try_acquire(wanted)
+    next(steps)
+    assert finish(steps, ("t", "7", "1000.5", "4")).trusted_until == pytest.approx(100 + 4 * TRUST)
