@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -102,6 +103,8 @@ class Client(_ClientBase):
                 except BaseException:
                     runner.close()
                     raise
+                # Also when nobody closes the client: it goes out of use, or the interpreter ends.
+                weakref.finalize(self, runner.close)
                 self._runner = runner
             return self._runner
 
@@ -136,7 +139,7 @@ class AsyncClient(_ClientBase):
         self._closed = True
         runner, self._runner = self._runner, None
         if runner:
-            await runner.close()
+            runner.close()
 
     async def _run(self, steps: Steps[T]) -> T:
         return await (await self._open()).run(steps)
@@ -161,8 +164,10 @@ class AsyncClient(_ClientBase):
                 try:
                     await runner.open()
                 except BaseException:
-                    await runner.close()
+                    runner.close()
                     raise
+                # Also when nobody closes the client: it goes out of use, or the interpreter ends.
+                weakref.finalize(self, runner.close)
                 self._runner = runner
             return self._runner
 

@@ -19,6 +19,9 @@ from dblock.wire import Wire
 IDLE_FOR = 60.0
 """Seconds after which a connection that a burst of calls had opened is closed again."""
 
+_parents: list[Wire] = []
+"""Connections of the process that this one was forked from, kept so that nothing closes them."""
+
 
 class _PoolBase:
     """What both pools count: connections at rest, and all that are open or being opened."""
@@ -35,9 +38,7 @@ class _PoolBase:
         """Take a connection at rest, or leave to open one; False when neither can be had."""
         if self._closed:
             raise ClientClosed
-        if self._process != os.getpid():
-            # We are the child of a fork. Those sockets are the parent's: left alone, and not closed either.
-            self._idle, self._open, self._process = [], 0, os.getpid()
+        self._leave_to_parent()
         if self._idle:
             return True, self._idle.pop()
         if self._open < self._size:
@@ -57,7 +58,14 @@ class _PoolBase:
             return self._idle.pop(0)
         return None
 
+    def _leave_to_parent(self) -> None:
+        """In the child of a fork, forget the parent's connections: they are left open, and never spoken over."""
+        if self._process != os.getpid():
+            _parents.extend(self._idle)
+            self._idle, self._open, self._process = [], 0, os.getpid()
+
     def _drain(self) -> list[Wire]:
+        self._leave_to_parent()
         idle, self._idle = self._idle, []
         self._open -= len(idle)
         return idle
@@ -103,7 +111,7 @@ class Pool(_PoolBase):
             surplus = self._give_now(wire)
             self._changed.notify()
         if surplus is not None:
-            surplus.connection.close()
+            surplus.close()
 
     def drop_idle(self) -> None:
         """Close the connections at rest, as when the server they led to has gone."""
@@ -111,9 +119,10 @@ class Pool(_PoolBase):
             wires = self._drain()
             self._changed.notify_all()
         for wire in wires:
-            wire.connection.close()
+            wire.close()
 
     def close(self) -> None:
+        """Close the connections at rest now, and those in use when they come back."""
         self._closed = True
         self.drop_idle()
 
@@ -142,25 +151,26 @@ class AsyncPool(_PoolBase):
             self._notify()
             raise
 
-    async def give(self, wire: Wire) -> None:
+    def give(self, wire: Wire) -> None:
         """Return what was borrowed; a connection that is not fit for another call is closed."""
         surplus = self._give_now(wire)
         self._notify()
         if surplus is not None:
-            await surplus.connection.close()
+            surplus.close()
 
-    async def drop_idle(self) -> None:
+    def drop_idle(self) -> None:
         """Close the connections at rest, as when the server they led to has gone."""
         wires = self._drain()
         for wire in wires:
             self._notify()
-            await wire.connection.close()
+            wire.close()
 
-    async def close(self) -> None:
+    def close(self) -> None:
+        """Close the connections at rest now, and those in use when they come back."""
         self._closed = True
         while self._waiting:
             self._notify()
-        await self.drop_idle()
+        self.drop_idle()
 
     async def _wait(self, seconds: float) -> None:
         turn = asyncio.get_running_loop().create_future()

@@ -158,8 +158,8 @@ class AsyncRunner(_Base):
                 raise
             await asyncio.to_thread(schemas.install, self.target, self.schema)
 
-    async def close(self) -> None:
-        await self._pool.close()
+    def close(self) -> None:
+        self._pool.close()
 
     async def run(self, steps: Steps[T]) -> T:
         """Perform every step and return the result."""
@@ -191,10 +191,10 @@ class AsyncRunner(_Base):
                     row: Row | None = await wire.connection.wait(wire.exchange(call))
                     return row
                 finally:
-                    await self._pool.give(wire)
+                    self._pool.give(wire)
             except psycopg.Error as error:
                 if trouble.raise_or_retry(error):
-                    await self._pool.drop_idle()
+                    self._pool.drop_idle()
 
     async def _connect(self) -> Wire:
         connection = await self.target.connect_async()
