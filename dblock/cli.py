@@ -167,8 +167,10 @@ def _demo(options: argparse.Namespace) -> int:
         print(f"Two workers and one lock, on {target}:\n")
         demo.tell_story(target, options.schema, lambda line: print(line, flush=True))
     finally:
-        if ours:
-            embedded.stop()
+        # What was started for the story ends with it, unless somebody has come to use it meanwhile.
+        server = embedded.status() if ours else None
+        if server is not None and not server.in_use():
+            server.stop()
     return 0
 
 

@@ -77,7 +77,7 @@ class Client(_ClientBase):
         The lease lasts for `ttl` unless renewed. `timeout` bounds the wait of `acquire` and `with`: None waits
         without end, 0 tries once. `meta` is any JSON that others should see beside the holder.
         """
-        return Lock(self, terms(name, ttl, timeout, meta))
+        return Lock(self._run, self._protocol, terms(name, ttl, timeout, meta))
 
     def close(self) -> None:
         """Close the connections. A lease that is still held stays so until its deadline."""
@@ -132,7 +132,7 @@ class AsyncClient(_ClientBase):
         The lease lasts for `ttl` unless renewed. `timeout` bounds the wait of `acquire` and `async with`: None waits
         without end, 0 tries once. `meta` is any JSON that others should see beside the holder.
         """
-        return AsyncLock(self, terms(name, ttl, timeout, meta))
+        return AsyncLock(self._run, self._protocol, terms(name, ttl, timeout, meta))
 
     async def close(self) -> None:
         """Close the connections. A lease that is still held stays so until its deadline."""

@@ -10,14 +10,10 @@ from __future__ import annotations
 import time
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from dblock.errors import LeaseLost
-from dblock.steps import Grant, Protocol, Steps, moment
+from dblock.steps import Grant, Protocol, Run, RunAsync, Steps, moment
 from dblock.terms import Seconds, check_ttl
-
-if TYPE_CHECKING:
-    from dblock.client import AsyncClient, Client
 
 
 class _LeaseBase:
@@ -82,17 +78,17 @@ class _LeaseBase:
 class Lease(_LeaseBase):
     """A grant in hand; as a context manager it is released at the end."""
 
-    def __init__(self, client: Client, protocol: Protocol, grant: Grant, ttl: float) -> None:
+    def __init__(self, run: Run, protocol: Protocol, grant: Grant, ttl: float) -> None:
         super().__init__(protocol, grant, ttl)
-        self._client = client
+        self._run = run
 
     def renew(self, ttl: Seconds | None = None) -> None:
         """Extend the lease from now, by its ttl or a new one; raise LeaseLost when it is not held any more."""
-        self._client._run(self._renewing(ttl))
+        self._run(self._renewing(ttl))
 
     def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
-        return self._client._run(self._releasing())
+        return self._run(self._releasing())
 
     def __enter__(self) -> Lease:
         return self
@@ -108,17 +104,17 @@ class Lease(_LeaseBase):
 class AsyncLease(_LeaseBase):
     """A grant in hand; as an async context manager it is released at the end."""
 
-    def __init__(self, client: AsyncClient, protocol: Protocol, grant: Grant, ttl: float) -> None:
+    def __init__(self, run: RunAsync, protocol: Protocol, grant: Grant, ttl: float) -> None:
         super().__init__(protocol, grant, ttl)
-        self._client = client
+        self._run = run
 
     async def renew(self, ttl: Seconds | None = None) -> None:
         """Extend the lease from now, by its ttl or a new one; raise LeaseLost when it is not held any more."""
-        await self._client._run(self._renewing(ttl))
+        await self._run(self._renewing(ttl))
 
     async def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
-        return await self._client._run(self._releasing())
+        return await self._run(self._releasing())
 
     async def __aenter__(self) -> AsyncLease:
         return self

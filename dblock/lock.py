@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dblock.errors import LockTimeout
 from dblock.lease import AsyncLease, Lease
-from dblock.steps import Holder
+from dblock.steps import Holder, Protocol, Run, RunAsync
 from dblock.terms import Seconds, Terms, check_timeout
-
-if TYPE_CHECKING:
-    from dblock.client import AsyncClient, Client
 
 L = TypeVar("L", Lease, AsyncLease)
 
@@ -31,7 +28,8 @@ _OWN_TIMEOUT: Any = _OwnTimeout()
 class _LockBase(Generic[L]):
     """What both kinds of lock know."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, protocol: Protocol, terms: Terms) -> None:
+        self._protocol = protocol
         self._terms = terms
         # The lease of each `with` body under way, by the thread or task that runs it: two may run at once
         # when the first one's lease has run out, and each must release its own.
@@ -66,28 +64,26 @@ class _LockBase(Generic[L]):
 class Lock(_LockBase[Lease]):
     """A lock, for threads. Made by `Client.lock`."""
 
-    def __init__(self, client: Client, terms: Terms) -> None:
-        super().__init__(terms)
-        self._client = client
+    def __init__(self, run: Run, protocol: Protocol, terms: Terms) -> None:
+        super().__init__(protocol, terms)
+        self._run = run
 
     def try_acquire(self) -> Lease | None:
         """Take the lock if it is free at this moment; None when another holds it."""
-        protocol = self._client._protocol
-        grant = self._client._run(protocol.try_acquire(self._terms))
-        return Lease(self._client, protocol, grant, self._terms.ttl) if grant else None
+        grant = self._run(self._protocol.try_acquire(self._terms))
+        return Lease(self._run, self._protocol, grant, self._terms.ttl) if grant else None
 
     def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> Lease:
         """Wait for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
-        protocol = self._client._protocol
-        grant = self._client._run(protocol.acquire(self._terms, seconds))
+        grant = self._run(self._protocol.acquire(self._terms, seconds))
         if grant is None:
             raise LockTimeout(self.name, seconds or 0.0)
-        return Lease(self._client, protocol, grant, self._terms.ttl)
+        return Lease(self._run, self._protocol, grant, self._terms.ttl)
 
     def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
-        return self._client._run(self._client._protocol.holder(self.name))
+        return self._run(self._protocol.holder(self.name))
 
     def __enter__(self) -> Lease:
         return self._enter(threading.get_ident(), self.acquire())
@@ -101,28 +97,26 @@ class Lock(_LockBase[Lease]):
 class AsyncLock(_LockBase[AsyncLease]):
     """A lock, for asyncio. Made by `AsyncClient.lock`."""
 
-    def __init__(self, client: AsyncClient, terms: Terms) -> None:
-        super().__init__(terms)
-        self._client = client
+    def __init__(self, run: RunAsync, protocol: Protocol, terms: Terms) -> None:
+        super().__init__(protocol, terms)
+        self._run = run
 
     async def try_acquire(self) -> AsyncLease | None:
         """Take the lock if it is free at this moment; None when another holds it."""
-        protocol = self._client._protocol
-        grant = await self._client._run(protocol.try_acquire(self._terms))
-        return AsyncLease(self._client, protocol, grant, self._terms.ttl) if grant else None
+        grant = await self._run(self._protocol.try_acquire(self._terms))
+        return AsyncLease(self._run, self._protocol, grant, self._terms.ttl) if grant else None
 
     async def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> AsyncLease:
         """Wait for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
-        protocol = self._client._protocol
-        grant = await self._client._run(protocol.acquire(self._terms, seconds))
+        grant = await self._run(self._protocol.acquire(self._terms, seconds))
         if grant is None:
             raise LockTimeout(self.name, seconds or 0.0)
-        return AsyncLease(self._client, protocol, grant, self._terms.ttl)
+        return AsyncLease(self._run, self._protocol, grant, self._terms.ttl)
 
     async def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
-        return await self._client._run(self._client._protocol.holder(self.name))
+        return await self._run(self._protocol.holder(self.name))
 
     async def __aenter__(self) -> AsyncLease:
         return self._enter(_task(), await self.acquire())

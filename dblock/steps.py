@@ -15,7 +15,8 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Generator
+import typing
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeVar
@@ -46,6 +47,18 @@ class Sleep(NamedTuple):
 
 
 Steps = Generator["Call | Sleep", Any, T]
+
+
+class Run(typing.Protocol):
+    """Performs steps in the calling thread and returns their result."""
+
+    def __call__(self, steps: Steps[T], /) -> T: ...
+
+
+class RunAsync(typing.Protocol):
+    """Performs steps in the running event loop."""
+
+    def __call__(self, steps: Steps[T], /) -> Awaitable[T]: ...
 
 
 class Grant(NamedTuple):

@@ -95,6 +95,16 @@ class Server:
             return False
         return True
 
+    def in_use(self) -> bool:
+        """Tell whether anybody is connected at this moment."""
+        import psycopg
+
+        others = (
+            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        with psycopg.connect(self.url) as connection:
+            return connection.execute(others).fetchone() != (0,)
+
     def start(self) -> bool:
         """Start the server unless it runs; False means that it was running already."""
         self._make_folder()

@@ -30,8 +30,7 @@ LAYERS = [
     ["demo"],
     ["cli"],
 ]
-"""From the ground up: a module imports only from rows above its own, as this list reads. `client` opens `runner`
-at its first call; the types that point the other way are for the type checker alone."""
+"""From the ground up: a module imports only from rows above its own, as this list reads."""
 
 
 def test_the_public_names_are_these_and_no_more() -> None:
