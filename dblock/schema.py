@@ -85,8 +85,12 @@ def check_name(schema: str) -> str:
 
 
 def install(target: Target, schema: str = DEFAULT_SCHEMA) -> str | None:
-    """Bring the schema to this version's revision; return the revision it had before, None for none."""
-    check_name(schema)
+    """Bring the schema to this version's revision; return the revision it had before, None for none.
+
+    Where there is nothing to do, any role that may use the schema may call this, at every start of a program say.
+    """
+    if status(target, schema).revision == REVISION:
+        return REVISION
     with translated(schema), _transaction(target, schema) as connection:
         before = _revision(connection, schema)
         if before == REVISION:

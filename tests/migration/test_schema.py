@@ -58,6 +58,14 @@ def test_install_says_what_it_found(bare_dsn: str) -> None:
     assert schema.install(target) == schema.REVISION
 
 
+def test_where_there_is_nothing_to_do_an_application_may_install_too(dsn: str, role: str) -> None:
+    application = resolve(conninfo.make_conninfo(dsn, user=role, password="app"))
+    with pytest.raises(dblock.AccessDenied):
+        schema.install(application)
+    schema.grant(resolve(dsn), role)
+    assert schema.install(application) == schema.REVISION
+
+
 def test_uninstall_leaves_no_trace_and_tells_the_highest_token(bare_dsn: str) -> None:
     target = resolve(bare_dsn)
     before = namespaces(bare_dsn)
