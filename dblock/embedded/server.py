@@ -127,14 +127,14 @@ class Server:
             return False
         with self._alone():
             pid = self.pid
-            if pid is None or pid not in pids_working_in(self.data):
-                return False
-            os.kill(pid, how)
-            self._wait_for_end(f"The embedded Postgres (pid {pid}) was told to stop and did not.")
+            running = pid is not None and pid in pids_working_in(self.data)
+            if running and pid is not None:
+                os.kill(pid, how)
+                self._wait_for_end(f"The embedded Postgres (pid {pid}) was told to stop and did not.")
             if self._process is not None:
                 self._process.wait()
                 self._process = None
-        return True
+        return running
 
     def _make_folder(self) -> None:
         if self.folder.is_dir():

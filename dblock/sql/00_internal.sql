@@ -50,3 +50,16 @@ LANGUAGE sql STABLE
 AS $$
     SELECT format('%s@%s backend %s', session_user, coalesce(host(inet_client_addr()), 'local'), pg_backend_pid())
 $$;
+
+-- How far the tokens of this timeline lie above those of the first one.
+--
+-- A promotion or a point-in-time recovery may have lost tokens that a resource has already seen: the sequence
+-- went back, and by itself would hand them out again. Every such event begins a new timeline, with a higher number, and
+-- each timeline has a range of its own, 2^40 tokens above the one before. Nothing has to notice the change, so
+-- nothing can come too late to notice it.
+CREATE OR REPLACE FUNCTION timeline_offset() RETURNS bigint
+LANGUAGE sql VOLATILE
+AS $$
+    -- The file's name begins with the timeline; any role may ask for it, and it is right from the moment of a promotion.
+    SELECT (('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint - 1) << 40
+$$;

@@ -39,7 +39,7 @@ BEGIN
         IF FOUND THEN
             moment := clock_timestamp();
             UPDATE distributed_locks AS l
-            SET token = nextval('token_sequence'),
+            SET token = nextval('token_sequence') + timeline_offset(),
                 attempt = try_acquire.attempt,
                 holder = coalesce(try_acquire.holder, describe_session()),
                 meta = try_acquire.meta,

@@ -1,0 +1,94 @@
+"""Tokens across a failover that loses some: none repeats, none falls.
+
+The standby is asynchronous and cut off before the last tokens are granted, so after its promotion its sequence stands
+where it stood then. By itself it would hand out again what a resource has already seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+import dblock
+from dblock import schema
+from dblock.embedded import Server
+from dblock.target import resolve
+from tests.support import mutants
+from tests.support.servers import private_server
+from tests.support.standby import kill, promote, standby_of, wait_until_caught_up
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def primary(request: pytest.FixtureRequest) -> Iterator[Server]:
+    if request.config.getoption("--postgres") != "embedded":
+        pytest.skip("makes a standby from the embedded binaries")
+    with private_server() as server:
+        schema.install(resolve(server.url))
+        yield server
+
+
+def grant(server: Server, times: int) -> list[int]:
+    tokens = []
+    with dblock.Client(server.url) as client:
+        # Short, because the failover may lose the last release, which keeps the lock until its deadline.
+        lock = client.lock("a", ttl=1)
+        for _ in range(times):
+            with lock as lease:
+                tokens.append(lease.token)
+    return tokens
+
+
+def tokens_across_a_failover(primary: Server) -> list[int]:
+    """Grant tokens, lose the last hundred of them in a failover, and grant more."""
+    with standby_of(primary) as standby:
+        tokens = grant(primary, 20)
+        wait_until_caught_up(primary, standby)
+        standby.stop()
+        tokens += grant(primary, 100)
+        kill(primary)
+        standby.start()
+        promote(standby)
+        return tokens + grant(standby, 20)
+
+
+def test_no_token_repeats_or_falls_after_a_failover_that_lost_some(primary: Server) -> None:
+    tokens = tokens_across_a_failover(primary)
+    assert len(tokens) == 140
+    assert tokens == sorted(set(tokens))
+
+
+def test_that_failover_catches_tokens_that_do_not_mind_the_timeline(primary: Server) -> None:
+    with psycopg.connect(primary.url, autocommit=True) as owner:
+        mutants.replace(owner, mutants.altered("10_try_acquire.sql", " + timeline_offset()", ""))
+    tokens = tokens_across_a_failover(primary)
+    assert tokens[120] < tokens[119]
+
+
+def test_a_standby_grants_nothing_and_says_what_to_do(primary: Server) -> None:
+    with standby_of(primary) as standby:
+        wait_until_caught_up(primary, standby)
+        with dblock.Client(standby.url) as client:
+            for lock in (client.lock("a"), client.lock("never seen")):
+                with pytest.raises(dblock.NotWritable, match="standby"):
+                    lock.try_acquire()
+        assert schema.status(resolve(standby.url)).standby
+
+
+def test_a_second_promotion_goes_further_still(primary: Server) -> None:
+    tokens = grant(primary, 3)
+    with standby_of(primary) as second:
+        wait_until_caught_up(primary, second)
+        kill(primary)
+        promote(second)
+        tokens += grant(second, 3)
+        with standby_of(second) as third:
+            wait_until_caught_up(second, third)
+            kill(second)
+            promote(third)
+            tokens += grant(third, 3)
+    assert tokens == sorted(set(tokens))
+    assert [token >> 40 for token in tokens] == [0, 0, 0, 1, 1, 1, 2, 2, 2]

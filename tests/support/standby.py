@@ -1,0 +1,72 @@
+"""A standby of an embedded server, made by pg_basebackup from the same binaries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from dblock.embedded import Server
+from dblock.embedded.account import account_for
+from dblock.embedded.binaries import find
+from tests.support.servers import new_folder
+
+PATIENCE = 30.0
+
+
+@contextmanager
+def standby_of(primary: Server) -> Iterator[Server]:
+    """Yield a running standby that follows the primary; it goes when we do."""
+    account = account_for(primary.data)
+    folder = new_folder()
+    folder.mkdir(mode=0o711)
+    data = folder / "data"
+    data.mkdir(mode=0o700)
+    account.own(data)
+    command = [find(primary.folder, account) / "pg_basebackup", "--dbname", primary.url, "--pgdata", data]
+    subprocess.run(
+        [*command, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"],
+        check=True,
+        capture_output=True,
+        cwd="/",
+        **account.popen_options(),
+    )
+    standby = Server(folder, dies_with_us=True)
+    try:
+        standby.start()
+        yield standby
+    finally:
+        standby.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until_caught_up(primary: Server, standby: Server) -> None:
+    """Return as soon as the standby has replayed all that the primary has written until now."""
+    with psycopg.connect(primary.url, autocommit=True) as leading, psycopg.connect(standby.url) as following:
+        row = leading.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
+        assert row is not None
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            done = following.execute("SELECT pg_last_wal_replay_lsn() >= %s", row).fetchone()
+            following.rollback()
+            if done == (True,):
+                return
+            time.sleep(0.01)
+    raise AssertionError("the standby did not catch up")
+
+
+def promote(standby: Server) -> None:
+    """Make the standby a primary, and return once it takes writes."""
+    with psycopg.connect(standby.url, autocommit=True) as connection:
+        assert connection.execute("SELECT pg_promote()").fetchone() == (True,)
+
+
+def kill(server: Server) -> None:
+    """End a server as a power failure would."""
+    assert server.pid is not None
+    os.kill(server.pid, 9)
