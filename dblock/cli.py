@@ -72,6 +72,17 @@ def _parser() -> argparse.ArgumentParser:
     grant.add_argument("role", metavar="ROLE")
     add("demo", _demo, "two worker processes contend for one lock and hand it over")
 
+    token = commands.add_parser("token", help="the token sequence: look at it, raise it")
+    tokens = token.add_subparsers(metavar="ACTION", required=True)
+    summary = "tell the highest token that was handed out"
+    tokens.add_parser("show", parents=[database], help=summary, description=summary).set_defaults(command=_token_show)
+    summary = "make every token from now on higher than a number, as after a restore; never lowers them"
+    raising = tokens.add_parser("raise", parents=[database], help=summary, description=summary)
+    raising.add_argument(
+        "--above", type=int, required=True, metavar="N", help="the highest token any resource has seen"
+    )
+    raising.set_defaults(command=_token_raise)
+
     embedded = commands.add_parser("embedded", help="the embedded Postgres of this user")
     actions = embedded.add_subparsers(metavar="ACTION", required=True)
     for name, run, summary in (
@@ -131,7 +142,8 @@ def _uninstall(options: argparse.Namespace) -> int:
     last = schema.uninstall(target, options.schema)
     print(f"Removed schema {options.schema!r} from {target}. The highest token it had handed out was {last}.")
     if last:
-        print("A new install counts from 1 again: resources that remember tokens will refuse it until it is past that.")
+        again = f"dblock install && dblock token raise --above {last}"
+        print(f"Resources may remember it. To go on above it after a new install: {again}")
     return 0
 
 
@@ -153,6 +165,23 @@ def _grant(options: argparse.Namespace) -> int:
     target = _target(options)
     schema.grant(target, options.role, options.schema)
     print(f"Role {options.role!r} may now lock and unlock in schema {options.schema!r} of {target}.")
+    return 0
+
+
+def _token_show(options: argparse.Namespace) -> int:
+    from dblock import tokens
+
+    found = tokens.show(_target(options), options.schema)
+    print(f"highest   {found.highest or 'none was handed out yet'}")
+    print(f"timeline  {found.timeline}")
+    return 0
+
+
+def _token_raise(options: argparse.Namespace) -> int:
+    from dblock import tokens
+
+    least = tokens.raise_above(_target(options), options.above, options.schema)
+    print(f"The next token will be {least} or higher.")
     return 0
 
 

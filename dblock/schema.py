@@ -106,8 +106,7 @@ def install(target: Target, schema: str = DEFAULT_SCHEMA) -> str | None:
 def uninstall(target: Target, schema: str = DEFAULT_SCHEMA) -> int:
     """Remove the schema and all that is in it; return the highest token it had handed out.
 
-    The next install starts from 1 again. A resource that remembers tokens refuses those until they pass
-    the number returned here.
+    A later install counts from 1 again. Where resources remember tokens, raise them above the number returned here.
     """
     check_name(schema)
     with translated(schema), _transaction(target, schema) as connection:
@@ -116,9 +115,7 @@ def uninstall(target: Target, schema: str = DEFAULT_SCHEMA) -> int:
             raise SchemaMissing(schema)
         if revision > REVISION:
             raise SchemaTooNew(schema, revision, REVISION)
-        last = connection.exec_driver_sql(
-            "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM token_sequence"
-        ).scalar_one()
+        last = connection.exec_driver_sql("SELECT highest FROM show_tokens()").scalar_one()
         _migrate(connection, schema, "base")
         connection.exec_driver_sql(f"DROP TABLE {VERSION_TABLE}")
         _run(connection, f"DROP SCHEMA {quoted(schema)}")

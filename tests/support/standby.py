@@ -28,9 +28,9 @@ def standby_of(primary: Server) -> Iterator[Server]:
     data = folder / "data"
     data.mkdir(mode=0o700)
     account.own(data)
-    command = [find(primary.folder, account) / "pg_basebackup", "--dbname", primary.url, "--pgdata", data]
+    program = find(primary.folder, account) / "pg_basebackup"
     subprocess.run(
-        [*command, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"],
+        [program, "--dbname", primary.url, "--pgdata", data, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"],
         check=True,
         capture_output=True,
         cwd="/",

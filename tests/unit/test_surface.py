@@ -21,7 +21,7 @@ LAYERS = [
     ["terms"],
     ["steps", "faults", "target", "embedded"],
     ["schema"],
-    ["wire", "tables"],
+    ["wire", "tables", "tokens"],
     ["pool"],
     ["runner"],
     ["lease"],
