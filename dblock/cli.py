@@ -70,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     add("status", _status, "tell what is installed; exit code 1 unless it fits this version")
     grant = add("grant", _grant, "let a role lock and unlock, and nothing else")
     grant.add_argument("role", metavar="ROLE")
+    reaper = add("reaper", _reaper, "delete the rows of locks that nobody has used for long")
+    reaper.add_argument("--once", action="store_true", help="do it once, and tell how many went")
+    reaper.add_argument("--idle", type=float, default=86_400, metavar="S", help="how long unused (default: a day)")
+    reaper.add_argument("--interval", type=float, default=3_600, metavar="S", help="between runs (default: an hour)")
     add("demo", _demo, "two worker processes contend for one lock and hand it over")
 
     token = commands.add_parser("token", help="the token sequence: look at it, raise it")
@@ -165,6 +169,21 @@ def _grant(options: argparse.Namespace) -> int:
     target = _target(options)
     schema.grant(target, options.role, options.schema)
     print(f"Role {options.role!r} may now lock and unlock in schema {options.schema!r} of {target}.")
+    return 0
+
+
+def _reaper(options: argparse.Namespace) -> int:
+    from dblock.reaper import Reaper
+
+    reaper = Reaper(_target(options), idle=options.idle, interval=options.interval, schema=options.schema)
+    if options.once:
+        print(f"Deleted the rows of {reaper.once()} idle locks.")
+        return 0
+    # A job that runs for days says what it does.
+    logging.getLogger("dblock").setLevel(logging.INFO)
+    for handler in logging.getLogger("dblock").handlers:
+        handler.setLevel(logging.INFO)
+    reaper.run()
     return 0
 
 

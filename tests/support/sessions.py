@@ -74,7 +74,7 @@ class Gate:
                 IF current_setting('application_name') = 'held' THEN
                     PERFORM pg_advisory_xact_lock_shared({self.KEY});
                 END IF;
-                RETURN NEW;
+                RETURN coalesce(NEW, OLD);
             END $$;
             CREATE TRIGGER gate BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION public.gate();
             """.encode()
@@ -100,7 +100,7 @@ class Sessions:
         return session
 
     def gate(self, event: str, table: str = "dblock.distributed_locks") -> Gate:
-        """Put a closed gate before every INSERT or UPDATE of a row."""
+        """Put a closed gate before every INSERT, UPDATE or DELETE of a row."""
         return Gate(self._keeper, table, event)
 
     def __enter__(self) -> Sessions:

@@ -21,7 +21,7 @@ LAYERS = [
     ["terms"],
     ["steps", "faults", "target", "embedded"],
     ["schema"],
-    ["wire", "tables", "tokens"],
+    ["wire", "tables", "tokens", "reaper"],
     ["pool"],
     ["runner"],
     ["lease"],

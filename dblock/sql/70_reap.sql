@@ -1,0 +1,29 @@
+-- Deletes locks that have been free since before `idle`, at most `batch` of them, and returns how many went.
+--
+-- Takes nothing that lives: a row is locked first and looked at again under the lock, and one that somebody else has
+-- locked (to grant it, say) is passed over. Lowers no token: the sequence goes on, whatever becomes of the rows. Any
+-- number may run at once. For the owner alone.
+CREATE OR REPLACE FUNCTION reap(idle interval DEFAULT '1 day', batch integer DEFAULT 1000) RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
+AS $$
+DECLARE
+    gone integer;
+BEGIN
+    IF idle IS NULL OR idle < '0 seconds' OR batch IS NULL OR batch < 1 THEN
+        RAISE EXCEPTION 'A reaper takes what was idle for 0 seconds or more, at least one row at a time; got % and %.',
+            idle, batch
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    DELETE FROM distributed_locks
+    WHERE name = ANY (ARRAY(
+        SELECT l.name FROM distributed_locks AS l
+        -- A released lock says when it was granted last, not when it was released; it is idle from then at the latest.
+        WHERE l.expires_at <= clock_timestamp() - idle
+          AND coalesce(l.granted_at, '-infinity') <= clock_timestamp() - idle
+        LIMIT batch
+        FOR UPDATE SKIP LOCKED
+    ));
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    RETURN gone;
+END
+$$;

@@ -1,0 +1,147 @@
+"""The reaper takes nothing that lives and never lowers a token."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import conninfo
+
+import dblock
+from dblock import cli, schema
+from dblock.reaper import Reaper
+from dblock.target import resolve
+from tests.support import mutants
+from tests.support.sessions import Sessions
+
+ALL = "SELECT reap('0 s')"
+
+
+def names(owner: psycopg.Connection) -> set[str]:
+    return {name for (name,) in owner.execute("SELECT name FROM distributed_locks")}
+
+
+def test_only_what_is_free_and_long_idle_goes(owner: psycopg.Connection, client: dblock.Client) -> None:
+    for name in ("released long ago", "ran out long ago", "released just now", "held since long"):
+        lease = client.lock(name, ttl=600).acquire()
+        if name.startswith("released"):
+            lease.release()
+    owner.execute(
+        "UPDATE distributed_locks SET granted_at = granted_at - interval '3 days' WHERE name <> 'released just now'"
+    )
+    owner.execute(
+        "UPDATE distributed_locks SET expires_at = clock_timestamp() - interval '2 days' WHERE name LIKE 'ran%'"
+    )
+    assert owner.execute("SELECT reap()").fetchone() == (2,)
+    assert names(owner) == {"released just now", "held since long"}
+
+
+def test_tokens_go_on_rising_when_rows_are_gone(owner: psycopg.Connection, client: dblock.Client) -> None:
+    before = client.lock("a").acquire()
+    before.release()
+    assert owner.execute(ALL).fetchone() == (1,)
+    assert client.lock("a").acquire().token > before.token
+
+
+def test_a_row_being_granted_is_passed_over(sessions: Sessions, owner: psycopg.Connection) -> None:
+    granting, reaping = sessions.open(), sessions.open()
+    granting.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
+    granting.do("BEGIN")
+    granting.do("SELECT try_acquire('a')")
+    assert reaping.do(ALL) == (0,)
+    granting.do("COMMIT")
+    assert reaping.do(ALL) == (0,)
+    assert names(owner) == {"a"}
+
+
+def reaped_while_revived(sessions: Sessions) -> int:
+    """The reaper stops just before it deletes a row that was free when it looked; a grant comes in between."""
+    granting, reaping = sessions.open(), sessions.open("held")
+    granting.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
+    gate = sessions.gate("DELETE")
+    waiting = reaping.start(ALL)
+    reaping.wait_until_blocked()
+    granted = granting.start("SELECT granted FROM try_acquire('a')")
+    granting.wait_until_blocked()
+    gate.open()
+    assert granted.result(20) == (True,)
+    return int(waiting.result(20)[0])
+
+
+def test_a_grant_that_meets_the_reaper_gets_a_row_of_its_own(sessions: Sessions, owner: psycopg.Connection) -> None:
+    assert reaped_while_revived(sessions) == 1
+    assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (1,)
+
+
+def test_it_works_in_batches(owner: psycopg.Connection, dsn: str) -> None:
+    owner.execute("SELECT release(n::text, (SELECT token FROM try_acquire(n::text))) FROM generate_series(1, 25) AS n")
+    assert owner.execute("SELECT reap('0 s', 10)").fetchone() == (10,)
+    assert Reaper(resolve(dsn), idle=0, batch=4).once() == 15
+    assert names(owner) == set()
+
+
+def test_two_reapers_do_not_wait_for_each_other(sessions: Sessions) -> None:
+    one, other = sessions.open(), sessions.open()
+    one.do("SELECT release(n::text, (SELECT token FROM try_acquire(n::text))) FROM generate_series(1, 20) AS n")
+    one.do("BEGIN")
+    assert one.do("SELECT reap('0 s', 10)") == (10,)
+    assert other.do("SELECT reap('0 s', 100)") == (10,)
+    one.do("COMMIT")
+
+
+def test_a_reaper_that_takes_the_living_is_caught(owner: psycopg.Connection, client: dblock.Client) -> None:
+    mutants.replace(owner, mutants.altered("70_reap.sql", "l.expires_at <= clock_timestamp() - idle", "true"))
+    client.lock("a").acquire()
+    assert owner.execute(ALL).fetchone() == (1,)
+
+
+@pytest.mark.parametrize("call", ["reap('-1 s')", "reap(NULL)", "reap('1 s', 0)", "reap('1 s', NULL)"])
+def test_the_database_refuses_nonsense(owner: psycopg.Connection, call: str) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        owner.execute(f"SELECT {call}".encode())
+
+
+@pytest.mark.parametrize("options", [{"idle": -1}, {"interval": 0}, {"batch": 0}, {"batch": "x"}, {"idle": "day"}])
+def test_python_refuses_nonsense(dsn: str, options: dict[str, Any]) -> None:
+    with pytest.raises(dblock.InvalidArgument):
+        Reaper(resolve(dsn), **options)
+
+
+def test_an_applications_role_may_not_reap(dsn: str, role: str) -> None:
+    schema.grant(resolve(dsn), role)
+    with pytest.raises(dblock.AccessDenied):
+        Reaper(resolve(conninfo.make_conninfo(dsn, user=role, password="app"))).once()
+
+
+def test_a_reaper_at_intervals_survives_a_database_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    stop = threading.Event()
+    away = Reaper(resolve("postgresql://127.0.0.1:1/nothing"), interval=0.01)
+    running = threading.Thread(target=away.run, args=[stop])
+    running.start()
+    while caplog.text.count("tries again") < 3:
+        stop.wait(0.01)
+    stop.set()
+    running.join(10)
+    assert not running.is_alive()
+
+
+def test_the_command_line_reaps_once(dsn: str, client: dblock.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    client.lock("a").acquire().release()
+    assert cli.main(["reaper", "--once", "--idle", "0", "--dsn", dsn]) == 0
+    assert "1 idle locks" in capsys.readouterr().out
+
+
+def test_the_command_line_reaps_until_interrupted(dsn: str, owner: psycopg.Connection, client: dblock.Client) -> None:
+    client.lock("a").acquire().release()
+    command = [sys.executable, "-m", "dblock.cli", "reaper", "--idle", "0", "--interval", "0.05", "--dsn", dsn]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert job.stderr is not None
+    assert "reaped 1 idle locks" in job.stderr.readline()
+    job.send_signal(signal.SIGINT)
+    assert job.wait(20) == 130
+    job.stderr.close()
