@@ -57,12 +57,12 @@ def test_a_lease_that_ran_out_within_a_transaction_is_over(sessions: Sessions) -
 
 def renewal_that_waited_past_its_deadline(sessions: Sessions) -> bool:
     keeper, renewing = sessions.open(), sessions.open()
-    renewing.do("SELECT * FROM try_acquire('a', '500 ms')")
+    renewing.do("SELECT * FROM try_acquire('a', '2 s')")
     keeper.do("BEGIN")
     keeper.do("SELECT 1 FROM distributed_locks WHERE name = 'a' FOR SHARE")
     waiting = renewing.start("SELECT count(*) FROM renew('a', 1)")
     renewing.wait_until_blocked()
-    keeper.do("SELECT pg_sleep(0.6)")
+    keeper.do("SELECT pg_sleep(extract(epoch FROM expires_at - clock_timestamp()) + 0.05) FROM distributed_locks")
     keeper.do("COMMIT")
     return bool(waiting.result(20)[0])
 
