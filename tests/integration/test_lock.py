@@ -173,17 +173,18 @@ async def test_each_body_under_a_shared_lock_releases_its_own_lease(
 ) -> None:
     """The first body outlives its lease; when it ends it must not release the second one's."""
     shared = clients().lock("a", timeout=10)
-    inside = asyncio.Event()
-    ended = asyncio.Event()
+    lost, taken, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def first() -> None:
         async with shared:
             owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
-            await inside.wait()
+            lost.set()
+            await taken.wait()
 
     async def second() -> int:
+        await lost.wait()
         async with shared as lease:
-            inside.set()
+            taken.set()
             await ended.wait()
             holder = await shared.holder()
             assert holder is not None
