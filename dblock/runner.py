@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -81,6 +82,14 @@ class _Trouble:
         raise translate(error, self._runner.schema) from error
 
 
+def leaves(error: BaseException, wire: Wire) -> bool:
+    """Tell whether the caller leaves over a connection that is still good: then what was sent can be undone.
+
+    psycopg has by then cancelled the statement, or seen it through; over a broken connection only the deadline helps.
+    """
+    return not isinstance(error, Exception) and wire.usable
+
+
 class Runner(_Base):
     """Performs steps in the calling thread."""
 
@@ -130,6 +139,11 @@ class Runner(_Base):
                 try:
                     row: Row | None = wire.connection.wait(wire.exchange(call))
                     return row
+                except BaseException as error:
+                    if call.undo is not None and leaves(error, wire):
+                        with suppress(psycopg.Error):
+                            wire.connection.wait(wire.exchange(call.undo))
+                    raise
                 finally:
                     self._pool.give(wire)
             except psycopg.Error as error:
@@ -190,6 +204,11 @@ class AsyncRunner(_Base):
                 try:
                     row: Row | None = await wire.connection.wait(wire.exchange(call))
                     return row
+                except BaseException as error:
+                    if call.undo is not None and leaves(error, wire):
+                        with suppress(psycopg.Error):
+                            await wire.connection.wait(wire.exchange(call.undo))
+                    raise
                 finally:
                     self._pool.give(wire)
             except psycopg.Error as error:

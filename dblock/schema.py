@@ -37,7 +37,7 @@ REVISION = "0001"
 VERSION_TABLE = "installed_revision"
 DEFAULT_SCHEMA = "dblock"
 
-API = ("try_acquire", "renew", "release", "holder", "schema_revision")
+API = ("try_acquire", "abandon", "renew", "release", "holder", "schema_revision")
 """The functions that an application's role may call."""
 
 

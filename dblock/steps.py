@@ -38,6 +38,8 @@ class Call(NamedTuple):
 
     sql: bytes
     args: tuple[str | None, ...]
+    undo: Call | None = None
+    """What to call if the caller leaves (a cancellation, Ctrl-C) before the answer has come."""
 
 
 class Sleep(NamedTuple):
@@ -102,6 +104,7 @@ class Protocol:
             f" FROM {prefix}.try_acquire($1, $2, $3, $4, $5)"
         ).encode()
         self._renew = f"SELECT extract(epoch FROM expires_at), remaining FROM {prefix}.renew($1, $2, $3)".encode()
+        self._abandon = f"SELECT {prefix}.abandon($1, $2)".encode()
         # Losing a release in a crash only keeps the lock until its deadline, so nobody waits for the disk.
         self._release = f"SELECT {prefix}.release($1, $2, durable => false)".encode()
         self._holder = (
@@ -137,7 +140,9 @@ class Protocol:
         """Ask once; the result is the grant, or None and the seconds that the lock is still held for."""
         sent_at = self._clock()
         granted, token, expires_at, remaining = yield Call(
-            self._try_acquire, (terms.name, terms.interval, self._holder_name, terms.meta, attempt)
+            self._try_acquire,
+            (terms.name, terms.interval, self._holder_name, terms.meta, attempt),
+            undo=Call(self._abandon, (terms.name, attempt)),
         )
         left = float(remaining)
         if granted != "t":

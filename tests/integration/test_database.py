@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -16,6 +19,7 @@ import dblock
 from dblock import schema, target
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
+from tests.support.sessions import Sessions
 
 
 async def test_a_database_without_the_schema_says_what_to_run(clients: Clients, bare_dsn: str) -> None:
@@ -97,6 +101,67 @@ async def test_a_release_whose_answer_was_lost_is_no_lost_lease(clients: Clients
         assert proxy.lost == 1
         assert await clients().lock("the lock in question").holder() is None
         await client.close()
+
+
+async def test_a_cancelled_acquire_whose_grant_came_anyway_gives_it_back(
+    dsn: str, sessions: Sessions, owner: psycopg.Connection
+) -> None:
+    """The task is cancelled while its grant commits, which a row lock of another session holds up until then."""
+    async with dblock.AsyncClient(dsn) as client:
+        await (await client.lock("a").acquire()).release()
+        keeper = sessions.open()
+        keeper.do("BEGIN")
+        keeper.do("SELECT 1 FROM distributed_locks FOR UPDATE")
+        leaving = asyncio.ensure_future(client.lock("a").try_acquire())
+        while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
+            await asyncio.sleep(0.01)
+        leaving.cancel()
+        keeper.do("COMMIT")
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert await client.lock("a").holder() is None
+
+
+async def test_acquiring_cancelled_at_any_moment_leaves_no_lock_and_no_connection(
+    dsn: str, owner: psycopg.Connection
+) -> None:
+    """Cancelled after every number of turns of the event loop that an acquire takes, one by one."""
+    async with dblock.AsyncClient(dsn, pool_size=2) as client:
+        finished = 0
+        for turns in range(400):
+            acquiring = asyncio.ensure_future(client.lock(f"lock {turns}").acquire())
+            for _ in range(turns % 40):
+                await asyncio.sleep(0)
+            acquiring.cancel()
+            try:
+                lease = await acquiring
+            except asyncio.CancelledError:
+                assert await client.lock(f"lock {turns}").holder() is None, turns
+            else:
+                finished += 1
+                assert await lease.release()
+        assert (await client.lock("after").acquire()).token
+        assert finished < 400
+    row = owner.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dblock'").fetchone()
+    assert row is not None
+    assert row[0] <= 2
+
+
+def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owner: psycopg.Connection) -> None:
+    owner.execute("SELECT release('a', (SELECT token FROM try_acquire('a')))")
+    keeper = sessions.open()
+    keeper.do("BEGIN")
+    keeper.do("SELECT 1 FROM distributed_locks FOR UPDATE")
+    script = "import dblock, sys; dblock.Client(sys.argv[1]).lock('a', ttl=600).acquire()"
+    leaving = subprocess.Popen([sys.executable, "-c", script, dsn], stderr=subprocess.PIPE)
+    while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
+        assert leaving.poll() is None
+        time.sleep(0.01)
+    leaving.send_signal(signal.SIGINT)
+    keeper.do("COMMIT")
+    leaving.communicate(timeout=20)
+    assert leaving.returncode == -signal.SIGINT
+    assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])

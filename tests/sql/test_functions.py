@@ -125,6 +125,19 @@ def test_an_attempt_sent_again_finds_its_own_grant(owner: psycopg.Connection) ->
     assert owner.execute(ask, [mine]).fetchone() == (True, 2)
 
 
+def test_an_abandoned_attempt_gives_back_its_own_grant_and_no_other(owner: psycopg.Connection) -> None:
+    mine, other = uuid.uuid4(), uuid.uuid4()
+    assert one(owner, "SELECT abandon('a', %s)", mine) is False
+    owner.execute("SELECT try_acquire('a', attempt => %s)", [mine])
+    owner.execute("SELECT try_acquire('b', attempt => %s)", [other])
+    assert one(owner, "SELECT abandon('a', %s)", other) is False
+    assert one(owner, "SELECT abandon('b', %s)", mine) is False
+    assert one(owner, "SELECT count(*) FROM holder('a')") == 1
+    assert one(owner, "SELECT abandon('a', %s)", mine) is True
+    assert one(owner, "SELECT count(*) FROM holder('a')") == 0
+    assert one(owner, "SELECT abandon('a', %s)", mine) is False
+
+
 def test_two_without_an_attempt_are_not_taken_for_each_other(owner: psycopg.Connection) -> None:
     assert owner.execute(TRY, ["a"]).fetchone() == (True, 1)
     assert owner.execute(TRY, ["a"]).fetchone() == (False, None)

@@ -53,6 +53,7 @@ def test_a_try_is_one_call_that_carries_all_it_needs(protocol: Protocol, wanted:
     assert (name, interval, holder, meta) == ("a", "30.000000 s", "me", '{"why": "test"}')
     assert attempt is not None
     assert len(attempt) == 32
+    assert call.undo == Call(b'SELECT "dblock".abandon($1, $2)', ("a", attempt))
     assert finish(steps, GRANTED).token == 7
 
 
