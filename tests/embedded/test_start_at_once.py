@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -67,6 +68,8 @@ def test_ten_processes_at_once_fifty_times_over_make_one_server_and_one_schema()
 
 def _postmasters(server: Server) -> set[int]:
     """Of the processes at work in the data folder, those whose parent is not one of them."""
-    pids = pids_working_in(server.data)
-    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in pids}
-    return {pid for pid, parent in parents.items() if parent not in pids}
+    parents: dict[int, int] = {}
+    for pid in pids_working_in(server.data):
+        with contextlib.suppress(FileNotFoundError):  # a session that has ended meanwhile
+            parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return {pid for pid, parent in parents.items() if parent not in parents}
