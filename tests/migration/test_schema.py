@@ -200,6 +200,17 @@ def test_the_metadata_describes_what_the_migrations_make(dsn: str) -> None:
     engine.dispose()
 
 
+def test_the_table_is_tuned_for_hot_updates_and_compares_names_byte_by_byte(owner: psycopg.Connection) -> None:
+    row = owner.execute("SELECT reloptions FROM pg_class WHERE relname = 'distributed_locks'").fetchone()
+    assert row is not None
+    assert {"fillfactor=50", "autovacuum_vacuum_scale_factor=0.0"} <= set(row[0])
+    indexed = owner.execute(
+        "SELECT a.attname, c.collname FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = i.indexrelid"
+        " JOIN pg_collation AS c ON c.oid = a.attcollation WHERE i.indrelid = 'distributed_locks'::regclass"
+    ).fetchall()
+    assert indexed == [("name", "C")]
+
+
 def test_every_function_is_ours_alone_until_granted(dsn: str, owner: psycopg.Connection) -> None:
     open_to_all = owner.execute(
         "SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = 'dblock'::regnamespace"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -41,6 +42,22 @@ def test_the_deadline_counts_from_the_clock_and_not_from_the_transactions_start(
     (later,) = session.do("SELECT expires_at >= now() + interval '10.6 s' FROM renew('a', 1, '10 s')")
     assert later
     session.do("COMMIT")
+
+
+def test_the_deadline_counts_from_after_the_wait_for_the_row(sessions: Sessions) -> None:
+    """A lease that had to wait for its row is as long as any other."""
+    keeper, waiter = sessions.open(), sessions.open()
+    waiter.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
+    keeper.do("BEGIN")
+    keeper.do("SELECT 1 FROM distributed_locks FOR UPDATE")
+    waiting = waiter.start("SELECT granted FROM try_acquire('a', '10 s')")
+    waiter.wait_until_blocked()
+    (let_go,) = keeper.do("SELECT clock_timestamp()")
+    keeper.do("COMMIT")
+    assert waiting.result(20) == (True,)
+    (granted_at, expires_at) = waiter.do("SELECT granted_at, expires_at FROM holder('a')")
+    assert granted_at >= let_go
+    assert expires_at - granted_at == timedelta(seconds=10)
 
 
 def test_a_lease_that_ran_out_within_a_transaction_is_over(sessions: Sessions) -> None:
@@ -123,6 +140,14 @@ def test_an_attempt_sent_again_finds_its_own_grant(owner: psycopg.Connection) ->
     assert owner.execute(ask, [None]).fetchone() == (False, None)
     owner.execute("SELECT release('a', 1)")
     assert owner.execute(ask, [mine]).fetchone() == (True, 2)
+
+
+def test_an_attempt_that_finds_its_grant_is_told_what_is_left_of_it(owner: psycopg.Connection) -> None:
+    ask = "SELECT remaining FROM try_acquire('a', '10 s', attempt => %s)"
+    mine = uuid.uuid4()
+    assert one(owner, ask, mine) == 10
+    owner.execute("UPDATE distributed_locks SET expires_at = expires_at - interval '6 s'")
+    assert 0 < one(owner, ask, mine) <= 4
 
 
 def test_an_abandoned_attempt_gives_back_its_own_grant_and_no_other(owner: psycopg.Connection) -> None:
