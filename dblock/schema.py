@@ -115,6 +115,8 @@ def uninstall(target: Target, schema: str = DEFAULT_SCHEMA) -> int:
             raise SchemaMissing(schema)
         if revision > REVISION:
             raise SchemaTooNew(schema, revision, REVISION)
+        # From here on nobody is granted anything, so the highest token is the last.
+        connection.exec_driver_sql("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
         last = connection.exec_driver_sql("SELECT highest FROM show_tokens()").scalar_one()
         _migrate(connection, schema, "base")
         connection.exec_driver_sql(f"DROP TABLE {VERSION_TABLE}")

@@ -6,7 +6,7 @@ autogenerates migrations in the same database should leave our schema out (see d
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, DateTime, MetaData, Sequence, Table, Text, Uuid
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, DateTime, MetaData, Sequence, Table, Text, Uuid
 from sqlalchemy.dialects.postgresql import JSONB
 
 from dblock.schema import DEFAULT_SCHEMA
@@ -28,5 +28,12 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("meta", JSONB),
         CheckConstraint("octet_length(name) BETWEEN 1 AND 512", name="distributed_locks_name_length"),
         comment="One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.",
+    )
+    Table(
+        "token_timeline",
+        tables,
+        Column("the_only_row", Boolean, CheckConstraint("the_only_row"), primary_key=True, server_default="true"),
+        Column("timeline", BigInteger, nullable=False),
+        comment="The timeline on which tokens were last minted; on another they jump ahead.",
     )
     return tables

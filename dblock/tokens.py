@@ -1,6 +1,6 @@
 """The token sequence, for those who operate it: look at it, and raise it.
 
-A promotion or a point-in-time recovery needs nothing: the database gives each timeline a range of its own. What keeps
+A promotion or a point-in-time recovery needs nothing: the database takes the tokens ahead by itself. What keeps
 the timeline and may have lost tokens (a dump restored elsewhere, a logical switchover) does: raise the tokens above
 the highest that any resource has seen, before anything is granted.
 """

@@ -42,6 +42,19 @@ def upgrade() -> None:
         "COMMENT ON TABLE distributed_locks IS "
         "'One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.'"
     )
+    # One row, for good: the timeline on which tokens were last minted.
+    op.execute(
+        "CREATE TABLE token_timeline"
+        " (the_only_row boolean PRIMARY KEY DEFAULT true CHECK (the_only_row), timeline bigint NOT NULL)"
+    )
+    op.execute(
+        "INSERT INTO token_timeline (timeline)"
+        " SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
+    )
+    op.execute(
+        "COMMENT ON TABLE token_timeline IS"
+        " 'The timeline on which tokens were last minted; on another they jump ahead.'"
+    )
     op.execute(
         "COMMENT ON SEQUENCE token_sequence IS "
         "'Fencing tokens, in the order of the grants. Never lower it, cache it or let it cycle.'"
@@ -67,4 +80,5 @@ def downgrade() -> None:
         """
     )
     op.execute("DROP TABLE distributed_locks")
+    op.execute("DROP TABLE token_timeline")
     op.execute("DROP SEQUENCE token_sequence")

@@ -51,15 +51,30 @@ AS $$
     SELECT format('%s@%s backend %s', session_user, coalesce(host(inet_client_addr()), 'local'), pg_backend_pid())
 $$;
 
--- How far the tokens of this timeline lie above those of the first one.
---
--- A promotion or a point-in-time recovery may have lost tokens that a resource has already seen: the sequence
--- went back, and by itself would hand them out again. Every such event begins a new timeline, with a higher number, and
--- each timeline has a range of its own, 2^40 tokens above the one before. Nothing has to notice the change, so
--- nothing can come too late to notice it.
-CREATE OR REPLACE FUNCTION timeline_offset() RETURNS bigint
+-- Tells the server's timeline. The name of a WAL file begins with it; any role may ask, and it is right from the moment of
+-- a promotion.
+CREATE OR REPLACE FUNCTION current_timeline() RETURNS bigint
 LANGUAGE sql VOLATILE
 AS $$
-    -- The file's name begins with the timeline; any role may ask for it, and it is right from the moment of a promotion.
-    SELECT (('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint - 1) << 40
+    SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
+$$;
+
+-- Takes the tokens far ahead, once, on a timeline other than the one they were last minted on.
+--
+-- A promotion or a point-in-time recovery may have lost tokens that a resource has already seen: the sequence went back,
+-- and by itself would hand them out again. Every such event changes the timeline (and so does pg_upgrade, back to 1). Whoever
+-- would mint on a timeline that is not the recorded one comes here first; all others wait for it at the record.
+CREATE OR REPLACE FUNCTION enter_timeline() RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    recorded bigint;
+BEGIN
+    SELECT timeline INTO STRICT recorded FROM token_timeline FOR UPDATE;
+    IF recorded <> current_timeline() THEN
+        -- Nobody mints meanwhile, so the sequence stands still.
+        PERFORM setval('token_sequence', last_value + (1::bigint << 40), is_called) FROM token_sequence;
+        UPDATE token_timeline SET timeline = current_timeline();
+    END IF;
+END
 $$;

@@ -27,26 +27,33 @@ AS $$
 #variable_conflict use_column
 DECLARE
     ready boolean;
+    -- In seconds alone: a day or a month of the calendar may be longer or shorter than it looks.
+    lasting interval := make_interval(secs => extract(epoch FROM try_acquire.ttl));
+    recorded bigint;
     moment timestamptz;
     seen record;
 BEGIN
     ready := check_request(try_acquire.name, try_acquire.ttl, try_acquire.holder, try_acquire.meta)
         AND commit_durably();
     LOOP
-        PERFORM 1 FROM distributed_locks AS l
+        SELECT t.timeline INTO recorded
+        FROM distributed_locks AS l CROSS JOIN token_timeline AS t
         WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp()
-        FOR NO KEY UPDATE;
+        FOR NO KEY UPDATE OF l;
         IF FOUND THEN
+            IF recorded <> current_timeline() THEN
+                PERFORM enter_timeline();
+            END IF;
             moment := clock_timestamp();
             UPDATE distributed_locks AS l
-            SET token = nextval('token_sequence') + timeline_offset(),
+            SET token = nextval('token_sequence'),
                 attempt = try_acquire.attempt,
                 holder = coalesce(try_acquire.holder, describe_session()),
                 meta = try_acquire.meta,
                 granted_at = moment,
-                expires_at = moment + try_acquire.ttl
+                expires_at = moment + lasting
             WHERE l.name = try_acquire.name
-            RETURNING true, l.token, l.expires_at, extract(epoch FROM try_acquire.ttl)
+            RETURNING true, l.token, l.expires_at, extract(epoch FROM lasting)
             INTO granted, token, expires_at, remaining;
             RETURN;
         END IF;

@@ -10,6 +10,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     ready boolean;
+    lasting interval := make_interval(secs => extract(epoch FROM renew.ttl));
 BEGIN
     ready := check_request(renew.name, renew.ttl) AND commit_durably();
     PERFORM 1 FROM distributed_locks AS l
@@ -18,9 +19,9 @@ BEGIN
     IF FOUND THEN
         RETURN QUERY
             UPDATE distributed_locks AS l
-            SET expires_at = clock_timestamp() + renew.ttl
+            SET expires_at = clock_timestamp() + lasting
             WHERE l.name = renew.name AND l.token = renew.token AND l.expires_at > clock_timestamp()
-            RETURNING l.expires_at, extract(epoch FROM renew.ttl)::double precision;
+            RETURNING l.expires_at, extract(epoch FROM lasting)::double precision;
     END IF;
 END
 $$;

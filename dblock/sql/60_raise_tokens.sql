@@ -16,19 +16,17 @@ BEGIN
     ready := commit_durably();
     -- Changes nothing, and holds the sequence until the end of the transaction.
     ALTER SEQUENCE token_sequence NO CYCLE;
-    SELECT greatest(CASE WHEN is_called THEN last_value + 1 ELSE last_value END, above + 1 - timeline_offset())
+    SELECT greatest(CASE WHEN is_called THEN last_value + 1 ELSE last_value END, above + 1)
     INTO lowest FROM token_sequence;
     EXECUTE format('ALTER SEQUENCE token_sequence RESTART WITH %s', lowest);
-    RETURN lowest + timeline_offset();
+    RETURN lowest;
 END
 $$;
 
--- Tells the highest token that was handed out, 0 for none, and the timeline. For the owner alone.
+-- Tells the highest token that was handed out, 0 for none, and the timeline it was minted on. For the owner alone.
 CREATE OR REPLACE FUNCTION show_tokens(OUT highest bigint, OUT timeline bigint)
 LANGUAGE sql STABLE SET search_path FROM CURRENT
 AS $$
-    SELECT CASE WHEN is_called THEN last_value + timeline_offset()
-                WHEN last_value > 1 THEN last_value - 1 + timeline_offset() ELSE 0 END,
-           (timeline_offset() >> 40) + 1
-    FROM token_sequence
+    SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END, timeline
+    FROM token_sequence CROSS JOIN token_timeline
 $$;

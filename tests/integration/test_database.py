@@ -219,7 +219,12 @@ async def test_an_application_role_can_lock_and_touch_no_table(clients: Clients,
         relations = connection.execute(
             "SELECT relname FROM pg_class WHERE relnamespace = 'dblock'::regnamespace AND relkind IN ('r', 'S')"
         ).fetchall()
-        assert {name for (name,) in relations} == {"distributed_locks", "installed_revision", "token_sequence"}
+        assert {name for (name,) in relations} == {
+            "distributed_locks",
+            "installed_revision",
+            "token_sequence",
+            "token_timeline",
+        }
         for (name,) in relations:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(sql.SQL("SELECT * FROM dblock.{}").format(sql.Identifier(name)))

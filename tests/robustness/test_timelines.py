@@ -17,6 +17,7 @@ from dblock.embedded import Server
 from dblock.target import resolve
 from tests.support import mutants
 from tests.support.servers import private_server
+from tests.support.sessions import Sessions
 from tests.support.standby import kill, promote, standby_of, wait_until_caught_up
 
 pytestmark = pytest.mark.timeout(120)
@@ -63,7 +64,7 @@ def test_no_token_repeats_or_falls_after_a_failover_that_lost_some(primary: Serv
 
 def test_that_failover_catches_tokens_that_do_not_mind_the_timeline(primary: Server) -> None:
     with psycopg.connect(primary.url, autocommit=True) as owner:
-        mutants.replace(owner, mutants.altered("10_try_acquire.sql", " + timeline_offset()", ""))
+        mutants.replace(owner, mutants.altered("10_try_acquire.sql", "PERFORM enter_timeline();", "NULL;"))
     tokens = tokens_across_a_failover(primary)
     assert tokens[120] < tokens[119]
 
@@ -92,3 +93,36 @@ def test_a_second_promotion_goes_further_still(primary: Server) -> None:
             tokens += grant(third, 3)
     assert tokens == sorted(set(tokens))
     assert [token >> 40 for token in tokens] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_timeline_that_goes_back_takes_the_tokens_ahead_too(dsn: str) -> None:
+    """pg_upgrade makes a cluster that begins at timeline 1 again."""
+    with psycopg.connect(dsn, autocommit=True) as owner, dblock.Client(dsn) as client:
+        before = client.lock("a").acquire().token
+        owner.execute("UPDATE dblock.token_timeline SET timeline = 7")
+        after = [client.lock(name).acquire().token for name in "bc"]
+        assert after == [before + 2**40 + 1, before + 2**40 + 2]
+        assert owner.execute("SELECT timeline FROM dblock.token_timeline").fetchone() == (1,)
+
+
+def test_those_who_come_together_to_a_new_timeline_jump_once(sessions: Sessions) -> None:
+    one, other = sessions.open(), sessions.open()
+    one.do("UPDATE token_timeline SET timeline = 7")
+    one.do("BEGIN")
+    (first,) = one.do("SELECT token FROM try_acquire('a')")
+    waiting = other.start("SELECT token FROM try_acquire('b')")
+    other.wait_until_blocked()
+    one.do("COMMIT")
+    assert waiting.result(20) == (first + 1,)
+
+
+def test_a_jump_that_is_rolled_back_is_made_again(sessions: Sessions) -> None:
+    one, other = sessions.open(), sessions.open()
+    one.do("UPDATE token_timeline SET timeline = 7")
+    one.do("BEGIN")
+    (first,) = one.do("SELECT token FROM try_acquire('a')")
+    waiting = other.start("SELECT token FROM try_acquire('b')")
+    other.wait_until_blocked()
+    one.do("ROLLBACK")
+    (second,) = waiting.result(20)
+    assert second > first

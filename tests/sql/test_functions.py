@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import psycopg
@@ -42,6 +42,20 @@ def test_the_deadline_counts_from_the_clock_and_not_from_the_transactions_start(
     (later,) = session.do("SELECT expires_at >= now() + interval '10.6 s' FROM renew('a', 1, '10 s')")
     assert later
     session.do("COMMIT")
+
+
+@pytest.mark.parametrize("ttl", ["1 day", "-1 mon 31 days", "24:00:00"])
+def test_a_ttl_is_as_many_seconds_as_it_says_whatever_the_calendar(owner: psycopg.Connection, ttl: str) -> None:
+    """In this zone the clocks go forward within a day; a month is as long as the month it meets."""
+    owner.execute("SET timezone TO 'AAA0BBB,%s,300'" % (datetime.now(timezone.utc).timetuple().tm_yday - 1))
+    for call in ("try_acquire('a', %s)", "renew('a', 1, %s)"):
+        exact = one(
+            owner,
+            f"SELECT abs(remaining - extract(epoch FROM expires_at) + extract(epoch FROM clock_timestamp()))"
+            f" FROM {call}",
+            ttl,
+        )
+        assert exact < 60
 
 
 def test_the_deadline_counts_from_after_the_wait_for_the_row(sessions: Sessions) -> None:
