@@ -17,7 +17,7 @@ from dblock.errors import ClientClosed, DblockError, InvalidArgument
 from dblock.lock import AsyncLock, Lock
 from dblock.steps import Protocol, Steps
 from dblock.target import resolve
-from dblock.terms import DEFAULT_TTL, Seconds, check_seconds, terms
+from dblock.terms import DEFAULT_TTL, Seconds, check_seconds, is_text, terms
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dblock.target import Where
 
 T = TypeVar("T")
+
+MOST_PATIENT = 86_400.0
 
 
 class _ClientBase:
@@ -50,8 +52,8 @@ class _ClientBase:
 
         if holder is None:
             holder = f"{socket.gethostname()} pid {os.getpid()}"
-        if not isinstance(holder, str) or "\0" in holder or len(holder.encode(errors="replace")) > 512:
-            raise InvalidArgument(f"A holder is text of at most 512 bytes without NUL; got {holder!r:.80}.")
+        if not is_text(holder) or len(holder.encode()) > 512:
+            raise InvalidArgument(f"A holder is text of at most 512 bytes without NUL; got {holder!a:.80}.")
         if not isinstance(pool_size, int) or pool_size < 1:
             raise InvalidArgument(f"pool_size is a number of connections from 1; got {pool_size!r}.")
         self._target = resolve(where)
@@ -59,6 +61,8 @@ class _ClientBase:
         self._schema = schema
         self._pool_size = pool_size
         self._patience = check_seconds("patience", patience)
+        if not 0 <= self._patience <= MOST_PATIENT:
+            raise InvalidArgument(f"The patience is from 0 s to a day; got {self._patience:g} s.")
         self._closed = False
         self._opening = threading.Lock()
 
@@ -168,6 +172,9 @@ class AsyncClient(_ClientBase):
                     raise
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
                 weakref.finalize(self, runner.close)
+                if self._closed:
+                    runner.close()
+                    raise ClientClosed
                 self._runner = runner
             return self._runner
 

@@ -21,6 +21,8 @@ that they are chained to, carries a password.
 
 from __future__ import annotations
 
+import shlex
+
 
 class DblockError(Exception):
     """The base of every error that dblock raises."""
@@ -142,4 +144,4 @@ class EmbeddedError(DblockError):
 
 
 def _option(schema: str) -> str:
-    return "" if schema == "dblock" else f" --schema {schema}"
+    return "" if schema == "dblock" else f" --schema {shlex.quote(schema)}"

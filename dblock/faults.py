@@ -46,8 +46,8 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
         return NotWritable()
     if isinstance(error, pg.InsufficientPrivilege):
         return AccessDenied(
-            f"The database refused: {said}. To let an application's role lock and unlock, "
-            "run as the schema's owner: dblock grant ROLE"
+            f"The database refused: {said}. An application's role may lock and unlock once the schema's owner has run: "
+            "dblock grant ROLE. All else is for the owner."
         )
     if isinstance(error, (pg.UndefinedFunction, pg.InvalidSchemaName, pg.UndefinedTable)):
         return SchemaMissing(schema)

@@ -11,8 +11,8 @@ import time
 from datetime import datetime
 from types import TracebackType
 
-from dblock.errors import LeaseLost
-from dblock.steps import Grant, Protocol, Run, RunAsync, Steps, moment
+from dblock.errors import DatabaseError, LeaseLost
+from dblock.steps import TRUST, Grant, Protocol, Run, RunAsync, Steps, moment
 from dblock.terms import Seconds, check_ttl
 
 
@@ -23,8 +23,11 @@ class _LeaseBase:
         self._protocol = protocol
         self._grant = grant
         self._ttl = ttl
-        self._released = False
-        self._lost = False
+        self._over = False
+        """Not to be believed any more, whatever the database says."""
+        self._given_back = False
+        """The database has said so."""
+        self._renewals = 0
 
     @property
     def name(self) -> str:
@@ -43,27 +46,43 @@ class _LeaseBase:
 
     def remaining(self) -> float:
         """Return the seconds for which this lease may still be believed without asking; 0 when it is over."""
-        if self._released or self._lost:
+        if self._over:
             return 0.0
         return max(0.0, self._grant.trusted_until - time.monotonic())
 
     def _renewing(self, ttl: Seconds | None) -> Steps[None]:
         seconds = self._ttl if ttl is None else check_ttl(self.name, ttl)
-        if not (self._released or self._lost):
-            renewed = yield from self._protocol.renew(self._grant, seconds)
-            self._lost = renewed is None
-            # Another thread may have released it while the answer was on its way.
-            if renewed is not None and not self._released:
-                self._grant, self._ttl = renewed, seconds
-                return
-        raise LeaseLost(self.name, self.token)
+        if self._over:
+            raise LeaseLost(self.name, self.token)
+        self._renewals += 1
+        number = self._renewals
+        # A shorter ttl counts from here on: if its answer is lost, the database may have taken it all the same.
+        self._trust_until(time.monotonic() + seconds * TRUST)
+        renewed = yield from self._protocol.renew(self._grant, seconds)
+        if renewed is None:
+            self._over = True
+        if renewed is None or self._over:
+            # Lost; or another thread has released it while the answer was on its way.
+            raise LeaseLost(self.name, self.token)
+        self._ttl = seconds
+        if number == self._renewals:
+            self._grant = renewed
+        else:
+            # Another renewal was under way; whichever came last, the shorter is safe.
+            self._trust_until(renewed.trusted_until)
+
+    def _trust_until(self, moment: float) -> None:
+        """Believe in the lease until then at the latest."""
+        self._grant = self._grant._replace(trusted_until=min(self._grant.trusted_until, moment))
 
     def _releasing(self) -> Steps[bool]:
-        if self._released:
+        if self._given_back:
             return False
         # Over from here on, whatever becomes of the call: who lets go may not go on writing.
-        self._released = True
-        return (yield from self._protocol.release(self._grant))
+        self._over = True
+        released = yield from self._protocol.release(self._grant)
+        self._given_back = True
+        return released
 
     def _check_end(self, given_back: bool, error: BaseException | None) -> None:
         """Raise LeaseLost at the end of a body that lost its lease and does not raise anything itself."""
@@ -97,8 +116,13 @@ class Lease(_LeaseBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Released inside the body: nothing to give back and nothing to report.
-        if not self._released:
-            self._check_end(self.release(), error)
+        if not self._given_back:
+            try:
+                self._check_end(self.release(), error)
+            except DatabaseError:
+                # What the body raised matters more than a lock that will free itself.
+                if error is None:
+                    raise
 
 
 class AsyncLease(_LeaseBase):
@@ -122,5 +146,9 @@ class AsyncLease(_LeaseBase):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._released:
-            self._check_end(await self.release(), error)
+        if not self._given_back:
+            try:
+                self._check_end(await self.release(), error)
+            except DatabaseError:
+                if error is None:
+                    raise

@@ -1,7 +1,9 @@
 """A few connections, shared by all calls of a client: one pool for threads, one for asyncio.
 
-A call borrows a connection for one round trip, the one used last first, so that a quiet client keeps to one. A
-connection is opened by the call that needs it, in the call itself: an error in opening it is that call's error, in
+A call borrows a connection for one round trip, the one used last first, so that a quiet client keeps to one. When all
+are in use, calls wait in line, and a connection that comes back is handed to the first: nobody is overtaken.
+
+A connection is opened by the call that needs it, in the call itself: an error in opening it is that call's error, in
 full and at once, and there is no thread to leak or to lose in a fork.
 """
 
@@ -11,7 +13,9 @@ import asyncio
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 from dblock.errors import ClientClosed, Unavailable
 from dblock.wire import Wire
@@ -23,22 +27,56 @@ _parents: list[Wire] = []
 """Connections of the process that this one was forked from, kept so that nothing closes them."""
 
 
-class _PoolBase:
-    """What both pools count: connections at rest, and all that are open or being opened."""
+class _ThreadTurn:
+    """A place in line, for a thread: what was handed to it, once the event is set."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+        self.wire: Wire | None = None
+
+    def give(self, wire: Wire | None) -> bool:
+        self.wire = wire
+        self.came.set()
+        return True
+
+
+class _TaskTurn:
+    """A place in line, for a task."""
+
+    def __init__(self) -> None:
+        self.came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.wire: Wire | None = None
+
+    def give(self, wire: Wire | None) -> bool:
+        if self.came.done():
+            return False  # its task was cancelled
+        self.wire = wire
+        self.came.set_result(None)
+        return True
+
+
+Turn = TypeVar("Turn", _ThreadTurn, _TaskTurn)
+
+
+class _PoolBase(Generic[Turn]):
+    """Connections at rest, how many are open or being opened, and who waits. Not safe for threads by itself."""
 
     def __init__(self, size: int, patience: float) -> None:
         self._size = size
         self._patience = patience
         self._idle: list[Wire] = []
         self._open = 0
+        self._line: deque[Turn] = deque()
         self._closed = False
         self._process = os.getpid()
 
     def _take_now(self) -> tuple[bool, Wire | None]:
-        """Take a connection at rest, or leave to open one; False when neither can be had."""
+        """Take a connection at rest, or leave to open one; False when neither can be had, or others wait already."""
         if self._closed:
             raise ClientClosed
         self._leave_to_parent()
+        if self._line:
+            return False, None
         if self._idle:
             return True, self._idle.pop()
         if self._open < self._size:
@@ -47,10 +85,13 @@ class _PoolBase:
         return False, None
 
     def _give_now(self, wire: Wire) -> Wire | None:
-        """Lay a connection to rest for the next call; return one that is to be closed instead."""
+        """Hand a connection to the first in line, or lay it to rest; return one that is to be closed instead."""
         if self._closed or not wire.usable:
-            self._open -= 1
+            self._give_up_place()
             return wire
+        while self._line:
+            if self._line.popleft().give(wire):
+                return None
         now = wire.used_at = time.monotonic()
         self._idle.append(wire)
         if now - self._idle[0].used_at > IDLE_FOR:
@@ -58,16 +99,25 @@ class _PoolBase:
             return self._idle.pop(0)
         return None
 
+    def _give_up_place(self) -> None:
+        """Let the first in line open a connection in the place of one that is gone, or could not be opened."""
+        while self._line:
+            if self._line.popleft().give(None):
+                return
+        self._open -= 1
+
     def _leave_to_parent(self) -> None:
         """In the child of a fork, forget the parent's connections: they are left open, and never spoken over."""
         if self._process != os.getpid():
             _parents.extend(self._idle)
             self._idle, self._open, self._process = [], 0, os.getpid()
+            self._line.clear()
 
     def _drain(self) -> list[Wire]:
         self._leave_to_parent()
         idle, self._idle = self._idle, []
-        self._open -= len(idle)
+        for _ in idle:
+            self._give_up_place()
         return idle
 
     def _exhausted(self) -> Unavailable:
@@ -77,47 +127,68 @@ class _PoolBase:
         )
 
 
-class Pool(_PoolBase):
+class Pool(_PoolBase[_ThreadTurn]):
     """Connections for threads."""
 
     def __init__(self, connect: Callable[[], Wire], size: int, patience: float) -> None:
         super().__init__(size, patience)
         self._connect = connect
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
 
     def take(self) -> Wire:
         """Borrow a connection for one call."""
-        with self._changed:
+        turn: _ThreadTurn | None = None
+        with self._lock:
             taken, wire = self._take_now()
             if not taken:
-                deadline = time.monotonic() + self._patience
-                while not taken:
-                    if not self._changed.wait(deadline - time.monotonic()):
-                        raise self._exhausted()
-                    taken, wire = self._take_now()
+                turn = _ThreadTurn()
+                self._line.append(turn)
+        if turn is not None:
+            wire = self._wait(turn)
         if wire is not None:
             return wire
         try:
             return self._connect()
         except BaseException:
-            with self._changed:
-                self._open -= 1
-                self._changed.notify()
+            with self._lock:
+                self._give_up_place()
             raise
+
+    def _wait(self, turn: _ThreadTurn) -> Wire | None:
+        try:
+            if turn.came.wait(self._patience):
+                return turn.wire
+        except BaseException:
+            if not self._leave_line(turn):
+                # It had come already: it goes to the next.
+                if turn.wire is not None:
+                    self.give(turn.wire)
+                else:
+                    with self._lock:
+                        self._give_up_place()
+            raise
+        if not self._leave_line(turn):
+            return turn.wire  # it came at the last moment
+        raise self._exhausted()
+
+    def _leave_line(self, turn: _ThreadTurn) -> bool:
+        with self._lock:
+            if turn in self._line:
+                self._line.remove(turn)
+                return True
+        return False
 
     def give(self, wire: Wire) -> None:
         """Return what was borrowed; a connection that is not fit for another call is closed."""
-        with self._changed:
+        with self._lock:
             surplus = self._give_now(wire)
-            self._changed.notify()
         if surplus is not None:
             surplus.close()
 
     def drop_idle(self) -> None:
         """Close the connections at rest, as when the server they led to has gone."""
-        with self._changed:
+        with self._lock:
             wires = self._drain()
-            self._changed.notify_all()
         for wire in wires:
             wire.close()
 
@@ -127,70 +198,61 @@ class Pool(_PoolBase):
         self.drop_idle()
 
 
-class AsyncPool(_PoolBase):
+class AsyncPool(_PoolBase[_TaskTurn]):
     """Connections for asyncio."""
 
     def __init__(self, connect: Callable[[], Awaitable[Wire]], size: int, patience: float) -> None:
         super().__init__(size, patience)
         self._connect = connect
-        self._waiting: list[asyncio.Future[None]] = []
 
     async def take(self) -> Wire:
         """Borrow a connection for one call."""
         taken, wire = self._take_now()
-        deadline = time.monotonic() + self._patience
-        while not taken:
-            await self._wait(deadline - time.monotonic())
-            taken, wire = self._take_now()
+        if not taken:
+            wire = await self._wait()
         if wire is not None:
             return wire
         try:
             return await self._connect()
         except BaseException:
-            self._open -= 1
-            self._notify()
+            self._give_up_place()
             raise
+
+    async def _wait(self) -> Wire | None:
+        turn = _TaskTurn()
+        self._line.append(turn)
+        try:
+            # Not wait_for, which may time out and lose a turn that came at the same moment.
+            await asyncio.wait([turn.came], timeout=self._patience)
+        except BaseException:
+            self._pass_on(turn)
+            raise
+        if turn.came.done():
+            return turn.wire
+        self._line.remove(turn)
+        raise self._exhausted()
+
+    def _pass_on(self, turn: _TaskTurn) -> None:
+        """Leave the line; what had come already goes to the next."""
+        if not turn.came.done():
+            self._line.remove(turn)
+        elif turn.wire is not None:
+            self.give(turn.wire)
+        else:
+            self._give_up_place()
 
     def give(self, wire: Wire) -> None:
         """Return what was borrowed; a connection that is not fit for another call is closed."""
         surplus = self._give_now(wire)
-        self._notify()
         if surplus is not None:
             surplus.close()
 
     def drop_idle(self) -> None:
         """Close the connections at rest, as when the server they led to has gone."""
-        wires = self._drain()
-        for wire in wires:
-            self._notify()
+        for wire in self._drain():
             wire.close()
 
     def close(self) -> None:
         """Close the connections at rest now, and those in use when they come back."""
         self._closed = True
-        while self._waiting:
-            self._notify()
         self.drop_idle()
-
-    async def _wait(self, seconds: float) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await asyncio.wait_for(turn, seconds)
-        except asyncio.TimeoutError:
-            raise self._exhausted() from None
-        except BaseException:
-            if turn.done() and not turn.cancelled():
-                # Our turn came just as we were cancelled: pass it on.
-                self._notify()
-            raise
-        finally:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-
-    def _notify(self) -> None:
-        while self._waiting:
-            turn = self._waiting.pop(0)
-            if not turn.done():
-                turn.set_result(None)
-                return

@@ -18,7 +18,7 @@ from psycopg import errors as pg
 
 from dblock import schema as schemas
 from dblock.errors import DblockError, SchemaMissing, SchemaOutdated
-from dblock.faults import is_broken, is_passing, translate
+from dblock.faults import is_broken, is_passing, translate, translated
 from dblock.pool import AsyncPool, Pool
 from dblock.steps import Call, Row, Sleep, Steps
 from dblock.target import Target
@@ -69,6 +69,10 @@ class _Trouble:
 
     def raise_or_retry(self, error: psycopg.Error) -> bool:
         """Raise what the caller should see; or return whether idle connections must be dropped before a retry."""
+        leaving = error.__context__
+        if leaving is not None and not isinstance(leaving, Exception):
+            # The connection broke while psycopg was cancelling for a caller who leaves; that comes first.
+            raise leaving
         if is_broken(error) and not self._broken:
             self._broken += 1
             logger.info("connection lost, trying a fresh one: %s", error)
@@ -135,7 +139,7 @@ class Runner(_Base):
         trouble = _Trouble(self)
         while True:
             try:
-                wire = self._pool.take()
+                wire = self._take()
                 try:
                     row: Row | None = wire.connection.wait(wire.exchange(call))
                     return row
@@ -150,9 +154,18 @@ class Runner(_Base):
                 if trouble.raise_or_retry(error):
                     self._pool.drop_idle()
 
+    def _take(self) -> Wire:
+        """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""
+        with translated(self.schema):
+            return self._pool.take()
+
     def _connect(self) -> Wire:
         connection = self.target.connect()
-        return self.wire(connection, connection.execute(WHICH_BACKEND, prepare=False).fetchone())
+        try:
+            return self.wire(connection, connection.execute(WHICH_BACKEND, prepare=False).fetchone())
+        except BaseException:
+            connection.close()
+            raise
 
 
 class AsyncRunner(_Base):
@@ -164,6 +177,9 @@ class AsyncRunner(_Base):
 
     async def open(self) -> None:
         """Check that the schema fits this client."""
+        if self.target.embedded:
+            # Starting the server takes a moment; the event loop need not stand still for it.
+            await asyncio.to_thread(self.target.conninfo)
         try:
             row = await self._call(self.check)
             schemas.check_revision(self.schema, row[0] if row else None)
@@ -200,7 +216,7 @@ class AsyncRunner(_Base):
         trouble = _Trouble(self)
         while True:
             try:
-                wire = await self._pool.take()
+                wire = await self._take()
                 try:
                     row: Row | None = await wire.connection.wait(wire.exchange(call))
                     return row
@@ -215,7 +231,16 @@ class AsyncRunner(_Base):
                 if trouble.raise_or_retry(error):
                     self._pool.drop_idle()
 
+    async def _take(self) -> Wire:
+        """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""
+        with translated(self.schema):
+            return await self._pool.take()
+
     async def _connect(self) -> Wire:
         connection = await self.target.connect_async()
-        backend = await (await connection.execute(WHICH_BACKEND, prepare=False)).fetchone()
-        return self.wire(connection, backend)
+        try:
+            backend = await (await connection.execute(WHICH_BACKEND, prepare=False)).fetchone()
+            return self.wire(connection, backend)
+        except BaseException:
+            await connection.close()
+            raise

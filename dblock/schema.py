@@ -26,6 +26,7 @@ from dblock.errors import (
 )
 from dblock.faults import translated
 from dblock.target import Target
+from dblock.terms import is_text
 
 if TYPE_CHECKING:
     import psycopg
@@ -77,10 +78,12 @@ def check_revision(schema: str, revision: str | None) -> None:
 
 def check_name(schema: str) -> str:
     """Return the schema's name if Postgres can have it whole."""
-    if not isinstance(schema, str) or not 1 <= len(schema.encode(errors="replace")) <= 63 or "\0" in schema:
-        raise InvalidArgument(f"A schema's name is text of 1 to 63 bytes without NUL; got {schema!r}.")
+    if not is_text(schema) or not 1 <= len(schema.encode()) <= 63:
+        raise InvalidArgument(f"A schema's name is text of 1 to 63 bytes without NUL; got {schema!a}.")
     if schema.startswith("pg_"):
         raise InvalidArgument(f"Schema {schema!r} cannot be used: Postgres keeps names with pg_ for itself.")
+    if schema in ("public", "information_schema", "$user"):
+        raise InvalidArgument(f"Schema {schema!r} is not ours to have. dblock wants one of its own, such as 'dblock'.")
     return schema
 
 
@@ -137,6 +140,8 @@ def grant(target: Target, role: str, schema: str = DEFAULT_SCHEMA) -> None:
     check_name(schema)
     with translated(schema), target.connect() as connection:
         status_of(connection, schema).check()
+        if not is_text(role):
+            raise InvalidArgument(f"A role's name is text without NUL; got {role!a}.")
         if not connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone():
             raise InvalidArgument(f"There is no role {role!r} in this cluster. Create it first: CREATE ROLE …")
         with connection.transaction():

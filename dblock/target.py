@@ -134,7 +134,8 @@ def resolve(where: Where = None) -> Target:
     """Make a target of whatever names a database, or raise InvalidArgument."""
     if where is None:
         dsn = os.environ.get(DSN_VARIABLE)
-        return Target(dsn) if dsn else EmbeddedTarget()
+        # Set and empty is a mistake, a secret that is missing say, and not a wish for a server of one's own.
+        return EmbeddedTarget() if dsn is None else Target(dsn)
     if isinstance(where, str):
         return Target(where)
     # Whoever has an engine at hand has imported SQLAlchemy; nobody else should pay for it.
@@ -165,6 +166,11 @@ def _parse(dsn: str) -> dict[str, Any]:
             "Give a URL like postgresql://user:password@host:5432/database, "
             "or keywords like: host=localhost dbname=database."
         ) from None
+    if "@" in str(parameters.get("host") or ""):
+        raise InvalidArgument(
+            "The DSN's host contains an @ (it is not shown here, for it may be part of a password). "
+            "In a URL like postgresql://user:password@host/database, write an @ of the password as %40."
+        )
     return dict(parameters)
 
 

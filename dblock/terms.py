@@ -24,6 +24,7 @@ TTL_MIN = 0.1
 TTL_MAX = 86_400.0
 DEFAULT_TTL = 30.0
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -106,6 +107,11 @@ def encode_meta(name: str, meta: Any) -> str | None:
     if _ESCAPED_NUL.search(text):
         raise InvalidArgument(f"{where} contains a NUL, which Postgres cannot store.")
     return text
+
+
+def is_text(value: object) -> bool:
+    """Tell whether this is text that Postgres can store: a str without NUL and without halves of surrogate pairs."""
+    return isinstance(value, str) and "\0" not in value and not _SURROGATE.search(value)
 
 
 def check_seconds(what: str, value: Seconds) -> float:

@@ -65,7 +65,8 @@ def account_for(data: Path) -> Account:
     """Return the account to use for this data folder: its owner's, or a fresh one."""
     if os.geteuid() != 0:
         return Account(None)
-    if data.exists():
+    # A folder of root's own is no cluster of ours; it will be moved aside.
+    if data.exists() and data.stat().st_uid != 0:
         return Account(data.stat().st_uid)
     taken = {user.pw_uid for user in pwd.getpwall()} | {group.gr_gid for group in grp.getgrall()}
     return Account(next(uid for uid in range(FIRST_UNUSED, 65_000) if uid not in taken))

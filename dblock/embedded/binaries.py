@@ -34,7 +34,8 @@ def find(folder: Path, account: Account) -> Path:
     # The programs find their libraries by a path relative to themselves.
     for part in (package, package.with_name(f"{PACKAGE}.libs")):
         if part.is_dir() and not (copy / part.name).exists():
-            copy.mkdir(mode=0o755, exist_ok=True)
+            copy.mkdir(exist_ok=True)
+            copy.chmod(0o755)  # whatever the umask
             readable_copy(part, copy / part.name)
     return copy / package.name / "pginstall" / "bin"
 

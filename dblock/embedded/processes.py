@@ -2,6 +2,9 @@
 
 Postgres and all its children change into the data folder and stay there. That tells them from a stranger that
 was given the number in an old pid file, as happens at once in a container.
+
+Where the kernel does not tell (root in a container may not look at another account's processes), a postmaster is
+known by its command line, and its children by their parent.
 """
 
 from __future__ import annotations
@@ -9,27 +12,49 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 
 def pids_working_in(folder: Path) -> set[int]:
     """Return the processes whose working directory is this folder."""
     where = os.path.realpath(folder)
-    return {pid for pid, directory in _working_directories() if directory == where}
+    if sys.platform != "linux":
+        return {pid for pid, directory in _working_directories() if directory == where}
+    found: set[int] = set()
+    hidden: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                if os.readlink(f"/proc/{entry}/cwd") == where:
+                    found.add(int(entry))
+            except PermissionError:
+                hidden[int(entry)] = _parent(entry)
+            except OSError:
+                continue  # gone, or a zombie
+    postmasters = {pid for pid in hidden if _is_postmaster(pid, {where, str(folder)})}
+    return found | postmasters | {pid for pid, parent in hidden.items() if parent in postmasters}
+
+
+def _is_postmaster(pid: int, folders: set[str]) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    return words[0].endswith("/postgres") and any(pair[0] == "-D" and pair[1] in folders for pair in pairwise(words))
+
+
+def _parent(entry: str) -> int:
+    try:
+        return int(Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
 
 
 def _working_directories() -> list[tuple[int, str]]:
-    if sys.platform == "linux":
-        found = []
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                try:
-                    found.append((int(entry), os.readlink(f"/proc/{entry}/cwd")))
-                except OSError:
-                    continue  # gone, a zombie, or another user's
-        return found
     listing = subprocess.run(["lsof", "-a", "-d", "cwd", "-Fpn"], capture_output=True, text=True, check=False).stdout
-    found, pid = [], 0
+    found: list[tuple[int, str]] = []
+    pid = 0
     for line in listing.splitlines():
         if line.startswith("p"):
             pid = int(line[1:])

@@ -24,10 +24,9 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -43,6 +42,9 @@ PATIENCE = 60.0
 
 LONGEST_SOCKET = 100
 """Bytes of a socket's path that every system takes."""
+
+NOT_YET = ("starting up", "shutting down", "in recovery mode", "not yet accepting")
+"""What a server says that is there and cannot be used."""
 
 SETTINGS = {
     "listen_addresses": "",
@@ -87,12 +89,15 @@ class Server:
         """Tell whether it takes connections at this moment."""
         import psycopg
 
-        if not self._sockets.is_dir():
-            return False
         try:
+            if not self._sockets.is_dir():
+                return False
             psycopg.connect(self.url, connect_timeout=5).close()
-        except psycopg.Error:
-            return False
+        except psycopg.Error as error:
+            # A server that refuses us in so many words is there: it may have no connection to spare.
+            return "FATAL" in str(error) and not any(sign in str(error) for sign in NOT_YET)
+        except OSError as error:
+            raise self._trouble(error) from error
         return True
 
     def in_use(self) -> bool:
@@ -107,18 +112,21 @@ class Server:
 
     def start(self) -> bool:
         """Start the server unless it runs; False means that it was running already."""
-        self._make_folder()
-        with self._alone():
-            if self.answers():
-                return False
-            account = account_for(self.data)
-            account.check_reach(self.folder)
-            programs = find(self.folder, account)
-            self._settle_leftovers()
-            if not self.answers():
-                self._make_data(programs, account)
-                self._make_socket_folder(account)
-                self._launch(programs, account)
+        try:
+            self._make_folder()
+            with self._alone():
+                if self.answers():
+                    return False
+                account = account_for(self.data)
+                account.check_reach(self.folder)
+                programs = find(self.folder, account)
+                self._settle_leftovers()
+                if not self.answers():
+                    self._make_data(programs, account)
+                    self._make_socket_folder(account)
+                    self._launch(programs, account)
+        except OSError as error:
+            raise self._trouble(error) from error
         return True
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> bool:
@@ -137,29 +145,24 @@ class Server:
         return running
 
     def _make_folder(self) -> None:
-        if self.folder.is_dir():
-            return
         # Root's server runs under another account, which must get through to its own folders, and only there.
         mode = 0o711 if os.geteuid() == 0 else 0o700
-        try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self.folder.mkdir(mode=mode, exist_ok=True)
-        except OSError as error:
-            raise EmbeddedError(
-                f"The embedded Postgres has no place to live: {error}. Set DBLOCK_HOME to a folder of yours."
-            ) from error
+        for folder in reversed([self.folder, *self.folder.parents]):
+            if not folder.is_dir():
+                with suppress(FileExistsError):
+                    folder.mkdir(mode=mode)
+                    folder.chmod(mode)  # whatever the umask
+
+    def _trouble(self, error: OSError) -> EmbeddedError:
+        return EmbeddedError(
+            f"The embedded Postgres has no place to live: {error}. Set DBLOCK_HOME to a folder of yours."
+        )
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep every other process from starting or stopping this server meanwhile."""
         deadline = time.monotonic() + 2 * PATIENCE
-        try:
-            file = open(self.folder / "lock", "a+b")  # noqa: SIM115 - closed below, which frees the lock
-        except OSError as error:
-            raise EmbeddedError(
-                f"The folder of the embedded Postgres is not ours: {error}. Set DBLOCK_HOME to a folder of yours."
-            ) from error
-        with file:
+        with open(self.folder / "lock", "a+b") as file:  # closing it frees the lock
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -255,7 +258,8 @@ class Server:
         if len(os.fsencode(usual / ".s.PGSQL.00000.lock")) <= LONGEST_SOCKET:
             return usual
         known = hashlib.sha256(os.fsencode(self.folder.absolute())).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"dblock-{os.geteuid()}-{known}"
+        # Not wherever $TMPDIR points: every process of the user must find it.
+        return Path("/tmp") / f"dblock-{os.geteuid()}-{known}"  # noqa: S108 - private, and checked to be so
 
     def _make_socket_folder(self, account: Account) -> None:
         sockets = self._sockets

@@ -222,6 +222,70 @@ def test_no_permission_of_an_existing_folder_is_changed(folder: Path) -> None:
         shutil.rmtree(parent)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the mask so that its server cannot get through")
+def test_a_strict_umask_changes_nothing(folder: Path) -> None:
+    deeper = folder / "made" / "on the way"
+    script = "import os; os.umask(0o077); from dblock import embedded; print(embedded.start().answers())"
+    environment = os.environ | {"DBLOCK_HOME": str(deeper)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    try:
+        assert done.stdout == "True\n", done.stderr
+    finally:
+        Server(deeper).stop()
+
+
+def test_an_empty_folder_in_the_place_of_the_data_is_no_obstacle(folder: Path) -> None:
+    """A volume that was mounted there, say."""
+    (folder / "data").mkdir(parents=True)
+    folder.chmod(0o711)
+    assert embedded.start().answers()
+
+
+def test_a_server_with_no_connection_to_spare_is_running_all_the_same(folder: Path) -> None:
+    server = Server(folder, settings={"max_connections": "5", "superuser_reserved_connections": "0"})
+    server.start()
+    taken = [psycopg.connect(server.url) for _ in range(5)]
+    assert server.answers()
+    assert server.start() is False
+    for connection in taken:
+        connection.close()
+
+
+def test_another_tmpdir_finds_the_same_server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = folder / ("long" * 30)
+    try:
+        started = embedded.start(long)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        found = embedded.status(long)
+        assert found is not None
+        assert found.pid == started.pid
+    finally:
+        sockets = Server(long)._sockets
+        Server(long).stop()
+        shutil.rmtree(sockets, ignore_errors=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="about root where it may not look at other accounts' processes")
+def test_root_without_the_right_to_look_knows_its_server_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container with the usual capabilities."""
+    server = embedded.start()
+    real = os.readlink
+
+    def hidden(path: str) -> str:
+        if str(path).endswith("/cwd"):
+            raise PermissionError
+        return real(path)
+
+    monkeypatch.setattr(os, "readlink", hidden)
+    found = pids_working_in(server.data)
+    assert server.pid in found
+    assert len(found) > 3
+    assert embedded.stop() is True
+    assert pids_working_in(server.data) == set()
+
+
 def test_a_path_too_long_for_a_socket_works_all_the_same() -> None:
     top = new_folder()
     server = Server(top / ("long" * 20) / ("longer" * 20))

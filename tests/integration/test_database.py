@@ -147,6 +147,17 @@ async def test_acquiring_cancelled_at_any_moment_leaves_no_lock_and_no_connectio
     assert row[0] <= 2
 
 
+async def test_a_client_closed_while_it_opens_stays_closed(dsn: str) -> None:
+    client = dblock.AsyncClient(dsn)
+    opening = asyncio.ensure_future(client.lock("a").try_acquire())
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(dblock.ClientClosed):
+        await opening
+    with pytest.raises(dblock.ClientClosed):
+        await client.lock("a").try_acquire()
+
+
 def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owner: psycopg.Connection) -> None:
     owner.execute("SELECT release('a', (SELECT token FROM try_acquire('a')))")
     keeper = sessions.open()

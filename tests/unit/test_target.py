@@ -60,6 +60,21 @@ def test_nothing_means_the_environment_then_the_embedded_server(monkeypatch: pyt
     assert str(resolve(None)) == "postgresql://h/db"
 
 
+@pytest.mark.parametrize("dsn", ["", " "])
+def test_an_empty_dblock_dsn_is_a_mistake_and_no_wish_for_the_embedded_server(
+    monkeypatch: pytest.MonkeyPatch, dsn: str
+) -> None:
+    monkeypatch.setenv("DBLOCK_DSN", dsn)
+    with pytest.raises(dblock.InvalidArgument, match="DSN is empty"):
+        dblock.Client()
+
+
+def test_part_of_a_password_is_not_taken_for_a_host_and_shown() -> None:
+    with pytest.raises(dblock.InvalidArgument, match="write an @ of the password as %40") as caught:
+        dblock.Client("postgresql://u:s3c@ret@host/db")
+    assert "ret@host" not in str(caught.value)
+
+
 def test_an_engines_url_is_read_and_its_password_not_shown() -> None:
     for engine in (
         create_engine("postgresql+psycopg://u:s3cret@h:5433/db"),
