@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -32,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("dblock").addHandler(handler)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
-        return command(options)
+        code = command(options)
+        sys.stdout.flush()
+        return code
     except DblockError as error:
         print(f"dblock: {error}", file=sys.stderr)
         return 1
@@ -40,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("dblock: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output has had enough of it.
-        sys.stderr.close()
+        # Whoever read our output has had enough of it; what is left of it must not be an error at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     finally:
         logging.getLogger("dblock").removeHandler(handler)
@@ -74,7 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     reaper.add_argument("--once", action="store_true", help="do it once, and tell how many went")
     reaper.add_argument("--idle", type=float, default=86_400, metavar="S", help="how long unused (default: a day)")
     reaper.add_argument("--interval", type=float, default=3_600, metavar="S", help="between runs (default: an hour)")
-    add("demo", _demo, "two worker processes contend for one lock and hand it over")
+    add(
+        "demo",
+        _demo,
+        "two processes contend for one lock and hand it over (installs the schema if it is missing)",
+    )
 
     token = commands.add_parser("token", help="the token sequence: look at it, raise it")
     tokens = token.add_subparsers(metavar="ACTION", required=True)

@@ -6,8 +6,6 @@ lock of this client; a held lock takes none of its connections.
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import weakref
 from types import TracebackType
@@ -50,9 +48,7 @@ class _ClientBase:
         """
         from dblock.schema import check_name
 
-        if holder is None:
-            holder = f"{socket.gethostname()} pid {os.getpid()}"
-        if not is_text(holder) or len(holder.encode()) > 512:
+        if holder is not None and (not is_text(holder) or len(holder.encode()) > 512):
             raise InvalidArgument(f"A holder is text of at most 512 bytes without NUL; got {holder!a:.80}.")
         if not isinstance(pool_size, int) or pool_size < 1:
             raise InvalidArgument(f"pool_size is a number of connections from 1; got {pool_size!r}.")

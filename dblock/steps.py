@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import time
 import typing
 from collections.abc import Awaitable, Callable, Generator
@@ -93,7 +94,7 @@ class Protocol:
     def __init__(
         self,
         schema: str,
-        holder: str,
+        holder: str | None,
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -112,6 +113,7 @@ class Protocol:
             f" FROM {prefix}.holder($1)"
         ).encode()
         self._holder_name = holder
+        self._host = socket.gethostname()
         self._clock = clock
         self._uniform = uniform
 
@@ -141,7 +143,7 @@ class Protocol:
         sent_at = self._clock()
         granted, token, expires_at, remaining = yield Call(
             self._try_acquire,
-            (terms.name, terms.interval, self._holder_name, terms.meta, attempt),
+            (terms.name, terms.interval, self._who(), terms.meta, attempt),
             undo=Call(self._abandon, (terms.name, attempt)),
         )
         left = float(remaining)
@@ -153,6 +155,10 @@ class Protocol:
             yield from self.release(grant)
             return None, 0.0
         return grant, left
+
+    def _who(self) -> str:
+        """Return what others see of us; asked each time, for after a fork the process is another."""
+        return self._holder_name if self._holder_name is not None else f"{self._host} pid {os.getpid()}"
 
     def renew(self, grant: Grant, ttl: float) -> Steps[Grant | None]:
         """Extend this exact grant; the result is None when it is lost."""

@@ -18,6 +18,7 @@ from sqlalchemy import create_engine
 import dblock
 from dblock import cli, schema, tables
 from dblock.target import resolve
+from tests.support.sessions import Sessions
 
 CATALOG = """
     SELECT 'function', p.proname, pg_get_functiondef(p.oid), p.proacl::text FROM pg_proc AS p
@@ -254,6 +255,25 @@ def test_the_command_line_prints_statements_without_a_database(capsys: pytest.Ca
     printed = capsys.readouterr().out
     assert 'CREATE SCHEMA IF NOT EXISTS "locks"' in printed
     assert "%%" not in printed
+
+
+def test_a_reader_who_has_had_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m dblock install --sql | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout.split() == ["BEGIN;", "0"]
+    assert done.stderr == ""
+
+
+def test_uninstall_tells_the_highest_token_even_of_grants_under_way(dsn: str, sessions: Sessions) -> None:
+    granting = sessions.open()
+    granting.do("BEGIN")
+    granting.do("SELECT try_acquire('a')")
+    with ThreadPoolExecutor(1) as thread:
+        removing = thread.submit(schema.uninstall, resolve(dsn))
+        sessions.wait_until_somebody_waits()
+        granting.do("SELECT try_acquire('b')")
+        granting.do("COMMIT")
+        assert removing.result(20) == 2
 
 
 def test_bad_input_to_the_command_line_is_an_error_and_no_traceback() -> None:

@@ -103,6 +103,14 @@ class Sessions:
         """Put a closed gate before every INSERT, UPDATE or DELETE of a row."""
         return Gate(self._keeper, table, event)
 
+    def wait_until_somebody_waits(self) -> None:
+        """Return as soon as any session of this database waits for a lock."""
+        deadline = time.monotonic() + PATIENCE
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        while not self._observer.execute(waiting.encode()).fetchone():
+            assert time.monotonic() < deadline, "somebody was expected to wait, and nobody did"
+            time.sleep(0.005)
+
     def __enter__(self) -> Sessions:
         return self
 

@@ -28,6 +28,7 @@ LAYERS = [
     ["client"],
     ["demo"],
     ["cli"],
+    ["__main__"],
 ]
 """From the ground up: a module imports only from rows above its own, as this list reads."""
 
