@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -93,6 +94,17 @@ async def test_a_grant_whose_answer_was_lost_is_found_again(clients: Clients) ->
         await client.close()
 
 
+async def test_a_call_whose_answer_is_lost_twice_is_an_error_that_tells_of_it(clients: Clients) -> None:
+    with Proxy(clients.dsn) as proxy:
+        client = clients(proxy.dsn)
+        lease = await client.lock("the lock in question").acquire()
+        proxy.lose_answer_to(b"the lock in question", times=10)
+        with pytest.raises(dblock.Unavailable):
+            await lease.renew()
+        assert proxy.lost == 2
+        await client.close()
+
+
 async def test_a_release_whose_answer_was_lost_is_no_lost_lease(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
@@ -156,6 +168,16 @@ async def test_a_client_closed_while_it_opens_stays_closed(dsn: str) -> None:
         await opening
     with pytest.raises(dblock.ClientClosed):
         await client.lock("a").try_acquire()
+
+
+def test_a_client_that_goes_out_of_use_leaves_no_connection(dsn: str, owner: psycopg.Connection) -> None:
+    client = dblock.Client(dsn)
+    client.lock("a").acquire()
+    del client
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while owner.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = 'dblock'").fetchone():
+        assert time.monotonic() < deadline
 
 
 def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owner: psycopg.Connection) -> None:

@@ -28,14 +28,15 @@ class Proxy:
         self.dsn = conninfo.make_conninfo(
             dsn, host="127.0.0.1", port=self._listener.getsockname()[1], sslmode="disable", gssencmode="disable"
         )
-        self._trap: bytes | None = None
+        self._trap = b""
+        self._times = 0
         self.lost = 0
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def lose_answer_to(self, fragment: bytes) -> None:
+    def lose_answer_to(self, fragment: bytes, times: int = 1) -> None:
         """Cut the connection once the next request that contains this fragment has been answered."""
-        self._trap = fragment
+        self._trap, self._times = fragment, times
 
     def _accept(self) -> None:
         while True:
@@ -59,8 +60,8 @@ class Proxy:
     def _requests(self, client: socket.socket, server: socket.socket, armed: threading.Event) -> None:
         try:
             while data := client.recv(65536):
-                if self._trap is not None and self._trap in data:
-                    self._trap = None
+                if self._times and self._trap in data:
+                    self._times -= 1
                     armed.set()
                 server.sendall(data)
         except OSError:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dblock
-from dblock.pool import AsyncPool, Pool
+from dblock.pool import IDLE_FOR, AsyncPool, Pool
 
 
 class Connection:
@@ -51,6 +51,16 @@ def test_one_call_after_the_other_uses_one_connection() -> None:
     for _ in range(5):
         shared.give(shared.take())
     assert len(made) == 1
+
+
+def test_what_a_burst_of_calls_had_opened_is_closed_when_it_is_not_used() -> None:
+    shared, made = pool(2)
+    one, other = shared.take(), shared.take()
+    shared.give(one)
+    one.used_at = time.monotonic() - 2 * IDLE_FOR
+    shared.give(other)
+    assert [wire.closed for wire in made] == [True, False]
+    assert shared.take() is other
 
 
 def test_a_connection_that_is_not_usable_is_closed_and_replaced() -> None:
