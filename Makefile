@@ -9,6 +9,9 @@ install: ## Install dblock for development, with the embedded Postgres
 check: ## Run the whole gate: lint, types, tests (the same as plain pytest)
 	pytest
 
+long: ## Run everything, the runs that take minutes too
+	pytest --long
+
 quick: ## Run the tests that take seconds
 	pytest tests/unit tests/sql tests/integration tests/migration
 
@@ -24,4 +27,4 @@ containers: ## Run the tests against every supported Postgres, in Docker
 demo: ## Tell the story of two workers and one lock
 	dblock demo
 
-.PHONY: help install check quick format bench containers demo
+.PHONY: help install check long quick format bench containers demo

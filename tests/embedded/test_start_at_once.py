@@ -21,7 +21,6 @@ from dblock.embedded.processes import pids_working_in
 from tests.support.servers import new_folder
 
 PROCESSES = 10
-ROUNDS = 50
 
 
 def start_and_install(folder: str) -> tuple[int, int, str]:
@@ -42,12 +41,13 @@ def _stderr(path: str) -> Iterator[Path]:
 
 
 @pytest.mark.timeout(300)
-def test_ten_processes_at_once_fifty_times_over_make_one_server_and_one_schema() -> None:
+@pytest.mark.parametrize("rounds", [10, pytest.param(50, marks=pytest.mark.long)])
+def test_ten_processes_at_once_over_and_over_make_one_server_and_one_schema(rounds: int) -> None:
     # Forked from a clean process that has imported the command line, so that all ten are off at once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dblock.cli", "dblock.schema", "alembic.command", __name__])
     with ProcessPoolExecutor(PROCESSES, mp_context=context) as processes:
-        for number in range(ROUNDS):
+        for number in range(rounds):
             folder = new_folder()
             server = Server(folder)
             try:
