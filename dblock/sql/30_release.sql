@@ -20,7 +20,10 @@ BEGIN
     UPDATE distributed_locks AS l
     SET expires_at = '-infinity', attempt = NULL, holder = NULL, meta = NULL
     WHERE l.name = release.name AND l.token = release.token AND l.expires_at > clock_timestamp();
-    RETURN FOUND OR EXISTS (
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    RETURN EXISTS (
         SELECT FROM distributed_locks AS l
         WHERE l.name = release.name AND l.token = release.token AND l.expires_at = '-infinity'
     );
