@@ -114,11 +114,14 @@ async def test_a_task_that_comes_back_at_once_does_not_overtake_those_who_wait()
             await asyncio.sleep(0)
 
     others = [asyncio.ensure_future(busy()) for _ in range(3)]
+    served = 0
     for _ in range(20):
         await asyncio.sleep(0)
         shared.give(await asyncio.wait_for(shared.take(), 5))
+        served += 1
     stop = True
     await asyncio.gather(*others)
+    assert served == 20
 
 
 async def test_a_wait_that_is_too_long_says_so_and_leaves_the_line() -> None:
