@@ -113,6 +113,17 @@ class _PoolBase(Generic[Turn]):
             self._idle, self._open, self._process = [], 0, os.getpid()
             self._line.clear()
 
+    def _shut(self) -> None:
+        """Take no more calls; those who wait in line are told so."""
+        self._closed = True
+        while self._line:
+            self._line.popleft().give(None)
+            self._open += 1  # the place that each of them will find closed, and give up
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed
+
     def _drain(self) -> list[Wire]:
         self._leave_to_parent()
         idle, self._idle = self._idle, []
@@ -148,6 +159,7 @@ class Pool(_PoolBase[_ThreadTurn]):
         if wire is not None:
             return wire
         try:
+            self._check_open()
             return self._connect()
         except BaseException:
             with self._lock:
@@ -194,7 +206,8 @@ class Pool(_PoolBase[_ThreadTurn]):
 
     def close(self) -> None:
         """Close the connections at rest now, and those in use when they come back."""
-        self._closed = True
+        with self._lock:
+            self._shut()
         self.drop_idle()
 
 
@@ -213,6 +226,7 @@ class AsyncPool(_PoolBase[_TaskTurn]):
         if wire is not None:
             return wire
         try:
+            self._check_open()
             return await self._connect()
         except BaseException:
             self._give_up_place()
@@ -254,5 +268,5 @@ class AsyncPool(_PoolBase[_TaskTurn]):
 
     def close(self) -> None:
         """Close the connections at rest now, and those in use when they come back."""
-        self._closed = True
+        self._shut()
         self.drop_idle()

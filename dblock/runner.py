@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -64,13 +65,15 @@ class _Trouble:
 
     def __init__(self, runner: _Base) -> None:
         self._runner = runner
+        # What the caller was already handling, as when a body that failed is being left: not this call's doing.
+        self._outer = sys.exc_info()[1]
         self._broken = 0
         self._passing = 0
 
     def raise_or_retry(self, error: psycopg.Error) -> bool:
         """Raise what the caller should see; or return whether idle connections must be dropped before a retry."""
         leaving = error.__context__
-        if leaving is not None and not isinstance(leaving, Exception):
+        if leaving is not None and leaving is not self._outer and not isinstance(leaving, Exception):
             # The connection broke while psycopg was cancelling for a caller who leaves; that comes first.
             raise leaving
         if is_broken(error) and not self._broken:

@@ -167,7 +167,9 @@ class Protocol:
         if row is None:
             return None
         expires_at, remaining = row
-        return Grant(grant.name, grant.token, float(expires_at), sent_at + float(remaining) * TRUST)
+        renewed = Grant(grant.name, grant.token, float(expires_at), sent_at + float(remaining) * TRUST)
+        # An answer that took longer than the lease lasts is as good as none.
+        return renewed if self._clock() < renewed.trusted_until else None
 
     def release(self, grant: Grant) -> Steps[bool]:
         """Give this exact grant back; the result is False when it was lost before."""

@@ -73,7 +73,11 @@ BEGIN
     SELECT timeline INTO STRICT recorded FROM token_timeline FOR UPDATE;
     IF recorded <> current_timeline() THEN
         -- Nobody mints meanwhile, so the sequence stands still.
-        PERFORM setval('token_sequence', last_value + (1::bigint << 40), is_called) FROM token_sequence;
+        -- Above the range of every timeline before this one too: a recovery may go back past an earlier jump.
+        PERFORM setval(
+            'token_sequence',
+            greatest(last_value + (1::bigint << 40), (current_timeline() - 1) << 40)
+        ) FROM token_sequence;
         UPDATE token_timeline SET timeline = current_timeline();
     END IF;
 END

@@ -14,6 +14,8 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     ready := commit_durably();
+    -- Before the sequence: whoever enters a new timeline reads it under this lock and then sets it.
+    PERFORM 1 FROM token_timeline FOR UPDATE;
     -- Changes nothing, and holds the sequence until the end of the transaction.
     ALTER SEQUENCE token_sequence NO CYCLE;
     SELECT greatest(CASE WHEN is_called THEN last_value + 1 ELSE last_value END, above + 1)

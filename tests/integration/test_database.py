@@ -81,6 +81,16 @@ async def test_terminated_backends_are_replaced_without_the_caller_noticing(
         assert await lease.release()
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, ValueError])
+def test_a_body_left_over_a_dead_connection_still_releases(
+    client: dblock.Client, owner: psycopg.Connection, error: type[BaseException]
+) -> None:
+    with pytest.raises(error), client.lock("a", ttl=600):
+        owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'")
+        raise error
+    assert client.lock("a").holder() is None
+
+
 async def test_a_grant_whose_answer_was_lost_is_found_again(clients: Clients) -> None:
     """The grant commits, the connection is cut before the answer arrives; asking again must not find a stranger."""
     with Proxy(clients.dsn) as proxy:

@@ -105,6 +105,25 @@ def test_a_timeline_that_goes_back_takes_the_tokens_ahead_too(dsn: str) -> None:
         assert owner.execute("SELECT timeline FROM dblock.token_timeline").fetchone() == (1,)
 
 
+def test_a_recovery_past_an_earlier_jump_goes_above_that_jump(sessions: Sessions) -> None:
+    """Record and sequence went back together to the first timeline; this server is on the third."""
+    session = sessions.open()
+    session.do("CREATE OR REPLACE FUNCTION current_timeline() RETURNS bigint LANGUAGE sql AS 'SELECT 3::bigint'")
+    (token,) = session.do("SELECT token FROM try_acquire('a')")
+    assert token > 2 << 40
+
+
+def test_the_first_grant_on_a_timeline_does_not_undo_a_raise_under_way(sessions: Sessions) -> None:
+    raising, granting = sessions.open(), sessions.open()
+    raising.do("UPDATE token_timeline SET timeline = 7")
+    raising.do("BEGIN")
+    (least,) = raising.do("SELECT raise_tokens(9000000000000)")
+    waiting = granting.start("SELECT token FROM try_acquire('a')")
+    granting.wait_until_blocked()
+    raising.do("COMMIT")
+    assert waiting.result(20)[0] >= least
+
+
 def test_those_who_come_together_to_a_new_timeline_jump_once(sessions: Sessions) -> None:
     one, other = sessions.open(), sessions.open()
     one.do("UPDATE token_timeline SET timeline = 7")

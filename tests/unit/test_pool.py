@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -178,6 +179,35 @@ async def test_a_cancelled_opening_gives_its_place_to_the_next() -> None:
         await opening
     reachable = True
     assert await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_task_that_waits_is_told_when_the_pool_closes() -> None:
+    shared, made = async_pool()
+    busy = await shared.take()
+    waiting = [asyncio.ensure_future(shared.take()) for _ in range(3)]
+    await asyncio.sleep(0)
+    shared.close()
+    for waiter in waiting:
+        with pytest.raises(dblock.ClientClosed):
+            await waiter
+    shared.give(busy)
+    assert len(made) == 1
+    assert shared._open == 0
+
+
+def test_a_thread_that_waits_is_told_when_the_pool_closes() -> None:
+    shared, made = pool()
+    busy = shared.take()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(shared.take)
+        while not shared._line:
+            time.sleep(0.001)
+        shared.close()
+        with pytest.raises(dblock.ClientClosed):
+            waiting.result(10)
+    shared.give(busy)
+    assert len(made) == 1
+    assert shared._open == 0
 
 
 def test_a_closed_pool_closes_what_comes_back() -> None:

@@ -95,6 +95,16 @@ def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
     assert finish(steps, ("t",)) is None
 
 
+def test_a_renewal_answered_too_late_to_be_trusted_is_lost(protocol: Protocol, wanted: Terms, clock: Clock) -> None:
+    steps = protocol.try_acquire(wanted)
+    next(steps)
+    grant = finish(steps, GRANTED)
+    renewing = protocol.renew(grant, 30)
+    next(renewing)
+    clock.now += 29.5
+    assert finish(renewing, ("1030", "30")) is None
+
+
 def test_acquire_asks_again_under_the_same_attempt(protocol: Protocol, wanted: Terms) -> None:
     steps = protocol.acquire(wanted, None)
     first = next(steps)
