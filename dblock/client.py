@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dblock.errors import ClientClosed, DblockError, InvalidArgument
+from dblock.forks import mind_forks
 from dblock.lock import AsyncLock, Lock
-from dblock.steps import Protocol, Steps
+from dblock.steps import Service, Steps
 from dblock.target import resolve
 from dblock.terms import DEFAULT_TTL, Seconds, check_seconds, is_text, terms
 
@@ -44,7 +45,8 @@ class _ClientBase:
 
         `where` is a DSN (several hosts are fine), a SQLAlchemy Engine or AsyncEngine, or nothing: then $DBLOCK_DSN
         says, and without that it is the embedded Postgres. `holder` is what others see of this client,
-        by default the machine and process. `patience` bounds the wait for a free connection.
+        by default the machine and process. `patience` bounds the wait for a free connection, and then for the
+        database's answer, which gets a second at least.
         """
         from dblock.schema import check_name
 
@@ -53,14 +55,18 @@ class _ClientBase:
         if not isinstance(pool_size, int) or pool_size < 1:
             raise InvalidArgument(f"pool_size is a number of connections from 1; got {pool_size!r}.")
         self._target = resolve(where)
-        self._protocol = Protocol(check_name(schema), holder)
+        self._service = Service(check_name(schema), holder)
         self._schema = schema
         self._pool_size = pool_size
         self._patience = check_seconds("patience", patience)
         if not 0 <= self._patience <= MOST_PATIENT:
             raise InvalidArgument(f"The patience is from 0 s to a day; got {self._patience:g} s.")
         self._closed = False
-        self._opening = threading.Lock()
+        self.start_anew()
+        mind_forks(self)
+
+    def start_anew(self) -> None:
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._target}{' closed' if self._closed else ''}>"
@@ -71,13 +77,17 @@ class Client(_ClientBase):
 
     _runner: Runner | None = None
 
+    def start_anew(self) -> None:
+        """In the child of a fork nobody is opening this client."""
+        self._opening = threading.Lock()
+
     def lock(self, name: str, *, ttl: Seconds = DEFAULT_TTL, timeout: Seconds | None = None, meta: Any = None) -> Lock:
         """Name a lock and the terms on which to hold it; nothing is sent yet.
 
         The lease lasts for `ttl` unless renewed. `timeout` bounds the wait of `acquire` and `with`: None waits
         without end, 0 tries once. `meta` is any JSON that others should see beside the holder.
         """
-        return Lock(self._run, self._protocol, terms(name, ttl, timeout, meta))
+        return Lock(self._run, self._service, terms(name, ttl, timeout, meta))
 
     def close(self) -> None:
         """Close the connections. A lease that is still held stays so until its deadline."""
@@ -124,6 +134,10 @@ class AsyncClient(_ClientBase):
     _loop: asyncio.AbstractEventLoop | None = None
     _opening_here: asyncio.Lock
 
+    def start_anew(self) -> None:
+        """In the child of a fork there is no event loop yet, and nothing is open."""
+        self._loop = self._runner = None
+
     def lock(
         self, name: str, *, ttl: Seconds = DEFAULT_TTL, timeout: Seconds | None = None, meta: Any = None
     ) -> AsyncLock:
@@ -132,7 +146,7 @@ class AsyncClient(_ClientBase):
         The lease lasts for `ttl` unless renewed. `timeout` bounds the wait of `acquire` and `async with`: None waits
         without end, 0 tries once. `meta` is any JSON that others should see beside the holder.
         """
-        return AsyncLock(self._run, self._protocol, terms(name, ttl, timeout, meta))
+        return AsyncLock(self._run, self._service, terms(name, ttl, timeout, meta))
 
     async def close(self) -> None:
         """Close the connections. A lease that is still held stays so until its deadline."""

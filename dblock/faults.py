@@ -23,6 +23,17 @@ from dblock.errors import (
 )
 
 
+class Overdue(psycopg.OperationalError):
+    """An answer did not come within the time that it was given."""
+
+
+def cleaned(error: BaseException) -> BaseException:
+    """Return the error without the connection that it may carry, for that knows the password."""
+    if isinstance(error, psycopg.Error) and error.pgconn is not None:
+        return type(error)(*error.args)
+    return error
+
+
 @contextmanager
 def translated(schema: str) -> Iterator[None]:
     """Raise dblock's counterpart of whatever psycopg (or SQLAlchemy around it) raises inside."""
@@ -31,11 +42,11 @@ def translated(schema: str) -> Iterator[None]:
     except DblockError:
         raise
     except psycopg.Error as error:
-        raise translate(error, schema) from error
+        raise translate(error, schema) from cleaned(error)
     except Exception as error:
         original = getattr(error, "orig", None)
         if isinstance(original, psycopg.Error):
-            raise translate(original, schema) from error
+            raise translate(original, schema) from cleaned(original)
         raise
 
 
@@ -63,6 +74,11 @@ def is_broken(error: psycopg.Error) -> bool:
     return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and (
         error.sqlstate is None or isinstance(error, (pg.AdminShutdown, pg.CrashShutdown, pg.IdleSessionTimeout))
     )
+
+
+def is_overdue(error: BaseException) -> bool:
+    """Tell whether the answer did not come in time; the statement may still run."""
+    return isinstance(error, Overdue)
 
 
 def is_passing(error: psycopg.Error) -> bool:

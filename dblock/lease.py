@@ -3,31 +3,35 @@
 Guarantee: `renew` and `release` act on this exact grant and on no other. A late release never frees the next holder; a
 renewal never revives a lease that was lost or released. The database decides both; this object only
 remembers how long it may be believed without asking.
+
+A lease belongs to the process that acquired it. In a child of that process it is over, and leaving its `with` does
+nothing.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import datetime
 from types import TracebackType
 
 from dblock.errors import DatabaseError, LeaseLost
-from dblock.steps import TRUST, Grant, Protocol, Run, RunAsync, Steps, moment
+from dblock.steps import Grant, Run, RunAsync, Service, Steps, moment
 from dblock.terms import Seconds, check_ttl
 
 
 class _LeaseBase:
     """What both kinds of lease know and compute."""
 
-    def __init__(self, protocol: Protocol, grant: Grant, ttl: float) -> None:
-        self._protocol = protocol
+    def __init__(self, service: Service, grant: Grant, ttl: float) -> None:
+        self._service = service
         self._grant = grant
         self._ttl = ttl
         self._over = False
         """Not to be believed any more, whatever the database says."""
         self._given_back = False
         """The database has said so."""
-        self._renewals = 0
+        self._process = os.getpid()
 
     @property
     def name(self) -> str:
@@ -46,43 +50,43 @@ class _LeaseBase:
 
     def remaining(self) -> float:
         """Return the seconds for which this lease may still be believed without asking; 0 when it is over."""
-        if self._over:
+        if not self._ours:
             return 0.0
         return max(0.0, self._grant.trusted_until - time.monotonic())
 
     def _renewing(self, ttl: Seconds | None) -> Steps[None]:
         seconds = self._ttl if ttl is None else check_ttl(self.name, ttl)
-        if self._over:
+        if not self._ours:
             raise LeaseLost(self.name, self.token)
-        self._renewals += 1
-        number = self._renewals
-        # A shorter ttl counts from here on: if its answer is lost, the database may have taken it all the same.
-        self._trust_until(time.monotonic() + seconds * TRUST)
-        renewed = yield from self._protocol.renew(self._grant, seconds)
+        renewed = yield from self._service.renew(self._grant, seconds)
         if renewed is None:
             self._over = True
         if renewed is None or self._over:
             # Lost; or another thread has released it while the answer was on its way.
             raise LeaseLost(self.name, self.token)
         self._ttl = seconds
-        if number == self._renewals:
+        # A renewal never brings the deadline nearer, so of two that were under way at once the longer is true.
+        if renewed.trusted_until > self._grant.trusted_until:
             self._grant = renewed
-        else:
-            # Another renewal was under way; whichever came last, the shorter is safe.
-            self._trust_until(renewed.trusted_until)
-
-    def _trust_until(self, moment: float) -> None:
-        """Believe in the lease until then at the latest."""
-        self._grant = self._grant._replace(trusted_until=min(self._grant.trusted_until, moment))
 
     def _releasing(self) -> Steps[bool]:
-        if self._given_back:
+        if self._finished:
             return False
         # Over from here on, whatever becomes of the call: who lets go may not go on writing.
         self._over = True
-        released = yield from self._protocol.release(self._grant)
+        released = yield from self._service.release(self._grant)
         self._given_back = True
         return released
+
+    @property
+    def _finished(self) -> bool:
+        """Whether there is nothing for this process to give back."""
+        return self._given_back or self._process != os.getpid()
+
+    @property
+    def _ours(self) -> bool:
+        """Whether this process may do anything with the lease; a child of the one that acquired it may not."""
+        return not self._over and self._process == os.getpid()
 
     def _check_end(self, given_back: bool, error: BaseException | None) -> None:
         """Raise LeaseLost at the end of a body that lost its lease and does not raise anything itself."""
@@ -97,17 +101,20 @@ class _LeaseBase:
 class Lease(_LeaseBase):
     """A grant in hand; as a context manager it is released at the end."""
 
-    def __init__(self, run: Run, protocol: Protocol, grant: Grant, ttl: float) -> None:
-        super().__init__(protocol, grant, ttl)
+    def __init__(self, run: Run, service: Service, grant: Grant, ttl: float) -> None:
+        super().__init__(service, grant, ttl)
         self._run = run
 
     def renew(self, ttl: Seconds | None = None) -> None:
-        """Extend the lease from now, by its ttl or a new one; raise LeaseLost when it is not held any more."""
+        """Extend the lease to a full ttl from now, its own or a new one; raise LeaseLost when it is not held any more.
+
+        A shorter ttl than before does not bring the deadline nearer.
+        """
         self._run(self._renewing(ttl))
 
     def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
-        return self._run(self._releasing())
+        return not self._finished and self._run(self._releasing())
 
     def __enter__(self) -> Lease:
         return self
@@ -116,7 +123,7 @@ class Lease(_LeaseBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Released inside the body: nothing to give back and nothing to report.
-        if not self._given_back:
+        if not self._finished:
             try:
                 self._check_end(self.release(), error)
             except DatabaseError:
@@ -128,17 +135,20 @@ class Lease(_LeaseBase):
 class AsyncLease(_LeaseBase):
     """A grant in hand; as an async context manager it is released at the end."""
 
-    def __init__(self, run: RunAsync, protocol: Protocol, grant: Grant, ttl: float) -> None:
-        super().__init__(protocol, grant, ttl)
+    def __init__(self, run: RunAsync, service: Service, grant: Grant, ttl: float) -> None:
+        super().__init__(service, grant, ttl)
         self._run = run
 
     async def renew(self, ttl: Seconds | None = None) -> None:
-        """Extend the lease from now, by its ttl or a new one; raise LeaseLost when it is not held any more."""
+        """Extend the lease to a full ttl from now, its own or a new one; raise LeaseLost when it is not held any more.
+
+        A shorter ttl than before does not bring the deadline nearer.
+        """
         await self._run(self._renewing(ttl))
 
     async def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
-        return await self._run(self._releasing())
+        return not self._finished and await self._run(self._releasing())
 
     async def __aenter__(self) -> AsyncLease:
         return self
@@ -146,7 +156,7 @@ class AsyncLease(_LeaseBase):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._given_back:
+        if not self._finished:
             try:
                 self._check_end(await self.release(), error)
             except DatabaseError:

@@ -9,27 +9,23 @@ import threading
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from dblock.errors import LockTimeout
+from dblock.errors import DblockError, LockTimeout
 from dblock.lease import AsyncLease, Lease
-from dblock.steps import Holder, Protocol, Run, RunAsync
+from dblock.steps import Holder, Run, RunAsync, Service
 from dblock.terms import Seconds, Terms, check_timeout
 
 L = TypeVar("L", Lease, AsyncLease)
 
 
-class _OwnTimeout:
-    def __repr__(self) -> str:
-        return "<the lock's own>"
-
-
-_OWN_TIMEOUT: Any = _OwnTimeout()
+_OWN_TIMEOUT: Any = object()
+"""Stands for the timeout that the lock was made with."""
 
 
 class _LockBase(Generic[L]):
     """What both kinds of lock know."""
 
-    def __init__(self, protocol: Protocol, terms: Terms) -> None:
-        self._protocol = protocol
+    def __init__(self, service: Service, terms: Terms) -> None:
+        self._service = service
         self._terms = terms
         # The lease of each `with` body under way, by the thread or task that runs it: two may run at once
         # when the first one's lease has run out, and each must release its own.
@@ -51,6 +47,11 @@ class _LockBase(Generic[L]):
         if owner not in self._bodies and len(self._bodies) == 1:
             # Entered here and left there, as some test frameworks do; there is only one it can be.
             (owner,) = self._bodies
+        if owner not in self._bodies:
+            raise DblockError(
+                f"Lock {self.name!r} is entered by several, and left by a thread or task that is none of them. "
+                "Leave each `with` where it was entered, or acquire() and release() by hand."
+            )
         leases = self._bodies[owner]
         lease = leases.pop()
         if not leases:
@@ -64,26 +65,26 @@ class _LockBase(Generic[L]):
 class Lock(_LockBase[Lease]):
     """A lock, for threads. Made by `Client.lock`."""
 
-    def __init__(self, run: Run, protocol: Protocol, terms: Terms) -> None:
-        super().__init__(protocol, terms)
+    def __init__(self, run: Run, service: Service, terms: Terms) -> None:
+        super().__init__(service, terms)
         self._run = run
 
     def try_acquire(self) -> Lease | None:
         """Take the lock if it is free at this moment; None when another holds it."""
-        grant = self._run(self._protocol.try_acquire(self._terms))
-        return Lease(self._run, self._protocol, grant, self._terms.ttl) if grant else None
+        grant = self._run(self._service.try_acquire(self._terms))
+        return Lease(self._run, self._service, grant, self._terms.ttl) if grant else None
 
     def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> Lease:
         """Wait for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
-        grant = self._run(self._protocol.acquire(self._terms, seconds))
+        grant = self._run(self._service.acquire(self._terms, seconds))
         if grant is None:
             raise LockTimeout(self.name, seconds or 0.0)
-        return Lease(self._run, self._protocol, grant, self._terms.ttl)
+        return Lease(self._run, self._service, grant, self._terms.ttl)
 
     def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
-        return self._run(self._protocol.holder(self.name))
+        return self._run(self._service.holder(self.name))
 
     def __enter__(self) -> Lease:
         return self._enter(threading.get_ident(), self.acquire())
@@ -97,26 +98,26 @@ class Lock(_LockBase[Lease]):
 class AsyncLock(_LockBase[AsyncLease]):
     """A lock, for asyncio. Made by `AsyncClient.lock`."""
 
-    def __init__(self, run: RunAsync, protocol: Protocol, terms: Terms) -> None:
-        super().__init__(protocol, terms)
+    def __init__(self, run: RunAsync, service: Service, terms: Terms) -> None:
+        super().__init__(service, terms)
         self._run = run
 
     async def try_acquire(self) -> AsyncLease | None:
         """Take the lock if it is free at this moment; None when another holds it."""
-        grant = await self._run(self._protocol.try_acquire(self._terms))
-        return AsyncLease(self._run, self._protocol, grant, self._terms.ttl) if grant else None
+        grant = await self._run(self._service.try_acquire(self._terms))
+        return AsyncLease(self._run, self._service, grant, self._terms.ttl) if grant else None
 
     async def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> AsyncLease:
         """Wait for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
-        grant = await self._run(self._protocol.acquire(self._terms, seconds))
+        grant = await self._run(self._service.acquire(self._terms, seconds))
         if grant is None:
             raise LockTimeout(self.name, seconds or 0.0)
-        return AsyncLease(self._run, self._protocol, grant, self._terms.ttl)
+        return AsyncLease(self._run, self._service, grant, self._terms.ttl)
 
     async def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
-        return await self._run(self._protocol.holder(self.name))
+        return await self._run(self._service.holder(self.name))
 
     async def __aenter__(self) -> AsyncLease:
         return self._enter(_task(), await self.acquire())

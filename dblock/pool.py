@@ -10,7 +10,6 @@ full and at once, and there is no thread to leak or to lose in a fork.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from dblock.errors import ClientClosed, Unavailable
+from dblock.forks import mind_forks
 from dblock.wire import Wire
 
 IDLE_FOR = 60.0
@@ -68,13 +68,12 @@ class _PoolBase(Generic[Turn]):
         self._open = 0
         self._line: deque[Turn] = deque()
         self._closed = False
-        self._process = os.getpid()
+        mind_forks(self)
 
     def _take_now(self) -> tuple[bool, Wire | None]:
         """Take a connection at rest, or leave to open one; False when neither can be had, or others wait already."""
         if self._closed:
             raise ClientClosed
-        self._leave_to_parent()
         if self._line:
             return False, None
         if self._idle:
@@ -106,12 +105,11 @@ class _PoolBase(Generic[Turn]):
                 return
         self._open -= 1
 
-    def _leave_to_parent(self) -> None:
+    def start_anew(self) -> None:
         """In the child of a fork, forget the parent's connections: they are left open, and never spoken over."""
-        if self._process != os.getpid():
-            _parents.extend(self._idle)
-            self._idle, self._open, self._process = [], 0, os.getpid()
-            self._line.clear()
+        _parents.extend(self._idle)
+        self._idle, self._open = [], 0
+        self._line.clear()
 
     def _shut(self) -> None:
         """Take no more calls; those who wait in line are told so."""
@@ -125,7 +123,6 @@ class _PoolBase(Generic[Turn]):
             raise ClientClosed
 
     def _drain(self) -> list[Wire]:
-        self._leave_to_parent()
         idle, self._idle = self._idle, []
         for _ in idle:
             self._give_up_place()
@@ -144,6 +141,10 @@ class Pool(_PoolBase[_ThreadTurn]):
     def __init__(self, connect: Callable[[], Wire], size: int, patience: float) -> None:
         super().__init__(size, patience)
         self._connect = connect
+        self._lock = threading.Lock()
+
+    def start_anew(self) -> None:
+        super().start_anew()
         self._lock = threading.Lock()
 
     def take(self) -> Wire:

@@ -12,9 +12,9 @@ import threading
 
 from dblock.errors import DatabaseError, InvalidArgument
 from dblock.faults import translated
-from dblock.schema import DEFAULT_SCHEMA, check_name, quoted, status_of
+from dblock.schema import DEFAULT_SCHEMA, check_name, status_of
 from dblock.target import Target
-from dblock.terms import Seconds, check_seconds
+from dblock.terms import Seconds, check_seconds, quoted
 
 logger = logging.getLogger("dblock")
 

@@ -2,7 +2,8 @@
 
 Guarantee: a call that cannot be made raises one of dblock's errors, and never looks like an answer. A call whose
 connection turns out to be dead is sent once more over a fresh one; that is safe because every call names the exact
-attempt or grant that it is about. A call that another transaction got in the way of is simply made again.
+attempt or grant that it is about. A call that another transaction got in the way of is simply made again. A call that
+is not answered within the client's patience is cancelled, and is an error.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import capabilities
 from psycopg import errors as pg
 
 from dblock import schema as schemas
-from dblock.errors import DblockError, SchemaMissing, SchemaOutdated
-from dblock.faults import is_broken, is_passing, translate, translated
+from dblock.errors import DblockError, SchemaMissing, SchemaOutdated, Unavailable
+from dblock.faults import is_broken, is_overdue, is_passing, translate, translated
 from dblock.pool import AsyncPool, Pool
 from dblock.steps import Call, Row, Sleep, Steps
 from dblock.target import Target
+from dblock.terms import quoted
 from dblock.wire import Wire
 
 T = TypeVar("T")
@@ -32,17 +35,24 @@ logger = logging.getLogger("dblock")
 PASSING_RETRIES = 20
 """How often a call is made anew because another transaction got in its way."""
 
+LEAST_PATIENCE = 1.0
+"""Seconds that an answer is always given, also to a caller who would not wait for a connection."""
+
+GIVE_UP_WITHIN = 2.0
+"""Seconds that each step of giving up an unanswered call may take: to cancel it, to see it end, to undo it."""
+
 WHICH_BACKEND = "SELECT pg_backend_pid()"
 
 
 class _Base:
     """What both runners know: where to connect, and what to make of an error."""
 
-    def __init__(self, target: Target, schema: str) -> None:
+    def __init__(self, target: Target, schema: str, patience: float) -> None:
         self.target = target
+        self.answer_within = max(patience, LEAST_PATIENCE)
         self.schema = schema
         self.prepares = True
-        self.check = Call(f"SELECT {schemas.quoted(schema)}.schema_revision()".encode(), ())
+        self.check = Call(f"SELECT {quoted(schema)}.schema_revision()".encode(), ())
 
     def wire(self, connection: Any, backend: tuple[Any, ...] | None) -> Wire:
         """Make a fresh connection fit for calls."""
@@ -63,45 +73,59 @@ class _Base:
 class _Trouble:
     """What has gone wrong with one call so far."""
 
-    def __init__(self, runner: _Base) -> None:
+    def __init__(self, runner: _Base, call: Call) -> None:
         self._runner = runner
+        self.call = call
+        """What to send."""
         # What the caller was already handling, as when a body that failed is being left: not this call's doing.
         self._outer = sys.exc_info()[1]
         self._broken = 0
         self._passing = 0
 
-    def raise_or_retry(self, error: psycopg.Error) -> bool:
+    def raise_or_retry(self, error: psycopg.Error, wire: Wire | None) -> bool:
         """Raise what the caller should see; or return whether idle connections must be dropped before a retry."""
+        if is_overdue(error):
+            raise Unavailable(
+                f"The database has not answered for {self._runner.answer_within:g} s; what was sent may have been "
+                "done. Is it out of reach, or does a transaction hold dblock's tables? More patience waits longer."
+            ) from error
         leaving = error.__context__
         if leaving is not None and leaving is not self._outer and not isinstance(leaving, Exception):
             # The connection broke while psycopg was cancelling for a caller who leaves; that comes first.
             raise leaving
         if is_broken(error) and not self._broken:
             self._broken += 1
+            self.call = self.call.again or self.call
             logger.info("connection lost, trying a fresh one: %s", error)
             return True
-        if isinstance(error, (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)) and self._runner.prepares:
+        if isinstance(error, (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)) and wire and wire.prepares:
             self._runner.stop_preparing("prepared statements do not last here")
-            return True
+            wire.prepares = False
+            return False
         if is_passing(error) and self._passing < PASSING_RETRIES:
             self._passing += 1
             return False
         raise translate(error, self._runner.schema) from error
 
 
-def leaves(error: BaseException, wire: Wire) -> bool:
-    """Tell whether the caller leaves over a connection that is still good: then what was sent can be undone.
+def must_cancel(error: BaseException) -> bool:
+    """Tell whether a statement that was given up may still run. For a caller who leaves, psycopg has cancelled it."""
+    return is_overdue(error) and capabilities.has_cancel_safe()
 
-    psycopg has by then cancelled the statement, or seen it through; over a broken connection only the deadline helps.
+
+def must_undo(error: BaseException, call: Call, wire: Wire) -> bool:
+    """Tell whether what was sent can and should be undone: nobody waits for it any more, over a good connection.
+
+    Over a broken one only the deadline helps.
     """
-    return not isinstance(error, Exception) and wire.usable
+    return call.undo is not None and wire.usable and (is_overdue(error) or not isinstance(error, Exception))
 
 
 class Runner(_Base):
     """Performs steps in the calling thread."""
 
     def __init__(self, target: Target, schema: str, pool_size: int, patience: float) -> None:
-        super().__init__(target, schema)
+        super().__init__(target, schema, patience)
         self._pool = Pool(self._connect, pool_size, patience)
 
     def open(self) -> None:
@@ -139,23 +163,30 @@ class Runner(_Base):
         return None
 
     def _call(self, call: Call) -> Row | None:
-        trouble = _Trouble(self)
+        trouble = _Trouble(self, call)
         while True:
+            wire: Wire | None = None
             try:
                 wire = self._take()
                 try:
-                    row: Row | None = wire.connection.wait(wire.exchange(call))
+                    row: Row | None = wire.connection.wait(wire.exchange(trouble.call, self.answer_within))
                     return row
                 except BaseException as error:
-                    if call.undo is not None and leaves(error, wire):
-                        with suppress(psycopg.Error):
-                            wire.connection.wait(wire.exchange(call.undo))
+                    with suppress(psycopg.Error):
+                        self._give_up(wire, call, error)
                     raise
                 finally:
                     self._pool.give(wire)
             except psycopg.Error as error:
-                if trouble.raise_or_retry(error):
+                if trouble.raise_or_retry(error, wire):
                     self._pool.drop_idle()
+
+    def _give_up(self, wire: Wire, call: Call, error: BaseException) -> None:
+        if must_cancel(error):
+            wire.connection.cancel_safe(timeout=GIVE_UP_WITHIN)
+            wire.connection.wait(wire.remains(GIVE_UP_WITHIN))
+        if call.undo is not None and must_undo(error, call, wire):
+            wire.connection.wait(wire.exchange(call.undo, GIVE_UP_WITHIN))
 
     def _take(self) -> Wire:
         """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""
@@ -175,7 +206,7 @@ class AsyncRunner(_Base):
     """Performs steps in the running event loop."""
 
     def __init__(self, target: Target, schema: str, pool_size: int, patience: float) -> None:
-        super().__init__(target, schema)
+        super().__init__(target, schema, patience)
         self._pool = AsyncPool(self._connect, pool_size, patience)
 
     async def open(self) -> None:
@@ -216,23 +247,30 @@ class AsyncRunner(_Base):
         return None
 
     async def _call(self, call: Call) -> Row | None:
-        trouble = _Trouble(self)
+        trouble = _Trouble(self, call)
         while True:
+            wire: Wire | None = None
             try:
                 wire = await self._take()
                 try:
-                    row: Row | None = await wire.connection.wait(wire.exchange(call))
+                    row: Row | None = await wire.connection.wait(wire.exchange(trouble.call, self.answer_within))
                     return row
                 except BaseException as error:
-                    if call.undo is not None and leaves(error, wire):
-                        with suppress(psycopg.Error):
-                            await wire.connection.wait(wire.exchange(call.undo))
+                    with suppress(psycopg.Error):
+                        await self._give_up(wire, call, error)
                     raise
                 finally:
                     self._pool.give(wire)
             except psycopg.Error as error:
-                if trouble.raise_or_retry(error):
+                if trouble.raise_or_retry(error, wire):
                     self._pool.drop_idle()
+
+    async def _give_up(self, wire: Wire, call: Call, error: BaseException) -> None:
+        if must_cancel(error):
+            await wire.connection.cancel_safe(timeout=GIVE_UP_WITHIN)
+            await wire.connection.wait(wire.remains(GIVE_UP_WITHIN))
+        if call.undo is not None and must_undo(error, call, wire):
+            await wire.connection.wait(wire.exchange(call.undo, GIVE_UP_WITHIN))
 
     async def _take(self) -> Wire:
         """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""

@@ -26,7 +26,7 @@ from dblock.errors import (
 )
 from dblock.faults import translated
 from dblock.target import Target
-from dblock.terms import is_text
+from dblock.terms import is_text, quoted
 
 if TYPE_CHECKING:
     import psycopg
@@ -193,11 +193,6 @@ def status_of(connection: psycopg.Connection[Any], schema: str) -> Status:
 def function_files() -> list[Path]:
     """Return the files with the functions' current bodies, in the order in which they run."""
     return sorted((Path(__file__).parent / "sql").glob("*.sql"))
-
-
-def quoted(identifier: str) -> str:
-    """Quote an identifier for SQL."""
-    return '"' + identifier.replace('"', '""') + '"'
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeVar
 
-from dblock.terms import Terms, interval
+from dblock.terms import Terms, interval, quoted
 
 T = TypeVar("T")
 Row = tuple["str | None", ...]
@@ -33,6 +33,9 @@ TRUST = 0.98
 POLL_FIRST = 0.01
 POLL_LONGEST = 0.25
 
+TRANSIT_LOOKS = 3
+"""How often a single try looks at a lock that is neither held nor to be had."""
+
 
 class Call(NamedTuple):
     """Call one of the database's functions; the result is its row as text, or None. Safe to send twice."""
@@ -40,7 +43,9 @@ class Call(NamedTuple):
     sql: bytes
     args: tuple[str | None, ...]
     undo: Call | None = None
-    """What to call if the caller leaves (a cancellation, Ctrl-C) before the answer has come."""
+    """What to call if the caller leaves (a cancellation, Ctrl-C, patience at an end) before the answer has come."""
+    again: Call | None = None
+    """What to send after the connection broke, if it is not the same call: the first may have been done."""
 
 
 class Sleep(NamedTuple):
@@ -82,13 +87,14 @@ class Holder:
     token: int
     holder: str
     meta: Any
+    """As Python objects; as the JSON itself where Python cannot hold it."""
     granted_at: datetime
     expires_at: datetime
     remaining: float
     """Seconds left by the database's clock, at that moment."""
 
 
-class Protocol:
+class Service:
     """The steps of each thing that can be done with a lock, in one schema, for one holder."""
 
     def __init__(
@@ -98,8 +104,8 @@ class Protocol:
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        prefix = '"' + schema.replace('"', '""') + '"'
-        # Times come as seconds since 1970, which no setting of the session can rewrite.
+        prefix = quoted(schema)
+        # Times come as seconds since 1970, so that no DateStyle, TimeZone or IntervalStyle has a say.
         self._try_acquire = (
             "SELECT granted, token, extract(epoch FROM expires_at), remaining"
             f" FROM {prefix}.try_acquire($1, $2, $3, $4, $5)"
@@ -108,6 +114,8 @@ class Protocol:
         self._abandon = f"SELECT {prefix}.abandon($1, $2)".encode()
         # Losing a release in a crash only keeps the lock until its deadline, so nobody waits for the disk.
         self._release = f"SELECT {prefix}.release($1, $2, durable => false)".encode()
+        # Sent a second time, a release that finds nothing to free proves nothing: the first may have freed it.
+        self._release_again = f"SELECT nullif({prefix}.release($1, $2, durable => false), false)".encode()
         self._holder = (
             "SELECT token, holder, meta, extract(epoch FROM granted_at), extract(epoch FROM expires_at), remaining"
             f" FROM {prefix}.holder($1)"
@@ -119,7 +127,13 @@ class Protocol:
 
     def try_acquire(self, terms: Terms) -> Steps[Grant | None]:
         """Ask once; the result is None when another holds the lock."""
-        grant, _ = yield from self._ask(terms, _attempt())
+        attempt = _attempt()
+        for _ in range(TRANSIT_LOOKS):
+            grant, held_for = yield from self._ask(terms, attempt)
+            if grant or held_for > 0:
+                break
+            # Free, and in the hands of a transaction that is not through: it is worth another look.
+            yield Sleep(self._uniform(POLL_FIRST / 2, POLL_FIRST))
         return grant
 
     def acquire(self, terms: Terms, timeout: float | None) -> Steps[Grant | None]:
@@ -153,7 +167,7 @@ class Protocol:
         if self._clock() >= grant.trusted_until:
             # The answer took longer than the lease lasts. Nobody may act on it, so it is given back.
             yield from self.release(grant)
-            return None, 0.0
+            return None, POLL_FIRST
         return grant, left
 
     def _who(self) -> str:
@@ -173,7 +187,11 @@ class Protocol:
 
     def release(self, grant: Grant) -> Steps[bool]:
         """Give this exact grant back; the result is False when it was lost before."""
-        (released,) = yield Call(self._release, (grant.name, str(grant.token)))
+        args = (grant.name, str(grant.token))
+        (released,) = yield Call(self._release, args, again=Call(self._release_again, args))
+        if released is None:
+            # The first sending's answer is lost. While we may believe in the grant, nothing else has ended it.
+            return self._clock() < grant.trusted_until
         return bool(released == "t")
 
     def holder(self, name: str) -> Steps[Holder | None]:
@@ -185,7 +203,7 @@ class Protocol:
         return Holder(
             int(token),
             holder,
-            json.loads(meta) if meta else None,
+            _decoded(meta),
             moment(float(granted_at)),
             moment(float(expires_at)),
             float(remaining),
@@ -195,6 +213,16 @@ class Protocol:
 def moment(epoch: float) -> datetime:
     """Return a point of the database's time as a datetime in UTC."""
     return datetime.fromtimestamp(epoch, timezone.utc)
+
+
+def _decoded(meta: str | None) -> Any:
+    if meta is None:
+        return None
+    try:
+        return json.loads(meta)
+    except (ValueError, RecursionError):
+        # A number of more digits, or a nesting deeper, than Python's limits; another client may have put it there.
+        return meta
 
 
 def _attempt() -> str:

@@ -6,7 +6,19 @@ autogenerates migrations in the same database should leave our schema out (see d
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, DateTime, MetaData, Sequence, Table, Text, Uuid
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Interval,
+    MetaData,
+    Sequence,
+    Table,
+    Text,
+    Uuid,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 
 from dblock.schema import DEFAULT_SCHEMA
@@ -23,6 +35,8 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("token", BigInteger, nullable=False),
         Column("expires_at", DateTime(timezone=True), nullable=False),
         Column("granted_at", DateTime(timezone=True)),
+        Column("released_at", DateTime(timezone=True)),
+        Column("ttl", Interval),
         Column("attempt", Uuid),
         Column("holder", Text),
         Column("meta", JSONB),

@@ -109,6 +109,11 @@ def encode_meta(name: str, meta: Any) -> str | None:
     return text
 
 
+def quoted(identifier: str) -> str:
+    """Quote an identifier for SQL."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
 def is_text(value: object) -> bool:
     """Tell whether this is text that Postgres can store: a str without NUL and without halves of surrogate pairs."""
     return isinstance(value, str) and "\0" not in value and not _SURROGATE.search(value)

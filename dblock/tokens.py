@@ -12,8 +12,9 @@ from typing import Any
 
 from dblock.errors import InvalidArgument
 from dblock.faults import translated
-from dblock.schema import DEFAULT_SCHEMA, check_name, quoted, status_of
+from dblock.schema import DEFAULT_SCHEMA, check_name, status_of
 from dblock.target import Target
+from dblock.terms import quoted
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,17 @@ A pooler may run each statement on another backend, where nothing is prepared. N
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Generator
 from typing import Any
 
 from psycopg import errors, generators, pq
 
+from dblock.faults import Overdue
 from dblock.steps import Call, Row
+
+Results = list[pq.abc.PGresult]
 
 _FAILED = pq.ExecStatus.FATAL_ERROR
 
@@ -34,32 +39,52 @@ class Wire:
         """Tell whether another call can go over it."""
         return bool(self._pgconn.transaction_status == pq.TransactionStatus.IDLE)
 
+    def remains(self, within: float) -> Generator[Any, Any, Results]:
+        """Read what is left of an exchange that was given up; a generator for the connection's `wait`."""
+        return _bounded(generators.fetch_many(self._pgconn), time.monotonic() + within)
+
     def close(self) -> None:
         """End the connection; what psycopg's own close does, without an await."""
         self._pgconn.finish()
 
-    def exchange(self, call: Call) -> Generator[Any, Any, Row | None]:
+    def exchange(self, call: Call, within: float) -> Generator[Any, Any, Row | None]:
         """Send the call and return its row; a generator for the connection's `wait`."""
         pgconn = self._pgconn
+        deadline = time.monotonic() + within
         args = [None if arg is None else arg.encode() for arg in call.args]
         if self.prepares:
             name = self._prepared.get(call.sql)
             if name is None:
-                name = b"dblock_%d" % len(self._prepared)
+                # Named after its text: behind a pooler the name may be another client's, for another statement.
+                name = b"dblock_" + hashlib.sha256(call.sql).hexdigest()[:32].encode()
                 pgconn.send_prepare(name, call.sql)
-                _checked((yield from generators.execute(pgconn)))
+                _checked((yield from _bounded(generators.execute(pgconn), deadline)))
                 self._prepared[call.sql] = name
             pgconn.send_query_prepared(name, args)
         else:
             pgconn.send_query_params(call.sql, args)
-        result = _checked((yield from generators.execute(pgconn)))
+        result = _checked((yield from _bounded(generators.execute(pgconn), deadline)))
         if result.ntuples == 0:
             return None
         values = [result.get_value(0, column) for column in range(result.nfields)]
         return tuple([None if value is None else value.decode() for value in values])
 
 
-def _checked(results: list[pq.abc.PGresult]) -> pq.abc.PGresult:
+def _bounded(steps: Generator[Any, Any, Results], deadline: float) -> Generator[Any, Any, Results]:
+    """Do the same, and raise Overdue when nothing has come by then. psycopg looks in ten times a second."""
+    try:
+        state = next(steps)
+        while True:
+            ready = yield state
+            if not ready and time.monotonic() >= deadline:
+                raise Overdue("the answer did not come in time")
+            state = steps.send(ready)
+    except StopIteration as done:
+        results: Results = done.value
+        return results
+
+
+def _checked(results: Results) -> pq.abc.PGresult:
     """Return the result of one statement, or raise the error that it is."""
     result = results[-1]
     if result.status == _FAILED:

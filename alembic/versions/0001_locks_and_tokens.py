@@ -21,6 +21,8 @@ def upgrade() -> None:
             token bigint NOT NULL,
             expires_at timestamptz NOT NULL,
             granted_at timestamptz,
+            released_at timestamptz,
+            ttl interval,
             attempt uuid,
             holder text,
             meta jsonb,

@@ -1,4 +1,6 @@
--- Grants the lock if nobody holds it, and never waits for a holder.
+-- Grants the lock if nobody holds it. Waits neither for a holder nor for another transaction that is at work on the
+-- lock's row (granting it, releasing it, relying on it): the lock is then simply not to be had at this moment, and
+-- `remaining` says 0.
 --
 -- The token is minted while the lock's row is held, after the last look at it, so that the
 -- order of tokens is the order of grants. A row is never born granted: it is seeded free and
@@ -30,6 +32,7 @@ DECLARE
     -- In seconds alone: a day or a month of the calendar may be longer or shorter than it looks.
     lasting interval := make_interval(secs => extract(epoch FROM try_acquire.ttl));
     recorded bigint;
+    looks integer := 0;
     moment timestamptz;
     seen record;
 BEGIN
@@ -39,7 +42,7 @@ BEGIN
         SELECT t.timeline INTO recorded
         FROM distributed_locks AS l CROSS JOIN token_timeline AS t
         WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp()
-        FOR NO KEY UPDATE OF l;
+        FOR NO KEY UPDATE OF l SKIP LOCKED;
         IF FOUND THEN
             IF recorded <> current_timeline() THEN
                 PERFORM enter_timeline();
@@ -51,6 +54,8 @@ BEGIN
                 holder = coalesce(try_acquire.holder, describe_session()),
                 meta = try_acquire.meta,
                 granted_at = moment,
+                released_at = NULL,
+                ttl = lasting,
                 expires_at = moment + lasting
             WHERE l.name = try_acquire.name
             RETURNING true, l.token, l.expires_at, extract(epoch FROM lasting)
@@ -68,14 +73,16 @@ BEGIN
             INSERT INTO distributed_locks (name, token, expires_at)
             VALUES (try_acquire.name, 0, '-infinity')
             ON CONFLICT DO NOTHING;
-        ELSIF seen.remaining > 0 THEN
-            granted := coalesce(seen.attempt = try_acquire.attempt, false);
+        ELSIF seen.remaining > 0 OR looks > 0 THEN
+            granted := coalesce(seen.remaining > 0 AND seen.attempt = try_acquire.attempt, false);
             token := CASE WHEN granted THEN seen.token END;
             expires_at := seen.expires_at;
-            remaining := seen.remaining;
+            remaining := greatest(seen.remaining, 0);
             RETURN;
+        ELSE
+            looks := 1;
         END IF;
-        -- Seeded just now, or freed between the two looks: look again.
+        -- Seeded just now, or freed between the two looks, or free and in another's hands: look again, once.
     END LOOP;
 END
 $$;

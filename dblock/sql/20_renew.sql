@@ -3,6 +3,10 @@
 -- The row is held before the clock is read, so that a renewal which had to wait cannot
 -- revive a lease that ran out meanwhile. A renewal commits durably like the grant it
 -- extends: were it forgotten in a crash, the lock could be granted anew while the holder trusts it.
+--
+-- It never brings the deadline nearer, so that two renewals under way at once may arrive in any order: whoever was told
+-- of a deadline can rely on it. Only when the server's clock was set back does the deadline come back with it,
+-- to as far ahead as it was ever asked to be.
 CREATE OR REPLACE FUNCTION renew(name text, token bigint, ttl interval DEFAULT '30 seconds')
 RETURNS TABLE (expires_at timestamptz, remaining double precision)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
@@ -19,7 +23,8 @@ BEGIN
     IF FOUND THEN
         RETURN QUERY
             UPDATE distributed_locks AS l
-            SET expires_at = clock_timestamp() + lasting
+            SET expires_at = greatest(least(l.expires_at, clock_timestamp() + l.ttl), clock_timestamp() + lasting),
+                ttl = greatest(l.ttl, lasting)
             WHERE l.name = renew.name AND l.token = renew.token AND l.expires_at > clock_timestamp()
             RETURNING l.expires_at, extract(epoch FROM lasting)::double precision;
     END IF;

@@ -18,7 +18,7 @@ BEGIN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     UPDATE distributed_locks AS l
-    SET expires_at = '-infinity', attempt = NULL, holder = NULL, meta = NULL
+    SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
     WHERE l.name = release.name AND l.token = release.token AND l.expires_at > clock_timestamp();
     IF FOUND THEN
         RETURN true;

@@ -9,7 +9,7 @@ DECLARE
 BEGIN
     ignored := set_config('synchronous_commit', 'off', true);
     UPDATE distributed_locks AS l
-    SET expires_at = '-infinity', attempt = NULL, holder = NULL, meta = NULL
+    SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
     WHERE l.name = abandon.name AND l.attempt = abandon.attempt AND l.expires_at > clock_timestamp();
     RETURN FOUND;
 END

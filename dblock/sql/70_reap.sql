@@ -17,9 +17,8 @@ BEGIN
     DELETE FROM distributed_locks
     WHERE name = ANY (ARRAY(
         SELECT l.name FROM distributed_locks AS l
-        -- A released lock says when it was granted last, not when it was released; it is idle from then at the latest.
         WHERE l.expires_at <= clock_timestamp() - idle
-          AND coalesce(l.granted_at, '-infinity') <= clock_timestamp() - idle
+          AND coalesce(l.released_at, '-infinity') <= clock_timestamp() - idle
         LIMIT batch
         FOR UPDATE SKIP LOCKED
     ));

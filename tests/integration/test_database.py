@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import warnings
+from collections.abc import Callable
 
 import psycopg
 import pytest
@@ -91,6 +94,11 @@ def test_a_body_left_over_a_dead_connection_still_releases(
     assert client.lock("a").holder() is None
 
 
+SEED = "INSERT INTO distributed_locks (name, token, expires_at) VALUES (%s, 0, '-infinity')"
+OURS = "application_name = 'dblock' AND datname = current_database()"
+NEW = "SELECT 1 FROM pg_stat_activity WHERE " + OURS + " AND NOT pid = ANY(%s)"
+
+
 async def test_a_grant_whose_answer_was_lost_is_found_again(clients: Clients) -> None:
     """The grant commits, the connection is cut before the answer arrives; asking again must not find a stranger."""
     with Proxy(clients.dsn) as proxy:
@@ -125,15 +133,61 @@ async def test_a_release_whose_answer_was_lost_is_no_lost_lease(clients: Clients
         await client.close()
 
 
+async def test_nor_is_it_when_another_has_the_lock_before_it_is_sent_again(clients: Clients) -> None:
+    with Proxy(clients.dsn) as proxy, dblock.Client(clients.dsn) as other:
+        client = clients(proxy.dsn)
+        proxy.before_cut = other.lock("the lock in question").acquire
+        async with client.lock("the lock in question"):
+            proxy.lose_answer_to(b"the lock in question")
+        assert proxy.lost == 1
+        assert other.lock("the lock in question").holder() is not None
+        await client.close()
+
+
+async def test_a_call_that_is_not_answered_is_given_up_and_undone(
+    clients: Clients, sessions: Sessions, owner: psycopg.Connection
+) -> None:
+    """Another session is making the lock's row, and does not get on with it."""
+    client = clients(patience=0.5, pool_size=1)
+    await (await client.lock("warm").acquire()).release()
+    keeper = sessions.open()
+    keeper.do("BEGIN")
+    keeper.do(SEED, "a")
+    started = time.monotonic()
+    with pytest.raises(dblock.Unavailable, match="has not answered for 1 s"):
+        await client.lock("a").acquire(timeout=0)
+    assert time.monotonic() - started < 4
+    keeper.do("COMMIT")
+    assert await client.lock("a").holder() is None
+    assert (await client.lock("a").acquire(timeout=0)).token == 2, "the statement that was given up has granted it"
+    assert owner.execute("SELECT count(*) FROM pg_stat_activity WHERE " + OURS).fetchone() == (1,), (
+        "the connection was thrown away, or leaked"
+    )
+
+
+async def test_a_silent_network_is_an_error_in_bounded_time(clients: Clients) -> None:
+    with Proxy(clients.dsn) as proxy:
+        client = clients(proxy.dsn, patience=1)
+        lease = await client.lock("a").acquire()
+        proxy.fall_silent()
+        started = time.monotonic()
+        with pytest.raises(dblock.Unavailable, match="has not answered"):
+            await lease.renew()
+        assert time.monotonic() - started < 8
+        proxy.flow()
+        await lease.renew()
+        await client.close()
+
+
 async def test_a_cancelled_acquire_whose_grant_came_anyway_gives_it_back(
     dsn: str, sessions: Sessions, owner: psycopg.Connection
 ) -> None:
-    """The task is cancelled while its grant commits, which a row lock of another session holds up until then."""
+    """The task is cancelled while its grant waits, for another session that is making the same row."""
     async with dblock.AsyncClient(dsn) as client:
-        await (await client.lock("a").acquire()).release()
+        await (await client.lock("warm").acquire()).release()
         keeper = sessions.open()
         keeper.do("BEGIN")
-        keeper.do("SELECT 1 FROM distributed_locks FOR UPDATE")
+        keeper.do(SEED, "a")
         leaving = asyncio.ensure_future(client.lock("a").try_acquire())
         while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
             await asyncio.sleep(0.01)
@@ -191,10 +245,9 @@ def test_a_client_that_goes_out_of_use_leaves_no_connection(dsn: str, owner: psy
 
 
 def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owner: psycopg.Connection) -> None:
-    owner.execute("SELECT release('a', (SELECT token FROM try_acquire('a')))")
     keeper = sessions.open()
     keeper.do("BEGIN")
-    keeper.do("SELECT 1 FROM distributed_locks FOR UPDATE")
+    keeper.do(SEED, "a")
     script = "import dblock, sys; dblock.Client(sys.argv[1]).lock('a', ttl=600).acquire()"
     leaving = subprocess.Popen([sys.executable, "-c", script, dsn], stderr=subprocess.PIPE)
     while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
@@ -371,19 +424,72 @@ async def test_logging_is_quiet_and_never_shows_the_password(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_client_used_after_fork_opens_connections_of_its_own(dsn: str) -> None:
-    import os
+def in_a_child(body: Callable[[], object]) -> int:
+    """Run the body in the child of a fork; its exit code is 0 when the body returns something true."""
+    with warnings.catch_warnings():
+        # That this process has threads is the very point.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            signal.alarm(20)
+            code = 0 if body() else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: psycopg.Connection) -> None:
+    def backends() -> set[int]:
+        found = owner.execute("SELECT pid FROM pg_stat_activity WHERE " + OURS).fetchall()
+        return {pid for (pid,) in found}
 
     with dblock.Client(dsn) as client:
         mine = client.lock("a").acquire()
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                lease = client.lock("b").try_acquire()
-                code = 0 if lease is not None and client.lock("a").try_acquire() is None else 2
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        parents = backends()
+
+        def body() -> bool:
+            free, held = client.lock("b").try_acquire(), client.lock("a").try_acquire()
+            with psycopg.connect(dsn) as watching:
+                new = watching.execute(NEW, [list(parents)]).fetchone()
+            return free is not None and held is None and new is not None
+
+        assert in_a_child(body) == 0
         mine.renew()
+        assert parents <= backends(), "the child has closed a connection of its parent"
         assert mine.release()
+
+
+def test_a_child_leaves_its_parents_lease_alone(dsn: str) -> None:
+    with dblock.Client(dsn) as client, client.lock("a") as lease:
+
+        def body() -> bool:
+            lease.__exit__(None, None, None)
+            with pytest.raises(dblock.LeaseLost):
+                lease.renew()
+            return lease.remaining() == 0 and not lease.release()
+
+        assert in_a_child(body) == 0
+        lease.renew()
+
+
+def test_a_fork_while_other_threads_are_at_work_does_not_hang_the_child(dsn: str) -> None:
+    """At that moment they hold whatever locks of the client's they hold; none of them exists in the child."""
+    with dblock.Client(dsn, pool_size=2) as client:
+        stop = threading.Event()
+
+        def work(number: int) -> None:
+            while not stop.is_set():
+                client.lock(f"{number}").acquire().release()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(20):
+                assert in_a_child(lambda: client.lock("of a child", ttl=1).acquire().release()) == 0
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()

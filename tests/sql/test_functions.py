@@ -58,12 +58,12 @@ def test_a_ttl_is_as_many_seconds_as_it_says_whatever_the_calendar(owner: psycop
         assert exact < 60
 
 
-def test_the_deadline_counts_from_after_the_wait_for_the_row(sessions: Sessions) -> None:
-    """A lease that had to wait for its row is as long as any other."""
+def test_the_deadline_counts_from_after_every_wait(sessions: Sessions) -> None:
+    """A lease that had to wait, for a new timeline to be entered say, is as long as any other."""
     keeper, waiter = sessions.open(), sessions.open()
-    waiter.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
+    keeper.do("UPDATE token_timeline SET timeline = 7")
     keeper.do("BEGIN")
-    keeper.do("SELECT 1 FROM distributed_locks FOR UPDATE")
+    keeper.do("SELECT 1 FROM token_timeline FOR UPDATE")
     waiting = waiter.start("SELECT granted FROM try_acquire('a', '10 s')")
     waiter.wait_until_blocked()
     (let_go,) = keeper.do("SELECT clock_timestamp()")
@@ -72,6 +72,24 @@ def test_the_deadline_counts_from_after_the_wait_for_the_row(sessions: Sessions)
     (granted_at, expires_at) = waiter.do("SELECT granted_at, expires_at FROM holder('a')")
     assert granted_at >= let_go
     assert expires_at - granted_at == timedelta(seconds=10)
+
+
+def test_a_renewal_never_brings_the_deadline_nearer(sessions: Sessions) -> None:
+    """Two under way at once may arrive in either order; who was told of the longer may rely on it."""
+    session = sessions.open()
+    session.do("SELECT * FROM try_acquire('a', '1 s')")
+    (far,) = session.do("SELECT expires_at FROM renew('a', 1, '60 s')")
+    assert session.do("SELECT expires_at, remaining FROM renew('a', 1, '1 s')") == (far, 1.0)
+
+
+def test_a_clock_set_back_does_not_leave_the_deadline_far_ahead(sessions: Sessions) -> None:
+    """As if granted an hour from now. The next renewal brings the deadline back to where it belongs."""
+    session = sessions.open()
+    session.do("SELECT * FROM try_acquire('a', '20 s')")
+    session.do("UPDATE distributed_locks SET expires_at = expires_at + interval '1 hour'")
+    session.do("SELECT * FROM renew('a', 1, '10 s')")
+    (left,) = session.do("SELECT remaining FROM holder('a')")
+    assert 19 < left <= 20
 
 
 def test_a_lease_that_ran_out_within_a_transaction_is_over(sessions: Sessions) -> None:

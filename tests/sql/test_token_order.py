@@ -63,29 +63,27 @@ def test_a_grant_that_is_rolled_back_goes_to_the_next_with_a_higher_token(sessio
     assert next_token > token
 
 
-def test_two_who_wait_for_one_free_row_get_one_grant(sessions: Sessions, owner: psycopg.Connection) -> None:
-    """Both saw the lock free; the row is held by a third. When it is let go, one gets it and one is told no."""
+def test_a_row_in_anothers_hands_is_not_waited_for(sessions: Sessions, owner: psycopg.Connection) -> None:
+    """The lock is free, and a transaction is at work on its row: not to be had now, and `remaining` says why."""
     owner.execute("SELECT release('a', (SELECT token FROM try_acquire('a')))")
-    keeper, one, other = sessions.open(), sessions.open(), sessions.open()
+    keeper, trying = sessions.open(), sessions.open()
     keeper.do("BEGIN")
-    keeper.do("SELECT 1 FROM distributed_locks WHERE name = 'a' FOR UPDATE")
-    waiting = [session.start(TRY, "a") for session in (one, other)]
-    one.wait_until_blocked()
-    other.wait_until_blocked()
+    keeper.do("SELECT 1 FROM distributed_locks WHERE name = 'a' FOR SHARE")
+    trying.do("SET lock_timeout = '1 ms'")
+    assert trying.do("SELECT granted, token, remaining FROM try_acquire('a')") == (False, None, 0.0)
     keeper.do("COMMIT")
-    assert sorted(future.result(20)[0] for future in waiting) == [False, True]
+    assert trying.do(TRY, "a") == (True, 2)
 
 
-def test_the_token_is_minted_after_the_wait_for_the_row(sessions: Sessions, owner: psycopg.Connection) -> None:
-    """While one waits for a row, tokens go to other locks; its own must come from after the wait."""
-    owner.execute("SELECT release('a', (SELECT token FROM try_acquire('a')))")
-    keeper, waiter = sessions.open(), sessions.open()
-    keeper.do("BEGIN")
-    keeper.do("SELECT 1 FROM distributed_locks WHERE name = 'a' FOR UPDATE")
+def test_the_token_is_minted_after_the_wait_for_the_row(sessions: Sessions) -> None:
+    """While one waits for a row that another seeds, tokens go to other locks; its own comes from after the wait."""
+    seeding, waiter = sessions.open(), sessions.open()
+    seeding.do("BEGIN")
+    seeding.do("INSERT INTO distributed_locks (name, token, expires_at) VALUES ('a', 0, '-infinity')")
     waiting = waiter.start(TRY, "a")
     waiter.wait_until_blocked()
     _, meanwhile = sessions.open().do(TRY, "another")
-    keeper.do("COMMIT")
+    seeding.do("COMMIT")
     granted, token = waiting.result(20)
     assert granted
     assert token > meanwhile

@@ -3,6 +3,8 @@
 The proxy passes bytes both ways. Told to lose an answer, it lets the request through, waits for the server's whole
 answer to it, and then cuts the connection instead of passing the answer on: the request was carried out, and the
 client cannot know.
+
+It can also be slow, or fall silent: connections stay open, and nothing passes.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 from psycopg import conninfo
@@ -31,12 +35,25 @@ class Proxy:
         self._trap = b""
         self._times = 0
         self.lost = 0
+        self.delay = 0.0
+        """Seconds that every answer is held back."""
+        self.before_cut: Callable[[], object] = lambda: None
+        """Called when an answer has come that will be lost, before the client can notice."""
+        self._flowing = threading.Event()
+        self._flowing.set()
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lose_answer_to(self, fragment: bytes, times: int = 1) -> None:
         """Cut the connection once the next request that contains this fragment has been answered."""
         self._trap, self._times = fragment, times
+
+    def fall_silent(self) -> None:
+        """Pass nothing on, in either direction, until told to flow again. Connections can still be made."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        self._flowing.set()
 
     def _accept(self) -> None:
         while True:
@@ -63,6 +80,7 @@ class Proxy:
                 if self._times and self._trap in data:
                     self._times -= 1
                     armed.set()
+                self._flowing.wait()
                 server.sendall(data)
         except OSError:
             pass
@@ -73,9 +91,12 @@ class Proxy:
         try:
             while data := server.recv(65536):
                 if armed.is_set() and data.endswith(READY):
+                    self.before_cut()
                     self.lost += 1
                     return
                 if not armed.is_set():
+                    time.sleep(self.delay)
+                    self._flowing.wait()
                     client.sendall(data)
         except OSError:
             pass
@@ -89,6 +110,7 @@ class Proxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._listener.close()
+        self._flowing.set()
         for opened in self._sockets:
             _close(opened)
 

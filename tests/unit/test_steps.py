@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dblock.steps import POLL_LONGEST, TRUST, Call, Protocol, Sleep
+from dblock.steps import POLL_LONGEST, TRUST, Call, Service, Sleep
 from dblock.terms import Terms, terms
 
 GRANTED = ("t", "7", "1000.5", "30")
@@ -29,8 +29,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def protocol(clock: Clock) -> Protocol:
-    return Protocol("dblock", "me", clock, lambda low, high: high)
+def service(clock: Clock) -> Service:
+    return Service("dblock", "me", clock, lambda low, high: high)
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def finish(steps: Any, answer: Any) -> Any:
     return done.value.value
 
 
-def test_a_try_is_one_call_that_carries_all_it_needs(protocol: Protocol, wanted: Terms) -> None:
-    steps = protocol.try_acquire(wanted)
+def test_a_try_is_one_call_that_carries_all_it_needs(service: Service, wanted: Terms) -> None:
+    steps = service.try_acquire(wanted)
     call = next(steps)
     assert isinstance(call, Call)
     assert call.sql.endswith(b'FROM "dblock".try_acquire($1, $2, $3, $4, $5)')
@@ -57,35 +57,33 @@ def test_a_try_is_one_call_that_carries_all_it_needs(protocol: Protocol, wanted:
     assert finish(steps, GRANTED).token == 7
 
 
-def test_no_two_tries_carry_the_same_attempt(protocol: Protocol, wanted: Terms) -> None:
-    attempts = [next(protocol.try_acquire(wanted)).args[-1] for _ in range(100)]  # type: ignore[union-attr]
+def test_no_two_tries_carry_the_same_attempt(service: Service, wanted: Terms) -> None:
+    attempts = [next(service.try_acquire(wanted)).args[-1] for _ in range(100)]  # type: ignore[union-attr]
     assert len(set(attempts)) == 100
 
 
-def test_the_trust_window_counts_from_before_the_request(protocol: Protocol, wanted: Terms, clock: Clock) -> None:
-    steps = protocol.try_acquire(wanted)
+def test_the_trust_window_counts_from_before_the_request(service: Service, wanted: Terms, clock: Clock) -> None:
+    steps = service.try_acquire(wanted)
     next(steps)
     clock.now += 10  # a slow reply
     assert finish(steps, GRANTED).trusted_until == pytest.approx(100 + 30 * TRUST)
 
 
-def test_a_renewals_trust_window_counts_from_before_the_request(
-    protocol: Protocol, wanted: Terms, clock: Clock
-) -> None:
-    steps = protocol.try_acquire(wanted)
+def test_a_renewals_trust_window_counts_from_before_the_request(service: Service, wanted: Terms, clock: Clock) -> None:
+    steps = service.try_acquire(wanted)
     next(steps)
     grant = finish(steps, GRANTED)
     clock.now = 200
-    renewing = protocol.renew(grant, 60)
+    renewing = service.renew(grant, 60)
     next(renewing)
     clock.now += 10
     assert finish(renewing, ("1060", "60")).trusted_until == pytest.approx(200 + 60 * TRUST)
 
 
 def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
-    protocol: Protocol, wanted: Terms, clock: Clock
+    service: Service, wanted: Terms, clock: Clock
 ) -> None:
-    steps = protocol.try_acquire(wanted)
+    steps = service.try_acquire(wanted)
     next(steps)
     clock.now += 29.5
     released = steps.send(GRANTED)
@@ -95,18 +93,18 @@ def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
     assert finish(steps, ("t",)) is None
 
 
-def test_a_renewal_answered_too_late_to_be_trusted_is_lost(protocol: Protocol, wanted: Terms, clock: Clock) -> None:
-    steps = protocol.try_acquire(wanted)
+def test_a_renewal_answered_too_late_to_be_trusted_is_lost(service: Service, wanted: Terms, clock: Clock) -> None:
+    steps = service.try_acquire(wanted)
     next(steps)
     grant = finish(steps, GRANTED)
-    renewing = protocol.renew(grant, 30)
+    renewing = service.renew(grant, 30)
     next(renewing)
     clock.now += 29.5
     assert finish(renewing, ("1030", "30")) is None
 
 
-def test_acquire_asks_again_under_the_same_attempt(protocol: Protocol, wanted: Terms) -> None:
-    steps = protocol.acquire(wanted, None)
+def test_acquire_asks_again_under_the_same_attempt(service: Service, wanted: Terms) -> None:
+    steps = service.acquire(wanted, None)
     first = next(steps)
     assert isinstance(steps.send(HELD), Sleep)
     second = steps.send(None)
@@ -114,8 +112,8 @@ def test_acquire_asks_again_under_the_same_attempt(protocol: Protocol, wanted: T
     assert finish(steps, GRANTED).token == 7
 
 
-def test_acquire_sleeps_longer_each_time_up_to_a_bound(protocol: Protocol, wanted: Terms) -> None:
-    steps = protocol.acquire(wanted, None)
+def test_acquire_sleeps_longer_each_time_up_to_a_bound(service: Service, wanted: Terms) -> None:
+    steps = service.acquire(wanted, None)
     next(steps)
     slept = []
     for _ in range(20):
@@ -127,8 +125,8 @@ def test_acquire_sleeps_longer_each_time_up_to_a_bound(protocol: Protocol, wante
     assert slept[-1] == POLL_LONGEST
 
 
-def test_acquire_does_not_sleep_past_the_holders_deadline(protocol: Protocol, wanted: Terms) -> None:
-    steps = protocol.acquire(wanted, None)
+def test_acquire_does_not_sleep_past_the_holders_deadline(service: Service, wanted: Terms) -> None:
+    steps = service.acquire(wanted, None)
     next(steps)
     for _ in range(20):
         steps.send(HELD)
@@ -136,8 +134,8 @@ def test_acquire_does_not_sleep_past_the_holders_deadline(protocol: Protocol, wa
     assert steps.send(("f", None, "1000.5", "0.05")) == Sleep(0.05)
 
 
-def test_acquire_does_not_sleep_past_its_timeout(protocol: Protocol, wanted: Terms, clock: Clock) -> None:
-    steps = protocol.acquire(wanted, 1.0)
+def test_acquire_does_not_sleep_past_its_timeout(service: Service, wanted: Terms, clock: Clock) -> None:
+    steps = service.acquire(wanted, 1.0)
     next(steps)
     clock.now += 0.996
     sleep = steps.send(HELD)
@@ -148,15 +146,15 @@ def test_acquire_does_not_sleep_past_its_timeout(protocol: Protocol, wanted: Ter
     assert finish(steps, HELD) is None
 
 
-def test_a_timeout_of_zero_asks_once(protocol: Protocol, wanted: Terms) -> None:
-    steps = protocol.acquire(wanted, 0)
+def test_a_timeout_of_zero_asks_once(service: Service, wanted: Terms) -> None:
+    steps = service.acquire(wanted, 0)
     next(steps)
     assert finish(steps, HELD) is None
 
 
 def test_a_retry_that_finds_its_own_grant_trusts_only_what_is_left_of_it(
-    protocol: Protocol, wanted: Terms, clock: Clock
+    service: Service, wanted: Terms, clock: Clock
 ) -> None:
-    steps = protocol.try_acquire(wanted)
+    steps = service.try_acquire(wanted)
     next(steps)
     assert finish(steps, ("t", "7", "1000.5", "4")).trusted_until == pytest.approx(100 + 4 * TRUST)

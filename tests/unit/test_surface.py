@@ -16,7 +16,7 @@ import dblock
 PACKAGE = Path(dblock.__file__).parent
 
 LAYERS = [
-    ["errors"],
+    ["errors", "forks"],
     ["terms"],
     ["steps", "faults", "target", "embedded"],
     ["schema"],

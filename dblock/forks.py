@@ -1,0 +1,35 @@
+"""What must start anew in the child of a fork.
+
+A child has the parent's objects but none of its threads: a lock that another thread held at that moment would stay
+held for good, and a socket would have two processes talking over it.
+"""
+
+from __future__ import annotations
+
+import os
+import typing
+import weakref
+
+
+class Forkable(typing.Protocol):
+    """Something that a child cannot use as the parent left it."""
+
+    def start_anew(self) -> None:
+        """Forget what belongs to the parent. Called in the child, which has one thread."""
+
+
+_known: weakref.WeakSet[Forkable] = weakref.WeakSet()
+
+
+def mind_forks(thing: Forkable) -> None:
+    """Have the thing start anew in every child."""
+    _known.add(thing)
+
+
+def _in_child() -> None:
+    for thing in list(_known):
+        thing.start_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
