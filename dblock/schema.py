@@ -26,7 +26,7 @@ from dblock.errors import (
 )
 from dblock.faults import translated
 from dblock.target import Target
-from dblock.terms import is_text, quoted
+from dblock.terms import is_text, literal, quoted
 
 if TYPE_CHECKING:
     import psycopg
@@ -37,6 +37,9 @@ REVISION = "0001"
 
 VERSION_TABLE = "installed_revision"
 DEFAULT_SCHEMA = "dblock"
+
+REFUSED = "DBL01"
+"""The SQLSTATE of a schema that dblock will not have."""
 
 API = ("try_acquire", "abandon", "renew", "release", "holder", "schema_revision")
 """The functions that an application's role may call."""
@@ -158,12 +161,28 @@ def grant(target: Target, role: str, schema: str = DEFAULT_SCHEMA) -> None:
                     f"Role {role!r} was granted nothing: this login may not grant on schema {schema!r}. "
                     "Run dblock grant as the role that ran dblock install."
                 )
+            touched = connection.execute(
+                "SELECT c.relname FROM pg_class AS c, pg_roles AS r"
+                " WHERE c.relnamespace = %s::regnamespace AND c.relkind = ANY('{r,S}') AND r.rolname = %s"
+                " AND NOT r.rolsuper AND NOT pg_has_role(r.oid, c.relowner, 'MEMBER')"
+                " AND (CASE c.relkind WHEN 'S' THEN has_sequence_privilege(r.oid, c.oid, 'USAGE, SELECT, UPDATE')"
+                " ELSE has_table_privilege(r.oid, c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE') END)",
+                [quoted(schema), role],
+            ).fetchone()
+            if touched:
+                raise AccessDenied(
+                    f"Role {role!r} was granted nothing: it could touch {touched[0]!r} directly, by a right of "
+                    "PUBLIC or of a role that it is a member of. Revoke that first."
+                )
 
 
 def grant_statements(role: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
     """Return the statements that `grant` runs."""
     functions = ", ".join(f"{quoted(schema)}.{function}" for function in API)
+    all_of = [f"ALL {kind} IN SCHEMA {quoted(schema)}" for kind in ("TABLES", "SEQUENCES", "FUNCTIONS")]
     return [
+        # Whatever ALTER DEFAULT PRIVILEGES may have given it.
+        *(f"REVOKE ALL ON {objects} FROM {quoted(role)}" for objects in all_of),
         f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}",
         f"GRANT EXECUTE ON FUNCTION {functions} TO {quoted(role)}",
     ]
@@ -230,28 +249,63 @@ def _revision(connection: Connection, schema: str) -> str | None:
 
 
 def _make_schema(connection: Connection, schema: str) -> None:
-    from sqlalchemy import text
+    from sqlalchemy.exc import DBAPIError
 
-    found = connection.execute(
-        text(
-            "SELECT (SELECT relname FROM pg_class WHERE relnamespace = n.oid"
-            " UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = n.oid LIMIT 1)"
-            " FROM pg_namespace AS n WHERE nspname = :schema"
-        ),
-        {"schema": schema},
-    ).one_or_none()
-    if found is None:
-        _run(connection, f"CREATE SCHEMA {quoted(schema)}")
-    elif found[0] is not None:
-        raise SchemaError(
-            f"Schema {schema!r} already holds {found[0]!r}, which is not dblock's. "
-            "dblock wants a schema of its own: give another name with --schema."
-        )
+    try:
+        _run(connection, making(schema))
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != REFUSED:
+            raise
+        said: Any = error.orig
+        raise SchemaError(said.diag.message_primary) from None
+
+
+def making(schema: str) -> str:
+    """Return the statement that makes the schema, or takes one that a DBA has made for us and for nobody else.
+
+    Whoever may create in the schema could put a function there that ours would call with their owner's rights.
+    """
+    return f"""
+        DO $make$
+        DECLARE
+            space pg_catalog.pg_namespace;
+            stranger pg_catalog.text;
+        BEGIN
+            SELECT * INTO space FROM pg_catalog.pg_namespace WHERE nspname = {literal(schema)};
+            IF NOT FOUND THEN
+                CREATE SCHEMA {quoted(schema)};
+                RETURN;
+            END IF;
+            SELECT relname INTO stranger FROM pg_catalog.pg_class WHERE relnamespace = space.oid;
+            IF NOT FOUND THEN
+                SELECT proname INTO stranger FROM pg_catalog.pg_proc WHERE pronamespace = space.oid;
+            END IF;
+            IF FOUND THEN
+                RAISE EXCEPTION 'Schema % already holds %, which is not dblock''s. '
+                    'dblock wants a schema of its own: give another name with --schema.',
+                    quote_literal(space.nspname), quote_literal(stranger)
+                    USING ERRCODE = '{REFUSED}';
+            END IF;
+            IF space.nspowner <> (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user)
+                OR EXISTS (
+                    SELECT FROM pg_catalog.aclexplode(space.nspacl)
+                    WHERE privilege_type = 'CREATE' AND grantee <> space.nspowner
+                )
+            THEN
+                RAISE EXCEPTION 'Others than role % may create objects in schema %, and so could reach the '
+                    'locks with its rights. Make it that role''s own, or let the install create it.',
+                    quote_literal(current_user), quote_literal(space.nspname)
+                    USING ERRCODE = '{REFUSED}';
+            END IF;
+        END
+        $make$
+        """
 
 
 def _migrate(connection: Connection | None, schema: str, revision: str, output: io.StringIO | None = None) -> None:
     from alembic import command
     from alembic.config import Config
+    from alembic.util.exc import CommandError
 
     offline = connection is None
     config = Config(output_buffer=output) if output else Config()
@@ -260,8 +314,14 @@ def _migrate(connection: Connection | None, schema: str, revision: str, output: 
     config.attributes["connection"] = connection
     config.attributes["schema"] = schema
     config.attributes["upgrading"] = revision != "base"
-    config.attributes["preamble"] = [f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}", _search_path(schema)]
-    (command.downgrade if revision == "base" else command.upgrade)(config, revision, sql=offline)
+    config.attributes["preamble"] = [making(schema), _search_path(schema)]
+    try:
+        (command.downgrade if revision == "base" else command.upgrade)(config, revision, sql=offline)
+    except CommandError as error:
+        raise SchemaError(
+            f"Schema {schema!r} cannot be migrated: {error}. It was installed by another version of dblock; "
+            "use that version to uninstall it."
+        ) from error
 
 
 def migrations() -> Path:

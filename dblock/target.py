@@ -6,6 +6,7 @@ opened, started or even imported before the first connection is asked for.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -69,12 +70,14 @@ class EngineTarget(Target):
     """The database of a SQLAlchemy engine.
 
     With the psycopg driver the engine itself makes the connections, so that its connect_args, creator and
-    events apply; they are made beside its pool, which a lock never draws on. With another driver, or when a
-    synchronous client is given an AsyncEngine, only the engine's URL is used.
+    events apply; they are made beside its pool, which a lock never draws on. An engine that cannot make them (a
+    synchronous one for an AsyncClient, the other way round, another driver) gives its URL and connect_args instead.
+    Where those are not the whole truth it is refused, lest the client land in another database than the application.
     """
 
     def __init__(self, engine: Engine, is_async: bool) -> None:
         from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+        from sqlalchemy.pool import NullPool
 
         if engine.dialect.name != "postgresql":
             raise InvalidArgument(
@@ -83,20 +86,41 @@ class EngineTarget(Target):
             )
         dialect: Any = PGDialect_psycopg
         _, parameters = dialect().create_connect_args(engine.url)
-        self._parameters = {key: value for key, value in parameters.items() if key != "context"}
+        self._parameters = _conninfo_only(parameters)
+        self._given = _connect_arguments(engine)
         self._pool: Any = None
         if engine.dialect.driver in ("psycopg", "psycopg_async"):
-            # Same creator, same events, none of the application's connections.
-            self._pool = engine.pool.recreate()
+            # Same creator, same events, none of the application's connections, and no limit of its own.
+            pool: Any = engine.pool
+            self._pool = NullPool(pool._creator, _dispatch=pool.dispatch, dialect=engine.dialect)
+        elif self._given is not None and self._given == engine.dialect.create_connect_args(engine.url)[1]:
+            self._given = self._parameters  # another driver's spelling of the same
+        else:
+            self._given = None
         self._is_async = is_async
+
+    def conninfo(self) -> str:
+        from psycopg.conninfo import make_conninfo
+
+        if self._given is None:
+            raise InvalidArgument(
+                "This engine connects in a way of its own (a creator, connect_args, a do_connect event) that this "
+                "client cannot take over. Give Client an Engine, or AsyncClient an AsyncEngine, with the psycopg "
+                "driver; or give a DSN."
+            )
+        return make_conninfo("", **_with_defaults(_conninfo_only(self._given)))
 
     def connect(self) -> psycopg.Connection[Any]:
         if self._pool is None or self._is_async:
             return super().connect()
         connection: psycopg.Connection[Any] = _detached(self._pool)
-        connection.rollback()
-        connection.autocommit = True
-        connection.execute(_SPEAK_UTF8)
+        try:
+            connection.rollback()
+            connection.autocommit = True
+            connection.execute(_SPEAK_UTF8)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     async def connect_async(self) -> psycopg.AsyncConnection[Any]:
@@ -105,9 +129,13 @@ class EngineTarget(Target):
         from sqlalchemy.util import greenlet_spawn
 
         connection: psycopg.AsyncConnection[Any] = await greenlet_spawn(_detached, self._pool)
-        await connection.rollback()
-        await connection.set_autocommit(True)
-        await connection.execute(_SPEAK_UTF8)
+        try:
+            await connection.rollback()
+            await connection.set_autocommit(True)
+            await connection.execute(_SPEAK_UTF8)
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
 
@@ -171,7 +199,33 @@ def _parse(dsn: str) -> dict[str, Any]:
             "The DSN's host contains an @ (it is not shown here, for it may be part of a password). "
             "In a URL like postgresql://user:password@host/database, write an @ of the password as %40."
         )
+    if "://" in dsn and ("@" in str(parameters.get("dbname") or "") or not _is_ports(parameters.get("port"))):
+        raise InvalidArgument(
+            "The DSN's port or database is none (it is not shown here, for it may be part of a password). "
+            "In a URL like postgresql://user:password@host/database, write a / of the password as %2F."
+        )
     return dict(parameters)
+
+
+def _is_ports(ports: object) -> bool:
+    return re.fullmatch(r"[0-9,]*", str(ports or "")) is not None
+
+
+def _connect_arguments(engine: Engine) -> dict[str, Any] | None:
+    """Return what the engine connects with, its connect_args included; None when it has a way of its own."""
+    pool: Any = engine.pool
+    dispatch: Any = engine.dialect.dispatch
+    creator = pool._creator
+    if len(dispatch.do_connect) or getattr(creator, "__module__", "") != "sqlalchemy.engine.create":
+        return None
+    arguments = inspect.getclosurevars(creator).nonlocals.get("cparams")
+    return None if arguments is None else dict(arguments)
+
+
+def _conninfo_only(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is psycopg's and not libpq's."""
+    ours = ("autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory")
+    return {key: value for key, value in arguments.items() if key not in ours}
 
 
 def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,12 @@ def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
+def literal(text: str) -> str:
+    """Quote text for SQL, whatever the session's setting for backslashes."""
+    escaped = text.replace("'", "''").replace("\\", "\\\\")
+    return f"E'{escaped}'" if "\\" in text else f"'{escaped}'"
+
+
 def is_text(value: object) -> bool:
     """Tell whether this is text that Postgres can store: a str without NUL and without halves of surrogate pairs."""
     return isinstance(value, str) and "\0" not in value and not _SURROGATE.search(value)

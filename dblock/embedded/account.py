@@ -34,8 +34,14 @@ class Account:
         """Return the same for initdb, which insists on an account with a name."""
         return {} if self.uid is None else {"user": _named().pw_uid, "group": self.uid, "extra_groups": []}
 
-    def initdb_gives(self, folder: Path) -> None:
-        """Hand a new folder to the account that initdb runs under."""
+    def admit_alone(self, folder: Path) -> None:
+        """Let this account through a folder of root's, and nobody else: not the other programs of `nobody` either."""
+        if self.uid is not None:
+            os.chown(folder, 0, self.uid)
+            folder.chmod(0o710)
+
+    def lend_to_initdb(self, folder: Path) -> None:
+        """Hand a new folder to the account that initdb runs under, until `own` takes it back."""
         if self.uid is not None:
             os.chown(folder, _named().pw_uid, self.uid)
 

@@ -15,9 +15,11 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+PROGRAMS = ("postgres", "initdb")
+
 
 def pids_working_in(folder: Path) -> set[int]:
-    """Return the processes whose working directory is this folder."""
+    """Return the processes of Postgres whose working directory is this folder. A shell may sit there too."""
     where = os.path.realpath(folder)
     if sys.platform != "linux":
         return {pid for pid, directory in _working_directories() if directory == where}
@@ -26,7 +28,7 @@ def pids_working_in(folder: Path) -> set[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                if os.readlink(f"/proc/{entry}/cwd") == where:
+                if os.readlink(f"/proc/{entry}/cwd") == where and _program(entry) in PROGRAMS:
                     found.add(int(entry))
             except PermissionError:
                 hidden[int(entry)] = _parent(entry)
@@ -34,6 +36,11 @@ def pids_working_in(folder: Path) -> set[int]:
                 continue  # gone, or a zombie
     postmasters = {pid for pid in hidden if _is_postmaster(pid, {where, str(folder)})}
     return found | postmasters | {pid for pid, parent in hidden.items() if parent in postmasters}
+
+
+def _program(entry: str) -> str:
+    # A program that was replaced on the disk says so after its name.
+    return os.path.basename(os.readlink(f"/proc/{entry}/exe").removesuffix(" (deleted)"))
 
 
 def _is_postmaster(pid: int, folders: set[str]) -> bool:

@@ -90,7 +90,7 @@ class Server:
         import psycopg
 
         try:
-            if not self._sockets.is_dir():
+            if not self._is_private(self._sockets):
                 return False
             psycopg.connect(self.url, connect_timeout=5).close()
         except psycopg.Error as error:
@@ -134,10 +134,12 @@ class Server:
         if not self.folder.is_dir():
             return False
         with self._alone():
-            pid = self.pid
+            # Our own child needs no file to be known by; any other number may have gone to a stranger.
+            pid = self._process.pid if self._process is not None and self._process.poll() is None else self.pid
             running = pid is not None and pid in pids_working_in(self.data)
             if running and pid is not None:
-                os.kill(pid, how)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, how)
                 self._wait_for_end(f"The embedded Postgres (pid {pid}) was told to stop and did not.")
             if self._process is not None:
                 self._process.wait()
@@ -162,7 +164,7 @@ class Server:
     def _alone(self) -> Iterator[None]:
         """Keep every other process from starting or stopping this server meanwhile."""
         deadline = time.monotonic() + 2 * PATIENCE
-        with open(self.folder / "lock", "a+b") as file:  # closing it frees the lock
+        with open(self.folder / "lock", "a+b") as file:
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -174,7 +176,11 @@ class Server:
                             f"for {2 * PATIENCE:g} s. See {self.log}."
                         ) from None
                     time.sleep(0.02)
-            yield
+            try:
+                yield
+            finally:
+                # In so many words: a process forked meanwhile has the file open too.
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def _settle_leftovers(self) -> None:
         """Wait for a server that is coming up or going down; clear away what a dead one left."""
@@ -210,9 +216,9 @@ class Server:
             time.sleep(0.02)
 
     def _make_data(self, programs: Path, account: Account) -> None:
-        for half in self.folder.glob("data.new-*"):
+        for half in self.folder.glob("making-*"):
             # Its starter is dead, or we would not be here; its initdb may not have noticed yet.
-            self._wait_for_end(f"An initdb is still at work in {half}.", half)
+            self._wait_for_end(f"An initdb is still at work in {half}.", half / "data")
             shutil.rmtree(half)
             logger.warning("removed %s, which an interrupted start had left half made", half)
         if self.data.exists():
@@ -221,18 +227,22 @@ class Server:
             aside = self.data.with_name(f"data.broken-{int(time.time())}-{os.getpid()}")
             self.data.rename(aside)
             logger.warning("the data folder was not a whole Postgres cluster; moved it to %s and made a new one", aside)
-        new = self.folder / f"data.new-{os.getpid()}"
+        making = self.folder / f"making-{os.getpid()}"
+        making.mkdir(mode=0o700)
+        account.admit_alone(making)
+        new = making / "data"
         new.mkdir(mode=0o700)
-        account.initdb_gives(new)
+        account.lend_to_initdb(new)
         # Whoever gets through to the private socket may connect; a port, if one is opened, asks for a password.
         command = [str(programs / "initdb"), "-D", str(new), "-U", "postgres", "-E", "UTF8", "--no-locale"]
         command += ["--auth-local=trust", "--auth-host=scram-sha-256"]
         made = subprocess.run(command, capture_output=True, text=True, cwd=new, check=False, **account.initdb_options())
         if made.returncode != 0:
-            shutil.rmtree(new, ignore_errors=True)
+            shutil.rmtree(making, ignore_errors=True)
             raise EmbeddedError(f"initdb could not make {self.data}: {(made.stderr or made.stdout).strip()}")
         account.own(new)
         new.rename(self.data)
+        making.rmdir()
 
     def _check_data(self, programs: Path) -> bool:
         """Tell whether the data folder is a whole cluster; raise if it is one of another major version."""
@@ -242,7 +252,9 @@ class Server:
             found = (self.data / "PG_VERSION").read_text().strip()
         except FileNotFoundError:
             return False
-        said = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True)
+        said = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=False)
+        if said.returncode != 0:
+            raise EmbeddedError(f"The Postgres of the installed wheel does not run: {said.stderr.strip()}")
         needed = said.stdout.split()[-1].split(".")[0]
         if found != needed:
             raise EmbeddedError(
@@ -263,16 +275,22 @@ class Server:
 
     def _make_socket_folder(self, account: Account) -> None:
         sockets = self._sockets
-        owner = os.geteuid() if account.uid is None else account.uid
         try:
             sockets.mkdir(mode=0o700)
             account.own(sockets)
         except FileExistsError:
-            found = os.lstat(sockets)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o077:
+            if not self._is_private(sockets):
                 raise EmbeddedError(
                     f"{sockets} is not a private folder of the server's, so its socket would not be either. Remove it."
                 ) from None
+
+    def _is_private(self, sockets: Path) -> bool:
+        """Tell whether only the server's account can have put a socket there: one of anybody else's is not ours."""
+        try:
+            found, owner = os.lstat(sockets), os.geteuid() or self.data.stat().st_uid
+        except FileNotFoundError:
+            return False
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == owner and not found.st_mode & 0o077
 
     def _launch(self, programs: Path, account: Account) -> None:
         self.log.touch(mode=0o600)

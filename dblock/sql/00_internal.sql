@@ -74,8 +74,8 @@ BEGIN
     IF recorded <> current_timeline() THEN
         -- Nobody mints meanwhile, so the sequence stands still.
         -- Above the range of every timeline before this one too: a recovery may go back past an earlier jump.
-        PERFORM setval(
-            'token_sequence',
+        PERFORM pg_catalog.setval(
+            'token_sequence'::pg_catalog.regclass,
             greatest(last_value + (1::bigint << 40), (current_timeline() - 1) << 40)
         ) FROM token_sequence;
         UPDATE token_timeline SET timeline = current_timeline();

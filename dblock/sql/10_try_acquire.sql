@@ -49,7 +49,7 @@ BEGIN
             END IF;
             moment := clock_timestamp();
             UPDATE distributed_locks AS l
-            SET token = nextval('token_sequence'),
+            SET token = pg_catalog.nextval('token_sequence'::pg_catalog.regclass),
                 attempt = try_acquire.attempt,
                 holder = coalesce(try_acquire.holder, describe_session()),
                 meta = try_acquire.meta,

@@ -1,6 +1,26 @@
--- Nobody but the owner may call anything until `dblock grant ROLE` says so.
+-- Nobody but the owner may call anything until `dblock grant ROLE` says so, and nobody else touches a table at all,
+-- whatever ALTER DEFAULT PRIVILEGES would have. A role that was granted before may also call what is new.
 DO $$
+DECLARE
+    here CONSTANT oid := quote_ident(current_schema())::regnamespace;
+    thing record;
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %I FROM PUBLIC', current_schema());
+    FOR thing IN
+        SELECT DISTINCT c.oid::regclass AS name, CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind,
+               CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS grantee
+        FROM pg_class AS c, aclexplode(c.relacl) AS a
+        WHERE c.relnamespace = here AND a.grantee <> c.relowner AND c.relkind IN ('r', 'S')
+    LOOP
+        EXECUTE format('REVOKE ALL ON %s %s FROM %s', thing.kind, thing.name, thing.grantee);
+    END LOOP;
+    FOR thing IN
+        SELECT p.oid::regprocedure AS name, a.grantee::regrole AS grantee
+        FROM pg_proc AS granted, aclexplode(granted.proacl) AS a, pg_proc AS p
+        WHERE granted.pronamespace = here AND granted.proname = 'try_acquire' AND a.grantee NOT IN (0, granted.proowner)
+          AND p.pronamespace = here AND p.prosecdef
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', thing.name, thing.grantee);
+    END LOOP;
 END
 $$;

@@ -17,7 +17,7 @@ import pytest
 
 import dblock
 from dblock import cli, embedded
-from dblock.embedded import Server
+from dblock.embedded import Server, account
 from dblock.embedded.processes import pids_working_in
 from tests.support.servers import new_folder
 
@@ -121,6 +121,55 @@ def test_a_pid_file_that_names_a_stranger_is_put_right(folder: Path, caplog: pyt
     assert "removed" in caplog.text
 
 
+def test_stop_leaves_a_stranger_alone_that_a_pid_file_names(folder: Path) -> None:
+    server = embedded.start()
+    contents = (server.data / "postmaster.pid").read_text().splitlines()
+    embedded.stop()
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        (server.data / "postmaster.pid").write_text("\n".join([str(stranger.pid), *contents[1:]]) + "\n")
+        assert embedded.stop() is False
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_shell_that_sits_in_the_data_folder_is_no_obstacle(folder: Path) -> None:
+    server = embedded.start()
+    sitting = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], cwd=server.data)
+    try:
+        assert embedded.stop() is True
+        assert embedded.start().answers()
+    finally:
+        sitting.kill()
+        sitting.wait()
+
+
+def test_stop_needs_no_pid_file_for_a_server_of_its_own(folder: Path) -> None:
+    server = Server(folder, dies_with_us=True)
+    server.start()
+    (server.data / "postmaster.pid").rename(folder / "away")
+    assert server.stop() is True
+    assert pids_working_in(server.data) == set()
+
+
+def test_a_child_forked_meanwhile_does_not_keep_the_server_locked(folder: Path) -> None:
+    server = Server(folder)
+    server._make_folder()
+    with server._alone():
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with server._alone():
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_an_empty_pid_file_is_put_right(folder: Path) -> None:
     data = embedded.start().data
     embedded.stop()
@@ -132,7 +181,7 @@ def test_a_start_killed_in_the_middle_of_making_the_data_folder_is_made_good(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     starting = subprocess.Popen([sys.executable, "-c", "from dblock import embedded; embedded.start()"])
-    while not list(folder.glob("data.new-*/base")):
+    while not list(folder.glob("making-*/data/base")):
         assert starting.poll() is None, "the start ended before it could be killed"
         time.sleep(0.001)
     starting.kill()
@@ -140,7 +189,7 @@ def test_a_start_killed_in_the_middle_of_making_the_data_folder_is_made_good(
     assert not (folder / "data").exists()
     assert embedded.start().answers()
     assert "half made" in caplog.text
-    assert not list(folder.glob("data.new-*"))
+    assert not list(folder.glob("making-*"))
 
 
 @pytest.mark.parametrize("missing", ["PG_VERSION", "global/pg_control"])
@@ -180,7 +229,7 @@ def test_only_its_user_can_connect(folder: Path) -> None:
     server = embedded.start()
     for private in (server.data, folder / "run"):
         assert stat.S_IMODE(private.stat().st_mode) == 0o700
-        assert private.stat().st_uid == (os.geteuid() or private.stat().st_uid)
+        assert private.stat().st_uid == (os.geteuid() or account.FIRST_UNUSED)
     with psycopg.connect(server.url) as connection:
         assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
         rules = connection.execute("SELECT type, auth_method FROM pg_hba_file_rules").fetchall()
@@ -306,6 +355,37 @@ def test_a_socket_folder_that_is_not_private_is_refused(folder: Path) -> None:
     (folder / "run").chmod(0o755)
     with pytest.raises(dblock.EmbeddedError, match="not a private folder"):
         embedded.start()
+
+
+def test_a_socket_in_somebody_elses_folder_is_not_taken_for_ours(folder: Path) -> None:
+    """A server answers there, and it may be anybody's."""
+    server = embedded.start()
+    (folder / "run").rename(folder / "theirs")
+    (folder / "run").symlink_to(folder / "theirs")
+    assert psycopg.connect(server.url).close() is None  # type: ignore[func-returns-value]
+    assert not server.answers()
+    (folder / "run").unlink()
+    (folder / "theirs").rename(folder / "run")
+    assert server.answers()
+    (folder / "run").chmod(0o777)
+    assert not server.answers()
+    (folder / "run").chmod(0o700)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's server is the user's own")
+def test_nobody_else_gets_into_roots_data_folder_while_it_is_made(folder: Path) -> None:
+    starting = subprocess.Popen([sys.executable, "-c", "from dblock import embedded; embedded.start()"])
+    tried = []
+    try:
+        while not (folder / "data").exists():
+            assert starting.poll() in (None, 0)
+            for data in folder.glob("making-*/data/base"):
+                looking = ["python3", "-c", f"import os; os.listdir({str(data)!r})"]
+                tried.append(subprocess.run(looking, user="nobody", group="nogroup", extra_groups=[]).returncode)
+    finally:
+        starting.wait()
+    assert tried
+    assert 0 not in tried
 
 
 def test_a_server_that_dies_with_us_does(folder: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import conninfo
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -106,3 +108,38 @@ def test_the_schema_installs_through_an_engine(bare_dsn: str) -> None:
     engine = create_engine(url(bare_dsn))
     assert schema.install(resolve(engine)) is None
     assert schema.status(resolve(engine)).state == "current"
+
+
+@pytest.mark.parametrize("kind", [dblock.Client, dblock.AsyncClient])
+async def test_connect_args_reach_a_client_of_the_other_kind_too(dsn: str, kind: type) -> None:
+    """They name another database than the URL: where the application goes, its locks go."""
+    elsewhere, here = url(dsn).set(database="nowhere"), str(conninfo.conninfo_to_dict(dsn)["dbname"])
+    make = create_async_engine if kind is dblock.Client else create_engine
+    client: Any = kind(make(elsewhere, connect_args={"dbname": here}))
+    taken = client.lock("a").try_acquire()
+    assert (await taken if kind is dblock.AsyncClient else taken) is not None
+    closing = client.close()
+    if closing is not None:
+        await closing
+
+
+@pytest.mark.parametrize("kind", [dblock.Client, dblock.AsyncClient])
+@pytest.mark.parametrize("how", ["creator", "event"])
+async def test_an_engine_with_a_way_of_its_own_is_refused_to_the_other_kind(dsn: str, kind: type, how: str) -> None:
+    make: Any = create_async_engine if kind is dblock.Client else create_engine
+    engine = make(url(dsn), creator=lambda: psycopg.connect(dsn)) if how == "creator" else make(url(dsn))
+    if how == "event":
+        event.listen(getattr(engine, "sync_engine", engine), "do_connect", lambda *args: None)
+    client = kind(engine)
+    with pytest.raises(dblock.InvalidArgument, match="a way of its own"):
+        taken = client.lock("a").try_acquire()
+        await taken
+
+
+def test_more_connections_than_the_engines_pool_would_give(dsn: str) -> None:
+    engine = create_engine(url(dsn), pool_size=1, max_overflow=0, pool_timeout=0.1)
+    with dblock.Client(engine, pool_size=4) as client, ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda n: client.lock(str(n)).acquire().release(), range(40)))
+    with engine.connect():
+        pass
+    engine.dispose()

@@ -159,6 +159,66 @@ def test_an_empty_schema_made_by_a_dba_is_used(bare_dsn: str, role: str) -> None
     assert schema.status(as_role).state == "current"
 
 
+@pytest.mark.parametrize("by_hand", [False, True], ids=["install", "install --sql"])
+@pytest.mark.parametrize(
+    "made", ["CREATE SCHEMA dblock AUTHORIZATION {}", "CREATE SCHEMA dblock; GRANT CREATE ON SCHEMA dblock TO {}"]
+)
+def test_a_schema_that_another_role_can_create_in_is_refused(
+    bare_dsn: str, role: str, made: str, by_hand: bool
+) -> None:
+    """That role could put a function there which ours would call with the installer's rights."""
+    with psycopg.connect(bare_dsn, autocommit=True) as dba:
+        dba.execute(sql.SQL(made).format(sql.Identifier(role)))
+        if by_hand:
+            with pytest.raises(psycopg.Error, match="may create objects in schema 'dblock'"):
+                dba.execute(schema.ddl().encode())
+        else:
+            with pytest.raises(dblock.SchemaError, match="may create objects in schema 'dblock'"):
+                schema.install(resolve(bare_dsn))
+    assert schema.status(resolve(bare_dsn)).state == "missing"
+
+
+def test_default_privileges_open_no_table_to_a_granted_role(bare_dsn: str, role: str) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as dba:
+        for kind in ("TABLES", "SEQUENCES", "FUNCTIONS"):
+            statement = "ALTER DEFAULT PRIVILEGES GRANT ALL ON {} TO {}, PUBLIC"
+            dba.execute(sql.SQL(statement).format(sql.SQL(kind), sql.Identifier(role)))
+    schema.install(resolve(bare_dsn))
+    schema.grant(resolve(bare_dsn), role)
+    with psycopg.connect(bare_dsn, user=role, password="app", autocommit=True) as application:
+        assert application.execute("SELECT granted FROM dblock.try_acquire('a')").fetchone() == (True,)
+        for statement in (
+            "UPDATE dblock.distributed_locks SET token = 0",
+            "DELETE FROM dblock.token_timeline",
+            "SELECT setval('dblock.token_sequence', 1)",
+            "SELECT dblock.raise_tokens(5)",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                application.execute(statement.encode())
+
+
+def test_a_role_that_could_touch_a_table_all_the_same_is_not_granted(dsn: str, role: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as dba:
+        dba.execute("GRANT SELECT ON dblock.distributed_locks TO PUBLIC")
+    with pytest.raises(dblock.AccessDenied, match="could touch 'distributed_locks' directly"):
+        schema.grant(resolve(dsn), role)
+
+
+def test_a_role_granted_before_may_call_what_an_upgrade_adds(dsn: str, role: str, owner: psycopg.Connection) -> None:
+    schema.grant(resolve(dsn), role)
+    owner.execute("DROP FUNCTION abandon")
+    for file in schema.function_files():
+        owner.execute(file.read_bytes())
+    allowed = "SELECT has_function_privilege(%s, 'abandon(text, uuid)', 'EXECUTE')"
+    assert owner.execute(allowed, [role]).fetchone() == (True,)
+
+
+def test_an_older_revision_that_nobody_knows_is_an_error_of_ours(dsn: str, owner: psycopg.Connection) -> None:
+    owner.execute("UPDATE installed_revision SET version_num = '0000'")
+    with pytest.raises(dblock.SchemaError, match="another version of dblock"):
+        schema.install(resolve(dsn))
+
+
 def test_uninstall_refuses_to_take_a_strangers_view_with_it(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("CREATE VIEW public.held AS SELECT name FROM dblock.distributed_locks")
     with pytest.raises(dblock.DatabaseError, match="other objects depend on it"):
@@ -253,7 +313,7 @@ def test_the_command_line_installs_tells_and_removes(bare_dsn: str, capsys: pyte
 def test_the_command_line_prints_statements_without_a_database(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["install", "--sql", "--schema", "locks"]) == 0
     printed = capsys.readouterr().out
-    assert 'CREATE SCHEMA IF NOT EXISTS "locks"' in printed
+    assert 'CREATE SCHEMA "locks"' in printed
     assert "%%" not in printed
 
 

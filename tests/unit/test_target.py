@@ -75,6 +75,13 @@ def test_part_of_a_password_is_not_taken_for_a_host_and_shown() -> None:
     assert "ret@host" not in str(caught.value)
 
 
+@pytest.mark.parametrize("password", ["hun/ter2", "hun/t@er2", "5/hunter2"])
+def test_nor_for_a_port_or_a_database(password: str) -> None:
+    with pytest.raises(dblock.InvalidArgument, match="%2F|%40|cannot be read") as refused:
+        resolve(f"postgresql://me:{password}@db/app")
+    assert "ter2" not in str(refused.value)
+
+
 def test_an_engines_url_is_read_and_its_password_not_shown() -> None:
     for engine in (
         create_engine("postgresql+psycopg://u:s3cret@h:5433/db"),
