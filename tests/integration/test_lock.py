@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -258,3 +259,49 @@ async def test_more_callers_than_connections_wait_their_turn(clients: Clients) -
     client = clients(pool_size=2)
     leases = await asyncio.gather(*(client.lock(f"lock {n}").acquire() for n in range(40)))
     assert len({lease.token for lease in leases}) == 40
+
+
+async def test_many_first_calls_at_once_open_one_client(clients: Clients, owner: psycopg.Connection) -> None:
+    client = clients(pool_size=2)
+    await asyncio.gather(*(client.lock(str(number)).acquire() for number in range(10)))
+    count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
+    assert owner.execute(count).fetchone() in ((1,), (2,))
+
+
+def test_an_async_client_belongs_to_one_event_loop(dsn: str) -> None:
+    client = dblock.AsyncClient(dsn)
+
+    async def use() -> None:
+        await client.lock("a").holder()
+
+    one, other = asyncio.new_event_loop(), asyncio.new_event_loop()
+    one.run_until_complete(use())
+    with pytest.raises(dblock.DblockError, match="another event loop"):
+        other.run_until_complete(use())
+    one.run_until_complete(client.close())
+    one.close()
+    other.close()
+
+
+def test_a_body_left_by_another_thread_than_it_was_entered_in(dsn: str) -> None:
+    with dblock.Client(dsn) as client, ThreadPoolExecutor(1) as elsewhere:
+        alone = client.lock("a")
+        alone.__enter__()
+        elsewhere.submit(alone.__exit__, None, None, None).result()
+        assert alone.holder() is None
+
+
+def test_of_several_bodies_a_thread_that_entered_none_cannot_leave_one(dsn: str) -> None:
+    with dblock.Client(dsn) as client, ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        shared = client.lock("a", ttl=0.2)
+        for entering in (one, other):
+            entering.submit(shared.__enter__).result()
+        with pytest.raises(dblock.DblockError, match="none of them"):
+            shared.__exit__(None, None, None)
+
+
+async def test_a_meta_that_python_cannot_hold_is_shown_as_it_is(clients: Clients, owner: psycopg.Connection) -> None:
+    for meta in ("1" * 5000, "[" * 3000 + "]" * 3000):
+        owner.execute("SELECT try_acquire('a', meta => %s)", [meta])
+        assert (await clients().lock("a").holder()).meta == meta
+        owner.execute("SELECT release('a', token) FROM holder('a')")

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
+import dblock
 from tests.support.facade import Clients
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -95,3 +96,11 @@ async def test_locking_works_through_a_transaction_pooler(clients: Clients, pool
     assert len(tokens) == 60
     assert tokens == sorted(tokens)
     await clients.close()
+
+
+def test_a_pooler_is_recognised_before_anything_is_prepared_behind_it(pooled_dsn: str, dsn: str) -> None:
+    with dblock.Client(dsn) as direct, dblock.Client(pooled_dsn) as pooled:
+        for client, prepares in ((direct, True), (pooled, False)):
+            client.lock("a").holder()
+            assert client._runner is not None
+            assert client._runner.prepares is prepares

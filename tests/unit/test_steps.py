@@ -105,7 +105,7 @@ def test_a_renewal_answered_too_late_to_be_trusted_is_lost(service: Service, wan
 
 def test_acquire_asks_again_under_the_same_attempt(service: Service, wanted: Terms) -> None:
     steps = service.acquire(wanted, None)
-    first = next(steps)
+    first: Any = next(steps)
     assert isinstance(steps.send(HELD), Sleep)
     second = steps.send(None)
     assert first == second
@@ -158,3 +158,52 @@ def test_a_retry_that_finds_its_own_grant_trusts_only_what_is_left_of_it(
     steps = service.try_acquire(wanted)
     next(steps)
     assert finish(steps, ("t", "7", "1000.5", "4")).trusted_until == pytest.approx(100 + 4 * TRUST)
+
+
+def test_a_release_sent_again_that_frees_nothing_is_no_loss_while_the_lease_is_believed(
+    service: Service, wanted: Terms, clock: Clock
+) -> None:
+    acquiring = service.try_acquire(wanted)
+    next(acquiring)
+    grant = finish(acquiring, GRANTED)
+    for now, released in ((clock.now, True), (grant.trusted_until, False)):
+        clock.now = now
+        steps = service.release(grant)
+        call: Any = next(steps)
+        assert call.again.args == call.args
+        assert b"nullif" in call.again.sql
+        assert finish(steps, (None,)) is released
+
+
+def test_a_try_looks_again_at_a_lock_that_is_neither_held_nor_to_be_had(service: Service, wanted: Terms) -> None:
+    steps = service.try_acquire(wanted)
+    first: Any = next(steps)
+    assert isinstance(steps.send(("f", None, "-Infinity", "0")), Sleep)
+    again: Any = next(steps)
+    assert again.args == first.args, "another attempt would not find the grant of the first"
+    assert finish(steps, GRANTED).token == 7
+
+
+def test_a_try_does_not_look_for_ever(service: Service, wanted: Terms) -> None:
+    steps = service.try_acquire(wanted)
+    looks = 0
+    with pytest.raises(StopIteration) as done:
+        step = next(steps)
+        while True:
+            looks += isinstance(step, Call)
+            step = steps.send(("f", None, "-Infinity", "0") if isinstance(step, Call) else None)
+    assert done.value.value is None
+    assert looks == 3
+
+
+def test_waiting_is_spread_out(clock: Clock, wanted: Terms) -> None:
+    asked: list[tuple[float, float]] = []
+
+    def uniform(low: float, high: float) -> float:
+        asked.append((low, high))
+        return low
+
+    steps = Service("dblock", "me", clock, uniform).acquire(wanted, None)
+    next(steps)
+    assert steps.send(HELD) == Sleep(asked[0][0])
+    assert asked[0][0] < asked[0][1]
