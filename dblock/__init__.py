@@ -17,6 +17,7 @@ from dblock.errors import (
     InvalidArgument,
     LeaseLost,
     LockTimeout,
+    NoFencingToken,
     NotWritable,
     SchemaError,
     SchemaMissing,
@@ -24,7 +25,8 @@ from dblock.errors import (
     SchemaTooNew,
     Unavailable,
 )
-from dblock.lease import AsyncLease, Lease
+from dblock.hold import Reason
+from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
 from dblock.lock import AsyncLock, Lock
 from dblock.steps import Holder
 
@@ -33,12 +35,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessDenied",
     "AsyncClient",
+    "AsyncEfficiencyLease",
     "AsyncLease",
     "AsyncLock",
     "Client",
     "ClientClosed",
     "DatabaseError",
     "DblockError",
+    "EfficiencyLease",
     "EmbeddedError",
     "Holder",
     "InvalidArgument",
@@ -46,7 +50,9 @@ __all__ = [
     "LeaseLost",
     "Lock",
     "LockTimeout",
+    "NoFencingToken",
     "NotWritable",
+    "Reason",
     "SchemaError",
     "SchemaMissing",
     "SchemaOutdated",

@@ -1,26 +1,32 @@
 """A client: one process's way to the service.
 
 Nothing happens before the first call: no thread, no connection, no embedded server. Then a small pool serves every
-lock of this client; a held lock takes none of its connections.
+lock of this client; a held lock takes none of its connections. From the first lease on, a keep-alive renews all of
+them over a connection of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from dblock.errors import ClientClosed, DblockError, InvalidArgument
 from dblock.forks import mind_forks
+from dblock.hold import Hold
+from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
 from dblock.lock import AsyncLock, Lock
 from dblock.steps import Service, Steps
 from dblock.target import resolve
 from dblock.terms import DEFAULT_TTL, Seconds, check_seconds, is_text, terms
+from dblock.watch import AsyncWatch, Watch
 
 if TYPE_CHECKING:
     import asyncio
 
+    from dblock.keepalive import AsyncKeepAlive, KeepAlive
     from dblock.runner import AsyncRunner, Runner
     from dblock.target import Where
 
@@ -76,31 +82,76 @@ class Client(_ClientBase):
     """The service, for threads. One is enough for a process, shared by all its threads."""
 
     _runner: Runner | None = None
+    _keeper: KeepAlive
+    _watch: Watch
 
     def start_anew(self) -> None:
         """In the child of a fork nobody is opening this client."""
         self._opening = threading.Lock()
 
-    def lock(self, name: str, *, ttl: Seconds = DEFAULT_TTL, timeout: Seconds | None = None, meta: Any = None) -> Lock:
+    @overload
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        timeout: Seconds | None = None,
+        meta: Any = None,
+        keep_alive: bool = True,
+        durable: Literal[True] = True,
+    ) -> Lock[Lease]: ...
+
+    @overload
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        timeout: Seconds | None = None,
+        meta: Any = None,
+        keep_alive: bool = True,
+        durable: Literal[False],
+    ) -> Lock[EfficiencyLease]: ...
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        timeout: Seconds | None = None,
+        meta: Any = None,
+        keep_alive: bool = True,
+        durable: bool = True,
+    ) -> Lock[Any]:
         """Name a lock and the terms on which to hold it; nothing is sent yet.
 
-        The lease lasts for `ttl` unless renewed. `timeout` bounds the wait of `acquire` and `with`: None waits
-        without end, 0 tries once. `meta` is any JSON that others should see beside the holder.
+        The lease lasts for `ttl`, and is renewed in the background unless `keep_alive` is False. `timeout` bounds the
+        wait of `acquire` and `with`: None waits without end, 0 tries once. `meta` is any JSON that others should
+        see beside the holder. With `durable=False` a grant does not wait for the disk: a crash of the database may
+        forget it, and it has no fencing token.
         """
-        return Lock(self._run, self._service, terms(name, ttl, timeout, meta))
+        return Lock(self, terms(name, ttl, timeout, meta, durable, keep_alive))
 
     def close(self) -> None:
-        """Close the connections. A lease that is still held stays so until its deadline."""
+        """Release what is still held, and close the connections."""
         with self._opening:
             self._closed = True
             runner, self._runner = self._runner, None
         if runner:
-            runner.close()
+            self._shut()
 
     def _run(self, steps: Steps[T]) -> T:
         return (self._runner or self._open()).run(steps)
 
+    def _keep(self, hold: Hold, keep_alive: bool) -> None:
+        """Look after a lease: renew it if so wanted, and see that it is released."""
+        hold.keep_alive = keep_alive
+        if self._closed:
+            raise ClientClosed
+        self._keeper.add(hold)
+
     def _open(self) -> Runner:
+        from dblock.keepalive import KeepAlive
         from dblock.runner import Runner
 
         with self._opening:
@@ -113,8 +164,11 @@ class Client(_ClientBase):
                 except BaseException:
                     runner.close()
                     raise
+                keepers = Runner(self._target, self._schema, 1, self._patience)
+                self._keeper = KeepAlive(keepers.run, self._service)
+                self._watch = Watch()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
-                weakref.finalize(self, runner.close)
+                self._shut = weakref.finalize(self, _shut, runner, keepers, self._service, self._keeper, self._watch)
                 self._runner = runner
             return self._runner
 
@@ -127,36 +181,104 @@ class Client(_ClientBase):
         self.close()
 
 
+def _shut(runner: Runner, keepers: Runner, service: Service, keeper: KeepAlive, watch: Watch) -> None:
+    held = keeper.held()
+    keeper.close()
+    watch.close()
+    if held:
+        for hold in held:
+            hold.finish()
+        with contextlib.suppress(DblockError):
+            runner.run(service.release_all([(hold.name, hold.token) for hold in held]))
+        for hold in held:
+            hold.given_back = True
+    runner.close()
+    keepers.close()
+
+
 class AsyncClient(_ClientBase):
     """The service, for asyncio. One is enough for an event loop, shared by all its tasks."""
 
     _runner: AsyncRunner | None = None
     _loop: asyncio.AbstractEventLoop | None = None
     _opening_here: asyncio.Lock
+    _keeper: AsyncKeepAlive
+    _watch: AsyncWatch
 
     def start_anew(self) -> None:
         """In the child of a fork there is no event loop yet, and nothing is open."""
         self._loop = self._runner = None
 
+    @overload
     def lock(
-        self, name: str, *, ttl: Seconds = DEFAULT_TTL, timeout: Seconds | None = None, meta: Any = None
-    ) -> AsyncLock:
+        self,
+        name: str,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        timeout: Seconds | None = None,
+        meta: Any = None,
+        keep_alive: bool = True,
+        durable: Literal[True] = True,
+    ) -> AsyncLock[AsyncLease]: ...
+
+    @overload
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        timeout: Seconds | None = None,
+        meta: Any = None,
+        keep_alive: bool = True,
+        durable: Literal[False],
+    ) -> AsyncLock[AsyncEfficiencyLease]: ...
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        timeout: Seconds | None = None,
+        meta: Any = None,
+        keep_alive: bool = True,
+        durable: bool = True,
+    ) -> AsyncLock[Any]:
         """Name a lock and the terms on which to hold it; nothing is sent yet.
 
-        The lease lasts for `ttl` unless renewed. `timeout` bounds the wait of `acquire` and `async with`: None waits
-        without end, 0 tries once. `meta` is any JSON that others should see beside the holder.
+        The lease lasts for `ttl`, and is renewed in the background unless `keep_alive` is False. `timeout` bounds the
+        wait of `acquire` and `async with`: None waits without end, 0 tries once. `meta` is any JSON that others should
+        see beside the holder. With `durable=False` a grant does not wait for the disk: a crash of the database may
+        forget it, and it has no fencing token.
         """
-        return AsyncLock(self._run, self._service, terms(name, ttl, timeout, meta))
+        return AsyncLock(self, terms(name, ttl, timeout, meta, durable, keep_alive))
 
     async def close(self) -> None:
-        """Close the connections. A lease that is still held stays so until its deadline."""
+        """Release what is still held, and close the connections."""
         self._closed = True
         runner, self._runner = self._runner, None
         if runner:
-            runner.close()
+            held = self._keeper.held()
+            self._keeper.close()
+            try:
+                if held:
+                    for hold in held:
+                        hold.finish()
+                    with contextlib.suppress(DblockError):
+                        await runner.run(self._service.release_all([(hold.name, hold.token) for hold in held]))
+                    for hold in held:
+                        hold.given_back = True
+            finally:
+                self._shut()
 
     async def _run(self, steps: Steps[T]) -> T:
         return await (await self._open()).run(steps)
+
+    def _keep(self, hold: Hold, keep_alive: bool) -> None:
+        """Look after a lease: renew it if so wanted, and see that it is released."""
+        hold.keep_alive = keep_alive
+        if self._closed:
+            raise ClientClosed
+        self._keeper.add(hold)
 
     async def _open(self) -> AsyncRunner:
         import asyncio
@@ -168,6 +290,7 @@ class AsyncClient(_ClientBase):
             raise DblockError("This AsyncClient belongs to another event loop. Make one for each loop.")
         if self._runner is not None:
             return self._runner
+        from dblock.keepalive import AsyncKeepAlive
         from dblock.runner import AsyncRunner
 
         async with self._opening_here:
@@ -180,10 +303,13 @@ class AsyncClient(_ClientBase):
                 except BaseException:
                     runner.close()
                     raise
+                keepers = AsyncRunner(self._target, self._schema, 1, self._patience)
+                self._keeper = AsyncKeepAlive(keepers.run, self._service)
+                self._watch = AsyncWatch()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
-                weakref.finalize(self, runner.close)
+                self._shut = weakref.finalize(self, _shut_async, runner, keepers, self._service, self._keeper)
                 if self._closed:
-                    runner.close()
+                    self._shut()
                     raise ClientClosed
                 self._runner = runner
             return self._runner
@@ -195,3 +321,18 @@ class AsyncClient(_ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _shut_async(runner: AsyncRunner, keepers: AsyncRunner, service: Service, keeper: AsyncKeepAlive) -> None:
+    held = keeper.held()
+    keeper.close()
+    runner.close()
+    keepers.close()
+    if held:
+        # The event loop is gone by now; what is left to say goes over a connection without one.
+        from dblock.runner import Runner
+
+        last = Runner(runner.target, runner.schema, 1, 1.0)
+        with contextlib.suppress(DblockError):
+            last.run(service.release_all([(hold.name, hold.token) for hold in held]))
+        last.close()

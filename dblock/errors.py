@@ -4,6 +4,7 @@
     ├── InvalidArgument        (also a ValueError)   refused before anything was sent
     ├── LockTimeout            (also a TimeoutError) the lock stayed held for as long as we would wait
     ├── LeaseLost              the lease is no longer ours, or we can no longer know that it is
+    ├── NoFencingToken         a lock without durability has none
     ├── ClientClosed           the client was closed
     ├── DatabaseError          the database could not be asked, or would not answer
     │   ├── Unavailable        no connection, or it broke; what was sent may have been done
@@ -22,6 +23,8 @@ that they are chained to, carries a password.
 from __future__ import annotations
 
 import shlex
+from datetime import datetime
+from typing import ClassVar
 
 
 class DblockError(Exception):
@@ -48,18 +51,47 @@ class LockTimeout(DblockError, TimeoutError):
 
 
 class LeaseLost(DblockError):
-    """The lease under this token is not held any more."""
+    """The lease is not held any more."""
 
-    def __init__(self, name: str, token: int) -> None:
+    _WHY: ClassVar[dict[str, str]] = {
+        "expired": "its time ran out before it was renewed",
+        "superseded": "the lock was granted to another since",
+        "forced": "somebody took it away",
+        "unreachable": "the database could not be asked in time",
+        "over": "it was released before, or belongs to another process",
+    }
+
+    def __init__(self, name: str, reason: str, last_held: datetime, token: int) -> None:
         self.name = name
-        self.token = token
+        self.reason = reason
+        """One of: expired, superseded, forced, unreachable; or `over`, for a lease that was released."""
+        self.last_held = last_held
+        """The last moment at which the lease was known to be held, by this machine's wall clock."""
+        self.token = token if token > 0 else None
+        """The fencing token; None for a lock without durability."""
+        self._number = token
+        under = f" under token {token}" if token > 0 else ""
         super().__init__(
-            f"Lock {name!r} was lost: the lease under token {token} ran out, was released or was superseded. "
-            "Stop writing and acquire again."
+            f"The lease of lock {name!r}{under} is lost ({reason}): {self._WHY.get(reason, reason)}. It was last "
+            f"known to be held at {last_held:%H:%M:%S.%f} UTC. Stop writing and acquire again."
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.name, self.token)
+        return type(self), (self.name, self.reason, self.last_held, self._number)
+
+
+class NoFencingToken(DblockError):
+    """A lock that is granted without durability has no token."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"Lock {name!r} was acquired with durable=False. After a crash its grant may be forgotten, so it carries "
+            "no fencing token and cannot protect a resource. Acquire it with durable=True if it should."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name,)
 
 
 class ClientClosed(DblockError):

@@ -43,6 +43,8 @@ def translated(schema: str) -> Iterator[None]:
         raise
     except psycopg.Error as error:
         raise translate(error, schema) from cleaned(error)
+    except UnicodeError as error:
+        raise InvalidArgument(f"The host's name cannot be looked up: {error}.") from None
     except Exception as error:
         original = getattr(error, "orig", None)
         if isinstance(original, psycopg.Error):

@@ -1,8 +1,8 @@
 """A lease: what a client has in hand after a grant.
 
 Guarantee: `renew` and `release` act on this exact grant and on no other. A late release never frees the next holder; a
-renewal never revives a lease that was lost or released. The database decides both; this object only
-remembers how long it may be believed without asking.
+renewal never revives a lease that was lost or released. The database decides both; this process only
+remembers how long it may believe in the lease without asking, and says that it is lost as soon as it may not.
 
 A lease belongs to the process that acquired it. In a child of that process it is over, and leaving its `with` does
 nothing.
@@ -10,155 +10,356 @@ nothing.
 
 from __future__ import annotations
 
-import os
-import time
+import contextlib
+import warnings
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dblock.errors import DatabaseError, LeaseLost
-from dblock.steps import Grant, Run, RunAsync, Service, Steps, moment
-from dblock.terms import Seconds, check_ttl
+from dblock.errors import ClientClosed, DatabaseError, InvalidArgument, LeaseLost, NoFencingToken
+from dblock.hold import Hold, Loss, Reason
+from dblock.lost import TaskLost, ThreadLost
+from dblock.steps import POLL_FIRST, TRUST, Service, Sleep, Steps, moment
+from dblock.terms import Seconds, check_seconds, check_ttl
+from dblock.users_transaction import UsersTransaction
+from dblock.watch import Watched
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from dblock.client import AsyncClient, Client
+
+ThreadSelf = TypeVar("ThreadSelf", bound="ThreadLease")
+TaskSelf = TypeVar("TaskSelf", bound="TaskLease")
 
 
 class _LeaseBase:
-    """What both kinds of lease know and compute."""
+    """What every kind of lease knows and computes."""
 
-    def __init__(self, service: Service, grant: Grant, ttl: float) -> None:
-        self._service = service
-        self._grant = grant
-        self._ttl = ttl
-        self._over = False
-        """Not to be believed any more, whatever the database says."""
-        self._given_back = False
-        """The database has said so."""
-        self._process = os.getpid()
+    _service: Service
+    _watched: Watched | None = None
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
 
     @property
     def name(self) -> str:
         """The lock's name."""
-        return self._grant.name
+        return self._hold.name
 
     @property
     def token(self) -> int:
         """The fencing token: higher than that of every earlier grant of this lock."""
-        return self._grant.token
+        return self._hold.token
 
     @property
     def expires_at(self) -> datetime:
         """The deadline by the database's clock. For logs; use `remaining()` to decide anything."""
-        return moment(self._grant.expires_at)
+        return moment(self._hold.expires_at)
 
     def remaining(self) -> float:
         """Return the seconds for which this lease may still be believed without asking; 0 when it is over."""
-        if not self._ours:
-            return 0.0
-        return max(0.0, self._grant.trusted_until - time.monotonic())
+        return self._hold.remaining()
+
+    def raise_if_lost(self) -> None:
+        """Raise LeaseLost, with the reason, unless this lease may be believed at this moment."""
+        if not self._hold.remaining():
+            raise self._hold.error()
 
     def _renewing(self, ttl: Seconds | None) -> Steps[None]:
-        seconds = self._ttl if ttl is None else check_ttl(self.name, ttl)
-        if not self._ours:
-            raise LeaseLost(self.name, self.token)
-        renewed = yield from self._service.renew(self._grant, seconds)
-        if renewed is None:
-            self._over = True
-        if renewed is None or self._over:
-            # Lost; or another thread has released it while the answer was on its way.
-            raise LeaseLost(self.name, self.token)
-        self._ttl = seconds
-        # A renewal never brings the deadline nearer, so of two that were under way at once the longer is true.
-        if renewed.trusted_until > self._grant.trusted_until:
-            self._grant = renewed
+        hold = self._hold
+        seconds = hold.ttl if ttl is None else check_ttl(self.name, ttl)
+        self.raise_if_lost()
+        while True:
+            answer = yield from self._service.renew([(hold.name, hold.token, seconds)])
+            why = answer.missed.get(0)
+            if why != "busy":
+                break
+            # Another transaction is at work on the row, perhaps the user's own. Ask for as long as we may believe.
+            yield Sleep(POLL_FIRST)
+            self.raise_if_lost()
+        if why is not None:
+            hold.miss(why)
+        elif hold.confirm(answer.sent_at, answer.sent_at + seconds * TRUST, answer.moment + seconds):
+            hold.ttl = seconds
+        self.raise_if_lost()
 
     def _releasing(self) -> Steps[bool]:
+        hold = self._hold
         if self._finished:
             return False
-        # Over from here on, whatever becomes of the call: who lets go may not go on writing.
-        self._over = True
-        released = yield from self._service.release(self._grant)
-        self._given_back = True
-        return released
+        hold.finish()
+        released = yield from self._service.release(hold.name, hold.token, hold.trusted_until)
+        hold.given_back = True
+        if released or hold.leaving:
+            return True
+        why = "superseded"
+        with contextlib.suppress(DatabaseError):
+            # It cannot be renewed, and the database says why.
+            answer = yield from self._service.renew([(hold.name, hold.token, hold.ttl)])
+            why = answer.missed.get(0, why)
+        hold.loss = Loss(Reason.FORCED if why == "released" else Reason(why), hold.last_held)
+        return False
 
     @property
     def _finished(self) -> bool:
-        """Whether there is nothing for this process to give back."""
-        return self._given_back or self._process != os.getpid()
+        """Whether there is nothing for this process to give back: it was given back, or lost, or is not ours."""
+        hold = self._hold
+        return hold.given_back or not hold.ours or (not hold.over and hold.lost() is not None)
 
-    @property
-    def _ours(self) -> bool:
-        """Whether this process may do anything with the lease; a child of the one that acquired it may not."""
-        return not self._over and self._process == os.getpid()
-
-    def _check_end(self, given_back: bool, error: BaseException | None) -> None:
+    def _check_end(self, released: bool, error: BaseException | None) -> None:
         """Raise LeaseLost at the end of a body that lost its lease and does not raise anything itself."""
-        if not given_back and error is None:
-            raise LeaseLost(self.name, self.token)
+        if not released and error is None and self._hold.loss is not None:
+            raise self._hold.error()
+
+    def _wants(self) -> Watched:
+        if self._watched is None:
+            self._watched = Watched(self._hold)
+        return self._watched
+
+    def _was_forgotten(self) -> bool:
+        """Tell whether nobody has this lease in hand any more, unreleased; warn if it is still held."""
+        hold = self._hold
+        if hold.over or not hold.ours:
+            return False
+        if not hold.leaving and not hold.lost():
+            warnings.warn(f"{self!r} was never released", ResourceWarning, source=self, stacklevel=2)
+        return True
 
     def __repr__(self) -> str:
-        state = f"{self.remaining():.1f} s left" if self.remaining() else "over"
-        return f"<{type(self).__name__} {self.name!r} token {self.token}, {state}>"
+        hold = self._hold
+        left = hold.remaining()
+        under = f" token {hold.token}" if hold.token > 0 else ""
+        state = f"{left:.1f} s left" if left else f"lost: {hold.loss.reason}" if hold.loss else "over"
+        return f"<{type(self).__name__} {self.name!r}{under}, {state}>"
 
 
-class Lease(_LeaseBase):
-    """A grant in hand; as a context manager it is released at the end."""
+class ThreadLease(_LeaseBase):
+    """A grant in hand, for threads."""
 
-    def __init__(self, run: Run, service: Service, grant: Grant, ttl: float) -> None:
-        super().__init__(service, grant, ttl)
-        self._run = run
+    def __init__(self, client: Client, hold: Hold) -> None:
+        super().__init__(hold)
+        self._client = client
+        self._service = client._service
+
+    @property
+    def lost(self) -> ThreadLost:
+        """An event that is set when the lease is lost, with the reason; one can wait for it."""
+        return ThreadLost(self._hold)
+
+    def on_lost(self, callback: Callable[[LeaseLost], object]) -> None:
+        """Have this called, in a thread of its own, when the lease is lost; not when it is released."""
+        hold, call = self._hold, self._client._watch.call
+        hold.at_end(lambda: call(callback, hold.error()) if hold.loss else None)
+        self._client._watch.add(self._wants())
+
+    def on_danger(self, callback: Callable[[float], object], *, before: Seconds) -> None:
+        """Have this called, in a thread of its own, when less than so many seconds are left; anew after a renewal."""
+        call = self._client._watch.call
+        self._wants().add_danger(check_before(before, self._hold), lambda left: call(callback, left))
+        self._client._watch.add(self._wants())
 
     def renew(self, ttl: Seconds | None = None) -> None:
         """Extend the lease to a full ttl from now, its own or a new one; raise LeaseLost when it is not held any more.
 
         A shorter ttl than before does not bring the deadline nearer.
         """
-        self._run(self._renewing(ttl))
+        self._client._run(self._renewing(ttl))
 
     def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
-        return not self._finished and self._run(self._releasing())
+        self._client._keeper.discard(self._hold)
+        return not self._finished and self._client._run(self._releasing())
 
-    def __enter__(self) -> Lease:
+    def release_in(self, connection: Any) -> None:
+        """Give the lock back as part of the transaction under way on this connection, a psycopg or SQLAlchemy one.
+
+        Nobody is granted the lock before the transaction has committed; if it is rolled back, the lease goes on.
+        """
+        transaction = UsersTransaction(connection, self._client._schema, wants_async=False)
+        self.raise_if_lost()
+        self._hold.leaving = True
+        if not transaction.call("release", self.name, self._hold.token):
+            self._hold.lose(Reason.SUPERSEDED)
+            raise self._hold.error()
+
+    def assert_held(self, connection: Any) -> None:
+        """Prove the lease in the transaction under way on this connection, or raise LeaseLost.
+
+        From here until that transaction ends nobody else is granted the lock, even if the lease runs out meanwhile.
+        """
+        transaction = UsersTransaction(connection, self._client._schema, wants_async=False)
+        self.raise_if_lost()
+        if not transaction.call("assert_held", self.name, self._hold.token):
+            self._hold.lose(Reason.SUPERSEDED)
+            raise self._hold.error()
+
+    def __enter__(self: ThreadSelf) -> ThreadSelf:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Released inside the body: nothing to give back and nothing to report.
-        if not self._finished:
+        if not self._hold.given_back:
             try:
                 self._check_end(self.release(), error)
-            except DatabaseError:
+            except (DatabaseError, ClientClosed):
                 # What the body raised matters more than a lock that will free itself.
                 if error is None:
                     raise
 
+    def __del__(self) -> None:
+        if self._was_forgotten():
+            self._client._keeper.abandon(self._hold)
 
-class AsyncLease(_LeaseBase):
-    """A grant in hand; as an async context manager it is released at the end."""
 
-    def __init__(self, run: RunAsync, service: Service, grant: Grant, ttl: float) -> None:
-        super().__init__(service, grant, ttl)
-        self._run = run
+class TaskLease(_LeaseBase):
+    """A grant in hand, for asyncio."""
+
+    def __init__(self, client: AsyncClient, hold: Hold) -> None:
+        super().__init__(hold)
+        self._client = client
+        self._service = client._service
+        self._body: asyncio.Task[Any] | None = None
+        self._cancelled_body = False
+
+    @property
+    def lost(self) -> TaskLost:
+        """An event that is set when the lease is lost, with the reason; one can await it."""
+        return TaskLost(self._hold)
+
+    def on_lost(self, callback: Callable[[LeaseLost], object | Awaitable[object]]) -> None:
+        """Have this called, or run as a task, when the lease is lost; not when it is released."""
+        hold, call = self._hold, self._client._watch.call
+        hold.at_end(lambda: call(callback, hold.error()) if hold.loss else None)
+        self._client._watch.add(self._wants())
+
+    def on_danger(self, callback: Callable[[float], object | Awaitable[object]], *, before: Seconds) -> None:
+        """Have this called, or run as a task, when less than so many seconds are left; and again after a renewal."""
+        call = self._client._watch.call
+        self._wants().add_danger(check_before(before, self._hold), lambda left: call(callback, left))
+        self._client._watch.add(self._wants())
 
     async def renew(self, ttl: Seconds | None = None) -> None:
         """Extend the lease to a full ttl from now, its own or a new one; raise LeaseLost when it is not held any more.
 
         A shorter ttl than before does not bring the deadline nearer.
         """
-        await self._run(self._renewing(ttl))
+        await self._client._run(self._renewing(ttl))
 
     async def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
-        return not self._finished and await self._run(self._releasing())
+        self._client._keeper.discard(self._hold)
+        return not self._finished and await self._client._run(self._releasing())
 
-    async def __aenter__(self) -> AsyncLease:
+    async def release_in(self, connection: Any) -> None:
+        """Give the lock back as part of the transaction under way on this connection, a psycopg or SQLAlchemy one.
+
+        Nobody is granted the lock before the transaction has committed; if it is rolled back, the lease goes on.
+        """
+        transaction = UsersTransaction(connection, self._client._schema, wants_async=True)
+        self.raise_if_lost()
+        self._hold.leaving = True
+        if not await transaction.call_async("release", self.name, self._hold.token):
+            self._hold.lose(Reason.SUPERSEDED)
+            raise self._hold.error()
+
+    async def assert_held(self, connection: Any) -> None:
+        """Prove the lease in the transaction under way on this connection, or raise LeaseLost.
+
+        From here until that transaction ends nobody else is granted the lock, even if the lease runs out meanwhile.
+        """
+        transaction = UsersTransaction(connection, self._client._schema, wants_async=True)
+        self.raise_if_lost()
+        if not await transaction.call_async("assert_held", self.name, self._hold.token):
+            self._hold.lose(Reason.SUPERSEDED)
+            raise self._hold.error()
+
+    async def __aenter__(self: TaskSelf) -> TaskSelf:
+        self._watch_body()
         return self
+
+    def _watch_body(self) -> None:
+        """Cancel the task that runs the body when the lease is lost."""
+        import asyncio
+
+        self._body = asyncio.current_task()
+        self._hold.at_end(self._cancel_body)
+        self._client._watch.add(self._wants())
+
+    def _cancel_body(self) -> None:
+        if self._hold.loss is not None and self._body is not None:
+            self._cancelled_body = True
+            self._body.cancel(f"the lease of lock {self.name!r} was lost")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._finished:
+        import asyncio
+
+        body, self._body = self._body, None
+        if self._cancelled_body and body is not None:
+            if not await _is_ours_alone(body, error):
+                return  # somebody else cancels the task too, and that comes first
+            if error is None or isinstance(error, asyncio.CancelledError):
+                raise self._hold.error() from None
+            return
+        if not self._hold.given_back:
             try:
                 self._check_end(await self.release(), error)
-            except DatabaseError:
+            except (DatabaseError, ClientClosed):
                 if error is None:
                     raise
+
+    def __del__(self) -> None:
+        if self._was_forgotten():
+            self._client._keeper.abandon(self._hold)
+
+
+class Lease(ThreadLease):
+    """A grant in hand, with a fencing token. As a context manager it is released at the end."""
+
+
+class AsyncLease(TaskLease):
+    """A grant in hand, with a fencing token. As an async context manager it is released at the end."""
+
+
+class _NoToken(_LeaseBase):
+    @property
+    def token(self) -> int:
+        """None: raises NoFencingToken."""
+        raise NoFencingToken(self.name)
+
+
+class EfficiencyLease(_NoToken, ThreadLease):
+    """A grant that a crash may undo, for work that is only wasted when done twice. It has no token."""
+
+
+class AsyncEfficiencyLease(_NoToken, TaskLease):
+    """A grant that a crash may undo, for work that is only wasted when done twice. It has no token."""
+
+
+def check_before(before: Seconds, hold: Hold) -> float:
+    """Return the seconds if a warning can come that long before the end."""
+    seconds = check_seconds("warning time", before)
+    if not 0 < seconds < hold.ttl:
+        raise InvalidArgument(
+            f"A warning for lock {hold.name!r} comes more than 0 s and less than its ttl of {hold.ttl:g} s before the "
+            f"end; got {seconds:g} s."
+        )
+    return seconds
+
+
+async def _is_ours_alone(body: asyncio.Task[Any], error: BaseException | None) -> bool:
+    """Take back our cancellation of the body; tell whether it was the only one."""
+    import asyncio
+
+    if error is None:
+        # It was asked for when the body had just ended, and is still to come.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+    if not hasattr(body, "uncancel"):
+        return True  # Python 3.10 does not count
+    return bool(body.uncancel() == 0)

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dblock.errors import DblockError, LockTimeout
-from dblock.lease import AsyncLease, Lease
-from dblock.steps import Holder, Run, RunAsync, Service
+from dblock.hold import Hold
+from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease, TaskLease, ThreadLease
+from dblock.steps import Grant, Holder, Service
 from dblock.terms import Seconds, Terms, check_timeout
 
-L = TypeVar("L", Lease, AsyncLease)
+if TYPE_CHECKING:
+    from dblock.client import AsyncClient, Client
 
+L = TypeVar("L", bound="ThreadLease | TaskLease")
+ThreadL = TypeVar("ThreadL", bound=ThreadLease)
+TaskL = TypeVar("TaskL", bound=TaskLease)
 
 _OWN_TIMEOUT: Any = object()
 """Stands for the timeout that the lock was made with."""
@@ -62,31 +67,38 @@ class _LockBase(Generic[L]):
         return f"<{type(self).__name__} {self.name!r} ttl {self._terms.ttl:g} s>"
 
 
-class Lock(_LockBase[Lease]):
+class Lock(_LockBase[ThreadL]):
     """A lock, for threads. Made by `Client.lock`."""
 
-    def __init__(self, run: Run, service: Service, terms: Terms) -> None:
-        super().__init__(service, terms)
-        self._run = run
+    def __init__(self, client: Client, terms: Terms) -> None:
+        super().__init__(client._service, terms)
+        self._client = client
 
-    def try_acquire(self) -> Lease | None:
+    def try_acquire(self) -> ThreadL | None:
         """Take the lock if it is free at this moment; None when another holds it."""
-        grant = self._run(self._service.try_acquire(self._terms))
-        return Lease(self._run, self._service, grant, self._terms.ttl) if grant else None
+        grant = self._client._run(self._service.try_acquire(self._terms))
+        return self._lease(grant) if grant else None
 
-    def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> Lease:
+    def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> ThreadL:
         """Wait for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
-        grant = self._run(self._service.acquire(self._terms, seconds))
+        grant = self._client._run(self._service.acquire(self._terms, seconds))
         if grant is None:
             raise LockTimeout(self.name, seconds or 0.0)
-        return Lease(self._run, self._service, grant, self._terms.ttl)
+        return self._lease(grant)
 
     def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
-        return self._run(self._service.holder(self.name))
+        return self._client._run(self._service.holder(self.name))
 
-    def __enter__(self) -> Lease:
+    def _lease(self, grant: Grant) -> ThreadL:
+        hold = Hold(grant, self._terms.ttl)
+        self._client._keep(hold, self._terms.keep_alive)
+        kind: Any = Lease if self._terms.durable else EfficiencyLease
+        lease: ThreadL = kind(self._client, hold)
+        return lease
+
+    def __enter__(self) -> ThreadL:
         return self._enter(threading.get_ident(), self.acquire())
 
     def __exit__(
@@ -95,32 +107,39 @@ class Lock(_LockBase[Lease]):
         self._leave(threading.get_ident()).__exit__(kind, error, trace)
 
 
-class AsyncLock(_LockBase[AsyncLease]):
+class AsyncLock(_LockBase[TaskL]):
     """A lock, for asyncio. Made by `AsyncClient.lock`."""
 
-    def __init__(self, run: RunAsync, service: Service, terms: Terms) -> None:
-        super().__init__(service, terms)
-        self._run = run
+    def __init__(self, client: AsyncClient, terms: Terms) -> None:
+        super().__init__(client._service, terms)
+        self._client = client
 
-    async def try_acquire(self) -> AsyncLease | None:
+    async def try_acquire(self) -> TaskL | None:
         """Take the lock if it is free at this moment; None when another holds it."""
-        grant = await self._run(self._service.try_acquire(self._terms))
-        return AsyncLease(self._run, self._service, grant, self._terms.ttl) if grant else None
+        grant = await self._client._run(self._service.try_acquire(self._terms))
+        return self._lease(grant) if grant else None
 
-    async def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> AsyncLease:
+    async def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> TaskL:
         """Wait for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
-        grant = await self._run(self._service.acquire(self._terms, seconds))
+        grant = await self._client._run(self._service.acquire(self._terms, seconds))
         if grant is None:
             raise LockTimeout(self.name, seconds or 0.0)
-        return AsyncLease(self._run, self._service, grant, self._terms.ttl)
+        return self._lease(grant)
 
     async def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
-        return await self._run(self._service.holder(self.name))
+        return await self._client._run(self._service.holder(self.name))
 
-    async def __aenter__(self) -> AsyncLease:
-        return self._enter(_task(), await self.acquire())
+    def _lease(self, grant: Grant) -> TaskL:
+        hold = Hold(grant, self._terms.ttl)
+        self._client._keep(hold, self._terms.keep_alive)
+        kind: Any = AsyncLease if self._terms.durable else AsyncEfficiencyLease
+        lease: TaskL = kind(self._client, hold)
+        return lease
+
+    async def __aenter__(self) -> TaskL:
+        return self._enter(_task(), await (await self.acquire()).__aenter__())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -23,9 +23,6 @@ from dblock.wire import Wire
 IDLE_FOR = 60.0
 """Seconds after which a connection that a burst of calls had opened is closed again."""
 
-_parents: list[Wire] = []
-"""Connections of the process that this one was forked from, kept so that nothing closes them."""
-
 
 class _ThreadTurn:
     """A place in line, for a thread: what was handed to it, once the event is set."""
@@ -106,8 +103,7 @@ class _PoolBase(Generic[Turn]):
         self._open -= 1
 
     def start_anew(self) -> None:
-        """In the child of a fork, forget the parent's connections: they are left open, and never spoken over."""
-        _parents.extend(self._idle)
+        """In the child of a fork, forget the parent's connections. psycopg closes none that another process opened."""
         self._idle, self._open = [], 0
         self._line.clear()
 

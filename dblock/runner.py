@@ -13,7 +13,7 @@ import logging
 import sys
 import time
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 from psycopg import capabilities
@@ -41,7 +41,7 @@ LEAST_PATIENCE = 1.0
 GIVE_UP_WITHIN = 2.0
 """Seconds that each step of giving up an unanswered call may take: to cancel it, to see it end, to undo it."""
 
-WHICH_BACKEND = "SELECT pg_backend_pid()"
+WHICH_BACKEND = Call(b"SELECT pg_backend_pid()", ())
 
 
 class _Base:
@@ -54,11 +54,12 @@ class _Base:
         self.prepares = True
         self.check = Call(f"SELECT {quoted(schema)}.schema_revision()".encode(), ())
 
-    def wire(self, connection: Any, backend: tuple[Any, ...] | None) -> Wire:
-        """Make a fresh connection fit for calls."""
-        if backend is None or backend[0] != connection.info.backend_pid:
+    def make_ready(self, wire: Wire, backend: Row | None) -> Wire:
+        """Make a fresh connection fit for calls, given which backend answers over it."""
+        if backend != (str(wire.connection.info.backend_pid),):
             self.stop_preparing("a pooler stands before the database")
-        return Wire(connection, self.prepares)
+        wire.prepares = self.prepares
+        return wire
 
     def stop_preparing(self, why: str) -> None:
         if self.prepares:
@@ -79,22 +80,24 @@ class _Trouble:
         """What to send."""
         # What the caller was already handling, as when a body that failed is being left: not this call's doing.
         self._outer = sys.exc_info()[1]
-        self._broken = 0
+        self.broken = False
+        """A connection broke after this call was sent over it: it may have been done."""
         self._passing = 0
 
     def raise_or_retry(self, error: psycopg.Error, wire: Wire | None) -> bool:
         """Raise what the caller should see; or return whether idle connections must be dropped before a retry."""
-        if is_overdue(error):
-            raise Unavailable(
-                f"The database has not answered for {self._runner.answer_within:g} s; what was sent may have been "
-                "done. Is it out of reach, or does a transaction hold dblock's tables? More patience waits longer."
-            ) from error
         leaving = error.__context__
         if leaving is not None and leaving is not self._outer and not isinstance(leaving, Exception):
             # The connection broke while psycopg was cancelling for a caller who leaves; that comes first.
             raise leaving
-        if is_broken(error) and not self._broken:
-            self._broken += 1
+        if is_overdue(error):
+            patience = self.call.within or self._runner.answer_within
+            raise Unavailable(
+                f"The database has not answered for {patience:.2g} s; what was sent may have been done. "
+                "Is it out of reach, or does a transaction hold dblock's tables? More patience waits longer."
+            ) from error
+        if is_broken(error) and not self.broken:
+            self.broken = True
             self.call = self.call.again or self.call
             logger.info("connection lost, trying a fresh one: %s", error)
             return True
@@ -167,9 +170,11 @@ class Runner(_Base):
         while True:
             wire: Wire | None = None
             try:
-                wire = self._take()
+                wire = self._take_for(trouble)
                 try:
-                    row: Row | None = wire.connection.wait(wire.exchange(trouble.call, self.answer_within))
+                    row: Row | None = wire.connection.wait(
+                        wire.exchange(trouble.call, call.within or self.answer_within)
+                    )
                     return row
                 except BaseException as error:
                     with suppress(psycopg.Error):
@@ -188,6 +193,22 @@ class Runner(_Base):
         if call.undo is not None and must_undo(error, call, wire):
             wire.connection.wait(wire.exchange(call.undo, GIVE_UP_WITHIN))
 
+    def _take_for(self, trouble: _Trouble) -> Wire:
+        """Borrow a connection; a caller who leaves meanwhile may leave something behind that a broken one had done."""
+        try:
+            return self._take()
+        except Exception:
+            raise
+        except BaseException:
+            if trouble.broken and trouble.call.undo is not None:
+                with suppress(psycopg.Error, DblockError):
+                    wire = self._connect()
+                    try:
+                        wire.connection.wait(wire.exchange(trouble.call.undo, GIVE_UP_WITHIN))
+                    finally:
+                        wire.close()
+            raise
+
     def _take(self) -> Wire:
         """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""
         with translated(self.schema):
@@ -196,7 +217,8 @@ class Runner(_Base):
     def _connect(self) -> Wire:
         connection = self.target.connect()
         try:
-            return self.wire(connection, connection.execute(WHICH_BACKEND, prepare=False).fetchone())
+            wire = Wire(connection, prepares=False)
+            return self.make_ready(wire, connection.wait(wire.exchange(WHICH_BACKEND, self.answer_within)))
         except BaseException:
             connection.close()
             raise
@@ -251,9 +273,11 @@ class AsyncRunner(_Base):
         while True:
             wire: Wire | None = None
             try:
-                wire = await self._take()
+                wire = await self._take_for(trouble)
                 try:
-                    row: Row | None = await wire.connection.wait(wire.exchange(trouble.call, self.answer_within))
+                    row: Row | None = await wire.connection.wait(
+                        wire.exchange(trouble.call, call.within or self.answer_within)
+                    )
                     return row
                 except BaseException as error:
                     with suppress(psycopg.Error):
@@ -272,6 +296,22 @@ class AsyncRunner(_Base):
         if call.undo is not None and must_undo(error, call, wire):
             await wire.connection.wait(wire.exchange(call.undo, GIVE_UP_WITHIN))
 
+    async def _take_for(self, trouble: _Trouble) -> Wire:
+        """Borrow a connection; a caller who leaves meanwhile may leave something behind that a broken one had done."""
+        try:
+            return await self._take()
+        except Exception:
+            raise
+        except BaseException:
+            if trouble.broken and trouble.call.undo is not None:
+                with suppress(psycopg.Error, DblockError):
+                    wire = await self._connect()
+                    try:
+                        await wire.connection.wait(wire.exchange(trouble.call.undo, GIVE_UP_WITHIN))
+                    finally:
+                        wire.close()
+            raise
+
     async def _take(self) -> Wire:
         """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""
         with translated(self.schema):
@@ -280,8 +320,8 @@ class AsyncRunner(_Base):
     async def _connect(self) -> Wire:
         connection = await self.target.connect_async()
         try:
-            backend = await (await connection.execute(WHICH_BACKEND, prepare=False)).fetchone()
-            return self.wire(connection, backend)
+            wire = Wire(connection, prepares=False)
+            return self.make_ready(wire, await connection.wait(wire.exchange(WHICH_BACKEND, self.answer_within)))
         except BaseException:
             await connection.close()
             raise

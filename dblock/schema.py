@@ -41,7 +41,7 @@ DEFAULT_SCHEMA = "dblock"
 REFUSED = "DBL01"
 """The SQLSTATE of a schema that dblock will not have."""
 
-API = ("try_acquire", "abandon", "renew", "release", "holder", "schema_revision")
+API = ("try_acquire", "abandon", "renew", "renew_all", "release", "assert_held", "holder", "schema_revision")
 """The functions that an application's role may call."""
 
 
@@ -145,8 +145,22 @@ def grant(target: Target, role: str, schema: str = DEFAULT_SCHEMA) -> None:
         status_of(connection, schema).check()
         if not is_text(role):
             raise InvalidArgument(f"A role's name is text without NUL; got {role!a}.")
-        if not connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone():
+        found = connection.execute(
+            "SELECT n.nspowner = r.oid, has_schema_privilege(r.oid, n.oid, 'CREATE') AND NOT r.rolsuper"
+            " AND NOT pg_has_role(r.oid, n.nspowner, 'MEMBER')"
+            " FROM pg_roles AS r, pg_namespace AS n WHERE r.rolname = %s AND n.nspname = %s",
+            [role, schema],
+        ).fetchone()
+        if not found:
             raise InvalidArgument(f"There is no role {role!r} in this cluster. Create it first: CREATE ROLE …")
+        is_owner, may_create = found
+        if is_owner:
+            return  # it may do all this and more
+        if may_create:
+            raise AccessDenied(
+                f"Role {role!r} was granted nothing: it may create objects in schema {schema!r}, and so could reach "
+                "the locks with their owner's rights. Revoke that first."
+            )
         with connection.transaction():
             for statement in grant_statements(role, schema):
                 connection.execute(statement.encode())
@@ -166,8 +180,8 @@ def grant(target: Target, role: str, schema: str = DEFAULT_SCHEMA) -> None:
                 " WHERE c.relnamespace = %s::regnamespace AND c.relkind = ANY('{r,S}') AND r.rolname = %s"
                 " AND NOT r.rolsuper AND NOT pg_has_role(r.oid, c.relowner, 'MEMBER')"
                 " AND (CASE c.relkind WHEN 'S' THEN has_sequence_privilege(r.oid, c.oid, 'USAGE, SELECT, UPDATE')"
-                " ELSE has_table_privilege(r.oid, c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE') END)",
-                [quoted(schema), role],
+                " ELSE has_table_privilege(r.oid, c.oid, %s) END)",
+                [quoted(schema), role, "SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER"],
             ).fetchone()
             if touched:
                 raise AccessDenied(
@@ -265,8 +279,11 @@ def making(schema: str) -> str:
 
     Whoever may create in the schema could put a function there that ours would call with their owner's rights.
     """
+    tag = "$make$"
+    while tag in schema:
+        tag = f"${tag.strip('$')}_$"
     return f"""
-        DO $make$
+        DO {tag}
         DECLARE
             space pg_catalog.pg_namespace;
             stranger pg_catalog.text;
@@ -274,6 +291,14 @@ def making(schema: str) -> str:
             SELECT * INTO space FROM pg_catalog.pg_namespace WHERE nspname = {literal(schema)};
             IF NOT FOUND THEN
                 CREATE SCHEMA {quoted(schema)};
+                FOR stranger IN
+                    SELECT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::pg_catalog.regrole::pg_catalog.text END
+                    FROM pg_catalog.pg_namespace, pg_catalog.aclexplode(nspacl)
+                    WHERE nspname = {literal(schema)} AND grantee <> nspowner
+                LOOP
+                    -- What ALTER DEFAULT PRIVILEGES has given away.
+                    EXECUTE pg_catalog.format('REVOKE ALL ON SCHEMA %I FROM ', {literal(schema)}) || stranger;
+                END LOOP;
                 RETURN;
             END IF;
             SELECT relname INTO stranger FROM pg_catalog.pg_class WHERE relnamespace = space.oid;
@@ -298,7 +323,7 @@ def making(schema: str) -> str:
                     USING ERRCODE = '{REFUSED}';
             END IF;
         END
-        $make$
+        {tag}
         """
 
 

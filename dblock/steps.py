@@ -15,13 +15,13 @@ import json
 import os
 import random
 import socket
-import time
 import typing
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeVar
 
+from dblock import clock as clocks
 from dblock.terms import Terms, interval, quoted
 
 T = TypeVar("T")
@@ -46,6 +46,8 @@ class Call(NamedTuple):
     """What to call if the caller leaves (a cancellation, Ctrl-C, patience at an end) before the answer has come."""
     again: Call | None = None
     """What to send after the connection broke, if it is not the same call: the first may have been done."""
+    within: float | None = None
+    """Seconds to wait for the answer; None for the client's patience."""
 
 
 class Sleep(NamedTuple):
@@ -78,13 +80,26 @@ class Grant(NamedTuple):
     """In seconds since 1970, by the database's clock; for people and logs, never to be compared with ours."""
     trusted_until: float
     """By our monotonic clock."""
+    sent_at: float
+    """When the request was sent, by the same clock."""
+
+
+class Renewal(NamedTuple):
+    """What became of an attempt to renew several grants."""
+
+    sent_at: float
+    moment: float
+    """When the database did it, by its own clock, in seconds since 1970."""
+    missed: dict[int, str]
+    """Why not, for those that were not renewed, by their place in the request from 0."""
 
 
 @dataclass(frozen=True)
 class Holder:
     """Who holds a lock, as of the moment the database was asked."""
 
-    token: int
+    token: int | None
+    """The fencing token; None for a lock without durability."""
     holder: str
     meta: Any
     """As Python objects; as the JSON itself where Python cannot hold it."""
@@ -101,16 +116,23 @@ class Service:
         self,
         schema: str,
         holder: str | None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clocks.now,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         prefix = quoted(schema)
         # Times come as seconds since 1970, so that no DateStyle, TimeZone or IntervalStyle has a say.
         self._try_acquire = (
             "SELECT granted, token, extract(epoch FROM expires_at), remaining"
-            f" FROM {prefix}.try_acquire($1, $2, $3, $4, $5)"
+            f" FROM {prefix}.try_acquire($1, $2, $3, $4, $5, $6)"
         ).encode()
-        self._renew = f"SELECT extract(epoch FROM expires_at), remaining FROM {prefix}.renew($1, $2, $3)".encode()
+        self._try_acquire_again = self._try_acquire.replace(b"$6)", b"$6, sent_before => true)")
+        self._renew_all = (
+            f"SELECT extract(epoch FROM moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3)"
+        ).encode()
+        self._release_all = (
+            f"SELECT count(*) FILTER (WHERE {prefix}.release(name, token, durable => false))"
+            " FROM unnest($1::text[], $2::bigint[]) AS held (name, token)"
+        ).encode()
         self._abandon = f"SELECT {prefix}.abandon($1, $2)".encode()
         # Losing a release in a crash only keeps the lock until its deadline, so nobody waits for the disk.
         self._release = f"SELECT {prefix}.release($1, $2, durable => false)".encode()
@@ -155,18 +177,18 @@ class Service:
     def _ask(self, terms: Terms, attempt: str) -> Steps[tuple[Grant | None, float]]:
         """Ask once; the result is the grant, or None and the seconds that the lock is still held for."""
         sent_at = self._clock()
+        args = (terms.name, terms.interval, self._who(), terms.meta, attempt, "t" if terms.durable else "f")
+        undo = Call(self._abandon, (terms.name, attempt))
         granted, token, expires_at, remaining = yield Call(
-            self._try_acquire,
-            (terms.name, terms.interval, self._who(), terms.meta, attempt),
-            undo=Call(self._abandon, (terms.name, attempt)),
+            self._try_acquire, args, undo, again=Call(self._try_acquire_again, args, undo)
         )
         left = float(remaining)
         if granted != "t":
             return None, left
-        grant = Grant(terms.name, int(token), float(expires_at), sent_at + left * TRUST)
+        grant = Grant(terms.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at)
         if self._clock() >= grant.trusted_until:
             # The answer took longer than the lease lasts. Nobody may act on it, so it is given back.
-            yield from self.release(grant)
+            yield from self.release(grant.name, grant.token, grant.trusted_until)
             return None, POLL_FIRST
         return grant, left
 
@@ -174,24 +196,31 @@ class Service:
         """Return what others see of us; asked each time, for after a fork the process is another."""
         return self._holder_name if self._holder_name is not None else f"{self._host} pid {os.getpid()}"
 
-    def renew(self, grant: Grant, ttl: float) -> Steps[Grant | None]:
-        """Extend this exact grant; the result is None when it is lost."""
+    def renew(self, grants: Sequence[tuple[str, int, float]], within: float | None = None) -> Steps[Renewal]:
+        """Extend these exact grants, each given by name, token and ttl, in one call."""
         sent_at = self._clock()
-        row = yield Call(self._renew, (grant.name, str(grant.token), interval(ttl)))
-        if row is None:
-            return None
-        expires_at, remaining = row
-        renewed = Grant(grant.name, grant.token, float(expires_at), sent_at + float(remaining) * TRUST)
-        # An answer that took longer than the lease lasts is as good as none.
-        return renewed if self._clock() < renewed.trusted_until else None
+        names, tokens, ttls = zip(*grants, strict=True)
+        moment, missed, reasons = yield Call(
+            self._renew_all,
+            (array(names), array(map(str, tokens)), array(map(interval, ttls))),
+            within=within,
+        )
+        places = [int(place) - 1 for place in items(missed)]
+        return Renewal(sent_at, float(moment), dict(zip(places, items(reasons), strict=True)))
 
-    def release(self, grant: Grant) -> Steps[bool]:
+    def release_all(self, grants: Sequence[tuple[str, int]]) -> Steps[int]:
+        """Give these exact grants back in one call; the result is how many there were to give."""
+        names, tokens = zip(*grants, strict=True)
+        (released,) = yield Call(self._release_all, (array(names), array(map(str, tokens))))
+        return int(released)
+
+    def release(self, name: str, token: int, trusted_until: float) -> Steps[bool]:
         """Give this exact grant back; the result is False when it was lost before."""
-        args = (grant.name, str(grant.token))
+        args = (name, str(token))
         (released,) = yield Call(self._release, args, again=Call(self._release_again, args))
         if released is None:
             # The first sending's answer is lost. While we may believe in the grant, nothing else has ended it.
-            return self._clock() < grant.trusted_until
+            return self._clock() < trusted_until
         return bool(released == "t")
 
     def holder(self, name: str) -> Steps[Holder | None]:
@@ -201,7 +230,7 @@ class Service:
             return None
         token, holder, meta, granted_at, expires_at, remaining = row
         return Holder(
-            int(token),
+            int(token) if token else None,
             holder,
             _decoded(meta),
             moment(float(granted_at)),
@@ -212,7 +241,21 @@ class Service:
 
 def moment(epoch: float) -> datetime:
     """Return a point of the database's time as a datetime in UTC."""
-    return datetime.fromtimestamp(epoch, timezone.utc)
+    try:
+        return datetime.fromtimestamp(epoch, timezone.utc)
+    except (OverflowError, ValueError):
+        return (datetime.max if epoch > 0 else datetime.min).replace(tzinfo=timezone.utc)
+
+
+def array(values: Iterable[str]) -> str:
+    """Return an array as Postgres reads it."""
+    escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    return '{"' + '","'.join(escaped) + '"}'
+
+
+def items(values: str | None) -> list[str]:
+    """Return the items of an array of plain words, as Postgres writes it."""
+    return values[1:-1].split(",") if values else []
 
 
 def _decoded(meta: str | None) -> Any:

@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dblock.errors import InvalidArgument
+from dblock.terms import is_text
 
 if TYPE_CHECKING:
     import psycopg
@@ -113,11 +114,16 @@ class EngineTarget(Target):
     def connect(self) -> psycopg.Connection[Any]:
         if self._pool is None or self._is_async:
             return super().connect()
+        from psycopg.pq import TransactionStatus
+
         connection: psycopg.Connection[Any] = _detached(self._pool)
         try:
-            connection.rollback()
+            # Usually there is nothing to say to the server, so that nobody waits for its answer here.
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                connection.rollback()
             connection.autocommit = True
-            connection.execute(_SPEAK_UTF8)
+            if connection.info.encoding != "utf-8":
+                connection.execute(_SPEAK_UTF8)
         except BaseException:
             connection.close()
             raise
@@ -126,13 +132,16 @@ class EngineTarget(Target):
     async def connect_async(self) -> psycopg.AsyncConnection[Any]:
         if self._pool is None or not self._is_async:
             return await super().connect_async()
+        from psycopg.pq import TransactionStatus
         from sqlalchemy.util import greenlet_spawn
 
         connection: psycopg.AsyncConnection[Any] = await greenlet_spawn(_detached, self._pool)
         try:
-            await connection.rollback()
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                await connection.rollback()
             await connection.set_autocommit(True)
-            await connection.execute(_SPEAK_UTF8)
+            if connection.info.encoding != "utf-8":
+                await connection.execute(_SPEAK_UTF8)
         except BaseException:
             await connection.close()
             raise
@@ -182,6 +191,10 @@ def _parse(dsn: str) -> dict[str, Any]:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
+    if not is_text(dsn):
+        raise InvalidArgument(
+            "The DSN is not text that Postgres can take (it is not shown, for it may hold a password)."
+        )
     if not dsn.strip():
         raise InvalidArgument("The DSN is empty. Give one like postgresql://user@host/database.")
     try:

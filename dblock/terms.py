@@ -39,13 +39,21 @@ class Terms:
     """The meta as JSON, ready to send."""
     interval: str
     """The ttl as Postgres reads it."""
+    durable: bool = True
+    keep_alive: bool = True
 
 
-def terms(name: str, ttl: Seconds, timeout: Seconds | None, meta: Any) -> Terms:
-    """Check all four against their limits, or raise InvalidArgument naming the one that is off."""
+def terms(
+    name: str, ttl: Seconds, timeout: Seconds | None, meta: Any, durable: bool = True, keep_alive: bool = True
+) -> Terms:
+    """Check all of them against their limits, or raise InvalidArgument naming the one that is off."""
     name = check_name(name)
     seconds = check_ttl(name, ttl)
-    return Terms(name, seconds, check_timeout(name, timeout), encode_meta(name, meta), interval(seconds))
+    for option, value in (("durable", durable), ("keep_alive", keep_alive)):
+        if not isinstance(value, bool):
+            raise InvalidArgument(f"The option {option} of lock {_shown(name)} is True or False; got {value!r}.")
+    encoded = encode_meta(name, meta)
+    return Terms(name, seconds, check_timeout(name, timeout), encoded, interval(seconds), durable, keep_alive)
 
 
 def interval(seconds: float) -> str:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+import psycopg
 from psycopg import errors, generators, pq
 
 from dblock.faults import Overdue
@@ -86,6 +87,8 @@ def _bounded(steps: Generator[Any, Any, Results], deadline: float) -> Generator[
 
 def _checked(results: Results) -> pq.abc.PGresult:
     """Return the result of one statement, or raise the error that it is."""
+    if not results:
+        raise psycopg.OperationalError("the server's answer is empty")
     result = results[-1]
     if result.status == _FAILED:
         raise errors.error_from_result(result)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +20,7 @@ from psycopg import conninfo, sql
 
 import dblock
 from dblock import schema, target
+from dblock.lease import TaskLease, ThreadLease
 from tests.support.facade import AsyncClients, Clients, SyncClients
 from tests.support.servers import private_server, running_server
 from tests.support.sessions import Sessions
@@ -41,6 +43,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _no_dsn_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DBLOCK_DSN", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def kept_leases(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Leases live as long as the test that acquired them: one that nobody has in hand any more would be released."""
+    kept: list[Any] = []
+    for kind in (ThreadLease, TaskLease):
+
+        def init(self: Any, client: Any, hold: Any, original: Any = kind.__init__) -> None:
+            original(self, client, hold)
+            kept.append(self)
+
+        monkeypatch.setattr(kind, "__init__", init)
+    return kept
 
 
 @pytest.fixture(scope="session")

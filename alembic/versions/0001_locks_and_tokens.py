@@ -9,6 +9,8 @@ depends_on = None
 
 
 def upgrade() -> None:
+    # For 99_privileges.sql: no role has been granted anything yet, whatever default privileges say.
+    op.execute("SET LOCAL dblock.first_install = 'on'")
     # CACHE 1, because a session that hoards tokens would hand out old ones later. NO CYCLE,
     # because a token that starts over would pass no fence.
     op.execute("CREATE SEQUENCE token_sequence AS bigint START 1 CACHE 1 NO CYCLE")

@@ -62,7 +62,8 @@ class Server:
     def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None, dies_with_us: bool = False) -> None:
         """Name the folder; nothing is made or started yet.
 
-        A server that `dies_with_us` (on Linux) goes when this process does, however that ends.
+        A server that `dies_with_us` (on Linux) goes when the thread that started it does, and so with this process,
+        however that ends.
         """
         self.folder = folder
         self.data = folder / "data"
@@ -107,8 +108,11 @@ class Server:
         others = (
             "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         )
-        with psycopg.connect(self.url) as connection:
-            return connection.execute(others).fetchone() != (0,)
+        try:
+            with psycopg.connect(self.url, connect_timeout=5) as connection:
+                return connection.execute(others).fetchone() != (0,)
+        except psycopg.Error as error:
+            raise EmbeddedError(f"The embedded Postgres could not be asked: {error}") from None
 
     def start(self) -> bool:
         """Start the server unless it runs; False means that it was running already."""
@@ -133,13 +137,24 @@ class Server:
         """Stop the server, ending its sessions; False means that it was not running."""
         if not self.folder.is_dir():
             return False
+        try:
+            return self._stop(how)
+        except OSError as error:
+            raise self._trouble(error) from error
+
+    def _stop(self, how: signal.Signals) -> bool:
         with self._alone():
             # Our own child needs no file to be known by; any other number may have gone to a stranger.
             pid = self._process.pid if self._process is not None and self._process.poll() is None else self.pid
             running = pid is not None and pid in pids_working_in(self.data)
             if running and pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, how)
+                self._tell(pid, how)
+                try:
+                    self._wait_for_end("", within=PATIENCE / 2)
+                except EmbeddedError:
+                    # One that is recovering from a crash may not hear of it. It goes at once then, and recovers later.
+                    logger.warning("the embedded Postgres (pid %d) does not stop; now without a checkpoint", pid)
+                    self._tell(pid, signal.SIGQUIT)
                 self._wait_for_end(f"The embedded Postgres (pid {pid}) was told to stop and did not.")
             if self._process is not None:
                 self._process.wait()
@@ -154,6 +169,12 @@ class Server:
                 with suppress(FileExistsError):
                     folder.mkdir(mode=mode)
                     folder.chmod(mode)  # whatever the umask
+        found = self.folder.stat()
+        if os.geteuid() == 0 and (found.st_uid != 0 or found.st_mode & 0o022):
+            raise EmbeddedError(
+                f"The embedded Postgres of root cannot live in {self.folder}, which others can write to: they could "
+                "put programs there for root to run. Set DBLOCK_HOME to a folder of root's own."
+            )
 
     def _trouble(self, error: OSError) -> EmbeddedError:
         return EmbeddedError(
@@ -203,8 +224,13 @@ class Server:
                 stale.unlink()
                 logger.warning("removed %s, left behind by a Postgres that was killed", stale)
 
-    def _wait_for_end(self, complaint: str, folder: Path | None = None) -> None:
-        deadline = time.monotonic() + PATIENCE
+    def _tell(self, pid: int, what: signal.Signals) -> None:
+        if pid in pids_working_in(self.data):
+            with suppress(ProcessLookupError):
+                os.kill(pid, what)
+
+    def _wait_for_end(self, complaint: str, folder: Path | None = None, within: float = PATIENCE) -> None:
+        deadline = time.monotonic() + within
         while True:
             if self._process is not None:
                 self._process.poll()
@@ -293,8 +319,10 @@ class Server:
         return stat.S_ISDIR(found.st_mode) and found.st_uid == owner and not found.st_mode & 0o077
 
     def _launch(self, programs: Path, account: Account) -> None:
-        self.log.touch(mode=0o600)
-        account.own(self.log)
+        made = os.open(self.log, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+        if account.uid is not None:
+            os.fchown(made, account.uid, account.uid)
+        os.close(made)
         command: list[str] = [str(programs / "postgres"), "-D", str(self.data), "-k", str(self._sockets)]
         for name, value in self._settings.items():
             command += ["-c", f"{name}={value}"]

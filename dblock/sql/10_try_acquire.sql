@@ -9,7 +9,11 @@
 -- Losing takes no row lock, so a crowd of losers does not hold up the holder's renewal.
 --
 -- `attempt` names this request. Sent again after its answer was lost, it finds the grant it
--- already made rather than a stranger in possession.
+-- already made rather than a stranger in possession. With `sent_before` it waits for whoever is at work on the row, for
+-- that may be the first sending, not yet committed.
+--
+-- With `durable => false` the grant is not waited for to reach the disk, and so carries no fencing token: `token` is then
+-- a negative number of no order, to renew and release with. Like a release's, that setting is the whole transaction's.
 --
 -- `remaining` is the time left in seconds: of this grant, or of the holder's in the way. It is there
 -- so that no client compares `expires_at` with a clock of its own.
@@ -19,6 +23,8 @@ CREATE OR REPLACE FUNCTION try_acquire(
     holder text DEFAULT NULL,
     meta jsonb DEFAULT NULL,
     attempt uuid DEFAULT NULL,
+    durable boolean DEFAULT true,
+    sent_before boolean DEFAULT false,
     OUT granted boolean,
     OUT token bigint,
     OUT expires_at timestamptz,
@@ -30,26 +36,39 @@ AS $$
 DECLARE
     ready boolean;
     -- In seconds alone: a day or a month of the calendar may be longer or shorter than it looks.
-    lasting interval := make_interval(secs => extract(epoch FROM try_acquire.ttl));
+    lasting interval := make_interval(secs => extract(epoch FROM try_acquire.ttl)::double precision);
     recorded bigint;
     looks integer := 0;
+    seeding boolean;
     moment timestamptz;
     seen record;
+    ignored text;
 BEGIN
-    ready := check_request(try_acquire.name, try_acquire.ttl, try_acquire.holder, try_acquire.meta)
-        AND commit_durably();
+    ready := check_request(try_acquire.name, try_acquire.ttl, try_acquire.holder, try_acquire.meta);
+    IF try_acquire.durable THEN
+        ready := commit_durably();
+    ELSE
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+    IF try_acquire.sent_before THEN
+        seeding := pg_advisory_xact_lock(hashtextextended(quote_ident(current_schema()) || try_acquire.name, 0)) IS NULL;
+        PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
+    END IF;
     LOOP
         SELECT t.timeline INTO recorded
         FROM distributed_locks AS l CROSS JOIN token_timeline AS t
         WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp()
-        FOR NO KEY UPDATE OF l SKIP LOCKED;
+        FOR UPDATE OF l SKIP LOCKED;  -- the strongest, so that not even a proof's shared lock is passed over
         IF FOUND THEN
-            IF recorded <> current_timeline() THEN
+            IF try_acquire.durable AND recorded <> current_timeline() THEN
                 PERFORM enter_timeline();
             END IF;
             moment := clock_timestamp();
             UPDATE distributed_locks AS l
-            SET token = pg_catalog.nextval('token_sequence'::pg_catalog.regclass),
+            SET token = CASE
+                    WHEN try_acquire.durable THEN pg_catalog.nextval('token_sequence'::pg_catalog.regclass)
+                    ELSE -1 - floor(random() * (1::bigint << 52))::bigint
+                END,
                 attempt = try_acquire.attempt,
                 holder = coalesce(try_acquire.holder, describe_session()),
                 meta = try_acquire.meta,
@@ -70,6 +89,12 @@ BEGIN
         INTO seen
         FROM distributed_locks AS l WHERE l.name = try_acquire.name;
         IF NOT FOUND THEN
+            -- Two who made the same row would wait for each other's end; the second is sent away instead.
+            IF NOT pg_try_advisory_xact_lock(hashtextextended(quote_ident(current_schema()) || try_acquire.name, 0)) THEN
+                granted := false;
+                remaining := 0;
+                RETURN;
+            END IF;
             INSERT INTO distributed_locks (name, token, expires_at)
             VALUES (try_acquire.name, 0, '-infinity')
             ON CONFLICT DO NOTHING;
@@ -78,6 +103,11 @@ BEGIN
             token := CASE WHEN granted THEN seen.token END;
             expires_at := seen.expires_at;
             remaining := greatest(seen.remaining, 0);
+            IF granted AND try_acquire.durable THEN
+                -- The first sending may have been cut off before its commit was safe; this one waits for its own.
+                UPDATE distributed_locks AS l SET attempt = l.attempt
+                WHERE l.name = try_acquire.name AND l.token = seen.token;
+            END IF;
             RETURN;
         ELSE
             looks := 1;

@@ -14,7 +14,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     ready boolean;
-    lasting interval := make_interval(secs => extract(epoch FROM renew.ttl));
+    lasting interval := make_interval(secs => extract(epoch FROM renew.ttl)::double precision);
 BEGIN
     ready := check_request(renew.name, renew.ttl) AND commit_durably();
     PERFORM 1 FROM distributed_locks AS l

@@ -13,7 +13,8 @@ AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-        SELECT l.token, l.holder, l.meta, l.granted_at, l.expires_at,
+        -- A grant without durability has no fencing token.
+        SELECT CASE WHEN l.token > 0 THEN l.token END, l.holder, l.meta, l.granted_at, l.expires_at,
                extract(epoch FROM l.expires_at - clock_timestamp())::double precision
         FROM distributed_locks AS l
         WHERE l.name = holder.name AND l.expires_at > clock_timestamp();

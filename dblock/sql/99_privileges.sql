@@ -6,6 +6,15 @@ DECLARE
     thing record;
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %I FROM PUBLIC', current_schema());
+    IF current_setting('dblock.first_install', true) = 'on' THEN
+        FOR thing IN
+            SELECT DISTINCT a.grantee::regrole AS grantee
+            FROM pg_proc AS p, aclexplode(p.proacl) AS a
+            WHERE p.pronamespace = here AND a.grantee NOT IN (0, p.proowner)
+        LOOP
+            EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %I FROM %s', current_schema(), thing.grantee);
+        END LOOP;
+    END IF;
     FOR thing IN
         SELECT DISTINCT c.oid::regclass AS name, CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind,
                CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS grantee

@@ -94,7 +94,6 @@ def test_a_body_left_over_a_dead_connection_still_releases(
     assert client.lock("a").holder() is None
 
 
-SEED = "INSERT INTO distributed_locks (name, token, expires_at) VALUES (%s, 0, '-infinity')"
 OURS = "application_name = 'dblock' AND datname = current_database()"
 NEW = "SELECT 1 FROM pg_stat_activity WHERE " + OURS + " AND NOT pid = ANY(%s)"
 
@@ -147,19 +146,19 @@ async def test_nor_is_it_when_another_has_the_lock_before_it_is_sent_again(clien
 async def test_a_call_that_is_not_answered_is_given_up_and_undone(
     clients: Clients, sessions: Sessions, owner: psycopg.Connection
 ) -> None:
-    """Another session is making the lock's row, and does not get on with it."""
+    """Another session has the table, and does not get on with it."""
     client = clients(patience=0.5, pool_size=1)
     await (await client.lock("warm").acquire()).release()
     keeper = sessions.open()
     keeper.do("BEGIN")
-    keeper.do(SEED, "a")
+    keeper.do("LOCK TABLE distributed_locks")
     started = time.monotonic()
     with pytest.raises(dblock.Unavailable, match="has not answered for 1 s"):
         await client.lock("a").acquire(timeout=0)
     assert time.monotonic() - started < 4
     keeper.do("COMMIT")
     assert await client.lock("a").holder() is None
-    assert (await client.lock("a").acquire(timeout=0)).token == 2, "the statement that was given up has granted it"
+    assert (await client.lock("a").acquire(timeout=0)).token == 2
     assert owner.execute("SELECT count(*) FROM pg_stat_activity WHERE " + OURS).fetchone() == (1,), (
         "the connection was thrown away, or leaked"
     )
@@ -182,12 +181,12 @@ async def test_a_silent_network_is_an_error_in_bounded_time(clients: Clients) ->
 async def test_a_cancelled_acquire_whose_grant_came_anyway_gives_it_back(
     dsn: str, sessions: Sessions, owner: psycopg.Connection
 ) -> None:
-    """The task is cancelled while its grant waits, for another session that is making the same row."""
+    """The task is cancelled while its grant waits, for another session that has the table."""
     async with dblock.AsyncClient(dsn) as client:
         await (await client.lock("warm").acquire()).release()
         keeper = sessions.open()
         keeper.do("BEGIN")
-        keeper.do(SEED, "a")
+        keeper.do("LOCK TABLE distributed_locks")
         leaving = asyncio.ensure_future(client.lock("a").try_acquire())
         while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
             await asyncio.sleep(0.01)
@@ -236,7 +235,7 @@ async def test_a_client_closed_while_it_opens_stays_closed(dsn: str) -> None:
 
 def test_a_client_that_goes_out_of_use_leaves_no_connection(dsn: str, owner: psycopg.Connection) -> None:
     client = dblock.Client(dsn)
-    client.lock("a").acquire()
+    client.lock("a").holder()
     del client
     gc.collect()
     deadline = time.monotonic() + 10
@@ -247,7 +246,7 @@ def test_a_client_that_goes_out_of_use_leaves_no_connection(dsn: str, owner: psy
 def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owner: psycopg.Connection) -> None:
     keeper = sessions.open()
     keeper.do("BEGIN")
-    keeper.do(SEED, "a")
+    keeper.do("LOCK TABLE distributed_locks")
     script = "import dblock, sys; dblock.Client(sys.argv[1]).lock('a', ttl=600).acquire()"
     leaving = subprocess.Popen([sys.executable, "-c", script, dsn], stderr=subprocess.PIPE)
     while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
@@ -272,7 +271,7 @@ async def test_a_stricter_default_isolation_changes_nothing(
     inside = 0
     tokens: list[int] = []
 
-    async def work(lock: dblock.AsyncLock) -> None:
+    async def work(lock: dblock.AsyncLock[dblock.AsyncLease]) -> None:
         nonlocal inside
         for _ in range(10):
             async with lock as lease:
@@ -405,8 +404,10 @@ def test_nothing_happens_before_the_first_call(dsn: str, owner: psycopg.Connecti
     with dblock.Client(dsn) as client:
         lock = client.lock("a")
         assert (threading.active_count(), connections()) == (threads, before)
-        lock.try_acquire()
+        lock.holder()
         assert (threading.active_count(), connections()) == (threads, before + 1)
+        lock.try_acquire()
+        assert (threading.active_count(), connections()) == (threads + 1, before + 1), "the keep-alive has a thread"
 
 
 async def test_logging_is_quiet_and_never_shows_the_password(

@@ -51,7 +51,7 @@ async def test_release_frees_the_lock_once(clients: Clients) -> None:
 
 async def test_late_release_cannot_free_the_next_holder(clients: Clients) -> None:
     client = clients()
-    late = await client.lock("a", ttl=0.1).acquire()
+    late = await client.lock("a", ttl=0.1, keep_alive=False).acquire()
     current = await clients().lock("a").acquire(timeout=5)
     assert current.token > late.token
     assert await late.release() is False
@@ -98,7 +98,7 @@ async def test_renewal_never_revives_a_released_lease(clients: Clients) -> None:
 
 
 async def test_an_expired_lease_is_granted_to_the_next(clients: Clients) -> None:
-    lease = await clients().lock("a", ttl=0.2).acquire()
+    lease = await clients().lock("a", ttl=0.2, keep_alive=False).acquire()
     successor = await clients().lock("a").acquire(timeout=5)
     assert successor.token > lease.token
 
@@ -293,7 +293,7 @@ def test_a_body_left_by_another_thread_than_it_was_entered_in(dsn: str) -> None:
 
 def test_of_several_bodies_a_thread_that_entered_none_cannot_leave_one(dsn: str) -> None:
     with dblock.Client(dsn) as client, ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
-        shared = client.lock("a", ttl=0.2)
+        shared = client.lock("a", ttl=0.2, keep_alive=False)
         for entering in (one, other):
             entering.submit(shared.__enter__).result()
         with pytest.raises(dblock.DblockError, match="none of them"):

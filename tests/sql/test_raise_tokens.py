@@ -83,3 +83,23 @@ def test_the_command_line_shows_and_raises(dsn: str, capsys: pytest.CaptureFixtu
     assert "highest   41" in capsys.readouterr().out
     assert cli.main(["token", "raise", "--above", "-1", "--dsn", dsn]) == 1
     assert "from 0" in capsys.readouterr().err
+
+
+def test_a_transaction_that_goes_on_minting_is_not_lowered_under(sessions: Sessions) -> None:
+    """It holds the sequence already, and mints once more while the raise waits for it."""
+    granting, raising = sessions.open(), sessions.open()
+    granting.do("BEGIN")
+    granting.do("SELECT token FROM try_acquire('a')")
+    waiting = raising.start("SELECT raise_tokens(0)")
+    raising.wait_until_blocked()
+    (second,) = granting.do("SELECT token FROM try_acquire('b')")
+    granting.do("COMMIT")
+    assert waiting.result(20)[0] > second
+
+
+def test_a_raise_is_durable_whatever_the_default(sessions: Sessions) -> None:
+    session = sessions.open()
+    session.do("SET synchronous_commit = off")
+    session.do("BEGIN")
+    session.do("SELECT raise_tokens(5)")
+    assert session.do("SHOW synchronous_commit") == ("on",)

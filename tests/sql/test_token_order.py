@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psycopg
+import pytest
 
 from tests.support import mutants
 from tests.support.sessions import Sessions
@@ -10,17 +11,17 @@ from tests.support.sessions import Sessions
 TRY = "SELECT granted, token FROM try_acquire(%s)"
 
 
-def overtaken_while_seeding(sessions: Sessions, owner: psycopg.Connection) -> tuple[int, int]:
-    """One session stops before its INSERT; another is granted, releases, and its row is deleted. Both tokens."""
+def overtaken_while_seeding(sessions: Sessions, owner: psycopg.Connection) -> tuple[int | None, int]:
+    """One session stops before its INSERT; another tries, releases, and its row is deleted. Both tokens."""
     gate = sessions.gate("INSERT")
     overtaken, overtaking = sessions.open("held"), sessions.open()
     waiting = overtaken.start(TRY, "a")
     overtaken.wait_until_blocked()
 
     granted, first = overtaking.do(TRY, "a")
-    assert granted
-    assert overtaking.do("SELECT release('a', %s)", first) == (True,)
-    owner.execute("DELETE FROM distributed_locks WHERE expires_at <= clock_timestamp()")
+    if granted:
+        assert overtaking.do("SELECT release('a', %s)", first) == (True,)
+        owner.execute("DELETE FROM distributed_locks WHERE expires_at <= clock_timestamp()")
 
     gate.open()
     granted, second = waiting.result(20)
@@ -28,37 +29,74 @@ def overtaken_while_seeding(sessions: Sessions, owner: psycopg.Connection) -> tu
     return first, second
 
 
-def test_a_session_overtaken_while_seeding_gets_the_later_token(sessions: Sessions, owner: psycopg.Connection) -> None:
+def test_a_session_that_is_seeding_is_not_overtaken(sessions: Sessions, owner: psycopg.Connection) -> None:
+    first, _ = overtaken_while_seeding(sessions, owner)
+    assert first is None
+
+
+def test_one_that_is_overtaken_all_the_same_gets_the_later_token(sessions: Sessions, owner: psycopg.Connection) -> None:
+    """Without the lock that keeps a second session from seeding: the order of tokens does not hang on it."""
+    mutants.replace(
+        owner, mutants.altered("10_try_acquire.sql", "IF NOT pg_try_advisory_xact_lock(", "IF 0 = coalesce(")
+    )
     first, second = overtaken_while_seeding(sessions, owner)
+    assert first is not None
     assert second > first
 
 
 def test_that_interleaving_catches_a_token_minted_in_values(sessions: Sessions, owner: psycopg.Connection) -> None:
     mutants.replace(owner, mutants.TOKEN_IN_VALUES)
     first, second = overtaken_while_seeding(sessions, owner)
+    assert first is not None
     assert second < first
 
 
-def test_of_two_sessions_on_a_fresh_name_the_second_waits_for_the_first(sessions: Sessions) -> None:
+@pytest.mark.parametrize("fresh", [True, False])
+def test_of_two_sessions_the_second_does_not_wait_for_the_first(sessions: Sessions, fresh: bool) -> None:
     first, second = sessions.open(), sessions.open()
+    if not fresh:
+        first.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
     first.do("BEGIN")
     granted, token = first.do(TRY, "a")
     assert granted
-    waiting = second.start(TRY, "a")
-    second.wait_until_blocked()
+    second.do("SET lock_timeout = '1 ms'")
+    assert second.do("SELECT granted, token, remaining FROM try_acquire('a')") == (False, None, 0.0)
     first.do("COMMIT")
-    assert waiting.result(20) == (False, None)
+    assert second.do(TRY, "a") == (False, None)
     assert first.do("SELECT token FROM holder('a')") == (token,)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_an_attempt_that_was_sent_before_waits_for_its_first_sending(sessions: Sessions, fresh: bool) -> None:
+    """Else it would be told no, and the first would commit a grant that nobody has."""
+    attempt = "SELECT granted, token FROM try_acquire('a', attempt => '0f1e2d3c4b5a69788796a5b4c3d2e1f0'"
+    first, again = sessions.open(), sessions.open()
+    if not fresh:
+        first.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
+    first.do("BEGIN")
+    _, token = first.do(attempt + ")")
+    waiting = again.start(attempt + ", sent_before => true)")
+    again.wait_until_blocked()
+    first.do("COMMIT")
+    assert waiting.result(20) == (True, token)
+
+
+def test_an_attempt_whose_grant_ran_out_is_not_granted_by_being_sent_again(sessions: Sessions) -> None:
+    attempt = "SELECT granted FROM try_acquire('a', '100 ms', attempt => '0f1e2d3c4b5a69788796a5b4c3d2e1f0')"
+    keeper, trying = sessions.open(), sessions.open()
+    assert trying.do(attempt) == (True,)
+    trying.do("SELECT pg_sleep(0.12)")
+    keeper.do("BEGIN")
+    keeper.do("SELECT 1 FROM distributed_locks FOR SHARE")
+    assert trying.do(attempt) == (False,)
 
 
 def test_a_grant_that_is_rolled_back_goes_to_the_next_with_a_higher_token(sessions: Sessions) -> None:
     first, second = sessions.open(), sessions.open()
     first.do("BEGIN")
     _, token = first.do(TRY, "a")
-    waiting = second.start(TRY, "a")
-    second.wait_until_blocked()
     first.do("ROLLBACK")
-    granted, next_token = waiting.result(20)
+    granted, next_token = second.do(TRY, "a")
     assert granted
     assert next_token > token
 
@@ -73,20 +111,6 @@ def test_a_row_in_anothers_hands_is_not_waited_for(sessions: Sessions, owner: ps
     assert trying.do("SELECT granted, token, remaining FROM try_acquire('a')") == (False, None, 0.0)
     keeper.do("COMMIT")
     assert trying.do(TRY, "a") == (True, 2)
-
-
-def test_the_token_is_minted_after_the_wait_for_the_row(sessions: Sessions) -> None:
-    """While one waits for a row that another seeds, tokens go to other locks; its own comes from after the wait."""
-    seeding, waiter = sessions.open(), sessions.open()
-    seeding.do("BEGIN")
-    seeding.do("INSERT INTO distributed_locks (name, token, expires_at) VALUES ('a', 0, '-infinity')")
-    waiting = waiter.start(TRY, "a")
-    waiter.wait_until_blocked()
-    _, meanwhile = sessions.open().do(TRY, "another")
-    seeding.do("COMMIT")
-    granted, token = waiting.result(20)
-    assert granted
-    assert token > meanwhile
 
 
 def test_the_sequence_hands_out_one_at_a_time_and_never_cycles(owner: psycopg.Connection) -> None:

@@ -9,7 +9,8 @@ from dblock.schema import function_files
 TOKEN_IN_VALUES = """
 CREATE OR REPLACE FUNCTION try_acquire(
     name text, ttl interval DEFAULT '30 seconds', holder text DEFAULT NULL, meta jsonb DEFAULT NULL,
-    attempt uuid DEFAULT NULL,
+    attempt uuid DEFAULT NULL, durable boolean DEFAULT true,
+    sent_before boolean DEFAULT false,
     OUT granted boolean, OUT token bigint, OUT expires_at timestamptz, OUT remaining double precision
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$

@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import os
-import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
 import dblock
+from dblock import clock
+from dblock.hold import Hold
 from dblock.lease import Lease
 from dblock.steps import TRUST, Grant, Service
+
+RENEWED = ("0", None, None)
+
+
+class _NoClient:
+    """Stands in for a client whose calls cannot be made."""
+
+    _schema = "dblock"
+
+    def __init__(self) -> None:
+        self._service = Service("dblock", "me")
+        self._keeper: Any = self
+        self.abandoned: list[Hold] = []
+
+    def _run(self, steps: Any) -> Any:
+        raise AssertionError("driven by hand")
+
+    def discard(self, hold: Hold) -> None:
+        pass
+
+    def abandon(self, hold: Hold) -> None:
+        self.abandoned.append(hold)
 
 
 class Held:
     """A lease whose calls stop halfway, until the test answers them."""
 
     def __init__(self, ttl: float = 60) -> None:
-        grant = Grant("a", 7, 0.0, time.monotonic() + ttl * TRUST)
-        self.lease = Lease(self._refuse, Service("dblock", "me"), grant, ttl)
-
-    def _refuse(self, steps: Any) -> Any:
-        raise AssertionError("driven by hand")
+        self.client: Any = _NoClient()
+        now = clock.now()
+        self.hold = Hold(Grant("a", 7, 0.0, now + ttl * TRUST, now), ttl)
+        self.lease = Lease(cast(Any, self.client), self.hold)
 
     def renewing(self, ttl: float) -> Any:
         steps = self.lease._renewing(ttl)
@@ -32,6 +55,13 @@ class Held:
         steps = self.lease._releasing()
         next(steps)
         return steps
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_forgotten(kept_leases: list[Lease]) -> Iterator[None]:
+    yield
+    for lease in kept_leases:
+        lease._hold.finish()
 
 
 def answer(steps: Any, row: Any) -> Any:
@@ -46,7 +76,7 @@ def test_a_longer_renewal_is_not_believed_before_its_answer_has_come() -> None:
     held = Held(1)
     steps = held.renewing(60)
     assert held.lease.remaining() <= 1
-    answer(steps, ("0", "60"))
+    answer(steps, RENEWED)
     assert held.lease.remaining() > 50
 
 
@@ -55,8 +85,8 @@ def test_of_two_renewals_at_once_the_longer_is_believed(long_first: bool) -> Non
     """The database never brings a deadline nearer, in whichever order they reach it (tests/sql/test_functions.py)."""
     held = Held(10)
     long, short = held.renewing(60), held.renewing(1)
-    for steps, ttl in [(long, "60"), (short, "1")] if long_first else [(short, "1"), (long, "60")]:
-        answer(steps, ("0", ttl))
+    for steps in [long, short] if long_first else [short, long]:
+        answer(steps, RENEWED)
     assert held.lease.remaining() > 50
 
 
@@ -85,7 +115,7 @@ def test_a_renewal_answered_after_a_release_does_not_revive() -> None:
     renewing, releasing = held.renewing(60), held.releasing()
     answer(releasing, ("t",))
     with pytest.raises(dblock.LeaseLost):
-        renewing.send(("0", "60"))
+        renewing.send(RENEWED)
     assert held.lease.remaining() == 0
 
 
@@ -103,10 +133,13 @@ def test_a_release_that_failed_can_be_made_again() -> None:
 
 def test_a_release_that_fails_does_not_hide_what_the_body_raised() -> None:
     def unreachable(steps: Any) -> Any:
-        raise dblock.Unavailable("gone")
+        next(steps)
+        steps.throw(dblock.Unavailable("gone"))
 
     def lease() -> Lease:
-        return Lease(unreachable, Service("dblock", "me"), Grant("a", 7, 0.0, time.monotonic() + 60), 60)
+        held = Held()
+        held.client._run = unreachable
+        return held.lease
 
     with pytest.raises(KeyError), lease():
         raise KeyError

@@ -48,9 +48,9 @@ def test_a_try_is_one_call_that_carries_all_it_needs(service: Service, wanted: T
     steps = service.try_acquire(wanted)
     call = next(steps)
     assert isinstance(call, Call)
-    assert call.sql.endswith(b'FROM "dblock".try_acquire($1, $2, $3, $4, $5)')
-    name, interval, holder, meta, attempt = call.args
-    assert (name, interval, holder, meta) == ("a", "30.000000 s", "me", '{"why": "test"}')
+    assert call.sql.endswith(b'FROM "dblock".try_acquire($1, $2, $3, $4, $5, $6)')
+    name, interval, holder, meta, attempt, durable = call.args
+    assert (name, interval, holder, meta, durable) == ("a", "30.000000 s", "me", '{"why": "test"}', "t")
     assert attempt is not None
     assert len(attempt) == 32
     assert call.undo == Call(b'SELECT "dblock".abandon($1, $2)', ("a", attempt))
@@ -58,7 +58,7 @@ def test_a_try_is_one_call_that_carries_all_it_needs(service: Service, wanted: T
 
 
 def test_no_two_tries_carry_the_same_attempt(service: Service, wanted: Terms) -> None:
-    attempts = [next(service.try_acquire(wanted)).args[-1] for _ in range(100)]  # type: ignore[union-attr]
+    attempts = [next(service.try_acquire(wanted)).args[4] for _ in range(100)]  # type: ignore[union-attr]
     assert len(set(attempts)) == 100
 
 
@@ -69,15 +69,15 @@ def test_the_trust_window_counts_from_before_the_request(service: Service, wante
     assert finish(steps, GRANTED).trusted_until == pytest.approx(100 + 30 * TRUST)
 
 
-def test_a_renewals_trust_window_counts_from_before_the_request(service: Service, wanted: Terms, clock: Clock) -> None:
-    steps = service.try_acquire(wanted)
-    next(steps)
-    grant = finish(steps, GRANTED)
+def test_a_renewal_tells_when_it_was_sent_and_who_was_missed(service: Service, clock: Clock) -> None:
     clock.now = 200
-    renewing = service.renew(grant, 60)
-    next(renewing)
+    renewing = service.renew([("a", 7, 60), ('"b\\', -3, 0.5)], within=2)
+    call: Any = next(renewing)
+    assert call.args == ('{"a","\\"b\\\\"}', '{"7","-3"}', '{"60.000000 s","0.500000 s"}')
+    assert call.within == 2
     clock.now += 10
-    assert finish(renewing, ("1060", "60")).trusted_until == pytest.approx(200 + 60 * TRUST)
+    renewal = finish(renewing, ("1000.5", "{2}", "{busy}"))
+    assert renewal == (200, 1000.5, {1: "busy"})
 
 
 def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
@@ -91,16 +91,6 @@ def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
     assert b"release" in released.sql
     assert released.args == ("a", "7")
     assert finish(steps, ("t",)) is None
-
-
-def test_a_renewal_answered_too_late_to_be_trusted_is_lost(service: Service, wanted: Terms, clock: Clock) -> None:
-    steps = service.try_acquire(wanted)
-    next(steps)
-    grant = finish(steps, GRANTED)
-    renewing = service.renew(grant, 30)
-    next(renewing)
-    clock.now += 29.5
-    assert finish(renewing, ("1030", "30")) is None
 
 
 def test_acquire_asks_again_under_the_same_attempt(service: Service, wanted: Terms) -> None:
@@ -168,7 +158,7 @@ def test_a_release_sent_again_that_frees_nothing_is_no_loss_while_the_lease_is_b
     grant = finish(acquiring, GRANTED)
     for now, released in ((clock.now, True), (grant.trusted_until, False)):
         clock.now = now
-        steps = service.release(grant)
+        steps = service.release(grant.name, grant.token, grant.trusted_until)
         call: Any = next(steps)
         assert call.again.args == call.args
         assert b"nullif" in call.again.sql

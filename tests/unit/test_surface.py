@@ -7,6 +7,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,15 @@ import dblock
 PACKAGE = Path(dblock.__file__).parent
 
 LAYERS = [
-    ["errors", "forks"],
+    ["errors", "forks", "clock"],
     ["terms"],
     ["steps", "faults", "target", "embedded"],
     ["schema"],
     ["wire", "tables", "tokens", "reaper"],
     ["pool"],
     ["runner"],
+    ["hold", "users_transaction"],
+    ["keepalive", "watch", "lost"],
     ["lease"],
     ["lock"],
     ["client"],
@@ -35,9 +38,10 @@ LAYERS = [
 
 def test_the_public_names_are_these_and_no_more() -> None:
     assert sorted(dblock.__all__) == [
-        "AccessDenied", "AsyncClient", "AsyncLease", "AsyncLock", "Client", "ClientClosed", "DatabaseError",
-        "DblockError", "EmbeddedError", "Holder", "InvalidArgument", "Lease", "LeaseLost", "Lock", "LockTimeout",
-        "NotWritable", "SchemaError", "SchemaMissing", "SchemaOutdated", "SchemaTooNew", "Unavailable",
+        "AccessDenied", "AsyncClient", "AsyncEfficiencyLease", "AsyncLease", "AsyncLock", "Client", "ClientClosed",
+        "DatabaseError", "DblockError", "EfficiencyLease", "EmbeddedError", "Holder", "InvalidArgument", "Lease",
+        "LeaseLost", "Lock", "LockTimeout", "NoFencingToken", "NotWritable", "Reason", "SchemaError", "SchemaMissing",
+        "SchemaOutdated", "SchemaTooNew", "Unavailable",
     ]  # fmt: skip
     for name in dblock.__all__:
         assert getattr(dblock, name).__doc__, name
@@ -63,7 +67,9 @@ def test_both_kinds_have_the_same_words(pair: tuple[str, str]) -> None:
 def test_every_error_has_one_base_and_survives_pickling() -> None:
     made = [
         dblock.LockTimeout("a", 5.0),
-        dblock.LeaseLost("a", 41),
+        dblock.LeaseLost("a", "expired", datetime.now(timezone.utc), 41),
+        dblock.LeaseLost("a", "forced", datetime.now(timezone.utc), -41),
+        dblock.NoFencingToken("a"),
         dblock.ClientClosed(),
         dblock.NotWritable(),
         dblock.Unavailable("gone"),

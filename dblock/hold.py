@@ -1,0 +1,156 @@
+"""What this process knows of one grant: until when it may be believed, and whether and how it was lost.
+
+Guarantee: a hold that was lost stays lost, and says so from the first moment on at which somebody else could have been
+granted the lock. Nobody needs to tell it: whoever asks looks at the clock, so that a process which was stopped for a
+minute finds its leases lost when it goes on, before any thread of ours has run.
+
+A hold does no I/O. The lease in the user's hands, the keep-alive and the watch all share it.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from dblock import clock
+from dblock.errors import LeaseLost
+from dblock.steps import Grant
+
+
+class Reason(str, enum.Enum):
+    """Why a lease was lost."""
+
+    EXPIRED = "expired"
+    """It ran out before it was renewed: the process was stopped, or the lease was not kept alive."""
+    SUPERSEDED = "superseded"
+    """The database has granted the lock to another since."""
+    FORCED = "forced"
+    """Somebody else took it away."""
+    UNREACHABLE = "unreachable"
+    """The database could not be asked until it was too late to believe in the lease."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Loss(NamedTuple):
+    """How a lease was lost."""
+
+    reason: Reason
+    last_held: datetime
+    """The last moment at which it was known to be held, by this machine's wall clock."""
+
+
+class Hold:
+    """One grant in this process's hands."""
+
+    def __init__(self, grant: Grant, ttl: float, now: Callable[[], float] = clock.now) -> None:
+        self.name = grant.name
+        self.token = grant.token
+        """The grant's number; a fencing token only if it is positive."""
+        self.ttl = ttl
+        self.expires_at = grant.expires_at
+        """By the database's clock, in seconds since 1970; for people to read."""
+        self.trusted_until = grant.trusted_until
+        self.sent_at = grant.sent_at
+        """When the request was sent that this trust goes back to."""
+        self.retry_at = 0.0
+        """Not to be renewed again before then: the last try has failed."""
+        self.unreachable = False
+        """The last try to renew has failed for want of an answer."""
+        self.leaving = False
+        """A release inside the user's own transaction is under way, or done."""
+        self.keep_alive = True
+        """Whether it is to be renewed in the background."""
+        self.over = False
+        """Being given back, or given back: not to be believed, and not to be called lost."""
+        self.given_back = False
+        """The database has said so."""
+        self.loss: Loss | None = None
+        self._last_held = time.time() - (now() - grant.sent_at)
+        self._now = now
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._endings: list[Callable[[], object]] = []
+
+    @property
+    def ours(self) -> bool:
+        """Whether this process acquired it; a child of that process may do nothing with it."""
+        return self._process == os.getpid()
+
+    @property
+    def last_held(self) -> datetime:
+        """The last moment at which it was known to be held, by this machine's wall clock."""
+        return datetime.fromtimestamp(self._last_held, timezone.utc)
+
+    def lost(self) -> Loss | None:
+        """Return how it was lost, None if it was not. Looks at the clock."""
+        if self.loss is None and not self.over and self._now() >= self.trusted_until:
+            self.lose(Reason.UNREACHABLE if self.unreachable else Reason.EXPIRED)
+        return self.loss
+
+    def remaining(self) -> float:
+        """Return the seconds for which it may still be believed without asking."""
+        if self.over or not self.ours or self.lost():
+            return 0.0
+        return max(0.0, self.trusted_until - self._now())
+
+    def confirm(self, sent_at: float, trusted_until: float, expires_at: float) -> bool:
+        """Take note that the database has extended it; False when that comes too late to be believed."""
+        if self.over or self.lost():
+            return False
+        # A renewal never brings the deadline nearer, so of two that were under way at once the longer is true.
+        if trusted_until > self.trusted_until:
+            self.trusted_until, self.expires_at, self.sent_at = trusted_until, expires_at, sent_at
+            self._last_held = time.time() - (self._now() - sent_at)
+        self.unreachable = False
+        self.retry_at = 0.0
+        return True
+
+    def lose(self, reason: Reason) -> None:
+        """Take note that it was lost, unless it was lost or given back before."""
+        with self._lock:
+            if self.loss is not None or self.over:
+                return
+            self.loss = Loss(reason, self.last_held)
+        self._end()
+
+    def miss(self, why: str) -> None:
+        """Take note of the reason that the database gave for not renewing it."""
+        if self.leaving and why in ("released", "superseded"):
+            # Released inside the user's own transaction, which has been committed since.
+            self.finish()
+            self.given_back = True
+        else:
+            self.lose(Reason.FORCED if why == "released" else Reason(why))
+
+    def finish(self) -> None:
+        """Be over: given back, whatever becomes of the call. Who lets go may not go on writing."""
+        with self._lock:
+            self.over = True
+        self._end()
+
+    def at_end(self, ending: Callable[[], object]) -> None:
+        """Call this once, when the hold is lost or over; at once if it is."""
+        with self._lock:
+            if self.loss is None and not self.over:
+                self._endings.append(ending)
+                return
+        ending()
+
+    def error(self) -> LeaseLost:
+        """Return what to raise for a lease that is not held any more."""
+        if self.loss is not None:
+            return LeaseLost(self.name, self.loss.reason.value, self.loss.last_held, self.token)
+        return LeaseLost(self.name, "over", self.last_held, self.token)
+
+    def _end(self) -> None:
+        with self._lock:
+            endings, self._endings = self._endings, []
+        for ending in endings:
+            ending()

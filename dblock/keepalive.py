@@ -1,0 +1,280 @@
+"""The keep-alive: renews all leases of a client together, in one statement, three times in each lease's time.
+
+It has a thread (or task) and a connection of its own, so that neither a busy pool nor a blocked caller can starve it.
+What fails is tried again for as long as the leases can still be believed; then they are lost, by the clock alone.
+
+It never renews what was released, nor what belongs to the parent of a fork: both are struck off the list, and the
+database would refuse them anyway, since a renewal names an exact grant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import queue
+import threading
+from collections.abc import Callable
+
+from dblock import clock
+from dblock.errors import ClientClosed, DblockError
+from dblock.forks import mind_forks
+from dblock.hold import Hold
+from dblock.steps import TRUST, Run, RunAsync, Service, Steps
+
+logger = logging.getLogger("dblock")
+
+ROUNDS = 3
+"""How often a lease is renewed in its time."""
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+"""Seconds before a renewal that failed is tried again: a twentieth of the ttl, within these bounds."""
+
+
+class Rounds:
+    """Which leases are to be renewed and when, and the steps of renewing them. Waits for nothing."""
+
+    def __init__(self, service: Service, now: Callable[[], float] = clock.now) -> None:
+        self._service = service
+        self._now = now
+        self._holds: dict[Hold, None] = {}
+
+    def add(self, hold: Hold) -> None:
+        self._holds[hold] = None
+
+    def discard(self, hold: Hold) -> None:
+        self._holds.pop(hold, None)
+
+    def held(self) -> list[Hold]:
+        """Return what is held at this moment."""
+        return [hold for hold in list(self._holds) if not hold.over and hold.ours and not hold.lost()]
+
+    def forget(self) -> None:
+        """Strike everything off the list."""
+        self._holds = {}
+
+    def due_at(self) -> float:
+        """Return when the next round is due; never, if there is nothing to renew."""
+        return min((due_at(hold) for hold in list(self._holds)), default=math.inf)
+
+    def round(self) -> Steps[None]:
+        """Renew what is due, and with it all that would be due half a round later, so that they come to go together."""
+        now = self._now()
+        chosen = [
+            hold
+            for hold in list(self._holds)
+            if hold.keep_alive and max(hold.sent_at + hold.ttl / ROUNDS / 2, hold.retry_at) <= now
+        ]
+        for hold in chosen:
+            if hold.over or not hold.ours or hold.lost():
+                self.discard(hold)
+        # Each with the ttl that it has now, which a renewal by hand may change meanwhile.
+        asked = [(hold, hold.ttl) for hold in chosen if hold in self._holds]
+        if not asked:
+            return
+        # Half of the time that is left, so that there is time for another try.
+        within = max((min(hold.trusted_until for hold, _ in asked) - now) / 2, 0.1)
+        try:
+            answer = yield from self._service.renew([(hold.name, hold.token, ttl) for hold, ttl in asked], within)
+        except DblockError as error:
+            for hold, ttl in asked:
+                hold.unreachable = True
+                self._try_again(hold, ttl)
+            if isinstance(error, ClientClosed):
+                raise
+            logger.warning("%d leases could not be renewed, trying again: %s", len(asked), error)
+            return
+        late = []
+        for place, (hold, ttl) in enumerate(asked):
+            why = answer.missed.get(place)
+            if why is not None:
+                self._miss(hold, ttl, why)
+            elif not hold.confirm(answer.sent_at, answer.sent_at + ttl * TRUST, answer.moment + ttl):
+                if not hold.over:
+                    late.append((hold.name, hold.token))
+                self.discard(hold)
+        if late:
+            # Their holders know by now that they are lost; nobody need wait for another ttl.
+            yield from self._service.release_all(late)
+
+    def _miss(self, hold: Hold, ttl: float, why: str) -> None:
+        if why == "busy":
+            self._try_again(hold, ttl)
+            return
+        self.discard(hold)
+        hold.miss(why)
+
+    def _try_again(self, hold: Hold, ttl: float) -> None:
+        hold.retry_at = self._now() + min(max(ttl / 20, SHORTEST_PAUSE), LONGEST_PAUSE)
+
+
+def due_at(hold: Hold) -> float:
+    """Return when a lease is to be renewed next; never, if it is not kept alive."""
+    if not hold.keep_alive:
+        return math.inf
+    return max(hold.sent_at + hold.ttl / ROUNDS, hold.retry_at)
+
+
+class KeepAlive:
+    """Goes round in a thread of its own, from the first lease on."""
+
+    def __init__(self, run: Run, service: Service) -> None:
+        self._run = run
+        self._service = service
+        self._rounds = Rounds(service)
+        self._starting = threading.Lock()
+        self.start_anew()
+        mind_forks(self)
+
+    def start_anew(self) -> None:
+        """In the child of a fork there is no thread, and no lease of ours."""
+        self._rounds.forget()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        # May be put to from a finalizer, which may run in the middle of anything.
+        self._wake: queue.SimpleQueue[Hold | None] = queue.SimpleQueue()
+        self._asleep_until = math.inf
+        self._closed = False
+
+    def add(self, hold: Hold) -> None:
+        """Keep this lease alive from now on."""
+        self._rounds.add(hold)
+        if self._thread is None:
+            self._start()
+        elif due_at(hold) < self._asleep_until:
+            self._wake.put(None)
+
+    def discard(self, hold: Hold) -> None:
+        """Renew it no more."""
+        self._rounds.discard(hold)
+
+    def abandon(self, hold: Hold) -> None:
+        """Release what nobody has in hand any more. Can be called from a finalizer."""
+        self._wake.put(hold)
+
+    def held(self) -> list[Hold]:
+        return self._rounds.held()
+
+    def close(self) -> None:
+        """Stop going round."""
+        self._closed = True
+        self._wake.put(None)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._go, name="dblock keep-alive", daemon=True)
+                self._thread.start()
+
+    def _go(self) -> None:
+        while not self._closed:
+            try:
+                abandoned = self._sleep()
+                if self._closed:
+                    return
+                if abandoned:
+                    self._run(self._service.release_all([(hold.name, hold.token) for hold in abandoned]))
+                self._run(self._rounds.round())
+            except ClientClosed:
+                return
+            except Exception:
+                logger.exception("the keep-alive met what it did not expect, and goes on")
+                self._wake.put(None)
+                threading.Event().wait(SHORTEST_PAUSE)
+
+    def _sleep(self) -> list[Hold]:
+        """Wait until the next round is due or somebody wakes us; return what was abandoned meanwhile."""
+        self._asleep_until = math.inf  # whoever adds a lease while we look for the next one due wakes us
+        due = self._rounds.due_at()
+        self._asleep_until = due
+        abandoned = []
+        with contextlib.suppress(queue.Empty):
+            timeout = None if due == math.inf else min(max(due - clock.now(), 0.0), threading.TIMEOUT_MAX)
+            item = self._wake.get(timeout=timeout)
+            while True:
+                if item is not None:
+                    self.discard(item)
+                    if not item.lost():
+                        abandoned.append(item)
+                item = self._wake.get_nowait()
+        return abandoned
+
+
+class AsyncKeepAlive:
+    """Goes round in a task of its own, from the first lease on."""
+
+    def __init__(self, run: RunAsync, service: Service) -> None:
+        self._run = run
+        self._service = service
+        self._rounds = Rounds(service)
+        self.start_anew()
+        mind_forks(self)
+
+    def start_anew(self) -> None:
+        """In the child of a fork there is no event loop, and no lease of ours."""
+        self._rounds.forget()
+        self._task: asyncio.Task[None] | None = None
+        self._wake: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._abandoned: list[Hold] = []
+        self._asleep_until = math.inf
+        self._closed = False
+
+    def add(self, hold: Hold) -> None:
+        """Keep this lease alive from now on."""
+        self._rounds.add(hold)
+        if self._task is None:
+            self._loop = asyncio.get_running_loop()
+            self._wake = asyncio.Event()
+            self._task = self._loop.create_task(self._go(self._wake), name="dblock keep-alive")
+        elif self._wake is not None and due_at(hold) < self._asleep_until:
+            self._wake.set()
+
+    def discard(self, hold: Hold) -> None:
+        """Renew it no more."""
+        self._rounds.discard(hold)
+
+    def abandon(self, hold: Hold) -> None:
+        """Release what nobody has in hand any more. Can be called from a finalizer, in any thread."""
+        self._abandoned.append(hold)
+        if self._loop is not None and self._wake is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    def held(self) -> list[Hold]:
+        return self._rounds.held()
+
+    def close(self) -> None:
+        """Stop going round."""
+        self._closed = True
+        if self._task is not None and self._loop is not None and not self._loop.is_closed():
+            self._task.cancel()
+
+    async def _go(self, wake: asyncio.Event) -> None:
+        while not self._closed:
+            try:
+                await self._sleep(wake)
+                if self._abandoned:
+                    await self._release_abandoned()
+                await self._run(self._rounds.round())
+            except ClientClosed:
+                return
+            except Exception:
+                logger.exception("the keep-alive met what it did not expect, and goes on")
+                await asyncio.sleep(SHORTEST_PAUSE)
+
+    async def _release_abandoned(self) -> None:
+        abandoned, self._abandoned = self._abandoned, []
+        for hold in abandoned:
+            self.discard(hold)
+        held = [(hold.name, hold.token) for hold in abandoned if not hold.lost()]
+        if held:
+            await self._run(self._service.release_all(held))
+
+    async def _sleep(self, wake: asyncio.Event) -> None:
+        due = self._asleep_until = self._rounds.due_at()
+        timeout = None if due == math.inf else max(due - clock.now(), 0.0)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(wake.wait(), timeout)
+        wake.clear()

@@ -1,0 +1,70 @@
+-- Extends many leases in one statement, each under its exact token: what a client's keep-alive calls.
+--
+-- Every lease that is not named in `missed` now lasts for its ttl, counted from `moment` or later. `missed` has the
+-- places (from 1) of the others, `reasons` why: `expired` (it ran out), `superseded` (granted to another since, or long gone),
+-- `released` (given back, or taken away by force), or `busy` (another transaction is at work on the row; it may well
+-- be ours still, ask again).
+--
+-- It waits for no row, so that one lease whose row is in use cannot hold up the renewal of the rest. Each row is held before
+-- the clock is read for it, and no deadline comes nearer; see renew(). Leases with tokens are renewed durably; where
+-- there are none, nobody waits for the disk.
+CREATE OR REPLACE FUNCTION renew_all(
+    names text[],
+    tokens bigint[],
+    ttls interval[],
+    OUT moment timestamptz,
+    OUT missed integer[],
+    OUT reasons text[]
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    ready boolean;
+    ignored text;
+BEGIN
+    IF cardinality(names) IS NULL OR cardinality(names) <> ALL (ARRAY[cardinality(tokens), cardinality(ttls)]) THEN
+        RAISE EXCEPTION 'renew_all takes as many names as tokens and ttls; got %, % and %.',
+            cardinality(names), cardinality(tokens), cardinality(ttls)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    ready := (SELECT bool_and(check_request(a.name, a.ttl)) FROM unnest(names, ttls) AS a (name, ttl));
+    IF 0 < ANY (tokens) THEN
+        ready := commit_durably();
+    ELSE
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+    moment := clock_timestamp();
+    WITH asked AS MATERIALIZED (
+        SELECT a.name, a.token, make_interval(secs => extract(epoch FROM a.ttl)::double precision) AS lasting, a.place
+        FROM unnest(names, tokens, ttls) WITH ORDINALITY AS a (name, token, ttl, place)
+    ),
+    held AS MATERIALIZED (
+        SELECT a.place, a.name, a.token, a.lasting
+        FROM asked AS a JOIN distributed_locks AS l ON l.name = a.name AND l.token = a.token
+        FOR NO KEY UPDATE OF l SKIP LOCKED
+    ),
+    renewed AS (
+        UPDATE distributed_locks AS l
+        SET expires_at = greatest(least(l.expires_at, clock_timestamp() + l.ttl), clock_timestamp() + h.lasting),
+            ttl = greatest(l.ttl, h.lasting)
+        FROM held AS h
+        WHERE l.name = h.name AND l.token = h.token AND l.expires_at > clock_timestamp()
+        RETURNING h.place
+    )
+    SELECT array_agg(a.place::integer ORDER BY a.place),
+           array_agg(
+               CASE
+                   WHEN l.token IS DISTINCT FROM a.token THEN 'superseded'
+                   WHEN l.expires_at = '-infinity' THEN 'released'
+                   WHEN l.expires_at <= clock_timestamp() THEN 'expired'
+                   ELSE 'busy'
+               END
+               ORDER BY a.place
+           )
+    INTO missed, reasons
+    FROM asked AS a
+    LEFT JOIN distributed_locks AS l ON l.name = a.name
+    WHERE a.place NOT IN (SELECT r.place FROM renewed AS r);
+END
+$$;

@@ -1,0 +1,18 @@
+-- Proves a lease in the transaction that relies on it: true if this exact grant holds the lock now.
+--
+-- From then until that transaction ends nobody else is granted the lock, even if the lease runs out meanwhile: the row
+-- stays shared-locked, which a grant does not get past and a renewal does.
+CREATE OR REPLACE FUNCTION assert_held(name text, token bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM 1 FROM distributed_locks AS l
+    WHERE l.name = assert_held.name AND l.token = assert_held.token
+    FOR KEY SHARE;
+    RETURN FOUND AND EXISTS (
+        SELECT FROM distributed_locks AS l
+        WHERE l.name = assert_held.name AND l.token = assert_held.token AND l.expires_at > clock_timestamp()
+    );
+END
+$$;

@@ -1,0 +1,167 @@
+"""The watch: calls back when a lease is lost, or comes close to it, at the moment that it happens.
+
+Nobody needs it to know whether a lease is lost; a hold tells by itself. It serves those who want to be told. Looking
+is cheap and is done when a deadline comes up: usually the lease has been renewed since, and there is a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import inspect
+import itertools
+import logging
+import math
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dblock import clock
+from dblock.forks import mind_forks
+from dblock.hold import Hold
+
+if TYPE_CHECKING:
+    import asyncio
+
+logger = logging.getLogger("dblock")
+
+Callback = Callable[[Any], object]
+SHORTEST_LOOK = 0.01
+
+
+class _Danger:
+    """A wish to be told when less than so many seconds are left."""
+
+    def __init__(self, before: float, tell: Callback) -> None:
+        self.before = before
+        self.tell = tell
+        self.armed = True
+
+
+class Watched:
+    """One lease that somebody wants to be told about."""
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold = hold
+        self.dangers: list[_Danger] = []
+
+    def add_danger(self, before: float, tell: Callback) -> None:
+        """Tell when less than so many seconds are left."""
+        self.dangers.append(_Danger(before, tell))
+
+    def look(self) -> float:
+        """Tell those who want to be told now; return the seconds until the next look, infinite for none."""
+        hold = self.hold
+        if hold.over or hold.lost():
+            return math.inf
+        left = hold.trusted_until - clock.now()
+        again = left
+        for danger in list(self.dangers):
+            if left > danger.before:
+                danger.armed = True
+                again = min(again, left - danger.before)
+            else:
+                if danger.armed:
+                    danger.armed = False
+                    danger.tell(left)
+                again = min(again, max(danger.before / 2, SHORTEST_LOOK))
+        return max(again, 0.0)
+
+
+class Watch:
+    """Looks in a thread of its own, from the first wish on; calls back in a thread for each call."""
+
+    def __init__(self) -> None:
+        self.start_anew()
+        mind_forks(self)
+
+    def start_anew(self) -> None:
+        """In the child of a fork there is no thread, and no lease of ours."""
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._added: queue.SimpleQueue[Watched | None] = queue.SimpleQueue()
+        self._closed = False
+
+    def add(self, watched: Watched) -> None:
+        """Look after this one, from now on; also to be called when it has got another wish."""
+        self._added.put(watched)
+        with self._starting:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._go, name="dblock watch", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+        self._added.put(None)
+
+    @staticmethod
+    def call(callback: Callback, argument: object) -> None:
+        """Call back, apart from everything else: it may take as long as it likes."""
+        threading.Thread(target=guarded, args=(callback, argument), name="dblock callback", daemon=True).start()
+
+    def _go(self) -> None:
+        looks: list[tuple[float, int, Watched]] = []
+        numbers = itertools.count()
+        while not self._closed:
+            timeout = min(max(looks[0][0] - clock.now(), 0.0), threading.TIMEOUT_MAX) if looks else None
+            due: list[Watched] = []
+            with contextlib.suppress(queue.Empty):
+                added = self._added.get(timeout=timeout)
+                if added is not None:
+                    due.append(added)
+            now = clock.now()
+            while looks and looks[0][0] <= now:
+                due.append(heapq.heappop(looks)[2])
+            for watched in due:
+                again = watched.look()
+                if again < math.inf:
+                    heapq.heappush(looks, (clock.now() + again, next(numbers), watched))
+
+
+class AsyncWatch:
+    """Looks by timers of the event loop, and calls back in it. A coroutine function is run as a task."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def add(self, watched: Watched) -> None:
+        """Look after this one, from now on; also to be called when it has got another wish."""
+        import asyncio
+
+        self._look(asyncio.get_running_loop(), watched)
+
+    def close(self) -> None:
+        """Nothing is held open: timers that are left find their leases over."""
+
+    def call(self, callback: Callback, argument: object) -> None:
+        """Call back; a coroutine runs on as a task."""
+        import asyncio
+
+        result = guarded(callback, argument)
+        if inspect.isawaitable(result):
+            task = asyncio.ensure_future(_awaited(result))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, watched: Watched) -> None:
+        again = watched.look()
+        if again < math.inf:
+            # A timer may ring a hair too early by another clock.
+            loop.call_later(max(again, 0.001), self._look, loop, watched)
+
+
+def guarded(callback: Callback, argument: object) -> object:
+    """Call back; what the callback raises is logged, for nobody waits for it."""
+    try:
+        return callback(argument)
+    except Exception:
+        logger.exception("a callback of a lease failed")
+        return None
+
+
+async def _awaited(result: Any) -> None:
+    try:
+        await result
+    except Exception:
+        logger.exception("a callback of a lease failed")

@@ -1,0 +1,97 @@
+"""What a process believes of one grant, by a clock that only the test moves."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+
+import pytest
+
+from dblock.hold import Hold, Reason
+from dblock.steps import TRUST, Grant
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def now() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def hold(now: Clock) -> Hold:
+    return Hold(Grant("a", 7, 0.0, now.now + 10 * TRUST, now.now), 10, now)
+
+
+def test_it_is_lost_from_the_moment_its_trust_window_ends(hold: Hold, now: Clock) -> None:
+    now.now += 9.79
+    assert hold.lost() is None
+    assert hold.remaining() == pytest.approx(0.01)
+    now.now += 0.02
+    assert hold.remaining() == 0
+    loss = hold.lost()
+    assert loss is not None
+    assert loss.reason is Reason.EXPIRED
+
+
+def test_what_was_lost_stays_lost(hold: Hold, now: Clock) -> None:
+    sent_at = now.now
+    now.now += 20
+    assert not hold.confirm(sent_at, now.now + 100, 0), "the answer came when others could have been granted the lock"
+    assert hold.remaining() == 0
+    hold.lose(Reason.FORCED)
+    assert hold.loss is not None
+    assert hold.loss.reason is Reason.EXPIRED
+
+
+def test_a_database_that_did_not_answer_is_the_reason(hold: Hold, now: Clock) -> None:
+    hold.unreachable = True
+    now.now += 20
+    loss = hold.lost()
+    assert loss is not None
+    assert loss.reason is Reason.UNREACHABLE
+
+
+def test_one_that_answered_at_last_is_not(hold: Hold, now: Clock) -> None:
+    hold.unreachable = True
+    assert hold.confirm(now.now, now.now + 5 * TRUST, 0)
+    now.now += 20
+    loss = hold.lost()
+    assert loss is not None
+    assert loss.reason is Reason.EXPIRED
+
+
+def test_it_tells_when_it_was_last_known_to_be_held(hold: Hold, now: Clock) -> None:
+    now.now += 4
+    hold.confirm(now.now - 1, now.now + 9, 0)
+    now.now += 30
+    loss = hold.lost()
+    assert loss is not None
+    ago = (datetime.now(timezone.utc) - loss.last_held).total_seconds()
+    assert ago == pytest.approx(1, abs=0.5), "a second before the answer came, by the wall clock"
+    assert abs(time.time() - loss.last_held.timestamp()) < 5
+
+
+def test_what_was_given_back_is_not_lost(hold: Hold, now: Clock) -> None:
+    hold.finish()
+    now.now += 20
+    hold.lose(Reason.SUPERSEDED)
+    assert hold.lost() is None
+    assert hold.remaining() == 0
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_endings_are_called_once_also_when_they_come_late(hold: Hold, early: bool) -> None:
+    called: list[int] = []
+    if early:
+        hold.at_end(lambda: called.append(1))
+    hold.lose(Reason.FORCED)
+    hold.finish()
+    if not early:
+        hold.at_end(lambda: called.append(1))
+    assert called == [1]

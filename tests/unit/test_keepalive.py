@@ -1,0 +1,193 @@
+"""The rounds of the keep-alive, driven by hand: no database, no thread, and a clock that only the test moves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import dblock
+from dblock.hold import Hold, Reason
+from dblock.keepalive import Rounds
+from dblock.steps import TRUST, Grant, Service, items
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Played:
+    """Rounds, and leases to go round for."""
+
+    def __init__(self) -> None:
+        self.now = Clock()
+        self.rounds = Rounds(Service("dblock", "me", self.now), self.now)
+
+    def hold(self, name: str, ttl: float = 30, **options: Any) -> Hold:
+        now = self.now.now
+        hold = Hold(Grant(name, 7, 0.0, now + ttl * TRUST, now), ttl, self.now)
+        for option, value in options.items():
+            setattr(hold, option, value)
+        self.rounds.add(hold)
+        return hold
+
+    def asked(self) -> tuple[Any, list[str]]:
+        """Begin a round; return its steps and the names that it asks for."""
+        steps = self.rounds.round()
+        try:
+            call: Any = next(steps)
+        except StopIteration:
+            return None, []
+        return steps, [name.strip('"') for name in items(call.args[0])]
+
+    def round(self, missed: str | None = None, reasons: str | None = None) -> list[str]:
+        """Go round once; return the names that were asked for."""
+        steps, names = self.asked()
+        if steps is not None:
+            with pytest.raises(StopIteration):
+                steps.send(("0", missed, reasons))
+        return names
+
+
+@pytest.fixture
+def played() -> Played:
+    return Played()
+
+
+def test_a_lease_is_due_three_times_in_its_time(played: Played) -> None:
+    assert played.rounds.due_at() == math.inf
+    played.hold("a", 30)
+    assert played.rounds.due_at() == 1010
+    assert played.round() == []
+    played.now.now = 1010
+    assert played.round() == ["a"]
+    assert played.rounds.due_at() == 1020
+
+
+def test_leases_that_began_at_different_times_come_to_go_together(played: Played) -> None:
+    """A round takes along what would be due half a round later, so after two rounds it is one statement for all."""
+    for number in range(10):
+        played.hold(str(number), 30)
+        played.now.now += 1
+    assert played.round() == ["0", "1", "2", "3", "4", "5"]
+    played.now.now = played.rounds.due_at()
+    assert played.round() == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+    played.now.now = played.rounds.due_at()
+    assert len(played.round()) == 10
+
+
+def test_a_renewal_is_believed_from_before_it_was_sent(played: Played) -> None:
+    hold = played.hold("a", 30)
+    played.now.now = 1010
+    steps, _ = played.asked()
+    played.now.now = 1012
+    with pytest.raises(StopIteration):
+        steps.send(("500.0", None, None))
+    assert hold.trusted_until == 1010 + 30 * TRUST
+    assert hold.expires_at == 530.0
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [("expired", Reason.EXPIRED), ("superseded", Reason.SUPERSEDED), ("released", Reason.FORCED)],
+)
+def test_what_the_database_will_not_renew_is_lost_and_asked_for_no_more(
+    played: Played, why: str, reason: Reason
+) -> None:
+    kept, gone = played.hold("kept"), played.hold("gone")
+    played.now.now = 1010
+    played.round("{2}", f"{{{why}}}")
+    assert kept.lost() is None
+    loss = gone.lost()
+    assert loss is not None
+    assert loss.reason is reason
+    played.now.now = 1020
+    assert played.round() == ["kept"]
+
+
+def test_what_was_released_is_not_renewed_and_not_lost(played: Played) -> None:
+    hold = played.hold("a")
+    played.now.now = 1010
+    steps, _ = played.asked()
+    hold.finish()
+    with pytest.raises(StopIteration):
+        steps.send(("0", "{1}", "{released}"))
+    assert hold.lost() is None
+    played.now.now = 1020
+    assert played.round() == []
+
+
+def test_a_release_in_the_users_transaction_that_was_committed_is_no_loss(played: Played) -> None:
+    hold = played.hold("a", leaving=True)
+    played.now.now = 1010
+    played.round("{1}", "{released}")
+    assert hold.over
+    assert hold.given_back
+    assert hold.lost() is None
+
+
+def test_one_that_was_rolled_back_leaves_the_lease_alive(played: Played) -> None:
+    hold = played.hold("a", leaving=True)
+    played.now.now = 1010
+    assert played.round("{1}", "{busy}") == ["a"]
+    played.now.now = 1012
+    assert played.round() == ["a"]
+    assert hold.remaining() == pytest.approx(30 * TRUST)
+
+
+def test_a_failed_renewal_is_tried_again_inside_the_trust_window(played: Played) -> None:
+    hold = played.hold("a", 30)
+    played.now.now = 1010
+    steps, _ = played.asked()
+    with pytest.raises(StopIteration):
+        steps.throw(dblock.Unavailable("gone"))
+    assert 1010 < played.rounds.due_at() <= 1011
+    played.now.now = 1011
+    assert played.round() == ["a"]
+    assert hold.remaining() > 29
+
+
+def test_one_that_fails_for_too_long_is_unreachable(played: Played) -> None:
+    hold = played.hold("a", 30)
+    for _ in range(100):
+        played.now.now += 1
+        steps, _ = played.asked()
+        if steps is not None:
+            with pytest.raises(StopIteration):
+                steps.throw(dblock.Unavailable("gone"))
+    loss = hold.lost()
+    assert loss is not None
+    assert loss.reason is Reason.UNREACHABLE
+    assert played.rounds.due_at() == math.inf
+
+
+def test_an_answer_has_half_of_the_time_that_is_left(played: Played) -> None:
+    played.hold("a", 30)
+    played.now.now = 1010
+    steps = played.rounds.round()
+    call: Any = next(steps)
+    assert call.within == pytest.approx((30 * TRUST - 10) / 2)
+
+
+def test_a_renewal_that_comes_when_the_lease_is_lost_is_given_back(played: Played) -> None:
+    """Its holder has been told, and others should not have to wait for a whole ttl."""
+    hold = played.hold("a", 30)
+    played.now.now = 1010
+    steps, _ = played.asked()
+    played.now.now = 1029.5
+    call = steps.send(("0", None, None))
+    assert b"release" in call.sql
+    assert call.args == ('{"a"}', '{"7"}')
+    assert hold.lost() is not None
+
+
+def test_what_is_not_to_be_kept_alive_is_never_due(played: Played) -> None:
+    played.hold("a", keep_alive=False)
+    assert played.rounds.due_at() == math.inf
+    played.now.now = 1020
+    assert played.round() == []
+    assert [hold.name for hold in played.rounds.held()] == ["a"]
