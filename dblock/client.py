@@ -182,8 +182,8 @@ class Client(_ClientBase):
 
 
 def _shut(runner: Runner, keepers: Runner, service: Service, keeper: KeepAlive, watch: Watch) -> None:
-    held = keeper.held()
     keeper.close()
+    held = keeper.leftovers()
     watch.close()
     if held:
         for hold in held:
@@ -257,8 +257,8 @@ class AsyncClient(_ClientBase):
         self._closed = True
         runner, self._runner = self._runner, None
         if runner:
-            held = self._keeper.held()
             self._keeper.close()
+            held = self._keeper.leftovers()
             try:
                 if held:
                     for hold in held:
@@ -324,8 +324,8 @@ class AsyncClient(_ClientBase):
 
 
 def _shut_async(runner: AsyncRunner, keepers: AsyncRunner, service: Service, keeper: AsyncKeepAlive) -> None:
-    held = keeper.held()
     keeper.close()
+    held = keeper.leftovers()
     runner.close()
     keepers.close()
     if held:

@@ -111,6 +111,9 @@ class DatabaseError(DblockError):
 class Unavailable(DatabaseError):
     """No connection could be had, or it broke under way; what was sent may have been done."""
 
+    unanswered = False
+    """Whether the database was asked and did not answer in time."""
+
 
 class NotWritable(DatabaseError):
     """The server takes no writes: a standby, or one set read-only."""

@@ -110,8 +110,8 @@ class Rounds:
 
 
 def due_at(hold: Hold) -> float:
-    """Return when a lease is to be renewed next; never, if it is not kept alive."""
-    if not hold.keep_alive:
+    """Return when a lease is to be renewed next; never, if it is not kept alive or over."""
+    if not hold.keep_alive or hold.over:
         return math.inf
     return max(hold.sent_at + hold.ttl / ROUNDS, hold.retry_at)
 
@@ -153,8 +153,15 @@ class KeepAlive:
         """Release what nobody has in hand any more. Can be called from a finalizer."""
         self._wake.put(hold)
 
-    def held(self) -> list[Hold]:
-        return self._rounds.held()
+    def leftovers(self) -> list[Hold]:
+        """Return what is still to be released: all that is held, and what was abandoned just now."""
+        abandoned = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._wake.get_nowait()
+                if item is not None and not item.lost():
+                    abandoned.append(item)
+        return [*self._rounds.held(), *abandoned]
 
     def close(self) -> None:
         """Stop going round."""
@@ -178,9 +185,10 @@ class KeepAlive:
                 self._run(self._rounds.round())
             except ClientClosed:
                 return
+            except DblockError as error:
+                logger.warning("what was abandoned could not be released, and will run out: %s", error)
             except Exception:
                 logger.exception("the keep-alive met what it did not expect, and goes on")
-                self._wake.put(None)
                 threading.Event().wait(SHORTEST_PAUSE)
 
     def _sleep(self) -> list[Hold]:
@@ -242,8 +250,10 @@ class AsyncKeepAlive:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._wake.set)
 
-    def held(self) -> list[Hold]:
-        return self._rounds.held()
+    def leftovers(self) -> list[Hold]:
+        """Return what is still to be released: all that is held, and what was abandoned just now."""
+        abandoned, self._abandoned = self._abandoned, []
+        return [*self._rounds.held(), *(hold for hold in abandoned if not hold.lost())]
 
     def close(self) -> None:
         """Stop going round."""
@@ -260,6 +270,8 @@ class AsyncKeepAlive:
                 await self._run(self._rounds.round())
             except ClientClosed:
                 return
+            except DblockError as error:
+                logger.warning("what was abandoned could not be released, and will run out: %s", error)
             except Exception:
                 logger.exception("the keep-alive met what it did not expect, and goes on")
                 await asyncio.sleep(SHORTEST_PAUSE)

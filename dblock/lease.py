@@ -17,7 +17,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dblock.errors import ClientClosed, DatabaseError, InvalidArgument, LeaseLost, NoFencingToken
+from dblock.errors import ClientClosed, DatabaseError, DblockError, InvalidArgument, LeaseLost, NoFencingToken
 from dblock.hold import Hold, Loss, Reason
 from dblock.lost import TaskLost, ThreadLost
 from dblock.steps import POLL_FIRST, TRUST, Service, Sleep, Steps, moment
@@ -169,8 +169,17 @@ class ThreadLease(_LeaseBase):
 
     def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
-        self._client._keeper.discard(self._hold)
-        return not self._finished and self._client._run(self._releasing())
+        if self._finished:
+            return False
+        try:
+            return self._client._run(self._releasing())
+        except BaseException as error:
+            if not isinstance(error, DblockError):
+                # The caller leaves before it is known to be released; the keep-alive sees to it.
+                self._client._keeper.abandon(self._hold)
+            raise
+        finally:
+            self._client._keeper.discard(self._hold)
 
     def release_in(self, connection: Any) -> None:
         """Give the lock back as part of the transaction under way on this connection, a psycopg or SQLAlchemy one.
@@ -251,8 +260,17 @@ class TaskLease(_LeaseBase):
 
     async def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
-        self._client._keeper.discard(self._hold)
-        return not self._finished and await self._client._run(self._releasing())
+        if self._finished:
+            return False
+        try:
+            return await self._client._run(self._releasing())
+        except BaseException as error:
+            if not isinstance(error, DblockError):
+                # The caller leaves before it is known to be released; the keep-alive sees to it.
+                self._client._keeper.abandon(self._hold)
+            raise
+        finally:
+            self._client._keeper.discard(self._hold)
 
     async def release_in(self, connection: Any) -> None:
         """Give the lock back as part of the transaction under way on this connection, a psycopg or SQLAlchemy one.

@@ -5,14 +5,15 @@ A lock object holds nothing by itself. It may be shared by threads or tasks; eac
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dblock.errors import DblockError, LockTimeout
+from dblock.errors import DblockError, LockTimeout, Unavailable
 from dblock.hold import Hold
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease, TaskLease, ThreadLease
-from dblock.steps import Grant, Holder, Service
+from dblock.steps import Grant, Holder, Service, new_attempt
 from dblock.terms import Seconds, Terms, check_timeout
 
 if TYPE_CHECKING:
@@ -53,9 +54,10 @@ class _LockBase(Generic[L]):
             # Entered here and left there, as some test frameworks do; there is only one it can be.
             (owner,) = self._bodies
         if owner not in self._bodies:
+            entered = f"entered by {len(self._bodies)} others" if self._bodies else "not entered"
             raise DblockError(
-                f"Lock {self.name!r} is entered by several, and left by a thread or task that is none of them. "
-                "Leave each `with` where it was entered, or acquire() and release() by hand."
+                f"The `with` of lock {self.name!r} is left by a thread or task that did not enter it; it is {entered}. "
+                "Leave each where it was entered, or acquire() and release() by hand."
             )
         leases = self._bodies[owner]
         lease = leases.pop()
@@ -76,16 +78,32 @@ class Lock(_LockBase[ThreadL]):
 
     def try_acquire(self) -> ThreadL | None:
         """Take the lock if it is free at this moment; None when another holds it."""
-        grant = self._client._run(self._service.try_acquire(self._terms))
-        return self._lease(grant) if grant else None
+        attempt = new_attempt()
+        try:
+            grant = self._client._run(self._service.try_acquire(self._terms, attempt))
+            return self._lease(grant) if grant else None
+        except BaseException as error:
+            self._abandon(attempt, error)
+            raise
 
     def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> ThreadL:
         """Wait for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
-        grant = self._client._run(self._service.acquire(self._terms, seconds))
-        if grant is None:
-            raise LockTimeout(self.name, seconds or 0.0)
-        return self._lease(grant)
+        attempt = new_attempt()
+        try:
+            grant = self._client._run(self._service.acquire(self._terms, seconds, attempt))
+            if grant is not None:
+                return self._lease(grant)
+        except BaseException as error:
+            self._abandon(attempt, error)
+            raise
+        raise LockTimeout(self.name, seconds or 0.0)
+
+    def _abandon(self, attempt: str, error: BaseException) -> None:
+        """Give back what the attempt may have been granted, for a caller who does not get it."""
+        if _may_be_granted(error):
+            with contextlib.suppress(DblockError):
+                self._client._run(self._service.abandon(self.name, attempt))
 
     def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
@@ -116,16 +134,32 @@ class AsyncLock(_LockBase[TaskL]):
 
     async def try_acquire(self) -> TaskL | None:
         """Take the lock if it is free at this moment; None when another holds it."""
-        grant = await self._client._run(self._service.try_acquire(self._terms))
-        return self._lease(grant) if grant else None
+        attempt = new_attempt()
+        try:
+            grant = await self._client._run(self._service.try_acquire(self._terms, attempt))
+            return self._lease(grant) if grant else None
+        except BaseException as error:
+            await self._abandon(attempt, error)
+            raise
 
     async def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> TaskL:
         """Wait for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
-        grant = await self._client._run(self._service.acquire(self._terms, seconds))
-        if grant is None:
-            raise LockTimeout(self.name, seconds or 0.0)
-        return self._lease(grant)
+        attempt = new_attempt()
+        try:
+            grant = await self._client._run(self._service.acquire(self._terms, seconds, attempt))
+            if grant is not None:
+                return self._lease(grant)
+        except BaseException as error:
+            await self._abandon(attempt, error)
+            raise
+        raise LockTimeout(self.name, seconds or 0.0)
+
+    async def _abandon(self, attempt: str, error: BaseException) -> None:
+        """Give back what the attempt may have been granted, for a caller who does not get it."""
+        if _may_be_granted(error):
+            with contextlib.suppress(DblockError):
+                await self._client._run(self._service.abandon(self.name, attempt))
 
     async def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
@@ -145,6 +179,11 @@ class AsyncLock(_LockBase[TaskL]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._leave(_task()).__aexit__(kind, error, trace)
+
+
+def _may_be_granted(error: BaseException) -> bool:
+    """Tell whether a request that ended so may have been granted all the same: its answer was not waited for."""
+    return not isinstance(error, DblockError) or (isinstance(error, Unavailable) and error.unanswered)
 
 
 def _task() -> object:

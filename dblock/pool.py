@@ -5,6 +5,9 @@ are in use, calls wait in line, and a connection that comes back is handed to th
 
 A connection is opened by the call that needs it, in the call itself: an error in opening it is that call's error, in
 full and at once, and there is no thread to leak or to lose in a fork.
+
+How many are open is not counted but known: each has a place, which lives as long as somebody has it in hand. A caller
+that an interrupt throws out in the middle of anything drops its place with the rest, and no count goes wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
@@ -24,15 +28,23 @@ IDLE_FOR = 60.0
 """Seconds after which a connection that a burst of calls had opened is closed again."""
 
 
+class Place:
+    """The right to one open connection."""
+
+
+Handed = Wire | Place
+"""What a call gets from the pool: a connection, or the right to open one."""
+
+
 class _ThreadTurn:
     """A place in line, for a thread: what was handed to it, once the event is set."""
 
     def __init__(self) -> None:
         self.came = threading.Event()
-        self.wire: Wire | None = None
+        self.handed: Handed | None = None
 
-    def give(self, wire: Wire | None) -> bool:
-        self.wire = wire
+    def give(self, handed: Handed | None) -> bool:
+        self.handed = handed
         self.came.set()
         return True
 
@@ -42,12 +54,12 @@ class _TaskTurn:
 
     def __init__(self) -> None:
         self.came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.wire: Wire | None = None
+        self.handed: Handed | None = None
 
-    def give(self, wire: Wire | None) -> bool:
+    def give(self, handed: Handed | None) -> bool:
         if self.came.done():
             return False  # its task was cancelled
-        self.wire = wire
+        self.handed = handed
         self.came.set_result(None)
         return True
 
@@ -56,34 +68,35 @@ Turn = TypeVar("Turn", _ThreadTurn, _TaskTurn)
 
 
 class _PoolBase(Generic[Turn]):
-    """Connections at rest, how many are open or being opened, and who waits. Not safe for threads by itself."""
+    """Connections at rest, the places of all that are open or being opened, and who waits. Not safe for threads."""
 
     def __init__(self, size: int, patience: float) -> None:
         self._size = size
         self._patience = patience
         self._idle: list[Wire] = []
-        self._open = 0
+        self._places: weakref.WeakSet[Place] = weakref.WeakSet()
         self._line: deque[Turn] = deque()
         self._closed = False
         mind_forks(self)
 
-    def _take_now(self) -> tuple[bool, Wire | None]:
-        """Take a connection at rest, or leave to open one; False when neither can be had, or others wait already."""
-        if self._closed:
-            raise ClientClosed
+    def _take_now(self) -> Handed | None:
+        """Take a connection at rest, or a place to open one; None when neither can be had, or others wait already."""
+        self._check_open()
         if self._line:
-            return False, None
+            return None
         if self._idle:
-            return True, self._idle.pop()
-        if self._open < self._size:
-            self._open += 1
-            return True, None
-        return False, None
+            return self._idle.pop()
+        return self._new_place() if len(self._places) < self._size else None
+
+    def _new_place(self) -> Place:
+        place = Place()
+        self._places.add(place)
+        return place
 
     def _give_now(self, wire: Wire) -> Wire | None:
         """Hand a connection to the first in line, or lay it to rest; return one that is to be closed instead."""
         if self._closed or not wire.usable:
-            self._give_up_place()
+            self._pass_place(wire)
             return wire
         while self._line:
             if self._line.popleft().give(wire):
@@ -91,20 +104,25 @@ class _PoolBase(Generic[Turn]):
         now = wire.used_at = time.monotonic()
         self._idle.append(wire)
         if now - self._idle[0].used_at > IDLE_FOR:
-            self._open -= 1
-            return self._idle.pop(0)
+            return self._vacate(self._idle.pop(0))
         return None
 
-    def _give_up_place(self) -> None:
+    def _pass_place(self, wire: Wire | None = None) -> None:
         """Let the first in line open a connection in the place of one that is gone, or could not be opened."""
-        while self._line:
-            if self._line.popleft().give(None):
-                return
-        self._open -= 1
+        if wire is not None:
+            self._vacate(wire)
+        while self._line and len(self._places) < self._size:
+            self._line.popleft().give(self._new_place())
+
+    def _vacate(self, wire: Wire) -> Wire:
+        if wire.place is not None:
+            self._places.discard(wire.place)
+        return wire
 
     def start_anew(self) -> None:
         """In the child of a fork, forget the parent's connections. psycopg closes none that another process opened."""
-        self._idle, self._open = [], 0
+        self._idle = []
+        self._places.clear()
         self._line.clear()
 
     def _shut(self) -> None:
@@ -112,7 +130,6 @@ class _PoolBase(Generic[Turn]):
         self._closed = True
         while self._line:
             self._line.popleft().give(None)
-            self._open += 1  # the place that each of them will find closed, and give up
 
     def _check_open(self) -> None:
         if self._closed:
@@ -120,8 +137,8 @@ class _PoolBase(Generic[Turn]):
 
     def _drain(self) -> list[Wire]:
         idle, self._idle = self._idle, []
-        for _ in idle:
-            self._give_up_place()
+        for wire in idle:
+            self._pass_place(wire)
         return idle
 
     def _exhausted(self) -> Unavailable:
@@ -147,38 +164,45 @@ class Pool(_PoolBase[_ThreadTurn]):
         """Borrow a connection for one call."""
         turn: _ThreadTurn | None = None
         with self._lock:
-            taken, wire = self._take_now()
-            if not taken:
+            handed = self._take_now()
+            if handed is None:
                 turn = _ThreadTurn()
                 self._line.append(turn)
         if turn is not None:
-            wire = self._wait(turn)
-        if wire is not None:
-            return wire
+            handed = self._wait(turn)
+        if handed is None:
+            raise ClientClosed
+        if not isinstance(handed, Place):
+            return handed
         try:
-            self._check_open()
-            return self._connect()
+            wire = self._connect()
         except BaseException:
             with self._lock:
-                self._give_up_place()
+                self._places.discard(handed)
+                self._pass_place()
             raise
+        wire.place = handed
+        return wire
 
-    def _wait(self, turn: _ThreadTurn) -> Wire | None:
+    def _wait(self, turn: _ThreadTurn) -> Handed | None:
         try:
             if turn.came.wait(self._patience):
-                return turn.wire
+                return turn.handed
         except BaseException:
             if not self._leave_line(turn):
-                # It had come already: it goes to the next.
-                if turn.wire is not None:
-                    self.give(turn.wire)
-                else:
-                    with self._lock:
-                        self._give_up_place()
+                self._pass_on(turn.handed)  # it had come already: it goes to the next
             raise
         if not self._leave_line(turn):
-            return turn.wire  # it came at the last moment
+            return turn.handed  # it came at the last moment
         raise self._exhausted()
+
+    def _pass_on(self, handed: Handed | None) -> None:
+        if isinstance(handed, Place):
+            with self._lock:
+                self._places.discard(handed)
+                self._pass_place()
+        elif handed is not None:
+            self.give(handed)
 
     def _leave_line(self, turn: _ThreadTurn) -> bool:
         with self._lock:
@@ -217,40 +241,39 @@ class AsyncPool(_PoolBase[_TaskTurn]):
 
     async def take(self) -> Wire:
         """Borrow a connection for one call."""
-        taken, wire = self._take_now()
-        if not taken:
-            wire = await self._wait()
-        if wire is not None:
-            return wire
+        handed = self._take_now() or await self._wait()
+        if handed is None:
+            raise ClientClosed
+        if not isinstance(handed, Place):
+            return handed
         try:
-            self._check_open()
-            return await self._connect()
+            wire = await self._connect()
         except BaseException:
-            self._give_up_place()
+            self._places.discard(handed)
+            self._pass_place()
             raise
+        wire.place = handed
+        return wire
 
-    async def _wait(self) -> Wire | None:
+    async def _wait(self) -> Handed | None:
         turn = _TaskTurn()
         self._line.append(turn)
         try:
             # Not wait_for, which may time out and lose a turn that came at the same moment.
             await asyncio.wait([turn.came], timeout=self._patience)
         except BaseException:
-            self._pass_on(turn)
+            if not turn.came.done():
+                self._line.remove(turn)
+            elif isinstance(turn.handed, Place):
+                self._places.discard(turn.handed)
+                self._pass_place()
+            elif turn.handed is not None:
+                self.give(turn.handed)  # it had come already: it goes to the next
             raise
         if turn.came.done():
-            return turn.wire
+            return turn.handed
         self._line.remove(turn)
         raise self._exhausted()
-
-    def _pass_on(self, turn: _TaskTurn) -> None:
-        """Leave the line; what had come already goes to the next."""
-        if not turn.came.done():
-            self._line.remove(turn)
-        elif turn.wire is not None:
-            self.give(turn.wire)
-        else:
-            self._give_up_place()
 
     def give(self, wire: Wire) -> None:
         """Return what was borrowed; a connection that is not fit for another call is closed."""

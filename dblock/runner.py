@@ -23,7 +23,7 @@ from dblock import schema as schemas
 from dblock.errors import DblockError, SchemaMissing, SchemaOutdated, Unavailable
 from dblock.faults import is_broken, is_overdue, is_passing, translate, translated
 from dblock.pool import AsyncPool, Pool
-from dblock.steps import Call, Row, Sleep, Steps
+from dblock.steps import GIVE_UP_WITHIN, LEAST_PATIENCE, Call, Row, Sleep, Steps
 from dblock.target import Target
 from dblock.terms import quoted
 from dblock.wire import Wire
@@ -34,12 +34,6 @@ logger = logging.getLogger("dblock")
 
 PASSING_RETRIES = 20
 """How often a call is made anew because another transaction got in its way."""
-
-LEAST_PATIENCE = 1.0
-"""Seconds that an answer is always given, also to a caller who would not wait for a connection."""
-
-GIVE_UP_WITHIN = 2.0
-"""Seconds that each step of giving up an unanswered call may take: to cancel it, to see it end, to undo it."""
 
 WHICH_BACKEND = Call(b"SELECT pg_backend_pid()", ())
 
@@ -80,8 +74,7 @@ class _Trouble:
         """What to send."""
         # What the caller was already handling, as when a body that failed is being left: not this call's doing.
         self._outer = sys.exc_info()[1]
-        self.broken = False
-        """A connection broke after this call was sent over it: it may have been done."""
+        self._broken = False
         self._passing = 0
 
     def raise_or_retry(self, error: psycopg.Error, wire: Wire | None) -> bool:
@@ -91,13 +84,15 @@ class _Trouble:
             # The connection broke while psycopg was cancelling for a caller who leaves; that comes first.
             raise leaving
         if is_overdue(error):
-            patience = self.call.within or self._runner.answer_within
-            raise Unavailable(
-                f"The database has not answered for {patience:.2g} s; what was sent may have been done. "
-                "Is it out of reach, or does a transaction hold dblock's tables? More patience waits longer."
-            ) from error
-        if is_broken(error) and not self.broken:
-            self.broken = True
+            patience = min(self.call.within, self._runner.answer_within)
+            unanswered = Unavailable(
+                f"The database has not answered for {patience:.2g} s; what was sent may have been done. Is it out of "
+                "reach, or does a transaction hold dblock's tables? A client with more patience waits longer."
+            )
+            unanswered.unanswered = True
+            raise unanswered from error
+        if is_broken(error) and not self._broken:
+            self._broken = True
             self.call = self.call.again or self.call
             logger.info("connection lost, trying a fresh one: %s", error)
             return True
@@ -111,17 +106,12 @@ class _Trouble:
         raise translate(error, self._runner.schema) from error
 
 
-def must_cancel(error: BaseException) -> bool:
-    """Tell whether a statement that was given up may still run. For a caller who leaves, psycopg has cancelled it."""
-    return is_overdue(error) and capabilities.has_cancel_safe()
+def must_cancel(error: BaseException, wire: Wire) -> bool:
+    """Tell whether a statement is still under way that nobody waits for any more, and can be cancelled in bounded time.
 
-
-def must_undo(error: BaseException, call: Call, wire: Wire) -> bool:
-    """Tell whether what was sent can and should be undone: nobody waits for it any more, over a good connection.
-
-    Over a broken one only the deadline helps.
+    psycopg does so by itself for Ctrl-C and cancellation, but not for what else a signal handler may raise.
     """
-    return call.undo is not None and wire.usable and (is_overdue(error) or not isinstance(error, Exception))
+    return wire.busy and (capabilities.has_cancel_safe() or not is_overdue(error))
 
 
 class Runner(_Base):
@@ -170,44 +160,22 @@ class Runner(_Base):
         while True:
             wire: Wire | None = None
             try:
-                wire = self._take_for(trouble)
+                wire = self._take()
                 try:
-                    row: Row | None = wire.connection.wait(
-                        wire.exchange(trouble.call, call.within or self.answer_within)
-                    )
+                    within = min(call.within, self.answer_within)
+                    row: Row | None = wire.connection.wait(wire.exchange(trouble.call, within))
                     return row
                 except BaseException as error:
-                    with suppress(psycopg.Error):
-                        self._give_up(wire, call, error)
+                    if must_cancel(error, wire):
+                        with suppress(psycopg.Error):
+                            wire.connection.cancel_safe(timeout=GIVE_UP_WITHIN)
+                            wire.connection.wait(wire.remains(GIVE_UP_WITHIN))
                     raise
                 finally:
                     self._pool.give(wire)
             except psycopg.Error as error:
                 if trouble.raise_or_retry(error, wire):
                     self._pool.drop_idle()
-
-    def _give_up(self, wire: Wire, call: Call, error: BaseException) -> None:
-        if must_cancel(error):
-            wire.connection.cancel_safe(timeout=GIVE_UP_WITHIN)
-            wire.connection.wait(wire.remains(GIVE_UP_WITHIN))
-        if call.undo is not None and must_undo(error, call, wire):
-            wire.connection.wait(wire.exchange(call.undo, GIVE_UP_WITHIN))
-
-    def _take_for(self, trouble: _Trouble) -> Wire:
-        """Borrow a connection; a caller who leaves meanwhile may leave something behind that a broken one had done."""
-        try:
-            return self._take()
-        except Exception:
-            raise
-        except BaseException:
-            if trouble.broken and trouble.call.undo is not None:
-                with suppress(psycopg.Error, DblockError):
-                    wire = self._connect()
-                    try:
-                        wire.connection.wait(wire.exchange(trouble.call.undo, GIVE_UP_WITHIN))
-                    finally:
-                        wire.close()
-            raise
 
     def _take(self) -> Wire:
         """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""
@@ -273,44 +241,22 @@ class AsyncRunner(_Base):
         while True:
             wire: Wire | None = None
             try:
-                wire = await self._take_for(trouble)
+                wire = await self._take()
                 try:
-                    row: Row | None = await wire.connection.wait(
-                        wire.exchange(trouble.call, call.within or self.answer_within)
-                    )
+                    within = min(call.within, self.answer_within)
+                    row: Row | None = await wire.connection.wait(wire.exchange(trouble.call, within))
                     return row
                 except BaseException as error:
-                    with suppress(psycopg.Error):
-                        await self._give_up(wire, call, error)
+                    if must_cancel(error, wire):
+                        with suppress(psycopg.Error):
+                            await wire.connection.cancel_safe(timeout=GIVE_UP_WITHIN)
+                            await wire.connection.wait(wire.remains(GIVE_UP_WITHIN))
                     raise
                 finally:
                     self._pool.give(wire)
             except psycopg.Error as error:
                 if trouble.raise_or_retry(error, wire):
                     self._pool.drop_idle()
-
-    async def _give_up(self, wire: Wire, call: Call, error: BaseException) -> None:
-        if must_cancel(error):
-            await wire.connection.cancel_safe(timeout=GIVE_UP_WITHIN)
-            await wire.connection.wait(wire.remains(GIVE_UP_WITHIN))
-        if call.undo is not None and must_undo(error, call, wire):
-            await wire.connection.wait(wire.exchange(call.undo, GIVE_UP_WITHIN))
-
-    async def _take_for(self, trouble: _Trouble) -> Wire:
-        """Borrow a connection; a caller who leaves meanwhile may leave something behind that a broken one had done."""
-        try:
-            return await self._take()
-        except Exception:
-            raise
-        except BaseException:
-            if trouble.broken and trouble.call.undo is not None:
-                with suppress(psycopg.Error, DblockError):
-                    wire = await self._connect()
-                    try:
-                        await wire.connection.wait(wire.exchange(trouble.call.undo, GIVE_UP_WITHIN))
-                    finally:
-                        wire.close()
-            raise
 
     async def _take(self) -> Wire:
         """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""

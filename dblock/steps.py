@@ -12,6 +12,7 @@ cannot stretch the lease.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import socket
@@ -33,6 +34,12 @@ TRUST = 0.98
 POLL_FIRST = 0.01
 POLL_LONGEST = 0.25
 
+LEAST_PATIENCE = 1.0
+"""Seconds that an answer is always given, also to a caller who would not wait at all."""
+
+GIVE_UP_WITHIN = 2.0
+"""Seconds that each step of giving up an unanswered call may take: to cancel it, to see it end, to undo it."""
+
 TRANSIT_LOOKS = 3
 """How often a single try looks at a lock that is neither held nor to be had."""
 
@@ -42,12 +49,10 @@ class Call(NamedTuple):
 
     sql: bytes
     args: tuple[str | None, ...]
-    undo: Call | None = None
-    """What to call if the caller leaves (a cancellation, Ctrl-C, patience at an end) before the answer has come."""
     again: Call | None = None
     """What to send after the connection broke, if it is not the same call: the first may have been done."""
-    within: float | None = None
-    """Seconds to wait for the answer; None for the client's patience."""
+    within: float = math.inf
+    """Seconds to wait for the answer; never longer than the client's patience."""
 
 
 class Sleep(NamedTuple):
@@ -147,9 +152,8 @@ class Service:
         self._clock = clock
         self._uniform = uniform
 
-    def try_acquire(self, terms: Terms) -> Steps[Grant | None]:
+    def try_acquire(self, terms: Terms, attempt: str) -> Steps[Grant | None]:
         """Ask once; the result is None when another holds the lock."""
-        attempt = _attempt()
         for _ in range(TRANSIT_LOOKS):
             grant, held_for = yield from self._ask(terms, attempt)
             if grant or held_for > 0:
@@ -158,13 +162,13 @@ class Service:
             yield Sleep(self._uniform(POLL_FIRST / 2, POLL_FIRST))
         return grant
 
-    def acquire(self, terms: Terms, timeout: float | None) -> Steps[Grant | None]:
+    def acquire(self, terms: Terms, timeout: float | None, attempt: str) -> Steps[Grant | None]:
         """Ask until granted, or until the timeout has passed; the result is then None."""
-        attempt = _attempt()
         started = self._clock()
         pause = POLL_FIRST
         while True:
-            grant, held_for = yield from self._ask(terms, attempt)
+            left = float("inf") if timeout is None else started + timeout - self._clock()
+            grant, held_for = yield from self._ask(terms, attempt, max(left, LEAST_PATIENCE))
             if grant:
                 return grant
             left = float("inf") if timeout is None else started + timeout - self._clock()
@@ -174,13 +178,16 @@ class Service:
             yield Sleep(min(self._uniform(pause / 2, pause), max(held_for, POLL_FIRST), left))
             pause = min(pause * 1.5, POLL_LONGEST)
 
-    def _ask(self, terms: Terms, attempt: str) -> Steps[tuple[Grant | None, float]]:
+    def abandon(self, name: str, attempt: str) -> Steps[None]:
+        """Give back whatever the attempt was granted, for a caller who left before the answer came."""
+        yield Call(self._abandon, (name, attempt), within=GIVE_UP_WITHIN)
+
+    def _ask(self, terms: Terms, attempt: str, within: float = math.inf) -> Steps[tuple[Grant | None, float]]:
         """Ask once; the result is the grant, or None and the seconds that the lock is still held for."""
         sent_at = self._clock()
         args = (terms.name, terms.interval, self._who(), terms.meta, attempt, "t" if terms.durable else "f")
-        undo = Call(self._abandon, (terms.name, attempt))
         granted, token, expires_at, remaining = yield Call(
-            self._try_acquire, args, undo, again=Call(self._try_acquire_again, args, undo)
+            self._try_acquire, args, Call(self._try_acquire_again, args, within=within), within
         )
         left = float(remaining)
         if granted != "t":
@@ -196,7 +203,7 @@ class Service:
         """Return what others see of us; asked each time, for after a fork the process is another."""
         return self._holder_name if self._holder_name is not None else f"{self._host} pid {os.getpid()}"
 
-    def renew(self, grants: Sequence[tuple[str, int, float]], within: float | None = None) -> Steps[Renewal]:
+    def renew(self, grants: Sequence[tuple[str, int, float]], within: float = math.inf) -> Steps[Renewal]:
         """Extend these exact grants, each given by name, token and ttl, in one call."""
         sent_at = self._clock()
         names, tokens, ttls = zip(*grants, strict=True)
@@ -268,6 +275,6 @@ def _decoded(meta: str | None) -> Any:
         return meta
 
 
-def _attempt() -> str:
+def new_attempt() -> str:
     """Return a new request's name: a random UUID, as Postgres reads it."""
     return os.urandom(16).hex()

@@ -32,8 +32,15 @@ class Wire:
         self.connection = connection
         self.prepares = prepares
         self.used_at = 0.0
+        self.place: Any = None
+        """Its place in the pool."""
         self._pgconn: pq.abc.PGconn = connection.pgconn
         self._prepared: dict[bytes, bytes] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether a statement is still under way over it."""
+        return bool(self._pgconn.transaction_status == pq.TransactionStatus.ACTIVE)
 
     @property
     def usable(self) -> bool:

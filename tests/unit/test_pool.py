@@ -20,6 +20,7 @@ class Connection:
 
     usable = True
     used_at = 0.0
+    place: Any = None
     closed = False
 
     def close(self) -> None:
@@ -192,7 +193,7 @@ async def test_a_task_that_waits_is_told_when_the_pool_closes() -> None:
             await waiter
     shared.give(busy)
     assert len(made) == 1
-    assert shared._open == 0
+    assert len(shared._places) == 0
 
 
 def test_a_thread_that_waits_is_told_when_the_pool_closes() -> None:
@@ -207,7 +208,7 @@ def test_a_thread_that_waits_is_told_when_the_pool_closes() -> None:
             waiting.result(10)
     shared.give(busy)
     assert len(made) == 1
-    assert shared._open == 0
+    assert len(shared._places) == 0
 
 
 def test_a_closed_pool_closes_what_comes_back() -> None:

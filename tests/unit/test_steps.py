@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dblock.steps import POLL_LONGEST, TRUST, Call, Service, Sleep
+from dblock.steps import POLL_LONGEST, TRUST, Call, Service, Sleep, new_attempt
 from dblock.terms import Terms, terms
 
 GRANTED = ("t", "7", "1000.5", "30")
@@ -45,7 +45,7 @@ def finish(steps: Any, answer: Any) -> Any:
 
 
 def test_a_try_is_one_call_that_carries_all_it_needs(service: Service, wanted: Terms) -> None:
-    steps = service.try_acquire(wanted)
+    steps = service.try_acquire(wanted, new_attempt())
     call = next(steps)
     assert isinstance(call, Call)
     assert call.sql.endswith(b'FROM "dblock".try_acquire($1, $2, $3, $4, $5, $6)')
@@ -53,17 +53,18 @@ def test_a_try_is_one_call_that_carries_all_it_needs(service: Service, wanted: T
     assert (name, interval, holder, meta, durable) == ("a", "30.000000 s", "me", '{"why": "test"}', "t")
     assert attempt is not None
     assert len(attempt) == 32
-    assert call.undo == Call(b'SELECT "dblock".abandon($1, $2)', ("a", attempt))
+    assert call.again is not None
+    assert call.again.args == call.args
+    assert b"sent_before => true" in call.again.sql
     assert finish(steps, GRANTED).token == 7
 
 
-def test_no_two_tries_carry_the_same_attempt(service: Service, wanted: Terms) -> None:
-    attempts = [next(service.try_acquire(wanted)).args[4] for _ in range(100)]  # type: ignore[union-attr]
-    assert len(set(attempts)) == 100
+def test_no_two_attempts_are_the_same() -> None:
+    assert len({new_attempt() for _ in range(100)}) == 100
 
 
 def test_the_trust_window_counts_from_before_the_request(service: Service, wanted: Terms, clock: Clock) -> None:
-    steps = service.try_acquire(wanted)
+    steps = service.try_acquire(wanted, new_attempt())
     next(steps)
     clock.now += 10  # a slow reply
     assert finish(steps, GRANTED).trusted_until == pytest.approx(100 + 30 * TRUST)
@@ -83,7 +84,7 @@ def test_a_renewal_tells_when_it_was_sent_and_who_was_missed(service: Service, c
 def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
     service: Service, wanted: Terms, clock: Clock
 ) -> None:
-    steps = service.try_acquire(wanted)
+    steps = service.try_acquire(wanted, new_attempt())
     next(steps)
     clock.now += 29.5
     released = steps.send(GRANTED)
@@ -94,7 +95,7 @@ def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
 
 
 def test_acquire_asks_again_under_the_same_attempt(service: Service, wanted: Terms) -> None:
-    steps = service.acquire(wanted, None)
+    steps = service.acquire(wanted, None, new_attempt())
     first: Any = next(steps)
     assert isinstance(steps.send(HELD), Sleep)
     second = steps.send(None)
@@ -103,7 +104,7 @@ def test_acquire_asks_again_under_the_same_attempt(service: Service, wanted: Ter
 
 
 def test_acquire_sleeps_longer_each_time_up_to_a_bound(service: Service, wanted: Terms) -> None:
-    steps = service.acquire(wanted, None)
+    steps = service.acquire(wanted, None, new_attempt())
     next(steps)
     slept = []
     for _ in range(20):
@@ -116,7 +117,7 @@ def test_acquire_sleeps_longer_each_time_up_to_a_bound(service: Service, wanted:
 
 
 def test_acquire_does_not_sleep_past_the_holders_deadline(service: Service, wanted: Terms) -> None:
-    steps = service.acquire(wanted, None)
+    steps = service.acquire(wanted, None, new_attempt())
     next(steps)
     for _ in range(20):
         steps.send(HELD)
@@ -125,7 +126,7 @@ def test_acquire_does_not_sleep_past_the_holders_deadline(service: Service, want
 
 
 def test_acquire_does_not_sleep_past_its_timeout(service: Service, wanted: Terms, clock: Clock) -> None:
-    steps = service.acquire(wanted, 1.0)
+    steps = service.acquire(wanted, 1.0, new_attempt())
     next(steps)
     clock.now += 0.996
     sleep = steps.send(HELD)
@@ -137,7 +138,7 @@ def test_acquire_does_not_sleep_past_its_timeout(service: Service, wanted: Terms
 
 
 def test_a_timeout_of_zero_asks_once(service: Service, wanted: Terms) -> None:
-    steps = service.acquire(wanted, 0)
+    steps = service.acquire(wanted, 0, new_attempt())
     next(steps)
     assert finish(steps, HELD) is None
 
@@ -145,7 +146,7 @@ def test_a_timeout_of_zero_asks_once(service: Service, wanted: Terms) -> None:
 def test_a_retry_that_finds_its_own_grant_trusts_only_what_is_left_of_it(
     service: Service, wanted: Terms, clock: Clock
 ) -> None:
-    steps = service.try_acquire(wanted)
+    steps = service.try_acquire(wanted, new_attempt())
     next(steps)
     assert finish(steps, ("t", "7", "1000.5", "4")).trusted_until == pytest.approx(100 + 4 * TRUST)
 
@@ -153,7 +154,7 @@ def test_a_retry_that_finds_its_own_grant_trusts_only_what_is_left_of_it(
 def test_a_release_sent_again_that_frees_nothing_is_no_loss_while_the_lease_is_believed(
     service: Service, wanted: Terms, clock: Clock
 ) -> None:
-    acquiring = service.try_acquire(wanted)
+    acquiring = service.try_acquire(wanted, new_attempt())
     next(acquiring)
     grant = finish(acquiring, GRANTED)
     for now, released in ((clock.now, True), (grant.trusted_until, False)):
@@ -166,7 +167,7 @@ def test_a_release_sent_again_that_frees_nothing_is_no_loss_while_the_lease_is_b
 
 
 def test_a_try_looks_again_at_a_lock_that_is_neither_held_nor_to_be_had(service: Service, wanted: Terms) -> None:
-    steps = service.try_acquire(wanted)
+    steps = service.try_acquire(wanted, new_attempt())
     first: Any = next(steps)
     assert isinstance(steps.send(("f", None, "-Infinity", "0")), Sleep)
     again: Any = next(steps)
@@ -175,7 +176,7 @@ def test_a_try_looks_again_at_a_lock_that_is_neither_held_nor_to_be_had(service:
 
 
 def test_a_try_does_not_look_for_ever(service: Service, wanted: Terms) -> None:
-    steps = service.try_acquire(wanted)
+    steps = service.try_acquire(wanted, new_attempt())
     looks = 0
     with pytest.raises(StopIteration) as done:
         step = next(steps)
@@ -193,7 +194,7 @@ def test_waiting_is_spread_out(clock: Clock, wanted: Terms) -> None:
         asked.append((low, high))
         return low
 
-    steps = Service("dblock", "me", clock, uniform).acquire(wanted, None)
+    steps = Service("dblock", "me", clock, uniform).acquire(wanted, None, new_attempt())
     next(steps)
     assert steps.send(HELD) == Sleep(asked[0][0])
     assert asked[0][0] < asked[0][1]
