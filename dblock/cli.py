@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         code = command(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except DblockError as error:
         print(f"dblock: {error}", file=sys.stderr)
@@ -44,10 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # Whoever read our output has had enough of it; what is left of it must not be an error at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except OSError as error:
+        print(f"dblock: {error}", file=sys.stderr)
+        _discard_output()
+        return 1
     finally:
         logging.getLogger("dblock").removeHandler(handler)
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -153,8 +163,9 @@ def _uninstall(options: argparse.Namespace) -> int:
     last = schema.uninstall(target, options.schema)
     print(f"Removed schema {options.schema!r} from {target}. The highest token it had handed out was {last}.")
     if last:
-        again = f"dblock install && dblock token raise --above {last}"
-        print(f"Resources may remember it. To go on above it after a new install: {again}")
+        option = "" if options.schema == schema.DEFAULT_SCHEMA else f" --schema {shlex.quote(options.schema)}"
+        again = f"dblock install{option} && dblock token raise --above {last}{option}"
+        print(f"Resources may remember it. To go on above it after a new install in {target}: {again}")
     return 0
 
 

@@ -20,7 +20,7 @@ from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Leas
 from dblock.lock import AsyncLock, Lock
 from dblock.steps import Service, Steps
 from dblock.target import resolve
-from dblock.terms import DEFAULT_TTL, Seconds, check_seconds, is_text, terms
+from dblock.terms import DEFAULT_TTL, Seconds, brief, check_seconds, is_text, terms
 from dblock.watch import AsyncWatch, Watch
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class _ClientBase:
 
         if holder is not None and (not is_text(holder) or len(holder.encode()) > 512):
             raise InvalidArgument(f"A holder is text of at most 512 bytes without NUL; got {holder!a:.80}.")
-        if not isinstance(pool_size, int) or pool_size < 1:
-            raise InvalidArgument(f"pool_size is a number of connections from 1; got {pool_size!r}.")
+        if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
+            raise InvalidArgument(f"pool_size is a number of connections from 1; got {brief(pool_size)}.")
         self._target = resolve(where)
         self._service = Service(check_name(schema), holder)
         self._schema = schema
@@ -73,6 +73,9 @@ class _ClientBase:
 
     def start_anew(self) -> None:
         raise NotImplementedError
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("A client, its locks and its leases belong to one process. Make a client in the other one.")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._target}{' closed' if self._closed else ''}>"

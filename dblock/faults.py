@@ -30,7 +30,8 @@ class Overdue(psycopg.OperationalError):
 def cleaned(error: BaseException) -> BaseException:
     """Return the error without the connection that it may carry, for that knows the password."""
     if isinstance(error, psycopg.Error) and error.pgconn is not None:
-        return type(error)(*error.args)
+        # In the error itself, which is also the context of whatever is raised while it is handled.
+        error._pgconn = None
     return error
 
 
@@ -59,8 +60,9 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
         return NotWritable()
     if isinstance(error, pg.InsufficientPrivilege):
         return AccessDenied(
-            f"The database refused: {said}. An application's role may lock and unlock once the schema's owner has run: "
-            "dblock grant ROLE. All else is for the owner."
+            f"The database refused: {said}. To lock and unlock, a role needs what the schema's owner gives it by: "
+            "dblock grant ROLE. To install, it needs CREATE on the database, or an empty schema of its own. "
+            "All else is for the owner."
         )
     if isinstance(error, (pg.UndefinedFunction, pg.InvalidSchemaName, pg.UndefinedTable)):
         return SchemaMissing(schema)

@@ -10,9 +10,12 @@ A hold does no I/O. The lease in the user's hands, the keep-alive and the watch 
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import NamedTuple
@@ -77,11 +80,20 @@ class Hold:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._endings: list[Callable[[], object]] = []
+        self._in_hand: weakref.ref[object] | None = None
 
     @property
     def ours(self) -> bool:
         """Whether this process acquired it; a child of that process may do nothing with it."""
         return self._process == os.getpid()
+
+    def mind(self, lease: object, abandon: Callable[[Hold], object]) -> None:
+        """Warn, and have the hold released, if the lease goes out of use before it is released.
+
+        By a weak reference, which is dropped on release: a finalizer of the lease would run each time, and an interrupt
+        that came during it would be swallowed.
+        """
+        self._in_hand = weakref.ref(lease, functools.partial(_forgotten, self, abandon))
 
     @property
     def last_held(self) -> datetime:
@@ -133,6 +145,7 @@ class Hold:
         """Be over: given back, whatever becomes of the call. Who lets go may not go on writing."""
         with self._lock:
             self.over = True
+        self._in_hand = None
         self._end()
 
     def at_end(self, ending: Callable[[], object]) -> None:
@@ -154,3 +167,10 @@ class Hold:
             endings, self._endings = self._endings, []
         for ending in endings:
             ending()
+
+
+def _forgotten(hold: Hold, abandon: Callable[[Hold], object], gone: object) -> None:
+    if hold.ours and not hold.over:
+        if not hold.leaving and not hold.lost():
+            warnings.warn(f"the lease of lock {hold.name!r} was never released", ResourceWarning, stacklevel=2)
+        abandon(hold)

@@ -11,7 +11,6 @@ nothing.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
@@ -40,8 +39,9 @@ class _LeaseBase:
     _service: Service
     _watched: Watched | None = None
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: Hold, abandon: Callable[[Hold], object]) -> None:
         self._hold = hold
+        hold.mind(self, abandon)
 
     @property
     def name(self) -> str:
@@ -118,15 +118,6 @@ class _LeaseBase:
             self._watched = Watched(self._hold)
         return self._watched
 
-    def _was_forgotten(self) -> bool:
-        """Tell whether nobody has this lease in hand any more, unreleased; warn if it is still held."""
-        hold = self._hold
-        if hold.over or not hold.ours:
-            return False
-        if not hold.leaving and not hold.lost():
-            warnings.warn(f"{self!r} was never released", ResourceWarning, source=self, stacklevel=2)
-        return True
-
     def __repr__(self) -> str:
         hold = self._hold
         left = hold.remaining()
@@ -139,7 +130,7 @@ class ThreadLease(_LeaseBase):
     """A grant in hand, for threads."""
 
     def __init__(self, client: Client, hold: Hold) -> None:
-        super().__init__(hold)
+        super().__init__(hold, client._keeper.abandon)
         self._client = client
         self._service = client._service
 
@@ -169,10 +160,8 @@ class ThreadLease(_LeaseBase):
 
     def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
-        if self._finished:
-            return False
         try:
-            return self._client._run(self._releasing())
+            return not self._finished and self._client._run(self._releasing())
         except BaseException as error:
             if not isinstance(error, DblockError):
                 # The caller leaves before it is known to be released; the keep-alive sees to it.
@@ -219,16 +208,12 @@ class ThreadLease(_LeaseBase):
                 if error is None:
                     raise
 
-    def __del__(self) -> None:
-        if self._was_forgotten():
-            self._client._keeper.abandon(self._hold)
-
 
 class TaskLease(_LeaseBase):
     """A grant in hand, for asyncio."""
 
     def __init__(self, client: AsyncClient, hold: Hold) -> None:
-        super().__init__(hold)
+        super().__init__(hold, client._keeper.abandon)
         self._client = client
         self._service = client._service
         self._body: asyncio.Task[Any] | None = None
@@ -260,10 +245,8 @@ class TaskLease(_LeaseBase):
 
     async def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
-        if self._finished:
-            return False
         try:
-            return await self._client._run(self._releasing())
+            return not self._finished and await self._client._run(self._releasing())
         except BaseException as error:
             if not isinstance(error, DblockError):
                 # The caller leaves before it is known to be released; the keep-alive sees to it.
@@ -330,10 +313,6 @@ class TaskLease(_LeaseBase):
             except (DatabaseError, ClientClosed):
                 if error is None:
                     raise
-
-    def __del__(self) -> None:
-        if self._was_forgotten():
-            self._client._keeper.abandon(self._hold)
 
 
 class Lease(ThreadLease):

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import TYPE_CHECKING
 
-from dblock.errors import DatabaseError, InvalidArgument
+from dblock.errors import InvalidArgument, NotWritable, Unavailable
 from dblock.faults import translated
 from dblock.schema import DEFAULT_SCHEMA, check_name, status_of
-from dblock.target import Target
+from dblock.target import Target, resolve
 from dblock.terms import Seconds, check_seconds, quoted
+
+if TYPE_CHECKING:
+    from dblock.target import Where
 
 logger = logging.getLogger("dblock")
 
@@ -28,7 +32,7 @@ class Reaper:
 
     def __init__(
         self,
-        target: Target,
+        target: Target | Where,
         *,
         idle: Seconds = DAY,
         interval: Seconds = HOUR,
@@ -36,12 +40,14 @@ class Reaper:
         schema: str = DEFAULT_SCHEMA,
     ) -> None:
         """Name the database and how long a lock must have been idle; nothing is done yet."""
-        self._target = target
+        self._target = resolve(target)
         self._schema = check_name(schema)
         self._idle = check_seconds("idle time", idle)
         self._interval = check_seconds("interval", interval)
         if not 0 <= self._idle < 1e9 or not 0 < self._interval < 1e9:
-            raise InvalidArgument(f"A reaper's idle time is 0 s or more and its interval more; got {idle}, {interval}.")
+            raise InvalidArgument(
+                f"A reaper's idle time is 0 s or more, its interval longer, both below 1e9 s; got {idle}, {interval}."
+            )
         if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 1_000_000:
             raise InvalidArgument(f"A reaper's batch is a number of rows from 1 to 1000000; got {batch!r}.")
         self._batch = batch
@@ -66,6 +72,6 @@ class Reaper:
         while not stop.is_set():
             try:
                 logger.info("reaped %d idle locks", self.once())
-            except DatabaseError as error:
+            except (Unavailable, NotWritable) as error:
                 logger.warning("the reaper could not work, and tries again in %g s: %s", self._interval, error)
             stop.wait(self._interval)

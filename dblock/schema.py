@@ -25,12 +25,14 @@ from dblock.errors import (
     SchemaTooNew,
 )
 from dblock.faults import translated
-from dblock.target import Target
+from dblock.target import Target, resolve
 from dblock.terms import is_text, literal, quoted
 
 if TYPE_CHECKING:
     import psycopg
     from sqlalchemy import Connection
+
+    from dblock.target import Where
 
 REVISION = "0001"
 """The revision that this version of dblock needs: the newest in alembic/versions."""
@@ -90,11 +92,12 @@ def check_name(schema: str) -> str:
     return schema
 
 
-def install(target: Target, schema: str = DEFAULT_SCHEMA) -> str | None:
+def install(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> str | None:
     """Bring the schema to this version's revision; return the revision it had before, None for none.
 
     Where there is nothing to do, any role that may use the schema may call this, at every start of a program say.
     """
+    target = resolve(target)
     if status(target, schema).revision == REVISION:
         return REVISION
     with translated(schema), _transaction(target, schema) as connection:
@@ -109,13 +112,13 @@ def install(target: Target, schema: str = DEFAULT_SCHEMA) -> str | None:
     return before
 
 
-def uninstall(target: Target, schema: str = DEFAULT_SCHEMA) -> int:
+def uninstall(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> int:
     """Remove the schema and all that is in it; return the highest token it had handed out.
 
     A later install counts from 1 again. Where resources remember tokens, raise them above the number returned here.
     """
     check_name(schema)
-    with translated(schema), _transaction(target, schema) as connection:
+    with translated(schema), _transaction(resolve(target), schema) as connection:
         revision = _revision(connection, schema)
         if revision is None:
             raise SchemaMissing(schema)
@@ -138,10 +141,10 @@ def ddl(schema: str = DEFAULT_SCHEMA) -> str:
     return output.getvalue()
 
 
-def grant(target: Target, role: str, schema: str = DEFAULT_SCHEMA) -> None:
+def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA) -> None:
     """Let a role lock and unlock; it gets EXECUTE on the public functions and no table."""
     check_name(schema)
-    with translated(schema), target.connect() as connection:
+    with translated(schema), resolve(target).connect() as connection:
         status_of(connection, schema).check()
         if not is_text(role):
             raise InvalidArgument(f"A role's name is text without NUL; got {role!a}.")
@@ -202,10 +205,10 @@ def grant_statements(role: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
     ]
 
 
-def status(target: Target, schema: str = DEFAULT_SCHEMA) -> Status:
+def status(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> Status:
     """Ask the database what is installed in it."""
     check_name(schema)
-    with translated(schema), target.connect() as connection:
+    with translated(schema), resolve(target).connect() as connection:
         return status_of(connection, schema)
 
 

@@ -6,13 +6,15 @@ opened, started or even imported before the first connection is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dblock.errors import InvalidArgument
+from dblock.errors import DblockError, InvalidArgument, Unavailable
 from dblock.terms import is_text
 
 if TYPE_CHECKING:
@@ -116,7 +118,8 @@ class EngineTarget(Target):
             return super().connect()
         from psycopg.pq import TransactionStatus
 
-        connection: psycopg.Connection[Any] = _detached(self._pool)
+        with _told_as_ours():
+            connection: psycopg.Connection[Any] = _detached(self._pool)
         try:
             # Usually there is nothing to say to the server, so that nobody waits for its answer here.
             if connection.info.transaction_status != TransactionStatus.IDLE:
@@ -135,7 +138,8 @@ class EngineTarget(Target):
         from psycopg.pq import TransactionStatus
         from sqlalchemy.util import greenlet_spawn
 
-        connection: psycopg.AsyncConnection[Any] = await greenlet_spawn(_detached, self._pool)
+        with _told_as_ours():
+            connection: psycopg.AsyncConnection[Any] = await greenlet_spawn(_detached, self._pool)
         try:
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 await connection.rollback()
@@ -167,8 +171,10 @@ class EmbeddedTarget(Target):
         return "the embedded Postgres"
 
 
-def resolve(where: Where = None) -> Target:
+def resolve(where: Where | Target = None) -> Target:
     """Make a target of whatever names a database, or raise InvalidArgument."""
+    if isinstance(where, Target):
+        return where
     if where is None:
         dsn = os.environ.get(DSN_VARIABLE)
         # Set and empty is a mistake, a secret that is missing say, and not a wish for a server of one's own.
@@ -197,27 +203,28 @@ def _parse(dsn: str) -> dict[str, Any]:
         )
     if not dsn.strip():
         raise InvalidArgument("The DSN is empty. Give one like postgresql://user@host/database.")
-    try:
+    parameters: dict[str, Any] | None = None
+    with contextlib.suppress(psycopg.Error):
         # SQLAlchemy's spelling names a driver too.
-        parameters = conninfo_to_dict(re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn))
-    except psycopg.Error:
-        # libpq quotes what it could not read, and that may be the password.
+        parameters = dict(conninfo_to_dict(re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)))
+    if parameters is None:
+        # What libpq said is left out, and is no context of this error: it quotes what it could not read.
         raise InvalidArgument(
-            "The DSN cannot be read (it is not shown here, for it may hold a password). "
-            "Give a URL like postgresql://user:password@host:5432/database, "
+            "The DSN cannot be read (it is not shown here, for it may hold a password): it has a keyword that libpq "
+            "does not know, or a character that a URL writes as %XX. Give a URL like postgresql://user@host/database, "
             "or keywords like: host=localhost dbname=database."
-        ) from None
+        )
     if "@" in str(parameters.get("host") or ""):
         raise InvalidArgument(
             "The DSN's host contains an @ (it is not shown here, for it may be part of a password). "
             "In a URL like postgresql://user:password@host/database, write an @ of the password as %40."
         )
-    if "://" in dsn and ("@" in str(parameters.get("dbname") or "") or not _is_ports(parameters.get("port"))):
+    if ("://" in dsn and "@" in str(parameters.get("dbname") or "")) or not _is_ports(parameters.get("port")):
         raise InvalidArgument(
-            "The DSN's port or database is none (it is not shown here, for it may be part of a password). "
-            "In a URL like postgresql://user:password@host/database, write a / of the password as %2F."
+            "The DSN's port is no number, or its database has an @ (they are not shown here, for they may be part of a "
+            "password). In a URL like postgresql://user:password@host:5432/database, write a / of the password as %2F."
         )
-    return dict(parameters)
+    return parameters
 
 
 def _is_ports(ports: object) -> bool:
@@ -250,6 +257,21 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
         # Of several hosts only the one that takes writes can grant.
         defaults["target_session_attrs"] = "read-write"
     return defaults | given | {"client_encoding": "UTF8"}
+
+
+@contextlib.contextmanager
+def _told_as_ours() -> Iterator[None]:
+    """Raise what an engine's own creator or events raise as an error of dblock's."""
+    import psycopg
+
+    try:
+        yield
+    except (psycopg.Error, DblockError):
+        raise
+    except Exception as error:
+        if isinstance(getattr(error, "orig", None), psycopg.Error):
+            raise
+        raise Unavailable(f"The engine could not connect: {type(error).__name__}: {error}") from error
 
 
 def _detached(pool: Any) -> Any:

@@ -64,7 +64,7 @@ def interval(seconds: float) -> str:
 def check_name(name: str) -> str:
     """Return the name if a lock may have it."""
     if not isinstance(name, str):
-        raise InvalidArgument(f"A lock's name is text; got {type(name).__name__} {name!r}.")
+        raise InvalidArgument(f"A lock's name is text; got {type(name).__name__} {brief(name)}.")
     if "\0" in name:
         raise InvalidArgument(f"The name {_shown(name)} contains a NUL, which Postgres cannot store.")
     try:
@@ -81,7 +81,7 @@ def check_ttl(name: str, ttl: Seconds) -> float:
     seconds = check_seconds(f"ttl of lock {_shown(name)}", ttl)
     if not TTL_MIN <= seconds <= TTL_MAX:
         raise InvalidArgument(
-            f"The ttl of lock {_shown(name)} is {seconds:g} s; it must lie between 0.1 s and 24 h (86400 s)."
+            f"The ttl of lock {_shown(name)} is {seconds} s; it must lie between 0.1 s and 24 h (86400 s)."
         )
     return seconds
 
@@ -138,11 +138,20 @@ def check_seconds(what: str, value: Seconds) -> float:
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # NaN is not itself
-        raise InvalidArgument(f"The {what} is seconds or a timedelta; got {type(value).__name__} {value!r}.")
+        raise InvalidArgument(f"The {what} is seconds or a timedelta; got {type(value).__name__} {brief(value)}.")
     try:
         return float(value)
     except OverflowError:
-        return math.inf
+        return math.inf if value > 0 else -math.inf
+
+
+def brief(value: object) -> str:
+    """Return a value as an error shows it: its repr, if it has one and that is short."""
+    try:
+        text = repr(value)
+    except Exception:
+        return "(which cannot be shown)"
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _shown(name: str) -> str:

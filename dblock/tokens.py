@@ -8,13 +8,16 @@ the highest that any resource has seen, before anything is granted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dblock.errors import InvalidArgument
 from dblock.faults import translated
 from dblock.schema import DEFAULT_SCHEMA, check_name, status_of
-from dblock.target import Target
+from dblock.target import Target, resolve
 from dblock.terms import quoted
+
+if TYPE_CHECKING:
+    from dblock.target import Where
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,12 @@ class Tokens:
     timeline: int
 
 
-def show(target: Target, schema: str = DEFAULT_SCHEMA) -> Tokens:
+def show(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> Tokens:
     """Return where the tokens stand."""
     return Tokens(*_call(target, schema, "show_tokens()"))
 
 
-def raise_above(target: Target, above: int, schema: str = DEFAULT_SCHEMA) -> int:
+def raise_above(target: Target | Where, above: int, schema: str = DEFAULT_SCHEMA) -> int:
     """Make every token from now on higher than `above`; return the least that the next can be. Never lowers them."""
     if isinstance(above, bool) or not isinstance(above, int) or not 0 <= above < 2**63 - 2**40:
         raise InvalidArgument(f"Tokens can be raised above a whole number from 0 to 2^63 - 2^40; got {above!r}.")
@@ -39,9 +42,9 @@ def raise_above(target: Target, above: int, schema: str = DEFAULT_SCHEMA) -> int
     return int(next_token)
 
 
-def _call(target: Target, schema: str, call: str, *args: int) -> tuple[Any, ...]:
+def _call(target: Target | Where, schema: str, call: str, *args: int) -> tuple[Any, ...]:
     check_name(schema)
-    with translated(schema), target.connect() as connection:
+    with translated(schema), resolve(target).connect() as connection:
         status_of(connection, schema).check()
         statement = f"SELECT * FROM {quoted(schema).replace('%', '%%')}.{call}"
         row = connection.execute(statement.encode(), args or ()).fetchone()

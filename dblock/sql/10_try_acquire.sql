@@ -36,7 +36,7 @@ AS $$
 DECLARE
     ready boolean;
     -- In seconds alone: a day or a month of the calendar may be longer or shorter than it looks.
-    lasting interval := make_interval(secs => extract(epoch FROM try_acquire.ttl)::double precision);
+    lasting interval;
     recorded bigint;
     looks integer := 0;
     seeding boolean;
@@ -45,6 +45,7 @@ DECLARE
     ignored text;
 BEGIN
     ready := check_request(try_acquire.name, try_acquire.ttl, try_acquire.holder, try_acquire.meta);
+    lasting := make_interval(secs => extract(epoch FROM try_acquire.ttl)::double precision);
     IF try_acquire.durable THEN
         ready := commit_durably();
     ELSE

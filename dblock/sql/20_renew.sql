@@ -14,9 +14,10 @@ AS $$
 #variable_conflict use_column
 DECLARE
     ready boolean;
-    lasting interval := make_interval(secs => extract(epoch FROM renew.ttl)::double precision);
+    lasting interval;
 BEGIN
     ready := check_request(renew.name, renew.ttl) AND commit_durably();
+    lasting := make_interval(secs => extract(epoch FROM renew.ttl)::double precision);
     PERFORM 1 FROM distributed_locks AS l
     WHERE l.name = renew.name AND l.token = renew.token
     FOR NO KEY UPDATE;

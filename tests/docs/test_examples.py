@@ -27,7 +27,11 @@ def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.Monke
         made.append(create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn)))
         return made[-1]
 
-    names: dict[str, Any] = {"close_invoice": lambda *args, **options: None, "create_engine": engine_of_this_test}
+    names: dict[str, Any] = {
+        "close_invoice": lambda *args, **options: None,
+        "create_engine": engine_of_this_test,
+        "DSN": dsn,
+    }
     exec("import dblock", names)
     for example in blocks(page, "python"):
         # The servers that examples name are not there; this test's database stands in for them.
