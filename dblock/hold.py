@@ -65,7 +65,7 @@ class Hold:
         self.retry_at = 0.0
         """Not to be renewed again before then: the last try has failed."""
         self.unreachable = False
-        """The last try to renew has failed for want of an answer."""
+        """The last try to renew was not answered, or not yet."""
         self.leaving = False
         """A release inside the user's own transaction is under way, or done."""
         self.keep_alive = True

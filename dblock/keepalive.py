@@ -73,13 +73,14 @@ class Rounds:
         asked = [(hold, hold.ttl) for hold in chosen if hold in self._holds]
         if not asked:
             return
+        for hold, _ in asked:
+            hold.unreachable = True  # until the answer has come
         # Half of the time that is left, so that there is time for another try.
         within = max((min(hold.trusted_until for hold, _ in asked) - now) / 2, 0.1)
         try:
             answer = yield from self._service.renew([(hold.name, hold.token, ttl) for hold, ttl in asked], within)
         except DblockError as error:
             for hold, ttl in asked:
-                hold.unreachable = True
                 self._try_again(hold, ttl)
             if isinstance(error, ClientClosed):
                 raise
@@ -99,6 +100,7 @@ class Rounds:
             yield from self._service.release_all(late)
 
     def _miss(self, hold: Hold, ttl: float, why: str) -> None:
+        hold.unreachable = False
         if why == "busy":
             self._try_again(hold, ttl)
             return

@@ -36,7 +36,8 @@ class _Danger:
     def __init__(self, before: float, tell: Callback) -> None:
         self.before = before
         self.tell = tell
-        self.armed = True
+        self.told_of: float | None = None
+        """The end that it was told of; a renewal moves it, and is worth telling of anew."""
 
 
 class Watched:
@@ -59,13 +60,12 @@ class Watched:
         again = left
         for danger in list(self.dangers):
             if left > danger.before:
-                danger.armed = True
                 again = min(again, left - danger.before)
-            else:
-                if danger.armed:
-                    danger.armed = False
-                    danger.tell(left)
-                again = min(again, max(danger.before / 2, SHORTEST_LOOK))
+                continue
+            if danger.told_of != hold.trusted_until:
+                danger.told_of = hold.trusted_until
+                danger.tell(left)
+            again = min(again, max(danger.before / 2, SHORTEST_LOOK))
         return max(again, 0.0)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import dblock
 
-_LOCAL = {"lock", "remaining"}
+_LOCAL = {"lock", "remaining", "raise_if_lost", "on_lost", "on_danger"}
 """Methods that do no I/O, and are plain functions of both kinds."""
 
 
@@ -92,7 +92,7 @@ class _Awaited:
         return await self._run(self._inner.__exit__, *error)
 
     def _wrapped(self, value: Any) -> Any:
-        kinds = (dblock.Lock, dblock.Lease, dblock.Client)
+        kinds = (dblock.Lock, dblock.Lease, dblock.EfficiencyLease, dblock.Client)
         return _Awaited(value, self._run) if isinstance(value, kinds) else value
 
     def __repr__(self) -> str:

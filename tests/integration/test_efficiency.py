@@ -1,0 +1,86 @@
+"""Locks without durability: quicker, forgotten in a crash, and of no use to a fence."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+
+import dblock
+from tests.support.facade import Clients
+
+
+async def test_they_exclude_each_other_and_locks_with_tokens(clients: Clients) -> None:
+    client = clients()
+    quick = client.lock("a", durable=False)
+    async with quick:
+        assert await quick.try_acquire() is None
+        assert await client.lock("a").try_acquire() is None
+    async with client.lock("a"):
+        assert await quick.try_acquire() is None
+
+
+async def test_they_have_no_token_and_are_told_apart_by_type(clients: Clients) -> None:
+    client = clients()
+    quick, durable = await client.lock("a", durable=False).acquire(), await client.lock("b").acquire()
+    with pytest.raises(dblock.NoFencingToken, match="durable=False"):
+        quick.token  # noqa: B018
+    kinds = (dblock.EfficiencyLease, dblock.AsyncEfficiencyLease)
+    inner = [getattr(lease, "_inner", lease) for lease in (quick, durable)]
+    assert isinstance(inner[0], kinds)
+    assert not isinstance(inner[0], (dblock.Lease, dblock.AsyncLease))
+    assert not isinstance(inner[1], kinds)
+    assert (await client.lock("a").holder()).token is None
+    assert "token" not in repr(inner[0])
+
+
+async def test_they_take_no_token_from_the_sequence(clients: Clients) -> None:
+    client = clients()
+    first = await client.lock("a").acquire()
+    for _ in range(5):
+        await (await client.lock("b", durable=False).acquire()).release()
+    assert (await client.lock("c").acquire()).token == first.token + 1
+
+
+async def test_they_are_kept_alive_and_released_like_others(clients: Clients, owner: psycopg.Connection) -> None:
+    lease = await clients().lock("a", ttl=0.4, durable=False).acquire()
+    await asyncio.sleep(1)
+    assert lease.remaining() > 0
+    await lease.renew()
+    assert await lease.release() is True
+    assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
+
+
+async def test_an_old_holder_cannot_touch_a_new_one(clients: Clients, owner: psycopg.Connection) -> None:
+    client = clients()
+    old = await client.lock("a", ttl=60, durable=False).acquire()
+    owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+    new = await client.lock("a", durable=False).acquire()
+    with pytest.raises(dblock.LeaseLost) as lost:
+        await old.renew()
+    assert lost.value.token is None
+    assert await old.release() is False
+    await new.renew()
+
+
+@pytest.mark.parametrize("default", ["on", "off", "local", "remote_write", "remote_apply"])
+def test_how_each_kind_commits_whatever_the_default(owner: psycopg.Connection, default: str) -> None:
+    """Truth 5: a grant with a token waits for the disk; one without need not."""
+
+    def setting(statement: str) -> str:
+        with owner.transaction():
+            owner.execute(statement.encode())
+            row = owner.execute("SHOW synchronous_commit").fetchone()
+            assert row is not None
+            return str(row[0])
+
+    owner.execute(f"SET synchronous_commit = {default}".encode())
+    strict = default if default == "remote_apply" else "on"
+    assert setting("SELECT try_acquire('a')") == strict
+    assert setting("SELECT renew('a', 1)") == strict
+    assert setting("SELECT renew_all('{a,b}', '{1,-1}', '{1 s,1 s}')") == strict
+    assert setting("SELECT renew_all('{b}', '{-1}', '{1 s}')") == "off"
+    assert setting("SELECT release('a', 1)") == default
+    assert setting("SELECT release('a', 1, durable => false)") == "off"
+    assert setting("SELECT try_acquire('b', durable => false)") == "off"
