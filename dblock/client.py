@@ -167,8 +167,9 @@ class Client(_ClientBase):
                 except BaseException:
                     runner.close()
                     raise
-                keepers = Runner(self._target, self._schema, 1, self._patience)
-                self._keeper = KeepAlive(keepers.run, self._service)
+                # Without prepared statements it needs fewer round trips to its first answer.
+                keepers = Runner(self._target, self._schema, 1, self._patience, prepares=False)
+                self._keeper = KeepAlive(keepers, self._service)
                 self._watch = Watch()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
                 self._shut = weakref.finalize(self, _shut, runner, keepers, self._service, self._keeper, self._watch)
@@ -306,8 +307,9 @@ class AsyncClient(_ClientBase):
                 except BaseException:
                     runner.close()
                     raise
-                keepers = AsyncRunner(self._target, self._schema, 1, self._patience)
-                self._keeper = AsyncKeepAlive(keepers.run, self._service)
+                # Without prepared statements it needs fewer round trips to its first answer.
+                keepers = AsyncRunner(self._target, self._schema, 1, self._patience, prepares=False)
+                self._keeper = AsyncKeepAlive(keepers, self._service)
                 self._watch = AsyncWatch()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
                 self._shut = weakref.finalize(self, _shut_async, runner, keepers, self._service, self._keeper)

@@ -21,7 +21,8 @@ from dblock import clock
 from dblock.errors import ClientClosed, DblockError
 from dblock.forks import mind_forks
 from dblock.hold import Hold
-from dblock.steps import TRUST, Run, RunAsync, Service, Steps
+from dblock.runner import AsyncRunner, Runner
+from dblock.steps import TRUST, Service, Steps
 
 logger = logging.getLogger("dblock")
 
@@ -39,9 +40,17 @@ class Rounds:
         self._service = service
         self._now = now
         self._holds: dict[Hold, None] = {}
+        self._reached = False
 
     def add(self, hold: Hold) -> None:
+        hold.unreachable = hold.keep_alive and not self._reached
         self._holds[hold] = None
+
+    def reached(self) -> None:
+        """Take note that the database can be reached: what is lost now ran out for another reason."""
+        self._reached = True
+        for hold in list(self._holds):
+            hold.unreachable = False
 
     def discard(self, hold: Hold) -> None:
         self._holds.pop(hold, None)
@@ -53,6 +62,7 @@ class Rounds:
     def forget(self) -> None:
         """Strike everything off the list."""
         self._holds = {}
+        self._reached = False
 
     def due_at(self) -> float:
         """Return when the next round is due; never, if there is nothing to renew."""
@@ -82,10 +92,12 @@ class Rounds:
         except DblockError as error:
             for hold, ttl in asked:
                 self._try_again(hold, ttl)
+            self._reached = False
             if isinstance(error, ClientClosed):
                 raise
             logger.warning("%d leases could not be renewed, trying again: %s", len(asked), error)
             return
+        self._reached = True
         late = []
         for place, (hold, ttl) in enumerate(asked):
             why = answer.missed.get(place)
@@ -121,8 +133,9 @@ def due_at(hold: Hold) -> float:
 class KeepAlive:
     """Goes round in a thread of its own, from the first lease on."""
 
-    def __init__(self, run: Run, service: Service) -> None:
-        self._run = run
+    def __init__(self, runner: Runner, service: Service) -> None:
+        self._runner = runner
+        self._run = runner.run
         self._service = service
         self._rounds = Rounds(service)
         self._starting = threading.Lock()
@@ -177,6 +190,10 @@ class KeepAlive:
                 self._thread.start()
 
     def _go(self) -> None:
+        with contextlib.suppress(DblockError):
+            # Now, so that the first round does not begin with the opening of a connection.
+            self._runner.warm()
+            self._rounds.reached()
         while not self._closed:
             try:
                 abandoned = self._sleep()
@@ -214,8 +231,9 @@ class KeepAlive:
 class AsyncKeepAlive:
     """Goes round in a task of its own, from the first lease on."""
 
-    def __init__(self, run: RunAsync, service: Service) -> None:
-        self._run = run
+    def __init__(self, runner: AsyncRunner, service: Service) -> None:
+        self._runner = runner
+        self._run = runner.run
         self._service = service
         self._rounds = Rounds(service)
         self.start_anew()
@@ -264,6 +282,10 @@ class AsyncKeepAlive:
             self._task.cancel()
 
     async def _go(self, wake: asyncio.Event) -> None:
+        with contextlib.suppress(DblockError):
+            # Now, so that the first round does not begin with the opening of a connection.
+            await self._runner.warm()
+            self._rounds.reached()
         while not self._closed:
             try:
                 await self._sleep(wake)

@@ -41,19 +41,18 @@ WHICH_BACKEND = Call(b"SELECT pg_backend_pid()", ())
 class _Base:
     """What both runners know: where to connect, and what to make of an error."""
 
-    def __init__(self, target: Target, schema: str, patience: float) -> None:
+    def __init__(self, target: Target, schema: str, patience: float, prepares: bool) -> None:
         self.target = target
         self.answer_within = max(patience, LEAST_PATIENCE)
         self.schema = schema
-        self.prepares = True
+        self.prepares = prepares
         self.check = Call(f"SELECT {quoted(schema)}.schema_revision()".encode(), ())
 
-    def make_ready(self, wire: Wire, backend: Row | None) -> Wire:
-        """Make a fresh connection fit for calls, given which backend answers over it."""
+    def make_ready(self, wire: Wire, backend: Row | None) -> None:
+        """Decide whether to prepare statements on a fresh connection, given which backend answers over it."""
         if backend != (str(wire.connection.info.backend_pid),):
             self.stop_preparing("a pooler stands before the database")
         wire.prepares = self.prepares
-        return wire
 
     def stop_preparing(self, why: str) -> None:
         if self.prepares:
@@ -117,8 +116,8 @@ def must_cancel(error: BaseException, wire: Wire) -> bool:
 class Runner(_Base):
     """Performs steps in the calling thread."""
 
-    def __init__(self, target: Target, schema: str, pool_size: int, patience: float) -> None:
-        super().__init__(target, schema, patience)
+    def __init__(self, target: Target, schema: str, pool_size: int, patience: float, *, prepares: bool = True) -> None:
+        super().__init__(target, schema, patience, prepares)
         self._pool = Pool(self._connect, pool_size, patience)
 
     def open(self) -> None:
@@ -130,6 +129,10 @@ class Runner(_Base):
             if not self.must_install(error):
                 raise
             schemas.install(self.target, self.schema)
+
+    def warm(self) -> None:
+        """Open a connection before it is needed."""
+        self._pool.give(self._take())
 
     def close(self) -> None:
         self._pool.close()
@@ -186,7 +189,9 @@ class Runner(_Base):
         connection = self.target.connect()
         try:
             wire = Wire(connection, prepares=False)
-            return self.make_ready(wire, connection.wait(wire.exchange(WHICH_BACKEND, self.answer_within)))
+            if self.prepares:
+                self.make_ready(wire, connection.wait(wire.exchange(WHICH_BACKEND, self.answer_within)))
+            return wire
         except BaseException:
             connection.close()
             raise
@@ -195,8 +200,8 @@ class Runner(_Base):
 class AsyncRunner(_Base):
     """Performs steps in the running event loop."""
 
-    def __init__(self, target: Target, schema: str, pool_size: int, patience: float) -> None:
-        super().__init__(target, schema, patience)
+    def __init__(self, target: Target, schema: str, pool_size: int, patience: float, *, prepares: bool = True) -> None:
+        super().__init__(target, schema, patience, prepares)
         self._pool = AsyncPool(self._connect, pool_size, patience)
 
     async def open(self) -> None:
@@ -211,6 +216,10 @@ class AsyncRunner(_Base):
             if not self.must_install(error):
                 raise
             await asyncio.to_thread(schemas.install, self.target, self.schema)
+
+    async def warm(self) -> None:
+        """Open a connection before it is needed."""
+        self._pool.give(await self._take())
 
     def close(self) -> None:
         self._pool.close()
@@ -267,7 +276,9 @@ class AsyncRunner(_Base):
         connection = await self.target.connect_async()
         try:
             wire = Wire(connection, prepares=False)
-            return self.make_ready(wire, await connection.wait(wire.exchange(WHICH_BACKEND, self.answer_within)))
+            if self.prepares:
+                self.make_ready(wire, await connection.wait(wire.exchange(WHICH_BACKEND, self.answer_within)))
+            return wire
         except BaseException:
             await connection.close()
             raise

@@ -35,8 +35,8 @@ def test_a_client_without_a_dsn_starts_the_server_and_installs_the_schema(folder
     with dblock.Client() as client:
         assert not folder.exists(), "nothing may happen before the first call"
         assert client.lock("a").try_acquire()
-    with dblock.Client() as another:
-        assert another.lock("a").try_acquire() is None
+        with dblock.Client() as another:
+            assert another.lock("a").try_acquire() is None
 
 
 async def test_an_async_client_does_the_same(folder: Path) -> None:
@@ -75,11 +75,11 @@ def test_start_stop_status_and_url(folder: Path, capsys: pytest.CaptureFixture[s
 def test_locks_outlive_a_restart_of_the_server(folder: Path) -> None:
     with dblock.Client() as client:
         token = client.lock("a", ttl=600).acquire().token
-    embedded.stop()
-    with dblock.Client() as client:
-        holder = client.lock("a").holder()
-        assert holder is not None
-        assert holder.token == token
+        embedded.stop()
+        with dblock.Client() as another:
+            holder = another.lock("a").holder()
+            assert holder is not None
+            assert holder.token == token
 
 
 def test_a_client_goes_on_after_the_server_was_restarted(folder: Path) -> None:

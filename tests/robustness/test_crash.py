@@ -1,0 +1,121 @@
+"""Truth 5: what was acknowledged is durable. The whole Postgres is killed, again and again, under load."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import psycopg
+import pytest
+
+import dblock
+from dblock import schema
+from dblock.embedded import Server
+from dblock.embedded.processes import pids_working_in
+from dblock.target import resolve
+from tests.support import mutants
+from tests.support.servers import private_server
+
+pytestmark = pytest.mark.timeout(300)
+
+SETTINGS = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_delay": "0"}
+"""What is not waited for stays in the server's memory for long, and goes with it."""
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    if request.config.getoption("--postgres") != "embedded":
+        pytest.skip("kills the server that it runs on")
+    with private_server(SETTINGS) as server:
+        schema.install(resolve(server.url))
+        yield server
+
+
+class Load:
+    """Threads that acquire locks, each its own names, for as long as they are let."""
+
+    def __init__(self, client: dblock.Client) -> None:
+        self.client = client
+        self.acknowledged: list[dblock.Lease] = []
+        self.refused = 0
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(4)]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self, number: int) -> None:
+        count = 0
+        while not self._stop.is_set():
+            count += 1
+            try:
+                lease = self.client.lock(f"{number}:{count // 2}", ttl=3600, timeout=0, keep_alive=False).acquire()
+            except dblock.LockTimeout:
+                continue
+            except dblock.Unavailable:
+                self.refused += 1
+                time.sleep(0.05)
+                continue
+            self.acknowledged.append(lease)
+            if count % 3:
+                with suppress(dblock.Unavailable):
+                    lease.release()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def kill_everything(server: Server) -> None:
+    """End the server as a failure of its machine would, but for the disk."""
+    for pid in pids_working_in(server.data):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def lost_in_crashes(server: Server, kills: int) -> tuple[int, int]:
+    """Kill the server under load; return how many acknowledged grants there were, and how many are not there."""
+    gone = 0
+    with dblock.Client(server.url, patience=2) as client:
+        load = Load(client)
+        try:
+            for _ in range(kills):
+                recovered = len(load.acknowledged)
+                time.sleep(random.uniform(0.2, 0.5))
+                kill_everything(server)
+                server.stop()
+                server.start()
+                deadline = time.monotonic() + 30
+                while len(load.acknowledged) <= recovered:
+                    assert time.monotonic() < deadline, "clients did not recover by themselves"
+                    time.sleep(0.01)
+        finally:
+            load.stop()
+        with psycopg.connect(server.url) as owner:
+            newest: dict[str, int] = dict(owner.execute("SELECT name, token FROM dblock.distributed_locks").fetchall())
+        tokens = [lease.token for lease in load.acknowledged]
+        gone += sum(newest.get(lease.name, 0) < lease.token for lease in load.acknowledged)
+        gone += len(tokens) - len(set(tokens))
+    return len(tokens), gone
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
+def test_every_acknowledged_grant_outlives_a_crash_and_no_token_repeats(server: Server, kills: int) -> None:
+    acknowledged, gone = lost_in_crashes(server, kills)
+    assert acknowledged > 50 * kills
+    assert gone == 0
+
+
+def test_that_would_notice_grants_that_are_not_waited_for(server: Server) -> None:
+    with psycopg.connect(server.url, autocommit=True) as owner:
+        mutants.replace(
+            owner, mutants.altered("00_internal.sql", "'synchronous_commit', 'on'", "'synchronous_commit', 'off'")
+        )
+        owner.execute("ALTER DATABASE postgres SET synchronous_commit = off")
+    _, gone = lost_in_crashes(server, 3)
+    assert gone > 0

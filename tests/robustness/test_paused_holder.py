@@ -1,0 +1,102 @@
+"""Truth 4: a holder that was stopped past its lease knows that it is lost before it can do anything as a holder."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+
+import dblock
+
+TRIALS = 200
+AT_ONCE = 20
+TTL = 1.2
+
+HOLDER = """
+import json, sys, time, dblock
+client = dblock.Client(sys.argv[1])
+with client.lock(f"warm {sys.argv[3]}"):
+    # Stopped while the keep-alive is still connecting, it could not say which of the two it was.
+    while not client._keeper._rounds._reached:
+        time.sleep(0.01)
+for line in sys.stdin:
+    lease = client.lock(line.strip(), ttl=float(sys.argv[2])).acquire()
+    print(json.dumps({"token": lease.token}), flush=True)
+    sys.stdin.readline()
+    # Stopped in the line above; the first thing that runs afterwards.
+    lost, left = lease.lost.is_set(), lease.remaining()
+    told = {"lost": lost, "left": left, "reason": str(lease.lost.reason), "released": lease.release()}
+    try:
+        lease.renew()
+    except dblock.LeaseLost as error:
+        told["renew"] = error.reason
+    print(json.dumps(told), flush=True)
+"""
+
+
+def trials(dsn: str, number: int) -> list[tuple[dict[str, Any], int, int]]:
+    """Stop one holder past its lease, again and again; return what it said, its token, and the next holder's."""
+    told = []
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDER, dsn, str(TTL), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as holder,
+        dblock.Client(dsn) as client,
+    ):
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        for trial in range(TRIALS // AT_ONCE):
+            name = f"{number}:{trial}"
+            holder.stdin.write(f"{name}\n")
+            holder.stdin.flush()
+            token = json.loads(holder.stdout.readline())["token"]
+            holder.send_signal(signal.SIGSTOP)
+            with client.lock(name, timeout=30) as lease:
+                holder.stdin.write("go on\n")
+                holder.stdin.flush()
+                holder.send_signal(signal.SIGCONT)
+                told.append((json.loads(holder.stdout.readline()), token, lease.token))
+                current = client.lock(name).holder()
+                assert current is not None
+                assert current.token == lease.token, "the stopped holder has touched the next one's lease"
+        holder.stdin.close()
+    return told
+
+
+def test_a_stopped_holder_finds_its_lease_lost_when_it_goes_on(dsn: str) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        told = [one for some in threads.map(lambda number: trials(dsn, number), range(AT_ONCE)) for one in some]
+    assert len(told) == TRIALS
+    for said, before, after in told:
+        assert said == {"lost": True, "left": 0.0, "reason": "expired", "released": False, "renew": "expired"}
+        assert after > before
+
+
+def test_that_would_notice_a_holder_that_believes_too_long(dsn: str, owner: psycopg.Connection) -> None:
+    """The same holder with a lease that lasts longer than the database says."""
+    believing = HOLDER.replace("lease = ", "import dblock.steps; dblock.steps.TRUST = 9.0\n    lease = ")
+    with subprocess.Popen(
+        [sys.executable, "-c", believing, dsn, "0.5", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write("a\n")
+        holder.stdin.flush()
+        holder.stdout.readline()
+        holder.send_signal(signal.SIGSTOP)
+        while owner.execute("SELECT 1 FROM holder('a')").fetchone():
+            time.sleep(0.01)
+        holder.stdin.write("go on\n")
+        holder.stdin.flush()
+        holder.send_signal(signal.SIGCONT)
+        assert json.loads(holder.stdout.readline())["lost"] is False
+        holder.stdin.close()
