@@ -28,7 +28,7 @@ SETTINGS = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     if request.config.getoption("--postgres") != "embedded":
         pytest.skip("kills the server that it runs on")
     with private_server(SETTINGS) as server:
@@ -105,17 +105,17 @@ def lost_in_crashes(server: Server, kills: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
-def test_every_acknowledged_grant_outlives_a_crash_and_no_token_repeats(server: Server, kills: int) -> None:
-    acknowledged, gone = lost_in_crashes(server, kills)
+def test_every_acknowledged_grant_outlives_a_crash_and_no_token_repeats(own_server: Server, kills: int) -> None:
+    acknowledged, gone = lost_in_crashes(own_server, kills)
     assert acknowledged > 50 * kills
     assert gone == 0
 
 
-def test_that_would_notice_grants_that_are_not_waited_for(server: Server) -> None:
-    with psycopg.connect(server.url, autocommit=True) as owner:
+def test_that_would_notice_grants_that_are_not_waited_for(own_server: Server) -> None:
+    with psycopg.connect(own_server.url, autocommit=True) as owner:
         mutants.replace(
             owner, mutants.altered("00_internal.sql", "'synchronous_commit', 'on'", "'synchronous_commit', 'off'")
         )
         owner.execute("ALTER DATABASE postgres SET synchronous_commit = off")
-    _, gone = lost_in_crashes(server, 3)
+    _, gone = lost_in_crashes(own_server, 3)
     assert gone > 0

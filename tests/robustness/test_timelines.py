@@ -6,6 +6,7 @@ where it stood then. By itself it would hand out again what a resource has alrea
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import psycopg
@@ -16,9 +17,9 @@ from dblock import schema
 from dblock.embedded import Server
 from dblock.target import resolve
 from tests.support import mutants
-from tests.support.servers import private_server
+from tests.support.servers import new_folder, private_server
 from tests.support.sessions import Sessions
-from tests.support.standby import kill, promote, standby_of, wait_until_caught_up
+from tests.support.standby import copy_of, kill, promote, recover_to, standby_of, wait_until_caught_up
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -93,6 +94,31 @@ def test_a_second_promotion_goes_further_still(primary: Server) -> None:
             tokens += grant(third, 3)
     assert tokens == sorted(set(tokens))
     assert [token >> 40 for token in tokens] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_no_token_repeats_after_a_recovery_to_a_point_in_time(primary: Server) -> None:
+    """Tokens that were granted after that point are gone from the sequence, not from the resources that saw them."""
+    with copy_of(primary) as copy:
+        tokens = grant(primary, 10)
+        with psycopg.connect(primary.url, autocommit=True) as owner:
+            row = owner.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            assert row is not None
+            tokens += grant(primary, 50)
+            owner.execute("SELECT pg_switch_wal()")
+        archive = new_folder()
+        shutil.copytree(primary.data / "pg_wal", archive)
+        for path in [archive, *archive.iterdir()]:
+            path.chmod(0o755)
+        try:
+            recover_to(copy, row[0], archive)
+            with psycopg.connect(copy.url) as owner:
+                back = owner.execute("SELECT last_value FROM dblock.token_sequence").fetchone()
+            assert back is not None
+            assert back[0] < tokens[-1], "the sequence did not go back, so this would prove nothing"
+            tokens += grant(copy, 5)
+        finally:
+            shutil.rmtree(archive)
+    assert tokens == sorted(set(tokens))
 
 
 def test_a_timeline_that_goes_back_takes_the_tokens_ahead_too(dsn: str) -> None:

@@ -33,6 +33,7 @@ class Proxy:
             dsn, host="127.0.0.1", port=self._listener.getsockname()[1], sslmode="disable", gssencmode="disable"
         )
         self._trap = b""
+        self._silencer = b""
         self._times = 0
         self.lost = 0
         self.delay = 0.0
@@ -54,6 +55,10 @@ class Proxy:
 
     def flow(self) -> None:
         self._flowing.set()
+
+    def fall_silent_at(self, fragment: bytes) -> None:
+        """Fall silent as soon as a request contains this fragment."""
+        self._silencer = fragment
 
     def _accept(self) -> None:
         while True:
@@ -77,6 +82,8 @@ class Proxy:
     def _requests(self, client: socket.socket, server: socket.socket, armed: threading.Event) -> None:
         try:
             while data := client.recv(65536):
+                if self._silencer and self._silencer in data:
+                    self.fall_silent()
                 if self._times and self._trap in data:
                     self._times -= 1
                     armed.set()
@@ -109,7 +116,11 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._listener.close()
+        self.close()
+
+    def close(self) -> None:
+        """Cut every connection, and take no more."""
+        _close(self._listener)
         self._flowing.set()
         for opened in self._sockets:
             _close(opened)

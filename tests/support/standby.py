@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 
@@ -20,8 +21,8 @@ PATIENCE = 30.0
 
 
 @contextmanager
-def standby_of(primary: Server) -> Iterator[Server]:
-    """Yield a running standby that follows the primary; it goes when we do."""
+def copy_of(primary: Server, *options: str) -> Iterator[Server]:
+    """Yield a base backup of the primary, not yet started; it goes when we do."""
     account = account_for(primary.data)
     folder = new_folder()
     folder.mkdir(mode=0o711)
@@ -30,19 +31,42 @@ def standby_of(primary: Server) -> Iterator[Server]:
     account.own(data)
     program = find(primary.folder, account) / "pg_basebackup"
     subprocess.run(
-        [program, "--dbname", primary.url, "--pgdata", data, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"],
+        [program, "--dbname", primary.url, "--pgdata", data, "--checkpoint=fast", "--no-sync", *options],
         check=True,
         capture_output=True,
         cwd="/",
         **account.popen_options(),
     )
-    standby = Server(folder, dies_with_us=True)
+    copy = Server(folder, dies_with_us=True)
     try:
+        yield copy
+    finally:
+        copy.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def standby_of(primary: Server) -> Iterator[Server]:
+    """Yield a running standby that follows the primary; it goes when we do."""
+    with copy_of(primary, "--write-recovery-conf") as standby:
         standby.start()
         yield standby
-    finally:
-        standby.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def recover_to(copy: Server, lsn: str, wal: Path) -> None:
+    """Start a base backup and have it replay the log up to this point, and go on from there on its own timeline."""
+    with open(copy.data / "postgresql.auto.conf", "a") as settings:
+        settings.write(f"restore_command = 'cp {wal}/%f %p'\n")
+        settings.write(f"recovery_target_lsn = '{lsn}'\nrecovery_target_action = promote\n")
+    signal = copy.data / "recovery.signal"
+    signal.touch()
+    account_for(copy.data).own(signal)
+    copy.start()
+    with psycopg.connect(copy.url, autocommit=True) as connection:
+        deadline = time.monotonic() + PATIENCE
+        while connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+            assert time.monotonic() < deadline, "the recovery did not end"
+            time.sleep(0.05)
 
 
 def wait_until_caught_up(primary: Server, standby: Server) -> None:

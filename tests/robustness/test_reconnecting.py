@@ -1,0 +1,100 @@
+"""The database restarts, or moves: clients go on by themselves, and know which of their leases they still have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import conninfo
+
+import dblock
+from dblock import schema
+from dblock.embedded import Server
+from dblock.target import resolve
+from tests.support.proxy import Proxy
+from tests.support.servers import private_server
+from tests.support.standby import kill, promote, standby_of, wait_until_caught_up
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    if request.config.getoption("--postgres") != "embedded":
+        pytest.skip("restarts the server that it runs on")
+    with private_server() as server:
+        schema.install(resolve(server.url))
+        yield server
+
+
+def wait_for_renewal(lease: dblock.Lease) -> None:
+    before, deadline = lease.expires_at, time.monotonic() + 20
+    while lease.expires_at == before:
+        assert not lease.lost.is_set(), repr(lease)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_leases_are_kept_over_a_restart(own_server: Server) -> None:
+    with dblock.Client(own_server.url) as client:
+        lease = client.lock("a", ttl=9).acquire()
+        wait_for_renewal(lease)
+        own_server.stop()
+        with pytest.raises(dblock.Unavailable):
+            client.lock("b").acquire()
+        own_server.start()
+        wait_for_renewal(lease)
+        assert client.lock("b").acquire().token > lease.token
+        assert lease.release() is True
+
+
+def test_leases_are_kept_when_the_database_moves_to_another_host_of_the_dsn(dsn: str) -> None:
+    with Proxy(dsn) as one, Proxy(dsn) as other:
+        ports = [str(conninfo.conninfo_to_dict(proxy.dsn)["port"]) for proxy in (one, other)]
+        both = conninfo.make_conninfo(one.dsn, host="127.0.0.1,127.0.0.1", port=",".join(ports))
+        with dblock.Client(both) as client:
+            lease = client.lock("a", ttl=3).acquire()
+            wait_for_renewal(lease)
+            one.close()
+            wait_for_renewal(lease)
+            assert client.lock("b").acquire().release()
+            assert lease.release() is True
+
+
+def test_a_lease_that_a_failover_has_lost_is_lost_with_the_right_reason(own_server: Server) -> None:
+    """Granted on the primary after the standby was cut off; another keeps its lease, for that was replicated."""
+    with standby_of(own_server) as standby:
+        hosts = [conninfo.conninfo_to_dict(each.url) for each in (own_server, standby)]
+        both = conninfo.make_conninfo(
+            own_server.url, host=",".join(str(host["host"]) for host in hosts), port="5432,5432"
+        )
+        with dblock.Client(both) as client:
+            replicated = client.lock("replicated", ttl=60).acquire()
+            wait_until_caught_up(own_server, standby)
+            standby.stop()
+            lost = client.lock("lost", ttl=60).acquire()
+            kill(own_server)
+            standby.start()
+            promote(standby)
+            for lease in (replicated, lost):
+                lease._hold.sent_at -= 60  # due now, not in twenty seconds
+            client.lock("next", ttl=1).acquire()
+            assert lost.lost.wait(20) is True
+            assert lost.lost.reason is dblock.Reason.SUPERSEDED
+            assert not replicated.lost.is_set()
+            next_token = client.lock("lost").acquire().token
+            assert next_token > lost.token
+
+
+def test_a_standby_and_an_old_primary_grant_nothing(own_server: Server) -> None:
+    with standby_of(own_server) as standby:
+        with dblock.Client(standby.url) as client, pytest.raises(dblock.NotWritable):
+            client.lock("a").acquire()
+        with psycopg.connect(own_server.url, autocommit=True) as owner:
+            owner.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            owner.execute("SELECT pg_reload_conf()")
+        time.sleep(0.2)
+        with dblock.Client(own_server.url) as client, pytest.raises(dblock.NotWritable):
+            client.lock("a").acquire()
