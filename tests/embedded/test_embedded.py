@@ -436,3 +436,24 @@ def test_the_demo_leaves_a_server_alone_that_ran_before(folder: Path) -> None:
     server = embedded.start()
     assert subprocess.run([sys.executable, "-m", "dblock.cli", "demo"], capture_output=True, timeout=60).returncode == 0
     assert server.answers()
+
+
+def test_a_server_that_does_not_hear_of_its_end_is_ended_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = embedded.start()
+    monkeypatch.setattr("dblock.embedded.server.PATIENCE", 2.0)
+    assert server.stop(signal.SIGWINCH) is True
+    assert "without a checkpoint" in caplog.text
+    assert pids_working_in(server.data) == set()
+    assert embedded.start().answers()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's server is the user's own")
+@pytest.mark.parametrize(("owner", "mode"), [(65534, 0o755), (0, 0o777)])
+def test_root_does_not_live_where_others_can_write(folder: Path, owner: int, mode: int) -> None:
+    folder.mkdir()
+    os.chown(folder, owner, owner)
+    folder.chmod(mode)
+    with pytest.raises(dblock.EmbeddedError, match="others can write to"):
+        embedded.start()

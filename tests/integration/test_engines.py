@@ -59,12 +59,12 @@ def test_the_engines_own_way_to_connect_is_used(dsn: str) -> None:
         seen.append(options["application_name"])
 
     with dblock.Client(engine) as client:
-        client.lock("a").acquire()
+        client.lock("a").holder()
     assert seen == ["from connect_args"]
 
     made = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn, application_name="by creator"))
     with dblock.Client(made) as client, psycopg.connect(dsn) as observer:
-        client.lock("b").acquire()
+        client.lock("b").holder()
         rows = observer.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = 'by creator'").fetchall()
         assert len(rows) == 1
 
@@ -72,7 +72,7 @@ def test_the_engines_own_way_to_connect_is_used(dsn: str) -> None:
 async def test_an_async_engines_own_way_to_connect_is_used(dsn: str) -> None:
     engine = create_async_engine(url(dsn), connect_args={"application_name": "from connect_args"})
     async with dblock.AsyncClient(engine) as client:
-        await client.lock("a").acquire()
+        await client.lock("a").holder()
         with psycopg.connect(dsn) as observer:
             found = observer.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = 'from connect_args'")
             assert len(found.fetchall()) == 1
@@ -143,3 +143,17 @@ def test_more_connections_than_the_engines_pool_would_give(dsn: str) -> None:
     with engine.connect():
         pass
     engine.dispose()
+
+
+@pytest.mark.parametrize("how", ["creator", "no connection", "event"])
+def test_what_an_engines_own_code_raises_is_told_as_ours(dsn: str, how: str) -> None:
+    def vault_is_down(*_: Any) -> Any:
+        raise OSError("vault down")
+
+    if how == "event":
+        engine = create_engine(url(dsn))
+        event.listen(engine, "connect", vault_is_down)
+    else:
+        engine = create_engine("postgresql+psycopg://", creator=vault_is_down if how == "creator" else lambda: None)
+    with dblock.Client(engine) as client, pytest.raises(dblock.Unavailable, match="The engine could not connect"):
+        client.lock("a").try_acquire()

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import dblock
-from dblock.runner import Runner
+from dblock.runner import Runner, _Trouble
 from dblock.steps import Call, Steps
 from dblock.target import Target, resolve
 
@@ -81,3 +81,21 @@ def test_two_clients_never_share_a_statements_name(runner: Runner) -> None:
     other.close()
     assert len(names) == 3
     assert others[0] not in {name for name, _ in names}
+
+
+def test_a_caller_who_leaves_comes_before_the_error_that_it_led_to(runner: Runner) -> None:
+    """psycopg cancels for a caller who leaves, and meets a broken connection; the caller leaves all the same."""
+    error = psycopg.OperationalError("broken")
+    error.__context__ = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        _Trouble(runner, ONE).raise_or_retry(error, None)
+
+
+def test_but_what_the_caller_was_already_handling_does_not(runner: Runner) -> None:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as handled:
+        trouble = _Trouble(runner, ONE)
+        error = psycopg.OperationalError("broken")
+        error.__context__ = handled
+        assert trouble.raise_or_retry(error, None) is True

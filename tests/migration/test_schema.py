@@ -117,7 +117,7 @@ def test_an_install_that_fails_leaves_nothing(bare_dsn: str, monkeypatch: pytest
     assert namespaces(bare_dsn) == before
 
 
-@pytest.mark.parametrize("name", ["locks", "Quoted Name", 'with"quote', "ünïcode", "50%", "a:b%s"])
+@pytest.mark.parametrize("name", ["locks", "Quoted Name", 'with"quote', "ünïcode", "50%", "a:b%s", "$make$"])
 def test_any_schema_name_works(bare_dsn: str, name: str) -> None:
     target = resolve(bare_dsn)
     schema.install(target, name)
@@ -180,10 +180,14 @@ def test_a_schema_that_another_role_can_create_in_is_refused(
 
 def test_default_privileges_open_no_table_to_a_granted_role(bare_dsn: str, role: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
-        for kind in ("TABLES", "SEQUENCES", "FUNCTIONS"):
+        for kind in ("SCHEMAS", "TABLES", "SEQUENCES", "FUNCTIONS"):
             statement = "ALTER DEFAULT PRIVILEGES GRANT ALL ON {} TO {}, PUBLIC"
             dba.execute(sql.SQL(statement).format(sql.SQL(kind), sql.Identifier(role)))
     schema.install(resolve(bare_dsn))
+    with psycopg.connect(bare_dsn, user=role, password="app", autocommit=True) as application:
+        for statement in ("SELECT dblock.try_acquire('a')", "CREATE TABLE dblock.stranger ()"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                application.execute(statement.encode())
     schema.grant(resolve(bare_dsn), role)
     with psycopg.connect(bare_dsn, user=role, password="app", autocommit=True) as application:
         assert application.execute("SELECT granted FROM dblock.try_acquire('a')").fetchone() == (True,)
@@ -343,3 +347,19 @@ def test_bad_input_to_the_command_line_is_an_error_and_no_traceback() -> None:
         assert done.stderr.startswith("dblock: ")
         assert "Traceback" not in done.stderr
         assert "hunter2" not in done.stderr
+
+
+def test_granting_to_the_owner_takes_nothing_away_from_it(bare_dsn: str, role: str) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as dba:
+        dba.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))
+    as_role = conninfo.make_conninfo(bare_dsn, user=role, password="app")
+    schema.install(as_role)
+    schema.grant(as_role, role)
+    with dblock.Client(as_role) as client:
+        assert client.lock("a").acquire().release()
+
+
+def test_a_role_that_may_create_in_the_schema_is_not_granted(dsn: str, role: str, owner: psycopg.Connection) -> None:
+    owner.execute(sql.SQL("GRANT CREATE ON SCHEMA dblock TO {}").format(sql.Identifier(role)))
+    with pytest.raises(dblock.AccessDenied, match="may create objects"):
+        schema.grant(dsn, role)

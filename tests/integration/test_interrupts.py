@@ -1,0 +1,113 @@
+"""Whatever a signal handler raises in the middle of a call: nothing stays held, nothing is lost from the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+import dblock
+from tests.support.sessions import Sessions
+
+
+class Soft(Exception):
+    """Like the time limit of a task queue."""
+
+
+class Hard(BaseException):
+    """Like what a test framework raises."""
+
+
+@contextmanager
+def raised_after(seconds: float, error: type[BaseException]) -> Iterator[None]:
+    def raise_it(*_: object) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGUSR1, raise_it)
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("error", [Soft, Hard, KeyboardInterrupt])
+def test_what_a_signal_handler_raises_leaves_no_lock(
+    client: dblock.Client, sessions: Sessions, owner: psycopg.Connection, error: type[BaseException]
+) -> None:
+    """The statement waits at the server when the handler raises, and would grant the lock as soon as it can."""
+    client.lock("warm").holder()
+    keeper = sessions.open()
+    keeper.do("BEGIN")
+    keeper.do("LOCK TABLE distributed_locks")
+    threading.Timer(0.6, keeper.do, ("COMMIT",)).start()
+    with pytest.raises(error), raised_after(0.3, error):
+        client.lock("a", ttl=600).acquire()
+    time.sleep(0.5)
+    assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
+
+
+INTERRUPTED = """
+import gc, json, random, signal, sys, time, warnings, dblock
+warnings.simplefilter("ignore")
+class Soft(Exception): pass
+def interrupt(*_): raise Soft
+signal.signal(signal.SIGALRM, interrupt)
+client = dblock.Client(sys.argv[1])
+client.lock("warm").holder()
+places = held = 0
+for number in range(int(sys.argv[2])):
+    lease = None
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.003))
+        lease = client.lock(f"{number}", ttl=600).acquire()
+        while True:
+            pass
+    except Soft:
+        pass
+    if lease is not None:
+        lease.release()
+gc.collect()
+deadline = time.monotonic() + 5
+pool = client._runner._pool
+while time.monotonic() < deadline:
+    held = sum(client.lock(f"{number}").holder() is not None for number in range(int(sys.argv[2])))
+    if not held:
+        break
+print(json.dumps({"held": held, "places": len(pool._places) - len(pool._idle)}))
+"""
+
+
+def test_interrupts_at_random_moments_of_acquire_leave_nothing(dsn: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, dsn, "200"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout) == {"held": 0, "places": 0}
+
+
+async def test_a_timeout_of_the_callers_is_what_it_is_when_the_database_does_not_answer(dsn: str) -> None:
+    """The backend is stopped: psycopg cancels in vain, and our own patience ends too. The caller's comes first."""
+    async with dblock.AsyncClient(dsn, patience=1, pool_size=1) as client:
+        await client.lock("warm").holder()
+        assert client._runner is not None
+        (wire,) = client._runner._pool._idle
+        backend = wire.connection.info.backend_pid
+        os.kill(backend, signal.SIGSTOP)
+        try:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(client.lock("a").acquire(), 0.3)
+        finally:
+            os.kill(backend, signal.SIGCONT)
