@@ -263,7 +263,7 @@ async def test_more_callers_than_connections_wait_their_turn(clients: Clients) -
 
 async def test_many_first_calls_at_once_open_one_client(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients(pool_size=2)
-    await asyncio.gather(*(client.lock(str(number)).acquire() for number in range(10)))
+    await asyncio.gather(*(client.lock(str(number)).holder() for number in range(10)))
     count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
     assert owner.execute(count).fetchone() in ((1,), (2,))
 
