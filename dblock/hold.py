@@ -9,14 +9,16 @@ A hold does no I/O. The lease in the user's hands, the keep-alive and the watch 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
+import math
 import os
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -66,8 +68,8 @@ class Hold:
         """Not to be renewed again before then: the last try has failed."""
         self.unreachable = False
         """The last try to renew was not answered, or not yet."""
-        self.leaving = False
-        """A release inside the user's own transaction is under way, or done."""
+        self._left_at: float | None = None
+        """When a release was sent inside the user's own transaction, which may be committed or rolled back."""
         self.keep_alive = True
         """Whether it is to be renewed in the background."""
         self.over = False
@@ -100,6 +102,22 @@ class Hold:
         """The last moment at which it was known to be held, by this machine's wall clock."""
         return datetime.fromtimestamp(self._last_held, timezone.utc)
 
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Note a release inside the user's own transaction, unless it cannot be sent."""
+        before, self._left_at = self._left_at, math.inf
+        try:
+            yield
+        except BaseException:
+            self._left_at = before
+            raise
+        self._left_at = self._now()
+
+    @property
+    def left(self) -> bool:
+        """Whether a release inside the user's own transaction was sent, and is not known to have been rolled back."""
+        return self._left_at is not None
+
     def lost(self) -> Loss | None:
         """Return how it was lost, None if it was not. Looks at the clock."""
         if self.loss is None and not self.over and self._now() >= self.trusted_until:
@@ -122,6 +140,8 @@ class Hold:
             self._last_held = time.time() - (self._now() - sent_at)
         self.unreachable = False
         self.retry_at = 0.0
+        if self._left_at is not None and sent_at > self._left_at:
+            self._left_at = None  # it could be renewed, so the transaction that released it was rolled back
         return True
 
     def lose(self, reason: Reason) -> None:
@@ -134,7 +154,7 @@ class Hold:
 
     def miss(self, why: str) -> None:
         """Take note of the reason that the database gave for not renewing it."""
-        if self.leaving and why in ("released", "superseded"):
+        if self.left and why in ("released", "superseded"):
             # Released inside the user's own transaction, which has been committed since.
             self.finish()
             self.given_back = True
@@ -171,6 +191,6 @@ class Hold:
 
 def _forgotten(hold: Hold, abandon: Callable[[Hold], object], gone: object) -> None:
     if hold.ours and not hold.over:
-        if not hold.leaving and not hold.lost():
+        if not hold.left and not hold.lost():
             warnings.warn(f"the lease of lock {hold.name!r} was never released", ResourceWarning, stacklevel=2)
         abandon(hold)

@@ -55,6 +55,26 @@ class Rounds:
     def discard(self, hold: Hold) -> None:
         self._holds.pop(hold, None)
 
+    def releasable(self, abandoned: list[Hold]) -> list[Hold]:
+        """Return those that may still be held in the database."""
+        now = self._now()
+        return [hold for hold in abandoned if not hold.given_back and hold.loss is None and now < hold.trusted_until]
+
+    def release(self, abandoned: list[Hold]) -> Steps[None]:
+        """Release what nobody has in hand any more; what fails is tried again."""
+        held = list(abandoned)
+        for hold in held:
+            hold.finish()
+        try:
+            yield from self._service.release_all([(hold.name, hold.token) for hold in held])
+        except ClientClosed:
+            raise
+        except DblockError as error:
+            logger.warning("%d abandoned leases could not be released, trying again: %s", len(held), error)
+            return
+        for hold in held:
+            hold.given_back = True
+
     def held(self) -> list[Hold]:
         """Return what is held at this moment."""
         return [hold for hold in list(self._holds) if not hold.over and hold.ours and not hold.lost()]
@@ -149,6 +169,7 @@ class KeepAlive:
         self._thread: threading.Thread | None = None
         # May be put to from a finalizer, which may run in the middle of anything.
         self._wake: queue.SimpleQueue[Hold | None] = queue.SimpleQueue()
+        self._abandoned: list[Hold] = []
         self._asleep_until = math.inf
         self._closed = False
 
@@ -169,14 +190,9 @@ class KeepAlive:
         self._wake.put(hold)
 
     def leftovers(self) -> list[Hold]:
-        """Return what is still to be released: all that is held, and what was abandoned just now."""
-        abandoned = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                item = self._wake.get_nowait()
-                if item is not None and not item.lost():
-                    abandoned.append(item)
-        return [*self._rounds.held(), *abandoned]
+        """Return what is still to be released: all that is held, and what was abandoned."""
+        self._collect(block=False)
+        return [*self._rounds.held(), *self._rounds.releasable(self._abandoned)]
 
     def close(self) -> None:
         """Stop going round."""
@@ -194,38 +210,37 @@ class KeepAlive:
             # Now, so that the first round does not begin with the opening of a connection.
             self._runner.warm()
             self._rounds.reached()
-        while not self._closed:
+        while True:
             try:
-                abandoned = self._sleep()
+                self._collect(block=True)
                 if self._closed:
                     return
-                if abandoned:
-                    self._run(self._service.release_all([(hold.name, hold.token) for hold in abandoned]))
+                self._abandoned = self._rounds.releasable(self._abandoned)
+                if self._abandoned:
+                    self._run(self._rounds.release(self._abandoned))
                 self._run(self._rounds.round())
             except ClientClosed:
                 return
-            except DblockError as error:
-                logger.warning("what was abandoned could not be released, and will run out: %s", error)
             except Exception:
                 logger.exception("the keep-alive met what it did not expect, and goes on")
                 threading.Event().wait(SHORTEST_PAUSE)
 
-    def _sleep(self) -> list[Hold]:
-        """Wait until the next round is due or somebody wakes us; return what was abandoned meanwhile."""
-        self._asleep_until = math.inf  # whoever adds a lease while we look for the next one due wakes us
-        due = self._rounds.due_at()
-        self._asleep_until = due
-        abandoned = []
+    def _collect(self, *, block: bool) -> None:
+        """Wait until there is something to do, and collect what was abandoned."""
         with contextlib.suppress(queue.Empty):
-            timeout = None if due == math.inf else min(max(due - clock.now(), 0.0), threading.TIMEOUT_MAX)
-            item = self._wake.get(timeout=timeout)
             while True:
+                item = self._wake.get(block, self._pause() if block else None)
+                block = False
                 if item is not None:
-                    self.discard(item)
-                    if not item.lost():
-                        abandoned.append(item)
-                item = self._wake.get_nowait()
-        return abandoned
+                    self._rounds.discard(item)
+                    self._abandoned.append(item)
+
+    def _pause(self) -> float | None:
+        """Return how long to wait for the next thing to do."""
+        self._asleep_until = math.inf  # whoever adds a lease while we look for the next one due wakes us
+        due = min(self._rounds.due_at(), clock.now() + LONGEST_PAUSE if self._abandoned else math.inf)
+        self._asleep_until = due
+        return None if due == math.inf else min(max(due - clock.now(), 0.0), threading.TIMEOUT_MAX)
 
 
 class AsyncKeepAlive:
@@ -271,9 +286,8 @@ class AsyncKeepAlive:
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     def leftovers(self) -> list[Hold]:
-        """Return what is still to be released: all that is held, and what was abandoned just now."""
-        abandoned, self._abandoned = self._abandoned, []
-        return [*self._rounds.held(), *(hold for hold in abandoned if not hold.lost())]
+        """Return what is still to be released: all that is held, and what was abandoned."""
+        return [*self._rounds.held(), *self._rounds.releasable(self._abandoned)]
 
     def close(self) -> None:
         """Stop going round."""
@@ -289,27 +303,21 @@ class AsyncKeepAlive:
         while not self._closed:
             try:
                 await self._sleep(wake)
+                self._abandoned = self._rounds.releasable(self._abandoned)
                 if self._abandoned:
-                    await self._release_abandoned()
+                    for hold in self._abandoned:
+                        self.discard(hold)
+                    await self._run(self._rounds.release(self._abandoned))
                 await self._run(self._rounds.round())
             except ClientClosed:
                 return
-            except DblockError as error:
-                logger.warning("what was abandoned could not be released, and will run out: %s", error)
             except Exception:
                 logger.exception("the keep-alive met what it did not expect, and goes on")
                 await asyncio.sleep(SHORTEST_PAUSE)
 
-    async def _release_abandoned(self) -> None:
-        abandoned, self._abandoned = self._abandoned, []
-        for hold in abandoned:
-            self.discard(hold)
-        held = [(hold.name, hold.token) for hold in abandoned if not hold.lost()]
-        if held:
-            await self._run(self._service.release_all(held))
-
     async def _sleep(self, wake: asyncio.Event) -> None:
-        due = self._asleep_until = self._rounds.due_at()
+        due = min(self._rounds.due_at(), clock.now() + LONGEST_PAUSE if self._abandoned else math.inf)
+        self._asleep_until = due
         timeout = None if due == math.inf else max(due - clock.now(), 0.0)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(wake.wait(), timeout)

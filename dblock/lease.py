@@ -16,7 +16,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dblock.errors import ClientClosed, DatabaseError, DblockError, InvalidArgument, LeaseLost, NoFencingToken
+from dblock.errors import ClientClosed, DatabaseError, InvalidArgument, LeaseLost, NoFencingToken
 from dblock.hold import Hold, Loss, Reason
 from dblock.lost import TaskLost, ThreadLost
 from dblock.steps import POLL_FIRST, TRUST, Service, Sleep, Steps, moment
@@ -92,7 +92,7 @@ class _LeaseBase:
         hold.finish()
         released = yield from self._service.release(hold.name, hold.token, hold.trusted_until)
         hold.given_back = True
-        if released or hold.leaving:
+        if released or hold.left:
             return True
         why = "superseded"
         with contextlib.suppress(DatabaseError):
@@ -162,10 +162,9 @@ class ThreadLease(_LeaseBase):
         """Give the lock back; False means that it was no longer held under this token."""
         try:
             return not self._finished and self._client._run(self._releasing())
-        except BaseException as error:
-            if not isinstance(error, DblockError):
-                # The caller leaves before it is known to be released; the keep-alive sees to it.
-                self._client._keeper.abandon(self._hold)
+        except BaseException:
+            # The caller is told, or leaves, before it is known to be released; the keep-alive sees to it.
+            self._client._keeper.abandon(self._hold)
             raise
         finally:
             self._client._keeper.discard(self._hold)
@@ -177,8 +176,9 @@ class ThreadLease(_LeaseBase):
         """
         transaction = UsersTransaction(connection, self._client._schema, wants_async=False)
         self.raise_if_lost()
-        self._hold.leaving = True
-        if not transaction.call("release", self.name, self._hold.token):
+        with self._hold.leaving():
+            released = transaction.call("release", self.name, self._hold.token)
+        if not released:
             self._hold.lose(Reason.SUPERSEDED)
             raise self._hold.error()
 
@@ -247,10 +247,9 @@ class TaskLease(_LeaseBase):
         """Give the lock back; False means that it was no longer held under this token."""
         try:
             return not self._finished and await self._client._run(self._releasing())
-        except BaseException as error:
-            if not isinstance(error, DblockError):
-                # The caller leaves before it is known to be released; the keep-alive sees to it.
-                self._client._keeper.abandon(self._hold)
+        except BaseException:
+            # The caller is told, or leaves, before it is known to be released; the keep-alive sees to it.
+            self._client._keeper.abandon(self._hold)
             raise
         finally:
             self._client._keeper.discard(self._hold)
@@ -262,8 +261,9 @@ class TaskLease(_LeaseBase):
         """
         transaction = UsersTransaction(connection, self._client._schema, wants_async=True)
         self.raise_if_lost()
-        self._hold.leaving = True
-        if not await transaction.call_async("release", self.name, self._hold.token):
+        with self._hold.leaving():
+            released = await transaction.call_async("release", self.name, self._hold.token)
+        if not released:
             self._hold.lose(Reason.SUPERSEDED)
             raise self._hold.error()
 
@@ -303,8 +303,10 @@ class TaskLease(_LeaseBase):
         body, self._body = self._body, None
         if self._cancelled_body and body is not None:
             if not await _is_ours_alone(body, error):
-                return  # somebody else cancels the task too, and that comes first
-            if error is None or isinstance(error, asyncio.CancelledError):
+                # Somebody else cancels the task too, and that comes first.
+                if error is None:
+                    raise asyncio.CancelledError
+            elif error is None or isinstance(error, asyncio.CancelledError):
                 raise self._hold.error() from None
             return
         if not self._hold.given_back:

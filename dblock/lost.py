@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from datetime import datetime
 
@@ -63,7 +64,6 @@ class TaskLost(Lost):
         ended = asyncio.Event()
         self._hold.at_end(ended.set)
         while not self.is_set() and not self._hold.over:
-            left = max(self._hold.trusted_until - clock.now(), 0.001)
-            await asyncio.wait([task := asyncio.ensure_future(ended.wait())], timeout=left)
-            task.cancel()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(ended.wait(), max(self._hold.trusted_until - clock.now(), 0.001))
         return self.is_set()

@@ -28,6 +28,7 @@ logger = logging.getLogger("dblock")
 
 Callback = Callable[[Any], object]
 SHORTEST_LOOK = 0.01
+FEW = 100
 
 
 class _Danger:
@@ -46,6 +47,7 @@ class Watched:
     def __init__(self, hold: Hold) -> None:
         self.hold = hold
         self.dangers: list[_Danger] = []
+        self.timer: asyncio.TimerHandle | None = None
 
     def add_danger(self, before: float, tell: Callback) -> None:
         """Tell when less than so many seconds are left."""
@@ -103,6 +105,7 @@ class Watch:
     def _go(self) -> None:
         looks: list[tuple[float, int, Watched]] = []
         numbers = itertools.count()
+        most = FEW
         while not self._closed:
             timeout = min(max(looks[0][0] - clock.now(), 0.0), threading.TIMEOUT_MAX) if looks else None
             due: list[Watched] = []
@@ -117,6 +120,11 @@ class Watch:
                 again = watched.look()
                 if again < math.inf:
                     heapq.heappush(looks, (clock.now() + again, next(numbers), watched))
+            if len(looks) > most:
+                # Those of leases that were released long before their time.
+                looks = [look for look in looks if not look[2].hold.over]
+                heapq.heapify(looks)
+                most = max(2 * len(looks), FEW)
 
 
 class AsyncWatch:
@@ -129,6 +137,8 @@ class AsyncWatch:
         """Look after this one, from now on; also to be called when it has got another wish."""
         import asyncio
 
+        if watched.timer is None:
+            watched.hold.at_end(lambda: self._rest(watched))
         self._look(asyncio.get_running_loop(), watched)
 
     def close(self) -> None:
@@ -145,10 +155,16 @@ class AsyncWatch:
             task.add_done_callback(self._tasks.discard)
 
     def _look(self, loop: asyncio.AbstractEventLoop, watched: Watched) -> None:
+        self._rest(watched)
         again = watched.look()
         if again < math.inf:
             # A timer may ring a hair too early by another clock.
-            loop.call_later(max(again, 0.001), self._look, loop, watched)
+            watched.timer = loop.call_later(max(again, 0.001), self._look, loop, watched)
+
+    @staticmethod
+    def _rest(watched: Watched) -> None:
+        if watched.timer is not None:
+            watched.timer.cancel()
 
 
 def guarded(callback: Callback, argument: object) -> object:

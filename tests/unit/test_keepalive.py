@@ -122,7 +122,9 @@ def test_what_was_released_is_not_renewed_and_not_lost(played: Played) -> None:
 
 
 def test_a_release_in_the_users_transaction_that_was_committed_is_no_loss(played: Played) -> None:
-    hold = played.hold("a", leaving=True)
+    hold = played.hold("a")
+    with hold.leaving():
+        pass
     played.now.now = 1010
     played.round("{1}", "{released}")
     assert hold.over
@@ -131,12 +133,40 @@ def test_a_release_in_the_users_transaction_that_was_committed_is_no_loss(played
 
 
 def test_one_that_was_rolled_back_leaves_the_lease_alive(played: Played) -> None:
-    hold = played.hold("a", leaving=True)
+    hold = played.hold("a")
+    with hold.leaving():
+        pass
     played.now.now = 1010
     assert played.round("{1}", "{busy}") == ["a"]
     played.now.now = 1012
     assert played.round() == ["a"]
     assert hold.remaining() == pytest.approx(30 * TRUST)
+    played.now.now = 1022
+    played.round("{1}", "{superseded}")
+    assert hold.lost() is not None, "a loss after the rollback is one"
+
+
+def test_one_that_could_not_be_sent_does_not_excuse_a_loss(played: Played) -> None:
+    hold = played.hold("a")
+    with pytest.raises(KeyError), hold.leaving():
+        raise KeyError
+    played.now.now = 1010
+    played.round("{1}", "{superseded}")
+    assert hold.lost() is not None
+
+
+def test_what_was_abandoned_is_released_and_tried_again(played: Played) -> None:
+    hold = played.hold("a")
+    steps = played.rounds.release([hold])
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.throw(dblock.Unavailable("gone"))
+    assert played.rounds.releasable([hold]) == [hold]
+    steps = played.rounds.release([hold])
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.send(("1",))
+    assert played.rounds.releasable([hold]) == []
 
 
 def test_a_failed_renewal_is_tried_again_inside_the_trust_window(played: Played) -> None:
