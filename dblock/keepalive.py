@@ -170,12 +170,14 @@ class KeepAlive:
         # May be put to from a finalizer, which may run in the middle of anything.
         self._wake: queue.SimpleQueue[Hold | None] = queue.SimpleQueue()
         self._abandoned: list[Hold] = []
+        self._in_use = False
         self._asleep_until = math.inf
         self._closed = False
 
     def add(self, hold: Hold) -> None:
         """Keep this lease alive from now on."""
         self._rounds.add(hold)
+        self._in_use = True
         if self._thread is None:
             self._start()
         elif due_at(hold) < self._asleep_until:
@@ -236,9 +238,14 @@ class KeepAlive:
                     self._abandoned.append(item)
 
     def _pause(self) -> float | None:
-        """Return how long to wait for the next thing to do."""
+        """Return how long to wait for the next thing to do.
+
+        A client that takes and frees locks in quick succession would wake us each time, only for us to find nothing to
+        do. So while it is in use we look in once a second, and it wakes us for what is due sooner.
+        """
         self._asleep_until = math.inf  # whoever adds a lease while we look for the next one due wakes us
-        due = min(self._rounds.due_at(), clock.now() + LONGEST_PAUSE if self._abandoned else math.inf)
+        in_use, self._in_use = self._in_use, False
+        due = min(self._rounds.due_at(), clock.now() + LONGEST_PAUSE if self._abandoned or in_use else math.inf)
         self._asleep_until = due
         return None if due == math.inf else min(max(due - clock.now(), 0.0), threading.TIMEOUT_MAX)
 
@@ -261,6 +268,7 @@ class AsyncKeepAlive:
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._abandoned: list[Hold] = []
+        self._in_use = False
         self._asleep_until = math.inf
         self._closed = False
 
@@ -273,6 +281,7 @@ class AsyncKeepAlive:
             self._task = self._loop.create_task(self._go(self._wake), name="dblock keep-alive")
         elif self._wake is not None and due_at(hold) < self._asleep_until:
             self._wake.set()
+        self._in_use = True
 
     def discard(self, hold: Hold) -> None:
         """Renew it no more."""
@@ -316,7 +325,8 @@ class AsyncKeepAlive:
                 await asyncio.sleep(SHORTEST_PAUSE)
 
     async def _sleep(self, wake: asyncio.Event) -> None:
-        due = min(self._rounds.due_at(), clock.now() + LONGEST_PAUSE if self._abandoned else math.inf)
+        in_use, self._in_use = self._in_use, False
+        due = min(self._rounds.due_at(), clock.now() + LONGEST_PAUSE if self._abandoned or in_use else math.inf)
         self._asleep_until = due
         timeout = None if due == math.inf else max(due - clock.now(), 0.0)
         with contextlib.suppress(asyncio.TimeoutError):

@@ -67,12 +67,12 @@ class _Base:
 class _Trouble:
     """What has gone wrong with one call so far."""
 
-    def __init__(self, runner: _Base, call: Call) -> None:
+    def __init__(self, runner: _Base, call: Call, outer: BaseException | None) -> None:
+        """Begin; `outer` is what the caller was handling before the call, as when a body that failed is being left."""
         self._runner = runner
         self.call = call
         """What to send."""
-        # What the caller was already handling, as when a body that failed is being left: not this call's doing.
-        self._outer = sys.exc_info()[1]
+        self._outer = outer
         self._broken = False
         self._passing = 0
 
@@ -92,7 +92,7 @@ class _Trouble:
             raise unanswered from error
         if is_broken(error) and not self._broken:
             self._broken = True
-            self.call = self.call.again or self.call
+            self.call = self.call._replace(sql=self.call.again or self.call.sql)
             logger.info("connection lost, trying a fresh one: %s", error)
             return True
         if isinstance(error, (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)) and wire and wire.prepares:
@@ -159,14 +159,14 @@ class Runner(_Base):
         return None
 
     def _call(self, call: Call) -> Row | None:
-        trouble = _Trouble(self, call)
+        outer = sys.exc_info()[1]
+        trouble: _Trouble | None = None
         while True:
             wire: Wire | None = None
             try:
                 wire = self._take()
                 try:
-                    within = min(call.within, self.answer_within)
-                    row: Row | None = wire.connection.wait(wire.exchange(trouble.call, within))
+                    row: Row | None = wire.connection.wait(wire.exchange(call, min(call.within, self.answer_within)))
                     return row
                 except BaseException as error:
                     if must_cancel(error, wire):
@@ -177,13 +177,20 @@ class Runner(_Base):
                 finally:
                     self._pool.give(wire)
             except psycopg.Error as error:
+                trouble = trouble or _Trouble(self, call, outer)
                 if trouble.raise_or_retry(error, wire):
                     self._pool.drop_idle()
+                call = trouble.call
 
     def _take(self) -> Wire:
         """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""
-        with translated(self.schema):
+        try:
             return self._pool.take()
+        except DblockError:
+            raise
+        except Exception as error:
+            with translated(self.schema):
+                raise error
 
     def _connect(self) -> Wire:
         connection = self.target.connect()
@@ -246,14 +253,16 @@ class AsyncRunner(_Base):
         return None
 
     async def _call(self, call: Call) -> Row | None:
-        trouble = _Trouble(self, call)
+        outer = sys.exc_info()[1]
+        trouble: _Trouble | None = None
         while True:
             wire: Wire | None = None
             try:
                 wire = await self._take()
                 try:
-                    within = min(call.within, self.answer_within)
-                    row: Row | None = await wire.connection.wait(wire.exchange(trouble.call, within))
+                    row: Row | None = await wire.connection.wait(
+                        wire.exchange(call, min(call.within, self.answer_within))
+                    )
                     return row
                 except BaseException as error:
                     if must_cancel(error, wire):
@@ -264,13 +273,20 @@ class AsyncRunner(_Base):
                 finally:
                     self._pool.give(wire)
             except psycopg.Error as error:
+                trouble = trouble or _Trouble(self, call, outer)
                 if trouble.raise_or_retry(error, wire):
                     self._pool.drop_idle()
+                call = trouble.call
 
     async def _take(self) -> Wire:
         """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""
-        with translated(self.schema):
+        try:
             return await self._pool.take()
+        except DblockError:
+            raise
+        except Exception as error:
+            with translated(self.schema):
+                raise error
 
     async def _connect(self) -> Wire:
         connection = await self.target.connect_async()

@@ -49,8 +49,8 @@ class Call(NamedTuple):
 
     sql: bytes
     args: tuple[str | None, ...]
-    again: Call | None = None
-    """What to send after the connection broke, if it is not the same call: the first may have been done."""
+    again: bytes | None = None
+    """What to send after the connection broke, if not the same: the first sending may have been done."""
     within: float = math.inf
     """Seconds to wait for the answer; never longer than the client's patience."""
 
@@ -186,9 +186,7 @@ class Service:
         """Ask once; the result is the grant, or None and the seconds that the lock is still held for."""
         sent_at = self._clock()
         args = (terms.name, terms.interval, self._who(), terms.meta, attempt, "t" if terms.durable else "f")
-        granted, token, expires_at, remaining = yield Call(
-            self._try_acquire, args, Call(self._try_acquire_again, args, within=within), within
-        )
+        granted, token, expires_at, remaining = yield Call(self._try_acquire, args, self._try_acquire_again, within)
         left = float(remaining)
         if granted != "t":
             return None, left
@@ -224,7 +222,7 @@ class Service:
     def release(self, name: str, token: int, trusted_until: float) -> Steps[bool]:
         """Give this exact grant back; the result is False when it was lost before."""
         args = (name, str(token))
-        (released,) = yield Call(self._release, args, again=Call(self._release_again, args))
+        (released,) = yield Call(self._release, args, self._release_again)
         if released is None:
             # The first sending's answer is lost. While we may believe in the grant, nothing else has ended it.
             return self._clock() < trusted_until

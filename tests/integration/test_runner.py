@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -88,14 +89,14 @@ def test_a_caller_who_leaves_comes_before_the_error_that_it_led_to(runner: Runne
     error = psycopg.OperationalError("broken")
     error.__context__ = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        _Trouble(runner, ONE).raise_or_retry(error, None)
+        _Trouble(runner, ONE, None).raise_or_retry(error, None)
 
 
 def test_but_what_the_caller_was_already_handling_does_not(runner: Runner) -> None:
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as handled:
-        trouble = _Trouble(runner, ONE)
+        trouble = _Trouble(runner, ONE, sys.exc_info()[1])
         error = psycopg.OperationalError("broken")
         error.__context__ = handled
         assert trouble.raise_or_retry(error, None) is True

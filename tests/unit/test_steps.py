@@ -54,8 +54,7 @@ def test_a_try_is_one_call_that_carries_all_it_needs(service: Service, wanted: T
     assert attempt is not None
     assert len(attempt) == 32
     assert call.again is not None
-    assert call.again.args == call.args
-    assert b"sent_before => true" in call.again.sql
+    assert b"sent_before => true" in call.again
     assert finish(steps, GRANTED).token == 7
 
 
@@ -161,8 +160,7 @@ def test_a_release_sent_again_that_frees_nothing_is_no_loss_while_the_lease_is_b
         clock.now = now
         steps = service.release(grant.name, grant.token, grant.trusted_until)
         call: Any = next(steps)
-        assert call.again.args == call.args
-        assert b"nullif" in call.again.sql
+        assert b"nullif" in call.again
         assert finish(steps, (None,)) is released
 
 
