@@ -38,6 +38,8 @@ MOST_PATIENT = 86_400.0
 class _ClientBase:
     """What both kinds of client are told at the start."""
 
+    _keeper: Any
+
     def __init__(
         self,
         where: Where = None,
@@ -73,6 +75,13 @@ class _ClientBase:
 
     def start_anew(self) -> None:
         raise NotImplementedError
+
+    def _keep(self, hold: Hold, keep_alive: bool) -> None:
+        """Look after a lease: renew it if so wanted, and see that it is released."""
+        hold.keep_alive = keep_alive
+        if self._closed:
+            raise ClientClosed
+        self._keeper.add(hold)
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("A client, its locks and its leases belong to one process. Make a client in the other one.")
@@ -146,13 +155,6 @@ class Client(_ClientBase):
     def _run(self, steps: Steps[T]) -> T:
         return (self._runner or self._open()).run(steps)
 
-    def _keep(self, hold: Hold, keep_alive: bool) -> None:
-        """Look after a lease: renew it if so wanted, and see that it is released."""
-        hold.keep_alive = keep_alive
-        if self._closed:
-            raise ClientClosed
-        self._keeper.add(hold)
-
     def _open(self) -> Runner:
         from dblock.keepalive import KeepAlive
         from dblock.runner import Runner
@@ -172,7 +174,7 @@ class Client(_ClientBase):
                 self._keeper = KeepAlive(keepers, self._service)
                 self._watch = Watch()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
-                self._shut = weakref.finalize(self, _shut, runner, keepers, self._service, self._keeper, self._watch)
+                self._shut = weakref.finalize(self, _shut, runner, keepers, self._keeper, self._watch)
                 self._runner = runner
             return self._runner
 
@@ -185,17 +187,11 @@ class Client(_ClientBase):
         self.close()
 
 
-def _shut(runner: Runner, keepers: Runner, service: Service, keeper: KeepAlive, watch: Watch) -> None:
+def _shut(runner: Runner, keepers: Runner, keeper: KeepAlive, watch: Watch) -> None:
     keeper.close()
-    held = keeper.leftovers()
     watch.close()
-    if held:
-        for hold in held:
-            hold.finish()
-        with contextlib.suppress(DblockError):
-            runner.run(service.release_all([(hold.name, hold.token) for hold in held]))
-        for hold in held:
-            hold.given_back = True
+    with contextlib.suppress(DblockError):
+        runner.run(keeper.letting_go())
     runner.close()
     keepers.close()
 
@@ -262,27 +258,14 @@ class AsyncClient(_ClientBase):
         runner, self._runner = self._runner, None
         if runner:
             self._keeper.close()
-            held = self._keeper.leftovers()
             try:
-                if held:
-                    for hold in held:
-                        hold.finish()
-                    with contextlib.suppress(DblockError):
-                        await runner.run(self._service.release_all([(hold.name, hold.token) for hold in held]))
-                    for hold in held:
-                        hold.given_back = True
+                with contextlib.suppress(DblockError):
+                    await runner.run(self._keeper.letting_go())
             finally:
                 self._shut()
 
     async def _run(self, steps: Steps[T]) -> T:
         return await (await self._open()).run(steps)
-
-    def _keep(self, hold: Hold, keep_alive: bool) -> None:
-        """Look after a lease: renew it if so wanted, and see that it is released."""
-        hold.keep_alive = keep_alive
-        if self._closed:
-            raise ClientClosed
-        self._keeper.add(hold)
 
     async def _open(self) -> AsyncRunner:
         import asyncio
@@ -312,7 +295,7 @@ class AsyncClient(_ClientBase):
                 self._keeper = AsyncKeepAlive(keepers, self._service)
                 self._watch = AsyncWatch()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
-                self._shut = weakref.finalize(self, _shut_async, runner, keepers, self._service, self._keeper)
+                self._shut = weakref.finalize(self, _shut_async, runner, keepers, self._keeper)
                 if self._closed:
                     self._shut()
                     raise ClientClosed
@@ -328,16 +311,14 @@ class AsyncClient(_ClientBase):
         await self.close()
 
 
-def _shut_async(runner: AsyncRunner, keepers: AsyncRunner, service: Service, keeper: AsyncKeepAlive) -> None:
+def _shut_async(runner: AsyncRunner, keepers: AsyncRunner, keeper: AsyncKeepAlive) -> None:
+    from dblock.runner import Runner
+
     keeper.close()
-    held = keeper.leftovers()
     runner.close()
     keepers.close()
-    if held:
-        # The event loop is gone by now; what is left to say goes over a connection without one.
-        from dblock.runner import Runner
-
-        last = Runner(runner.target, runner.schema, 1, 1.0)
-        with contextlib.suppress(DblockError):
-            last.run(service.release_all([(hold.name, hold.token) for hold in held]))
-        last.close()
+    # If anything is held still, the event loop is gone; what is left to say goes over a connection without one.
+    last = Runner(runner.target, runner.schema, 1, 1.0)
+    with contextlib.suppress(DblockError):
+        last.run(keeper.letting_go())
+    last.close()

@@ -61,16 +61,19 @@ class Rounds:
         return [hold for hold in abandoned if not hold.given_back and hold.loss is None and now < hold.trusted_until]
 
     def release(self, abandoned: list[Hold]) -> Steps[None]:
-        """Release what nobody has in hand any more; what fails is tried again."""
+        """Release what nobody has in hand any more; what fails can be tried again."""
         held = list(abandoned)
+        if not held:
+            return
         for hold in held:
+            self.discard(hold)
             hold.finish()
         try:
             yield from self._service.release_all([(hold.name, hold.token) for hold in held])
         except ClientClosed:
             raise
         except DblockError as error:
-            logger.warning("%d abandoned leases could not be released, trying again: %s", len(held), error)
+            logger.warning("%d leases could not be released: %s", len(held), error)
             return
         for hold in held:
             hold.given_back = True
@@ -150,29 +153,56 @@ def due_at(hold: Hold) -> float:
     return max(hold.sent_at + hold.ttl / ROUNDS, hold.retry_at)
 
 
-class KeepAlive:
-    """Goes round in a thread of its own, from the first lease on."""
+class _KeepAliveBase:
+    """What both kinds of keep-alive know: what is held, what was abandoned, and when there is something to do."""
 
-    def __init__(self, runner: Runner, service: Service) -> None:
-        self._runner = runner
-        self._run = runner.run
-        self._service = service
+    def __init__(self, service: Service) -> None:
         self._rounds = Rounds(service)
-        self._starting = threading.Lock()
         self.start_anew()
         mind_forks(self)
 
     def start_anew(self) -> None:
-        """In the child of a fork there is no thread, and no lease of ours."""
+        """In the child of a fork nothing goes round, and there is no lease of ours."""
         self._rounds.forget()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
-        # May be put to from a finalizer, which may run in the middle of anything.
-        self._wake: queue.SimpleQueue[Hold | None] = queue.SimpleQueue()
         self._abandoned: list[Hold] = []
         self._in_use = False
         self._asleep_until = math.inf
         self._closed = False
+
+    def discard(self, hold: Hold) -> None:
+        """Renew it no more."""
+        self._rounds.discard(hold)
+
+    def letting_go(self) -> Steps[None]:
+        """Release all that is still held, and what was abandoned."""
+        return self._rounds.release([*self._rounds.held(), *self._rounds.releasable(self._abandoned)])
+
+    def _seconds_to_sleep(self) -> float | None:
+        """Return how long there is nothing to do; None for ever.
+
+        A client that takes and frees locks in quick succession would wake us each time, only for us to find nothing to
+        do. So while it is in use we look in once a second, and it wakes us for what is due sooner.
+        """
+        self._asleep_until = math.inf  # whoever adds a lease while we look for the next one due wakes us
+        in_use, self._in_use = self._in_use, False
+        due = min(self._rounds.due_at(), clock.now() + LONGEST_PAUSE if self._abandoned or in_use else math.inf)
+        self._asleep_until = due
+        return None if due == math.inf else min(max(due - clock.now(), 0.0), threading.TIMEOUT_MAX)
+
+
+class KeepAlive(_KeepAliveBase):
+    """Goes round in a thread of its own, from the first lease on."""
+
+    def __init__(self, runner: Runner, service: Service) -> None:
+        self._runner = runner
+        super().__init__(service)
+
+    def start_anew(self) -> None:
+        super().start_anew()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        # May be put to from a finalizer, which may run in the middle of anything.
+        self._wake: queue.SimpleQueue[Hold | None] = queue.SimpleQueue()
 
     def add(self, hold: Hold) -> None:
         """Keep this lease alive from now on."""
@@ -183,18 +213,13 @@ class KeepAlive:
         elif due_at(hold) < self._asleep_until:
             self._wake.put(None)
 
-    def discard(self, hold: Hold) -> None:
-        """Renew it no more."""
-        self._rounds.discard(hold)
-
     def abandon(self, hold: Hold) -> None:
         """Release what nobody has in hand any more. Can be called from a finalizer."""
         self._wake.put(hold)
 
-    def leftovers(self) -> list[Hold]:
-        """Return what is still to be released: all that is held, and what was abandoned."""
+    def letting_go(self) -> Steps[None]:
         self._collect(block=False)
-        return [*self._rounds.held(), *self._rounds.releasable(self._abandoned)]
+        return super().letting_go()
 
     def close(self) -> None:
         """Stop going round."""
@@ -218,9 +243,8 @@ class KeepAlive:
                 if self._closed:
                     return
                 self._abandoned = self._rounds.releasable(self._abandoned)
-                if self._abandoned:
-                    self._run(self._rounds.release(self._abandoned))
-                self._run(self._rounds.round())
+                self._runner.run(self._rounds.release(self._abandoned))
+                self._runner.run(self._rounds.round())
             except ClientClosed:
                 return
             except Exception:
@@ -228,64 +252,39 @@ class KeepAlive:
                 threading.Event().wait(SHORTEST_PAUSE)
 
     def _collect(self, *, block: bool) -> None:
-        """Wait until there is something to do, and collect what was abandoned."""
+        """Collect what was abandoned; wait until there is something to do, if so wanted."""
         with contextlib.suppress(queue.Empty):
             while True:
-                item = self._wake.get(block, self._pause() if block else None)
+                item = self._wake.get(block, self._seconds_to_sleep() if block else None)
                 block = False
                 if item is not None:
                     self._rounds.discard(item)
                     self._abandoned.append(item)
 
-    def _pause(self) -> float | None:
-        """Return how long to wait for the next thing to do.
 
-        A client that takes and frees locks in quick succession would wake us each time, only for us to find nothing to
-        do. So while it is in use we look in once a second, and it wakes us for what is due sooner.
-        """
-        self._asleep_until = math.inf  # whoever adds a lease while we look for the next one due wakes us
-        in_use, self._in_use = self._in_use, False
-        due = min(self._rounds.due_at(), clock.now() + LONGEST_PAUSE if self._abandoned or in_use else math.inf)
-        self._asleep_until = due
-        return None if due == math.inf else min(max(due - clock.now(), 0.0), threading.TIMEOUT_MAX)
-
-
-class AsyncKeepAlive:
+class AsyncKeepAlive(_KeepAliveBase):
     """Goes round in a task of its own, from the first lease on."""
 
     def __init__(self, runner: AsyncRunner, service: Service) -> None:
         self._runner = runner
-        self._run = runner.run
-        self._service = service
-        self._rounds = Rounds(service)
-        self.start_anew()
-        mind_forks(self)
+        super().__init__(service)
 
     def start_anew(self) -> None:
-        """In the child of a fork there is no event loop, and no lease of ours."""
-        self._rounds.forget()
+        super().start_anew()
         self._task: asyncio.Task[None] | None = None
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._abandoned: list[Hold] = []
-        self._in_use = False
-        self._asleep_until = math.inf
-        self._closed = False
 
     def add(self, hold: Hold) -> None:
         """Keep this lease alive from now on."""
         self._rounds.add(hold)
+        self._in_use = True
         if self._task is None:
             self._loop = asyncio.get_running_loop()
             self._wake = asyncio.Event()
             self._task = self._loop.create_task(self._go(self._wake), name="dblock keep-alive")
         elif self._wake is not None and due_at(hold) < self._asleep_until:
             self._wake.set()
-        self._in_use = True
-
-    def discard(self, hold: Hold) -> None:
-        """Renew it no more."""
-        self._rounds.discard(hold)
 
     def abandon(self, hold: Hold) -> None:
         """Release what nobody has in hand any more. Can be called from a finalizer, in any thread."""
@@ -293,10 +292,6 @@ class AsyncKeepAlive:
         if self._loop is not None and self._wake is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._wake.set)
-
-    def leftovers(self) -> list[Hold]:
-        """Return what is still to be released: all that is held, and what was abandoned."""
-        return [*self._rounds.held(), *self._rounds.releasable(self._abandoned)]
 
     def close(self) -> None:
         """Stop going round."""
@@ -311,24 +306,14 @@ class AsyncKeepAlive:
             self._rounds.reached()
         while not self._closed:
             try:
-                await self._sleep(wake)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(wake.wait(), self._seconds_to_sleep())
+                wake.clear()
                 self._abandoned = self._rounds.releasable(self._abandoned)
-                if self._abandoned:
-                    for hold in self._abandoned:
-                        self.discard(hold)
-                    await self._run(self._rounds.release(self._abandoned))
-                await self._run(self._rounds.round())
+                await self._runner.run(self._rounds.release(self._abandoned))
+                await self._runner.run(self._rounds.round())
             except ClientClosed:
                 return
             except Exception:
                 logger.exception("the keep-alive met what it did not expect, and goes on")
                 await asyncio.sleep(SHORTEST_PAUSE)
-
-    async def _sleep(self, wake: asyncio.Event) -> None:
-        in_use, self._in_use = self._in_use, False
-        due = min(self._rounds.due_at(), clock.now() + LONGEST_PAUSE if self._abandoned or in_use else math.inf)
-        self._asleep_until = due
-        timeout = None if due == math.inf else max(due - clock.now(), 0.0)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(wake.wait(), timeout)
-        wake.clear()

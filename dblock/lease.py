@@ -11,6 +11,7 @@ nothing.
 from __future__ import annotations
 
 import contextlib
+import typing
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
@@ -27,10 +28,39 @@ from dblock.watch import Watched
 if TYPE_CHECKING:
     import asyncio
 
-    from dblock.client import AsyncClient, Client
+    from dblock.keepalive import AsyncKeepAlive, KeepAlive
+    from dblock.watch import AsyncWatch, Watch
+
+T = TypeVar("T")
 
 ThreadSelf = TypeVar("ThreadSelf", bound="ThreadLease")
 TaskSelf = TypeVar("TaskSelf", bound="TaskLease")
+
+
+class ThreadBacking(typing.Protocol):
+    """What a lease needs of its client, for threads."""
+
+    _service: Service
+    _schema: str
+    _keeper: KeepAlive
+    _watch: Watch
+
+    def _run(self, steps: Steps[T]) -> T: ...
+
+    def _keep(self, hold: Hold, keep_alive: bool) -> None: ...
+
+
+class TaskBacking(typing.Protocol):
+    """What a lease needs of its client, for asyncio."""
+
+    _service: Service
+    _schema: str
+    _keeper: AsyncKeepAlive
+    _watch: AsyncWatch
+
+    async def _run(self, steps: Steps[T]) -> T: ...
+
+    def _keep(self, hold: Hold, keep_alive: bool) -> None: ...
 
 
 class _LeaseBase:
@@ -129,7 +159,7 @@ class _LeaseBase:
 class ThreadLease(_LeaseBase):
     """A grant in hand, for threads."""
 
-    def __init__(self, client: Client, hold: Hold) -> None:
+    def __init__(self, client: ThreadBacking, hold: Hold) -> None:
         super().__init__(hold, client._keeper.abandon)
         self._client = client
         self._service = client._service
@@ -212,7 +242,7 @@ class ThreadLease(_LeaseBase):
 class TaskLease(_LeaseBase):
     """A grant in hand, for asyncio."""
 
-    def __init__(self, client: AsyncClient, hold: Hold) -> None:
+    def __init__(self, client: TaskBacking, hold: Hold) -> None:
         super().__init__(hold, client._keeper.abandon)
         self._client = client
         self._service = client._service

@@ -8,16 +8,22 @@ from __future__ import annotations
 import contextlib
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dblock.errors import DblockError, LockTimeout, Unavailable
 from dblock.hold import Hold
-from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease, TaskLease, ThreadLease
+from dblock.lease import (
+    AsyncEfficiencyLease,
+    AsyncLease,
+    EfficiencyLease,
+    Lease,
+    TaskBacking,
+    TaskLease,
+    ThreadBacking,
+    ThreadLease,
+)
 from dblock.steps import Grant, Holder, Service, new_attempt
 from dblock.terms import Seconds, Terms, check_timeout
-
-if TYPE_CHECKING:
-    from dblock.client import AsyncClient, Client
 
 L = TypeVar("L", bound="ThreadLease | TaskLease")
 ThreadL = TypeVar("ThreadL", bound=ThreadLease)
@@ -72,7 +78,7 @@ class _LockBase(Generic[L]):
 class Lock(_LockBase[ThreadL]):
     """A lock, for threads. Made by `Client.lock`."""
 
-    def __init__(self, client: Client, terms: Terms) -> None:
+    def __init__(self, client: ThreadBacking, terms: Terms) -> None:
         super().__init__(client._service, terms)
         self._client = client
 
@@ -128,7 +134,7 @@ class Lock(_LockBase[ThreadL]):
 class AsyncLock(_LockBase[TaskL]):
     """A lock, for asyncio. Made by `AsyncClient.lock`."""
 
-    def __init__(self, client: AsyncClient, terms: Terms) -> None:
+    def __init__(self, client: TaskBacking, terms: Terms) -> None:
         super().__init__(client._service, terms)
         self._client = client
 

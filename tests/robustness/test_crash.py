@@ -7,33 +7,20 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 
 import psycopg
 import pytest
 
 import dblock
-from dblock import schema
 from dblock.embedded import Server
 from dblock.embedded.processes import pids_working_in
-from dblock.target import resolve
 from tests.support import mutants
-from tests.support.servers import private_server
 
 pytestmark = pytest.mark.timeout(300)
 
 SETTINGS = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_delay": "0"}
 """What is not waited for stays in the server's memory for long, and goes with it."""
-
-
-@pytest.fixture
-def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    if request.config.getoption("--postgres") != "embedded":
-        pytest.skip("kills the server that it runs on")
-    with private_server(SETTINGS) as server:
-        schema.install(resolve(server.url))
-        yield server
 
 
 class Load:
@@ -104,6 +91,7 @@ def lost_in_crashes(server: Server, kills: int) -> tuple[int, int]:
     return len(tokens), gone
 
 
+@pytest.mark.parametrize("own_server", [SETTINGS], indirect=True, ids=["lazy"])
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
 def test_every_acknowledged_grant_outlives_a_crash_and_no_token_repeats(own_server: Server, kills: int) -> None:
     acknowledged, gone = lost_in_crashes(own_server, kills)
@@ -111,6 +99,7 @@ def test_every_acknowledged_grant_outlives_a_crash_and_no_token_repeats(own_serv
     assert gone == 0
 
 
+@pytest.mark.parametrize("own_server", [SETTINGS], indirect=True, ids=["lazy"])
 def test_that_would_notice_grants_that_are_not_waited_for(own_server: Server) -> None:
     with psycopg.connect(own_server.url, autocommit=True) as owner:
         mutants.replace(

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import psycopg
 import pytest
 from psycopg import conninfo
 
 import dblock
-from dblock import schema
 from dblock.embedded import Server
-from dblock.target import resolve
 from tests.support.proxy import Proxy
-from tests.support.servers import private_server
 from tests.support.standby import kill, promote, standby_of, wait_until_caught_up
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    if request.config.getoption("--postgres") != "embedded":
-        pytest.skip("restarts the server that it runs on")
-    with private_server() as server:
-        schema.install(resolve(server.url))
-        yield server
 
 
 def wait_for_renewal(lease: dblock.Lease) -> None:

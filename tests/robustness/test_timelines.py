@@ -7,7 +7,6 @@ where it stood then. By itself it would hand out again what a resource has alrea
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -17,20 +16,11 @@ from dblock import schema
 from dblock.embedded import Server
 from dblock.target import resolve
 from tests.support import mutants
-from tests.support.servers import new_folder, private_server
+from tests.support.servers import new_folder
 from tests.support.sessions import Sessions
 from tests.support.standby import copy_of, kill, promote, recover_to, standby_of, wait_until_caught_up
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def primary(request: pytest.FixtureRequest) -> Iterator[Server]:
-    if request.config.getoption("--postgres") != "embedded":
-        pytest.skip("makes a standby from the embedded binaries")
-    with private_server() as server:
-        schema.install(resolve(server.url))
-        yield server
 
 
 def grant(server: Server, times: int) -> list[int]:
@@ -44,35 +34,35 @@ def grant(server: Server, times: int) -> list[int]:
     return tokens
 
 
-def tokens_across_a_failover(primary: Server) -> list[int]:
+def tokens_across_a_failover(own_server: Server) -> list[int]:
     """Grant tokens, lose the last hundred of them in a failover, and grant more."""
-    with standby_of(primary) as standby:
-        tokens = grant(primary, 20)
-        wait_until_caught_up(primary, standby)
+    with standby_of(own_server) as standby:
+        tokens = grant(own_server, 20)
+        wait_until_caught_up(own_server, standby)
         standby.stop()
-        tokens += grant(primary, 100)
-        kill(primary)
+        tokens += grant(own_server, 100)
+        kill(own_server)
         standby.start()
         promote(standby)
         return tokens + grant(standby, 20)
 
 
-def test_no_token_repeats_or_falls_after_a_failover_that_lost_some(primary: Server) -> None:
-    tokens = tokens_across_a_failover(primary)
+def test_no_token_repeats_or_falls_after_a_failover_that_lost_some(own_server: Server) -> None:
+    tokens = tokens_across_a_failover(own_server)
     assert len(tokens) == 140
     assert tokens == sorted(set(tokens))
 
 
-def test_that_failover_catches_tokens_that_do_not_mind_the_timeline(primary: Server) -> None:
-    with psycopg.connect(primary.url, autocommit=True) as owner:
+def test_that_failover_catches_tokens_that_do_not_mind_the_timeline(own_server: Server) -> None:
+    with psycopg.connect(own_server.url, autocommit=True) as owner:
         mutants.replace(owner, mutants.altered("10_try_acquire.sql", "PERFORM enter_timeline();", "NULL;"))
-    tokens = tokens_across_a_failover(primary)
+    tokens = tokens_across_a_failover(own_server)
     assert tokens[120] < tokens[119]
 
 
-def test_a_standby_grants_nothing_and_says_what_to_do(primary: Server) -> None:
-    with standby_of(primary) as standby:
-        wait_until_caught_up(primary, standby)
+def test_a_standby_grants_nothing_and_says_what_to_do(own_server: Server) -> None:
+    with standby_of(own_server) as standby:
+        wait_until_caught_up(own_server, standby)
         with dblock.Client(standby.url) as client:
             for lock in (client.lock("a"), client.lock("never seen")):
                 with pytest.raises(dblock.NotWritable, match="standby"):
@@ -80,11 +70,11 @@ def test_a_standby_grants_nothing_and_says_what_to_do(primary: Server) -> None:
         assert schema.status(resolve(standby.url)).standby
 
 
-def test_a_second_promotion_goes_further_still(primary: Server) -> None:
-    tokens = grant(primary, 3)
-    with standby_of(primary) as second:
-        wait_until_caught_up(primary, second)
-        kill(primary)
+def test_a_second_promotion_goes_further_still(own_server: Server) -> None:
+    tokens = grant(own_server, 3)
+    with standby_of(own_server) as second:
+        wait_until_caught_up(own_server, second)
+        kill(own_server)
         promote(second)
         tokens += grant(second, 3)
         with standby_of(second) as third:
@@ -96,17 +86,17 @@ def test_a_second_promotion_goes_further_still(primary: Server) -> None:
     assert [token >> 40 for token in tokens] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
-def test_no_token_repeats_after_a_recovery_to_a_point_in_time(primary: Server) -> None:
+def test_no_token_repeats_after_a_recovery_to_a_point_in_time(own_server: Server) -> None:
     """Tokens that were granted after that point are gone from the sequence, not from the resources that saw them."""
-    with copy_of(primary) as copy:
-        tokens = grant(primary, 10)
-        with psycopg.connect(primary.url, autocommit=True) as owner:
+    with copy_of(own_server) as copy:
+        tokens = grant(own_server, 10)
+        with psycopg.connect(own_server.url, autocommit=True) as owner:
             row = owner.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
             assert row is not None
-            tokens += grant(primary, 50)
+            tokens += grant(own_server, 50)
             owner.execute("SELECT pg_switch_wal()")
         archive = new_folder()
-        shutil.copytree(primary.data / "pg_wal", archive)
+        shutil.copytree(own_server.data / "pg_wal", archive)
         for path in [archive, *archive.iterdir()]:
             path.chmod(0o755)
         try:

@@ -146,6 +146,21 @@ def test_one_that_was_rolled_back_leaves_the_lease_alive(played: Played) -> None
     assert hold.lost() is not None, "a loss after the rollback is one"
 
 
+def test_a_renewal_from_before_the_release_says_nothing_about_its_transaction(played: Played) -> None:
+    hold = played.hold("a")
+    played.now.now = 1010
+    steps, _ = played.asked()
+    played.now.now = 1011
+    with hold.leaving():
+        pass
+    with pytest.raises(StopIteration):
+        steps.send(("0", None, None))
+    played.now.now = 1020
+    played.round("{1}", "{released}")
+    assert hold.over
+    assert hold.lost() is None
+
+
 def test_one_that_could_not_be_sent_does_not_excuse_a_loss(played: Played) -> None:
     hold = played.hold("a")
     with pytest.raises(KeyError), hold.leaving():

@@ -1,0 +1,21 @@
+"""Servers that a test may restart, kill and replicate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dblock import schema
+from dblock.embedded import Server
+from tests.support.servers import private_server
+
+
+@pytest.fixture
+def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """An embedded server with the schema installed, for this test alone."""
+    if request.config.getoption("--postgres") != "embedded":
+        pytest.skip("needs a server of its own, made from the embedded binaries")
+    with private_server(getattr(request, "param", None)) as server:
+        schema.install(server.url)
+        yield server
