@@ -61,6 +61,16 @@ async def test_all_leases_are_renewed_in_one_statement(clients: Clients, owner: 
     assert after[1] - before[1] < 20
 
 
+async def test_the_keep_alive_has_its_connection_before_it_needs_it(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    """A round that began by opening one could be too late where the database is slow to answer."""
+    lease = await clients(pool_size=1).lock("a", ttl=600).acquire()
+    ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
+    await eventually(lambda: owner.execute(ours).fetchone() == (2,))
+    await eventually(lambda: not getattr(lease, "_inner", lease)._hold.unreachable)
+
+
 @pytest.mark.parametrize(
     ("happens", "reason"), [(RUN_OUT, "expired"), (TAKE_OVER, "superseded"), (FORCE, "forced")], ids=str
 )
