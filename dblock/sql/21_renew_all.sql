@@ -23,7 +23,7 @@ DECLARE
     ready boolean;
     ignored text;
 BEGIN
-    IF cardinality(names) IS NULL OR cardinality(names) <> ALL (ARRAY[cardinality(tokens), cardinality(ttls)]) THEN
+    IF (cardinality(names) = cardinality(tokens) AND cardinality(names) = cardinality(ttls)) IS NOT TRUE THEN
         RAISE EXCEPTION 'renew_all takes as many names as tokens and ttls; got %, % and %.',
             cardinality(names), cardinality(tokens), cardinality(ttls)
             USING ERRCODE = 'invalid_parameter_value';

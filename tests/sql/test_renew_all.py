@@ -1,0 +1,87 @@
+"""Many renewals in one statement: each on its own exact grant, and none waits for another."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.support import mutants
+from tests.support.sessions import Sessions
+
+RENEW = "SELECT missed, reasons FROM renew_all(%s, %s, %s)"
+
+
+def left(session: object, name: str) -> float:
+    (seconds,) = session.do("SELECT remaining FROM holder(%s)", name)  # type: ignore[attr-defined]
+    return float(seconds)
+
+
+def test_each_gets_its_own_ttl_and_those_that_are_gone_are_named(sessions: Sessions) -> None:
+    session = sessions.open()
+    for name in ("kept", "released", "ran out", "taken over"):
+        session.do("SELECT try_acquire(%s, '5 s')", name)
+    session.do("SELECT release('released', 2)")
+    session.do("UPDATE distributed_locks SET expires_at = clock_timestamp() WHERE name IN ('ran out', 'taken over')")
+    session.do("SELECT try_acquire('taken over', '5 s')")
+    names = ["kept", "released", "ran out", "taken over", "never was"]
+    assert session.do(RENEW, names, [1, 2, 3, 4, 99], ["60 s"] * 5) == (
+        [2, 3, 4, 5],
+        ["released", "expired", "superseded", "superseded"],
+    )
+    assert left(session, "kept") > 59
+    assert left(session, "taken over") <= 5, "a stranger's lease was extended"
+    assert session.do("SELECT count(*) FROM holder('ran out')") == (0,)
+
+
+def renewed_beside_a_busy_row(sessions: Sessions) -> object:
+    keeper, session = sessions.open(), sessions.open()
+    for name in ("busy", "other"):
+        session.do("SELECT try_acquire(%s, '5 s')", name)
+    keeper.do("BEGIN")
+    keeper.do("SELECT 1 FROM distributed_locks WHERE name = 'busy' FOR SHARE")
+    session.do("SET lock_timeout = '500 ms'")
+    answer = session.do(RENEW, ["busy", "other"], [1, 2], ["60 s", "60 s"])
+    assert left(session, "other") > 59
+    return answer
+
+
+def test_a_row_that_is_in_use_holds_up_nobody(sessions: Sessions) -> None:
+    assert renewed_beside_a_busy_row(sessions) == ([1], ["busy"])
+
+
+def test_that_would_notice_a_renewal_that_waits(sessions: Sessions, owner: psycopg.Connection) -> None:
+    mutants.replace(owner, mutants.altered("21_renew_all.sql", "OF l SKIP LOCKED", "OF l"))
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        renewed_beside_a_busy_row(sessions)
+
+
+def test_it_never_brings_a_deadline_nearer(sessions: Sessions) -> None:
+    session = sessions.open()
+    session.do("SELECT try_acquire('a', '60 s')")
+    assert session.do(RENEW, ["a"], [1], ["1 s"]) == (None, None)
+    assert left(session, "a") > 59
+
+
+@pytest.mark.parametrize("name", ["{}", '"', "\\", "a,b", "NULL", "{a,b}", " ", "ünïcode", "%s"])
+def test_any_name_can_be_renewed(sessions: Sessions, name: str) -> None:
+    session = sessions.open()
+    session.do("SELECT try_acquire(%s, '5 s')", name)
+    assert session.do(RENEW, [name, "another"], [1, 1], ["60 s", "60 s"]) == ([2], ["superseded"])
+    assert left(session, name) > 59
+
+
+def test_the_same_lease_twice_is_renewed_once(sessions: Sessions) -> None:
+    session = sessions.open()
+    session.do("SELECT try_acquire('a', '5 s')")
+    session.do(RENEW, ["a", "a"], [1, 1], ["30 s", "60 s"])
+    assert left(session, "a") > 29
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(["a"], [1, 2], ["1 s"]), ([], [], ["1 s"]), (["a"], [1], ["1 ms"]), ([None], [1], ["1 s"]), (["a"], [1], [None])],
+    ids=str,
+)
+def test_bad_arguments_are_refused_by_name(sessions: Sessions, arguments: tuple[object, ...]) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        sessions.open().do(RENEW, *arguments)
