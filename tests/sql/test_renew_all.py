@@ -85,3 +85,14 @@ def test_the_same_lease_twice_is_renewed_once(sessions: Sessions) -> None:
 def test_bad_arguments_are_refused_by_name(sessions: Sessions, arguments: tuple[object, ...]) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         sessions.open().do(RENEW, *arguments)
+
+
+def test_a_stale_renewal_does_not_even_lock_the_next_ones_row(sessions: Sessions) -> None:
+    stale, current = sessions.open(), sessions.open()
+    stale.do("SELECT try_acquire('a', '5 s')")
+    stale.do("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+    current.do("SELECT try_acquire('a', '5 s')")
+    stale.do("BEGIN")
+    assert stale.do(RENEW, ["a"], [1], ["5 s"]) == ([1], ["superseded"])
+    assert current.do(RENEW, ["a"], [2], ["5 s"]) == (None, None)
+    stale.do("COMMIT")
