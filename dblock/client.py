@@ -79,9 +79,14 @@ class _ClientBase:
     def _keep(self, hold: Hold, keep_alive: bool) -> None:
         """Look after a lease: renew it if so wanted, and see that it is released."""
         hold.keep_alive = keep_alive
-        if self._closed:
-            raise ClientClosed
         self._keeper.add(hold)
+        if self._closed:
+            # Closed while the grant was on its way. Looked at after adding, so that one of the two sees the other.
+            self._keeper.discard(hold)
+            hold.finish()
+            closed = ClientClosed()
+            closed.granted = True
+            raise closed
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("A client, its locks and its leases belong to one process. Make a client in the other one.")
@@ -154,6 +159,18 @@ class Client(_ClientBase):
 
     def _run(self, steps: Steps[T]) -> T:
         return (self._runner or self._open()).run(steps)
+
+    def _run_last(self, steps: Steps[T]) -> T:
+        """Run these also if the client was closed meanwhile."""
+        if not self._closed:
+            return self._run(steps)
+        from dblock.runner import Runner
+
+        last = Runner(self._target, self._schema, 1, 1.0)
+        try:
+            return last.run(steps)
+        finally:
+            last.close()
 
     def _open(self) -> Runner:
         from dblock.keepalive import KeepAlive
@@ -267,6 +284,18 @@ class AsyncClient(_ClientBase):
     async def _run(self, steps: Steps[T]) -> T:
         return await (await self._open()).run(steps)
 
+    async def _run_last(self, steps: Steps[T]) -> T:
+        """Run these also if the client was closed meanwhile."""
+        if not self._closed:
+            return await self._run(steps)
+        from dblock.runner import AsyncRunner
+
+        last = AsyncRunner(self._target, self._schema, 1, 1.0)
+        try:
+            return await last.run(steps)
+        finally:
+            last.close()
+
     async def _open(self) -> AsyncRunner:
         import asyncio
 
@@ -293,7 +322,7 @@ class AsyncClient(_ClientBase):
                 # Without prepared statements it needs fewer round trips to its first answer.
                 keepers = AsyncRunner(self._target, self._schema, 1, self._patience, prepares=False)
                 self._keeper = AsyncKeepAlive(keepers, self._service)
-                self._watch = AsyncWatch()
+                self._watch = AsyncWatch(loop)
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
                 self._shut = weakref.finalize(self, _shut_async, runner, keepers, self._keeper)
                 if self._closed:

@@ -97,6 +97,9 @@ class NoFencingToken(DblockError):
 class ClientClosed(DblockError):
     """The client was closed and can be used no more."""
 
+    granted = False
+    """Whether a lock was granted all the same, at the last moment."""
+
     def __init__(self) -> None:
         super().__init__("This client is closed. Make a new one to go on.")
 

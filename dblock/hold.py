@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import logging
 import math
 import os
 import threading
@@ -25,6 +26,8 @@ from typing import NamedTuple
 from dblock import clock
 from dblock.errors import LeaseLost
 from dblock.steps import Grant
+
+logger = logging.getLogger("dblock")
 
 
 class Reason(str, enum.Enum):
@@ -80,7 +83,8 @@ class Hold:
         self._last_held = time.time() - (now() - grant.sent_at)
         self._now = now
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        # Reentrant, because a finalizer may run in the middle of anything, and ask.
+        self._lock = threading.RLock()
         self._endings: list[Callable[[], object]] = []
         self._in_hand: weakref.ref[object] | None = None
 
@@ -120,13 +124,16 @@ class Hold:
 
     def lost(self) -> Loss | None:
         """Return how it was lost, None if it was not. Looks at the clock."""
-        if self.loss is None and not self.over and self._now() >= self.trusted_until:
-            self.lose(Reason.UNREACHABLE if self.unreachable else Reason.EXPIRED)
+        if self.loss is None and not self.over and self.ours and self._now() >= self.trusted_until:
+            if self.left:
+                self.finish()
+            else:
+                self.lose(Reason.UNREACHABLE if self.unreachable else Reason.EXPIRED)
         return self.loss
 
     def remaining(self) -> float:
         """Return the seconds for which it may still be believed without asking."""
-        if self.over or not self.ours or self.lost():
+        if self.over or self.left or not self.ours or self.lost():
             return 0.0
         return max(0.0, self.trusted_until - self._now())
 
@@ -136,7 +143,9 @@ class Hold:
             return False
         # A renewal never brings the deadline nearer, so of two that were under way at once the longer is true.
         if trusted_until > self.trusted_until:
-            self.trusted_until, self.expires_at, self.sent_at = trusted_until, expires_at, sent_at
+            self.trusted_until, self.expires_at = trusted_until, expires_at
+        if sent_at > self.sent_at:
+            self.sent_at = sent_at
             self._last_held = time.time() - (self._now() - sent_at)
         self.unreachable = False
         self.retry_at = 0.0
@@ -146,10 +155,11 @@ class Hold:
 
     def lose(self, reason: Reason) -> None:
         """Take note that it was lost, unless it was lost or given back before."""
+        loss = Loss(reason, self.last_held)
         with self._lock:
             if self.loss is not None or self.over:
                 return
-            self.loss = Loss(reason, self.last_held)
+            self.loss = loss
         self._end()
 
     def miss(self, why: str) -> None:
@@ -168,13 +178,18 @@ class Hold:
         self._in_hand = None
         self._end()
 
-    def at_end(self, ending: Callable[[], object]) -> None:
-        """Call this once, when the hold is lost or over; at once if it is."""
+    def at_end(self, ending: Callable[[], object]) -> Callable[[], None]:
+        """Call this once, when the hold is lost or over, at once if it is; return what takes the wish back."""
         with self._lock:
             if self.loss is None and not self.over:
                 self._endings.append(ending)
-                return
+                return lambda: self._forget(ending)
         ending()
+        return lambda: None
+
+    def _forget(self, ending: Callable[[], object]) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._endings.remove(ending)
 
     def error(self) -> LeaseLost:
         """Return what to raise for a lease that is not held any more."""
@@ -186,11 +201,16 @@ class Hold:
         with self._lock:
             endings, self._endings = self._endings, []
         for ending in endings:
-            ending()
+            try:
+                ending()
+            except Exception:
+                # Nobody else may go untold for it.
+                logger.exception("one who wanted to know of the end of a lease could not be told")
 
 
 def _forgotten(hold: Hold, abandon: Callable[[Hold], object], gone: object) -> None:
+    # Called by the garbage collector, so it does little; and the warning, which may be an error, comes last.
     if hold.ours and not hold.over:
-        if not hold.left and not hold.lost():
-            warnings.warn(f"the lease of lock {hold.name!r} was never released", ResourceWarning, stacklevel=2)
         abandon(hold)
+        if not hold.left and hold.loss is None and hold._now() < hold.trusted_until:
+            warnings.warn(f"the lease of lock {hold.name!r} was never released", ResourceWarning, stacklevel=2)

@@ -15,19 +15,23 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from dblock import clock
 from dblock.errors import ClientClosed, DblockError
 from dblock.forks import mind_forks
 from dblock.hold import Hold
 from dblock.runner import AsyncRunner, Runner
-from dblock.steps import TRUST, Service, Steps
+from dblock.steps import GIVE_UP_WITHIN, TRUST, Service, Steps
 
 logger = logging.getLogger("dblock")
 
 ROUNDS = 3
 """How often a lease is renewed in its time."""
+
+LEAST_TIME = 0.1
+"""Seconds that an answer is given however little time is left."""
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds before a renewal that failed is tried again: a twentieth of the ttl, within these bounds."""
@@ -41,6 +45,8 @@ class Rounds:
         self._now = now
         self._holds: dict[Hold, None] = {}
         self._reached = False
+        self._too_slow = 0.0
+        """How long the last answer was waited for in vain."""
 
     def add(self, hold: Hold) -> None:
         hold.unreachable = hold.keep_alive and not self._reached
@@ -60,23 +66,25 @@ class Rounds:
         now = self._now()
         return [hold for hold in abandoned if not hold.given_back and hold.loss is None and now < hold.trusted_until]
 
-    def release(self, abandoned: list[Hold]) -> Steps[None]:
-        """Release what nobody has in hand any more; what fails can be tried again."""
+    def release(self, abandoned: Iterable[Hold]) -> Steps[None]:
+        """Release what nobody has in hand any more; what could not be released yet can be tried again."""
         held = list(abandoned)
-        if not held:
-            return
         for hold in held:
             self.discard(hold)
             hold.finish()
+        if not held:
+            return
+        # Not for longer than until the next round is due: what is held comes before what is not.
+        within = max(min(self.due_at() - self._now(), GIVE_UP_WITHIN), LEAST_TIME)
         try:
-            yield from self._service.release_all([(hold.name, hold.token) for hold in held])
+            busy = yield from self._service.release_all([(hold.name, hold.token) for hold in held], within)
         except ClientClosed:
             raise
         except DblockError as error:
             logger.warning("%d leases could not be released: %s", len(held), error)
             return
-        for hold in held:
-            hold.given_back = True
+        for place, hold in enumerate(held):
+            hold.given_back = place not in busy
 
     def held(self) -> list[Hold]:
         """Return what is held at this moment."""
@@ -106,21 +114,27 @@ class Rounds:
         asked = [(hold, hold.ttl) for hold in chosen if hold in self._holds]
         if not asked:
             return
+        if self._too_slow:
+            # The database takes longer than those with least time left can wait. Let them not take the rest along.
+            patient = [(hold, ttl) for hold, ttl in asked if hold.trusted_until - now > 2.5 * self._too_slow]
+            asked = patient or asked
         for hold, _ in asked:
             hold.unreachable = True  # until the answer has come
         # Half of the time that is left, so that there is time for another try.
-        within = max((min(hold.trusted_until for hold, _ in asked) - now) / 2, 0.1)
+        within = max((min(hold.trusted_until for hold, _ in asked) - now) / 2, LEAST_TIME)
         try:
             answer = yield from self._service.renew([(hold.name, hold.token, ttl) for hold, ttl in asked], within)
         except DblockError as error:
             for hold, ttl in asked:
                 self._try_again(hold, ttl)
             self._reached = False
+            self._too_slow = within
             if isinstance(error, ClientClosed):
                 raise
             logger.warning("%d leases could not be renewed, trying again: %s", len(asked), error)
             return
         self._reached = True
+        self._too_slow = 0.0
         late = []
         for place, (hold, ttl) in enumerate(asked):
             why = answer.missed.get(place)
@@ -219,6 +233,7 @@ class KeepAlive(_KeepAliveBase):
 
     def letting_go(self) -> Steps[None]:
         self._collect(block=False)
+        self._wake.put(None)  # what was meant for the thread may have been among it
         return super().letting_go()
 
     def close(self) -> None:
@@ -244,6 +259,7 @@ class KeepAlive(_KeepAliveBase):
                     return
                 self._abandoned = self._rounds.releasable(self._abandoned)
                 self._runner.run(self._rounds.release(self._abandoned))
+                self._abandoned = self._rounds.releasable(self._abandoned)
                 self._runner.run(self._rounds.round())
             except ClientClosed:
                 return
@@ -274,12 +290,13 @@ class AsyncKeepAlive(_KeepAliveBase):
         self._task: asyncio.Task[None] | None = None
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._dropped: deque[Hold] = deque()
 
     def add(self, hold: Hold) -> None:
         """Keep this lease alive from now on."""
         self._rounds.add(hold)
         self._in_use = True
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._loop = asyncio.get_running_loop()
             self._wake = asyncio.Event()
             self._task = self._loop.create_task(self._go(self._wake), name="dblock keep-alive")
@@ -288,7 +305,7 @@ class AsyncKeepAlive(_KeepAliveBase):
 
     def abandon(self, hold: Hold) -> None:
         """Release what nobody has in hand any more. Can be called from a finalizer, in any thread."""
-        self._abandoned.append(hold)
+        self._dropped.append(hold)
         if self._loop is not None and self._wake is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._wake.set)
@@ -298,6 +315,17 @@ class AsyncKeepAlive(_KeepAliveBase):
         self._closed = True
         if self._task is not None and self._loop is not None and not self._loop.is_closed():
             self._task.cancel()
+
+    def letting_go(self) -> Steps[None]:
+        self._collect()
+        return super().letting_go()
+
+    def _collect(self) -> None:
+        while self._dropped:
+            hold = self._dropped.popleft()
+            self._rounds.discard(hold)
+            self._abandoned.append(hold)
+        self._abandoned = self._rounds.releasable(self._abandoned)
 
     async def _go(self, wake: asyncio.Event) -> None:
         with contextlib.suppress(DblockError):
@@ -309,8 +337,9 @@ class AsyncKeepAlive(_KeepAliveBase):
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(wake.wait(), self._seconds_to_sleep())
                 wake.clear()
-                self._abandoned = self._rounds.releasable(self._abandoned)
+                self._collect()
                 await self._runner.run(self._rounds.release(self._abandoned))
+                self._abandoned = self._rounds.releasable(self._abandoned)
                 await self._runner.run(self._rounds.round())
             except ClientClosed:
                 return

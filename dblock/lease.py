@@ -11,12 +11,12 @@ nothing.
 from __future__ import annotations
 
 import contextlib
-import typing
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dblock.backing import TaskBacking, ThreadBacking
 from dblock.errors import ClientClosed, DatabaseError, InvalidArgument, LeaseLost, NoFencingToken
 from dblock.hold import Hold, Loss, Reason
 from dblock.lost import TaskLost, ThreadLost
@@ -28,39 +28,8 @@ from dblock.watch import Watched
 if TYPE_CHECKING:
     import asyncio
 
-    from dblock.keepalive import AsyncKeepAlive, KeepAlive
-    from dblock.watch import AsyncWatch, Watch
-
-T = TypeVar("T")
-
 ThreadSelf = TypeVar("ThreadSelf", bound="ThreadLease")
 TaskSelf = TypeVar("TaskSelf", bound="TaskLease")
-
-
-class ThreadBacking(typing.Protocol):
-    """What a lease needs of its client, for threads."""
-
-    _service: Service
-    _schema: str
-    _keeper: KeepAlive
-    _watch: Watch
-
-    def _run(self, steps: Steps[T]) -> T: ...
-
-    def _keep(self, hold: Hold, keep_alive: bool) -> None: ...
-
-
-class TaskBacking(typing.Protocol):
-    """What a lease needs of its client, for asyncio."""
-
-    _service: Service
-    _schema: str
-    _keeper: AsyncKeepAlive
-    _watch: AsyncWatch
-
-    async def _run(self, steps: Steps[T]) -> T: ...
-
-    def _keep(self, hold: Hold, keep_alive: bool) -> None: ...
 
 
 class _LeaseBase:
@@ -100,7 +69,7 @@ class _LeaseBase:
     def _renewing(self, ttl: Seconds | None) -> Steps[None]:
         hold = self._hold
         seconds = hold.ttl if ttl is None else check_ttl(self.name, ttl)
-        self.raise_if_lost()
+        self._raise_if_gone()
         while True:
             answer = yield from self._service.renew([(hold.name, hold.token, seconds)])
             why = answer.missed.get(0)
@@ -108,12 +77,18 @@ class _LeaseBase:
                 break
             # Another transaction is at work on the row, perhaps the user's own. Ask for as long as we may believe.
             yield Sleep(POLL_FIRST)
-            self.raise_if_lost()
+            self._raise_if_gone()
         if why is not None:
             hold.miss(why)
         elif hold.confirm(answer.sent_at, answer.sent_at + seconds * TRUST, answer.moment + seconds):
             hold.ttl = seconds
         self.raise_if_lost()
+
+    def _raise_if_gone(self) -> None:
+        """Raise unless the lease can be renewed; one whose release may have been rolled back can."""
+        hold = self._hold
+        if hold.over or not hold.ours or hold.lost():
+            raise hold.error()
 
     def _releasing(self) -> Steps[bool]:
         hold = self._hold
@@ -121,16 +96,21 @@ class _LeaseBase:
             return False
         hold.finish()
         released = yield from self._service.release(hold.name, hold.token, hold.trusted_until)
-        hold.given_back = True
-        if released or hold.left:
-            return True
-        why = "superseded"
+        if released or hold.given_back:
+            hold.given_back = True
+            return released
+        # It cannot be renewed, and the database says why. If it can after all, a renewal had come in between.
+        why: str | None = "superseded"
         with contextlib.suppress(DatabaseError):
-            # It cannot be renewed, and the database says why.
             answer = yield from self._service.renew([(hold.name, hold.token, hold.ttl)])
-            why = answer.missed.get(0, why)
-        hold.loss = Loss(Reason.FORCED if why == "released" else Reason(why), hold.last_held)
-        return False
+            why = answer.missed.get(0)
+            if why is None or why == "busy":
+                released = yield from self._service.release(hold.name, hold.token, hold.trusted_until)
+        hold.given_back = True
+        if not released:
+            known = {"expired": Reason.EXPIRED, "released": Reason.FORCED}
+            hold.loss = Loss(known.get(why or "", Reason.SUPERSEDED), hold.last_held)
+        return released
 
     @property
     def _finished(self) -> bool:
@@ -191,6 +171,11 @@ class ThreadLease(_LeaseBase):
     def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
         try:
+            if self._hold.left and not self._finished:
+                # Released in the user's transaction, which may not have ended; whoever waited here might wait for it.
+                self._hold.finish()
+                self._client._keeper.abandon(self._hold)
+                return True
             return not self._finished and self._client._run(self._releasing())
         except BaseException:
             # The caller is told, or leaves, before it is known to be released; the keep-alive sees to it.
@@ -248,11 +233,12 @@ class TaskLease(_LeaseBase):
         self._service = client._service
         self._body: asyncio.Task[Any] | None = None
         self._cancelled_body = False
+        self._cancelling = 0
 
     @property
     def lost(self) -> TaskLost:
         """An event that is set when the lease is lost, with the reason; one can await it."""
-        return TaskLost(self._hold)
+        return TaskLost(self._hold, self._client._watch)
 
     def on_lost(self, callback: Callable[[LeaseLost], object | Awaitable[object]]) -> None:
         """Have this called, or run as a task, when the lease is lost; not when it is released."""
@@ -276,6 +262,11 @@ class TaskLease(_LeaseBase):
     async def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
         try:
+            if self._hold.left and not self._finished:
+                # Released in the user's transaction, which may not have ended; whoever waited here might wait for it.
+                self._hold.finish()
+                self._client._keeper.abandon(self._hold)
+                return True
             return not self._finished and await self._client._run(self._releasing())
         except BaseException:
             # The caller is told, or leaves, before it is known to be released; the keep-alive sees to it.
@@ -317,7 +308,8 @@ class TaskLease(_LeaseBase):
         import asyncio
 
         self._body = asyncio.current_task()
-        self._hold.at_end(self._cancel_body)
+        self._cancelling = _cancelling(self._body)
+        self._hold.at_end(lambda: self._client._watch.in_loop(self._cancel_body))
         self._client._watch.add(self._wants())
 
     def _cancel_body(self) -> None:
@@ -332,7 +324,8 @@ class TaskLease(_LeaseBase):
 
         body, self._body = self._body, None
         if self._cancelled_body and body is not None:
-            if not await _is_ours_alone(body, error):
+            self._client._keeper.discard(self._hold)
+            if not await _is_ours_alone(body, error, self._cancelling):
                 # Somebody else cancels the task too, and that comes first.
                 if error is None:
                     raise asyncio.CancelledError
@@ -373,22 +366,29 @@ class AsyncEfficiencyLease(_NoToken, TaskLease):
 def check_before(before: Seconds, hold: Hold) -> float:
     """Return the seconds if a warning can come that long before the end."""
     seconds = check_seconds("warning time", before)
-    if not 0 < seconds < hold.ttl:
+    # A lease that is kept alive comes down to two thirds of its time before each renewal, and that is no danger.
+    most = hold.ttl * 0.6 if hold.keep_alive else hold.ttl
+    if not 0 < seconds < most:
         raise InvalidArgument(
-            f"A warning for lock {hold.name!r} comes more than 0 s and less than its ttl of {hold.ttl:g} s before the "
-            f"end; got {seconds:g} s."
+            f"A warning for lock {hold.name!r} with a ttl of {hold.ttl:g} s comes more than 0 s and less than {most:g} "
+            f"s before the end; got {seconds:g} s."
         )
     return seconds
 
 
-async def _is_ours_alone(body: asyncio.Task[Any], error: BaseException | None) -> bool:
-    """Take back our cancellation of the body; tell whether it was the only one."""
+def _cancelling(task: asyncio.Task[Any] | None) -> int:
+    """Return how many cancellations of the task are under way; Python 3.10 does not count them."""
+    return int(task.cancelling()) if task is not None and hasattr(task, "cancelling") else 0
+
+
+async def _is_ours_alone(body: asyncio.Task[Any], error: BaseException | None, before: int) -> bool:
+    """Take back our cancellation of the body; tell whether it was the only one since it was entered."""
     import asyncio
 
-    if error is None:
-        # It was asked for when the body had just ended, and is still to come.
+    if not isinstance(error, asyncio.CancelledError):
+        # The body has ended otherwise, and the cancellation is still to come.
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
     if not hasattr(body, "uncancel"):
-        return True  # Python 3.10 does not count
-    return bool(body.uncancel() == 0)
+        return True
+    return bool(body.uncancel() <= before)

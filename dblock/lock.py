@@ -10,18 +10,10 @@ import threading
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from dblock.errors import DblockError, LockTimeout, Unavailable
+from dblock.backing import TaskBacking, ThreadBacking
+from dblock.errors import ClientClosed, DblockError, LockTimeout, Unavailable
 from dblock.hold import Hold
-from dblock.lease import (
-    AsyncEfficiencyLease,
-    AsyncLease,
-    EfficiencyLease,
-    Lease,
-    TaskBacking,
-    TaskLease,
-    ThreadBacking,
-    ThreadLease,
-)
+from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease, TaskLease, ThreadLease
 from dblock.steps import Grant, Holder, Service, new_attempt
 from dblock.terms import Seconds, Terms, check_timeout
 
@@ -109,7 +101,7 @@ class Lock(_LockBase[ThreadL]):
         """Give back what the attempt may have been granted, for a caller who does not get it."""
         if _may_be_granted(error):
             with contextlib.suppress(DblockError):
-                self._client._run(self._service.abandon(self.name, attempt))
+                self._client._run_last(self._service.abandon(self.name, attempt))
 
     def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
@@ -165,7 +157,7 @@ class AsyncLock(_LockBase[TaskL]):
         """Give back what the attempt may have been granted, for a caller who does not get it."""
         if _may_be_granted(error):
             with contextlib.suppress(DblockError):
-                await self._client._run(self._service.abandon(self.name, attempt))
+                await self._client._run_last(self._service.abandon(self.name, attempt))
 
     async def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
@@ -189,6 +181,8 @@ class AsyncLock(_LockBase[TaskL]):
 
 def _may_be_granted(error: BaseException) -> bool:
     """Tell whether a request that ended so may have been granted all the same: its answer was not waited for."""
+    if isinstance(error, ClientClosed):
+        return error.granted
     return not isinstance(error, DblockError) or (isinstance(error, Unavailable) and error.unanswered)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from datetime import datetime
 
 from dblock import clock
 from dblock.hold import Hold, Reason
 from dblock.terms import Seconds, check_seconds
+from dblock.watch import AsyncWatch
 
 
 class Lost:
@@ -41,29 +43,37 @@ class ThreadLost(Lost):
 
     def wait(self, timeout: Seconds | None = None) -> bool:
         """Wait until the lease is lost: True. False when the timeout passes, or the lease is released, first."""
+        give_up = math.inf if timeout is None else clock.now() + check_seconds("timeout", timeout)
         ended = threading.Event()
-        self._hold.at_end(ended.set)
-        give_up = None if timeout is None else clock.now() + check_seconds("timeout", timeout)
-        while not self.is_set() and not self._hold.over:
-            left = self._hold.trusted_until - clock.now()
-            if give_up is not None:
-                if clock.now() >= give_up:
+        forget = self._hold.at_end(ended.set)
+        try:
+            while not self.is_set() and not self._hold.over:
+                now = clock.now()
+                if now >= give_up:
                     return False
-                left = min(left, give_up - clock.now())
-            ended.wait(max(left, 0.0))
-        return self.is_set()
+                ended.wait(max(min(self._hold.trusted_until, give_up) - now, 0.0))
+            return self.is_set()
+        finally:
+            forget()
 
 
 class TaskLost(Lost):
     """An event that a task can wait for."""
+
+    def __init__(self, hold: Hold, watch: AsyncWatch) -> None:
+        super().__init__(hold)
+        self._watch = watch
 
     async def wait(self) -> bool:
         """Wait until the lease is lost: True. False when it is released first."""
         import asyncio
 
         ended = asyncio.Event()
-        self._hold.at_end(ended.set)
-        while not self.is_set() and not self._hold.over:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(ended.wait(), max(self._hold.trusted_until - clock.now(), 0.001))
-        return self.is_set()
+        forget = self._hold.at_end(lambda: self._watch.in_loop(ended.set))
+        try:
+            while not self.is_set() and not self._hold.over:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(ended.wait(), max(self._hold.trusted_until - clock.now(), 0.001))
+            return self.is_set()
+        finally:
+            forget()

@@ -154,11 +154,12 @@ class Pool(_PoolBase[_ThreadTurn]):
     def __init__(self, connect: Callable[[], Wire], size: int, patience: float) -> None:
         super().__init__(size, patience)
         self._connect = connect
-        self._lock = threading.Lock()
+        # Reentrant, because a client that goes out of use may be closed by a collection in the middle of anything.
+        self._lock = threading.RLock()
 
     def start_anew(self) -> None:
         super().start_anew()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def take(self) -> Wire:
         """Borrow a connection for one call."""

@@ -43,7 +43,17 @@ DEFAULT_SCHEMA = "dblock"
 REFUSED = "DBL01"
 """The SQLSTATE of a schema that dblock will not have."""
 
-API = ("try_acquire", "abandon", "renew", "renew_all", "release", "assert_held", "holder", "schema_revision")
+API = (
+    "try_acquire",
+    "abandon",
+    "renew",
+    "renew_all",
+    "release",
+    "release_all",
+    "assert_held",
+    "holder",
+    "schema_revision",
+)
 """The functions that an application's role may call."""
 
 

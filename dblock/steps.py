@@ -134,10 +134,7 @@ class Service:
         self._renew_all = (
             f"SELECT extract(epoch FROM moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3)"
         ).encode()
-        self._release_all = (
-            f"SELECT count(*) FILTER (WHERE {prefix}.release(name, token, durable => false))"
-            " FROM unnest($1::text[], $2::bigint[]) AS held (name, token)"
-        ).encode()
+        self._release_all = f"SELECT busy FROM {prefix}.release_all($1, $2)".encode()
         self._abandon = f"SELECT {prefix}.abandon($1, $2)".encode()
         # Losing a release in a crash only keeps the lock until its deadline, so nobody waits for the disk.
         self._release = f"SELECT {prefix}.release($1, $2, durable => false)".encode()
@@ -213,11 +210,14 @@ class Service:
         places = [int(place) - 1 for place in items(missed)]
         return Renewal(sent_at, float(moment), dict(zip(places, items(reasons), strict=True)))
 
-    def release_all(self, grants: Sequence[tuple[str, int]]) -> Steps[int]:
-        """Give these exact grants back in one call; the result is how many there were to give."""
+    def release_all(self, grants: Sequence[tuple[str, int]], within: float = math.inf) -> Steps[set[int]]:
+        """Give these exact grants back in one call that waits for no row.
+
+        The result is the places, from 0, of those that another transaction is at work on: ask again for these.
+        """
         names, tokens = zip(*grants, strict=True)
-        (released,) = yield Call(self._release_all, (array(names), array(map(str, tokens))))
-        return int(released)
+        (busy,) = yield Call(self._release_all, (array(names), array(map(str, tokens))), within=within)
+        return {int(place) - 1 for place in items(busy)}
 
     def release(self, name: str, token: int, trusted_until: float) -> Steps[bool]:
         """Give this exact grant back; the result is False when it was lost before."""

@@ -34,6 +34,7 @@ class UsersTransaction:
             connection = self._connection
             if hasattr(connection, "get_bind"):
                 connection = connection.connection()
+            _check_dialect(connection)
             _check_autocommit(connection.connection.dbapi_connection.autocommit)
             return bool(connection.execute(*self._text(function, name, token)).scalar_one())
         self._check_psycopg()
@@ -46,6 +47,7 @@ class UsersTransaction:
             connection = self._connection
             if hasattr(connection, "get_bind"):
                 connection = await connection.connection()
+            _check_dialect(connection)
             _check_autocommit((await connection.get_raw_connection()).dbapi_connection.autocommit)
             return bool((await connection.execute(*self._text(function, name, token))).scalar_one())
         self._check_psycopg()
@@ -92,6 +94,11 @@ def _tuple_row() -> Any:
     from psycopg.rows import tuple_row
 
     return tuple_row
+
+
+def _check_dialect(connection: Any) -> None:
+    if connection.dialect.name != "postgresql":
+        raise InvalidArgument(f"The transaction must be in the database of the lock, not in {connection.dialect.name}.")
 
 
 def _check_autocommit(autocommit: bool) -> None:

@@ -130,36 +130,42 @@ class Watch:
 class AsyncWatch:
     """Looks by timers of the event loop, and calls back in it. A coroutine function is run as a task."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread = threading.get_ident()
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def in_loop(self, call: Callable[[], object]) -> None:
+        """Call this in the event loop: now, or soon if a worker thread has noticed what there is to tell."""
+        if threading.get_ident() == self._thread:
+            call()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(call)
 
     def add(self, watched: Watched) -> None:
         """Look after this one, from now on; also to be called when it has got another wish."""
-        import asyncio
-
         if watched.timer is None:
-            watched.hold.at_end(lambda: self._rest(watched))
-        self._look(asyncio.get_running_loop(), watched)
-
-    def close(self) -> None:
-        """Nothing is held open: timers that are left find their leases over."""
+            watched.hold.at_end(lambda: self.in_loop(lambda: self._rest(watched)))
+        self.in_loop(lambda: self._look(watched))
 
     def call(self, callback: Callback, argument: object) -> None:
         """Call back; a coroutine runs on as a task."""
-        import asyncio
+        self.in_loop(lambda: self._call(callback, argument))
 
+    def _call(self, callback: Callback, argument: object) -> None:
         result = guarded(callback, argument)
         if inspect.isawaitable(result):
-            task = asyncio.ensure_future(_awaited(result))
+            task = self._loop.create_task(_awaited(result))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _look(self, loop: asyncio.AbstractEventLoop, watched: Watched) -> None:
+    def _look(self, watched: Watched) -> None:
         self._rest(watched)
         again = watched.look()
         if again < math.inf:
             # A timer may ring a hair too early by another clock.
-            watched.timer = loop.call_later(max(again, 0.001), self._look, loop, watched)
+            watched.timer = self._loop.call_later(max(again, 0.001), self._look, watched)
 
     @staticmethod
     def _rest(watched: Watched) -> None:

@@ -13,7 +13,7 @@
 -- that may be the first sending, not yet committed.
 --
 -- With `durable => false` the grant is not waited for to reach the disk, and so carries no fencing token: `token` is then
--- a negative number of no order, to renew and release with. Like a release's, that setting is the whole transaction's.
+-- a negative number of no order, to renew and release with.
 --
 -- `remaining` is the time left in seconds: of this grant, or of the holder's in the way. It is there
 -- so that no client compares `expires_at` with a clock of its own.
@@ -54,7 +54,8 @@ BEGIN
     lasting := make_interval(secs => extract(epoch FROM try_acquire.ttl)::double precision);
     IF try_acquire.durable THEN
         ready := commit_durably();
-    ELSE
+    ELSIF pg_current_xact_id_if_assigned() IS NULL THEN
+        -- Only where nothing was written before in this transaction, which may be waiting for the disk on purpose.
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     IF try_acquire.sent_before THEN

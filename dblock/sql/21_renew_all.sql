@@ -31,7 +31,7 @@ BEGIN
     ready := (SELECT bool_and(check_request(a.name, a.ttl)) FROM unnest(names, ttls) AS a (name, ttl));
     IF 0 < ANY (tokens) THEN
         ready := commit_durably();
-    ELSE
+    ELSIF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     moment := clock_timestamp();

@@ -4,8 +4,8 @@
 -- whose answer was lost can be sent a second time.
 --
 -- With `durable => false` the transaction commits asynchronously: losing the release in a crash only
--- keeps the lock until its deadline. The setting is the whole transaction's, so it is for a release
--- that stands alone, never for one beside other work.
+-- keeps the lock until its deadline. The setting is the whole transaction's, so it is left alone where something was
+-- written before; what is written afterwards it covers too, so let a release stand alone, or come last.
 CREATE OR REPLACE FUNCTION release(name text, token bigint, durable boolean DEFAULT true)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
@@ -14,7 +14,7 @@ AS $$
 DECLARE
     ignored text;
 BEGIN
-    IF NOT release.durable THEN
+    IF NOT release.durable AND pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     UPDATE distributed_locks AS l

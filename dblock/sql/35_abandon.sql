@@ -7,7 +7,9 @@ AS $$
 DECLARE
     ignored text;
 BEGIN
-    ignored := set_config('synchronous_commit', 'off', true);
+    IF pg_current_xact_id_if_assigned() IS NULL THEN
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
     UPDATE distributed_locks AS l
     SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
     WHERE l.name = abandon.name AND l.attempt = abandon.attempt AND l.expires_at > clock_timestamp();

@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -493,7 +494,7 @@ def test_a_child_leaves_its_parents_lease_alone(dsn: str) -> None:
 def test_a_lock_that_was_held_at_the_fork_does_not_hang_the_child(dsn: str, held: str) -> None:
     with dblock.Client(dsn) as client, client.lock("parent's"):
         assert client._runner is not None
-        locks = {
+        locks: dict[str, Any] = {
             "the client's": client._opening,
             "the pool's": client._runner._pool._lock,
             "the keep-alive's": client._keeper._starting,

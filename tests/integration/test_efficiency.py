@@ -84,3 +84,6 @@ def test_how_each_kind_commits_whatever_the_default(owner: psycopg.Connection, d
     assert setting("SELECT release('a', 1)") == default
     assert setting("SELECT release('a', 1, durable => false)") == "off"
     assert setting("SELECT try_acquire('b', durable => false)") == "off"
+    assert setting("SELECT release_all('{a}', '{1}')") == "off"
+    for quick in ("try_acquire('c', durable => false)", "release('x', 1, durable => false)", "abandon('x', NULL)"):
+        assert setting(f"SELECT try_acquire('d{quick[0]}'), {quick}") == strict, "the token before it is not safe"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import subprocess
 import sys
@@ -360,3 +361,135 @@ def test_a_child_renews_nothing_of_its_parents(dsn: str, owner: psycopg.Connecti
     )
     assert done.stdout == "True 0.0\n"
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
+
+
+async def test_looking_at_a_lost_lease_in_the_body_leaves_no_cancellation_behind(dsn: str) -> None:
+    async with dblock.AsyncClient(dsn) as client:
+        for how in ("raise_if_lost", "own error", "nested"):
+            with pytest.raises((dblock.LeaseLost, KeyError)):
+                async with client.lock(how, ttl=0.2, keep_alive=False) as lease:
+                    time.sleep(0.3)  # noqa: ASYNC251 - the loop is blocked, and no timer rings
+                    if how == "own error":
+                        lease.remaining()
+                        raise KeyError
+                    if how == "nested":
+                        async with client.lock("inner", ttl=0.2, keep_alive=False) as inner:
+                            time.sleep(0.3)  # noqa: ASYNC251
+                            inner.raise_if_lost()
+                    lease.raise_if_lost()
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="counts cancellations")
+async def test_a_loss_is_told_as_such_while_the_task_is_being_cancelled(dsn: str, owner: psycopg.Connection) -> None:
+    """A cancelled task cleans up under a lock, and that is lost."""
+    seen: list[BaseException] = []
+
+    async def work(client: dblock.AsyncClient) -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            try:
+                async with client.lock("a", ttl=0.3):
+                    owner.execute(RUN_OUT)
+                    await asyncio.sleep(10)
+            except BaseException as error:
+                seen.append(error)
+
+    async with dblock.AsyncClient(dsn) as client:
+        task = asyncio.ensure_future(work(client))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [type(error) for error in seen] == [dblock.LeaseLost]
+
+
+async def test_a_worker_thread_may_be_the_first_to_see_the_loss(dsn: str) -> None:
+    async with dblock.AsyncClient(dsn) as client:
+        told = asyncio.Event()
+
+        async def tell(error: dblock.LeaseLost) -> None:
+            told.set()
+
+        def poll(lease: dblock.AsyncLease) -> None:
+            with contextlib.suppress(dblock.LeaseLost):
+                while True:
+                    lease.raise_if_lost()
+
+        started = time.monotonic()
+        with pytest.raises(dblock.LeaseLost):
+            async with await client.lock("a", ttl=0.3, keep_alive=False).acquire() as lease:
+                lease.on_lost(tell)
+                await asyncio.gather(asyncio.to_thread(poll, lease), asyncio.sleep(10))
+        assert time.monotonic() - started < 5
+        await asyncio.wait_for(told.wait(), 5)
+
+
+def test_a_closed_client_leaves_no_thread(dsn: str) -> None:
+    before = threading.active_count()
+    for _ in range(10):
+        with dblock.Client(dsn) as client:
+            lease = client.lock("a").acquire()
+            lease.on_lost(lambda error: None)
+            lease.release()
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline, threading.enumerate()
+        time.sleep(0.01)
+
+
+async def test_what_was_left_to_run_out_does_not_stay_registered(clients: Clients, kept_leases: list[Any]) -> None:
+    client = clients()
+    for number in range(5):
+        with pytest.raises(dblock.LeaseLost):
+            async with client.lock(f"{number}", ttl=0.1, keep_alive=False):
+                await asyncio.sleep(0.15)
+        with contextlib.suppress(dblock.LeaseLost):
+            await client.lock(f"dropped {number}", ttl=0.1, keep_alive=False).acquire()
+    await asyncio.sleep(0.2)
+    forget(kept_leases)
+    await asyncio.sleep(0)
+    await client.lock("wakes the keep-alive", ttl=0.3).acquire()
+    rounds = getattr(client, "_inner", client)._keeper._rounds
+    await eventually(lambda: len(rounds._holds) <= 1)
+
+
+def test_waiting_again_and_again_leaves_nothing_behind(client: dblock.Client) -> None:
+    lease = client.lock("a").acquire()
+    for _ in range(50):
+        assert lease.lost.wait(0) is False
+    assert len(lease._hold._endings) == 0
+
+
+async def test_a_client_that_is_closed_while_it_acquires_leaves_no_lock(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    with Proxy(clients.dsn) as proxy:
+        client = clients(proxy.dsn)
+        await client.lock("warm").holder()
+        proxy.delay = 0.3
+        acquiring = asyncio.ensure_future(client.lock("a", ttl=600).acquire())
+        await asyncio.sleep(0.1)
+        await client.close()
+        with pytest.raises(dblock.ClientClosed):
+            await acquiring
+        await eventually(lambda: owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,))
+
+
+async def test_the_keep_alive_is_there_again_after_all_tasks_were_cancelled(dsn: str) -> None:
+    async with dblock.AsyncClient(dsn) as client:
+        await client.lock("a").acquire()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0.05)
+        lease = await client.lock("b", ttl=0.4).acquire()
+        await asyncio.sleep(1)
+        assert lease.remaining() > 0
+
+
+async def test_a_warning_that_every_renewal_would_set_off_is_refused(clients: Clients) -> None:
+    lease = await clients().lock("a", ttl=10).acquire()
+    with pytest.raises(dblock.InvalidArgument, match="less than 6 s"):
+        lease.on_danger(print, before=7)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import inspect
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -105,6 +108,49 @@ async def test_leaving_the_body_after_it_is_no_error(opened: tuple[Any, Open]) -
     assert await clients().lock("a").holder() is not None
 
 
+async def test_leaving_the_body_before_the_transaction_has_ended_waits_for_nothing(opened: tuple[Any, Open]) -> None:
+    clients, transaction = opened
+    started = time.monotonic()
+    async with clients(patience=3).lock("a") as lease:
+        await settled(getattr(lease, "_inner", lease).release_in(transaction.connection))
+    assert time.monotonic() - started < 2
+    await transaction.commit()
+    assert await clients().lock("a").try_acquire() is not None
+
+
+async def test_a_transaction_that_stays_open_holds_up_no_other_lease(
+    opened: tuple[Any, Open], kept_leases: list[Any], owner: psycopg.Connection
+) -> None:
+    """The lease that it released goes out of use meanwhile; and the client is closed in the end."""
+    clients, transaction = opened
+    client = clients(patience=20)
+    kept = await client.lock("kept", ttl=1.5).acquire()
+    lease = await client.lock("a").acquire()
+    await settled(getattr(lease, "_inner", lease).release_in(transaction.connection))
+    kept_leases[:] = [one for one in kept_leases if one.name == "kept"]
+    del lease
+    gc.collect()
+    await asyncio.sleep(3)
+    assert kept.remaining() > 0
+    started = time.monotonic()
+    await client.close()
+    assert time.monotonic() - started < 5
+    assert owner.execute("SELECT count(*) FROM holder('kept')").fetchone() == (0,)
+    await transaction.rollback()
+
+
+async def test_after_it_the_lease_is_not_believed_until_it_is_renewed(opened: tuple[Any, Open]) -> None:
+    clients, transaction = opened
+    lease = await acquired(clients)
+    await settled(lease.release_in(transaction.connection))
+    assert lease.remaining() == 0
+    with pytest.raises(dblock.LeaseLost):
+        lease.raise_if_lost()
+    await transaction.rollback()
+    await settled(lease.renew())
+    lease.raise_if_lost()
+
+
 async def test_a_lost_lease_cannot_be_proven_nor_released_there(
     opened: tuple[Any, Open], owner: psycopg.Connection
 ) -> None:
@@ -168,3 +214,11 @@ async def test_autocommit_without_a_transaction_is_refused(dsn: str) -> None:
             lease.release_in(autocommitting)
         engine.dispose()
         assert lease.release() is True
+
+
+async def test_another_kind_of_database_is_refused(dsn: str) -> None:
+    engine = create_engine("sqlite://")
+    with dblock.Client(dsn) as client, engine.connect() as connection:
+        lease = client.lock("a").acquire()
+        with pytest.raises(dblock.InvalidArgument, match="sqlite"):
+            lease.assert_held(connection)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import warnings
 from datetime import datetime, timezone
 
 import pytest
@@ -95,3 +97,52 @@ def test_endings_are_called_once_also_when_they_come_late(hold: Hold, early: boo
     if not early:
         hold.at_end(lambda: called.append(1))
     assert called == [1]
+
+
+def test_a_finalizer_in_the_middle_of_a_loss_does_not_deadlock(hold: Hold, now: Clock) -> None:
+    """A collection may run while the hold's own lock is held, and collect the lease, whose end asks the hold."""
+    now.now += 20
+    with hold._lock:
+        assert hold.lost() is not None
+
+
+def test_one_who_cannot_be_told_does_not_keep_it_from_the_next(hold: Hold) -> None:
+    told: list[int] = []
+    hold.at_end(lambda: 1 / 0)
+    hold.at_end(lambda: told.append(1))
+    hold.lose(Reason.FORCED)
+    assert told == [1]
+
+
+def test_a_wish_to_be_told_can_be_taken_back(hold: Hold) -> None:
+    told: list[int] = []
+    hold.at_end(lambda: told.append(1))()
+    hold.lose(Reason.FORCED)
+    assert told == []
+    assert hold._endings == []
+
+
+def test_after_a_release_in_the_users_transaction_it_is_not_believed(hold: Hold, now: Clock) -> None:
+    with hold.leaving():
+        pass
+    assert hold.remaining() == 0
+    now.now += 20
+    assert hold.lost() is None, "it was released"
+    assert hold.over
+
+
+def test_a_lease_that_was_forgotten_is_released_also_where_warnings_are_errors(hold: Hold) -> None:
+    class Lease:
+        pass
+
+    lease = Lease()
+    abandoned: list[Hold] = []
+    hold.mind(lease, abandoned.append)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        try:
+            del lease
+        finally:
+            sys.unraisablehook = hook
+    assert abandoned == [hold]

@@ -180,7 +180,7 @@ def test_what_was_abandoned_is_released_and_tried_again(played: Played) -> None:
     steps = played.rounds.release([hold])
     next(steps)
     with pytest.raises(StopIteration):
-        steps.send(("1",))
+        steps.send((None,))
     assert played.rounds.releasable([hold]) == []
 
 
@@ -236,3 +236,39 @@ def test_what_is_not_to_be_kept_alive_is_never_due(played: Played) -> None:
     played.now.now = 1020
     assert played.round() == []
     assert [hold.name for hold in played.rounds.held()] == ["a"]
+
+
+def test_a_shorter_ttl_does_not_make_the_rounds_spin(played: Played) -> None:
+    """The deadline does not move, but it was renewed all the same."""
+    hold = played.hold("a", 3000)
+    hold.confirm(1001, 1001 + 1, 0)
+    hold.ttl = 1
+    played.now.now = 1001.4
+    assert played.round() == ["a"]
+    assert played.rounds.due_at() > 1001.7
+
+
+def test_leases_with_little_time_left_do_not_take_the_others_along(played: Played) -> None:
+    """The database takes longer than the short one can wait; the long one is asked for alone, and can."""
+    played.hold("long", 30)
+    played.now.now = 1010
+    played.hold("short", 0.4)
+    played.now.now = 1010.2
+    steps, names = played.asked()
+    assert names == ["long", "short"]
+    with pytest.raises(StopIteration):
+        steps.throw(dblock.Unavailable("too slow"))
+    played.now.now = 1011.3
+    steps = played.rounds.round()
+    call: Any = next(steps)
+    assert call.args[0] == '{"long"}'
+    assert call.within > 5
+
+
+def test_a_release_that_another_transaction_stands_in_the_way_of_is_tried_again(played: Played) -> None:
+    free, busy = played.hold("free"), played.hold("busy")
+    steps = played.rounds.release([free, busy])
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.send(("{2}",))
+    assert played.rounds.releasable([free, busy]) == [busy]

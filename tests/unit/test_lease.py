@@ -145,3 +145,35 @@ def test_a_release_that_fails_does_not_hide_what_the_body_raised() -> None:
         raise KeyError
     with pytest.raises(dblock.Unavailable), lease():
         pass
+
+
+def test_of_two_releases_at_once_neither_makes_a_loss_of_it() -> None:
+    held = Held()
+    first = held.lease._releasing()
+    next(first)
+    second = held.lease._releasing()
+    next(second)
+    assert answer(first, ("t",)) is True
+    assert answer(second, ("f",)) is False
+    assert not held.lease.lost.is_set()
+
+
+def test_a_release_that_a_renewal_came_before_is_made_again() -> None:
+    """It saw the old deadline; asked why, the database can renew the lease, so it is there to be released."""
+    held = Held()
+    releasing = held.releasing()
+    releasing.send(("f",))
+    releasing.send(RENEWED)
+    assert answer(releasing, ("t",)) is True
+    assert not held.lease.lost.is_set()
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"), [("expired", "expired"), ("superseded", "superseded"), ("released", "forced")]
+)
+def test_a_release_that_finds_nothing_learns_the_reason(why: str, reason: str) -> None:
+    held = Held()
+    releasing = held.releasing()
+    releasing.send(("f",))
+    assert answer(releasing, ("0", "{1}", f"{{{why}}}")) is False
+    assert held.lease.lost.reason == reason

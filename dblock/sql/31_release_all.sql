@@ -1,0 +1,39 @@
+-- Frees many locks in one statement, each only if its exact grant still holds it; what a client calls at its end, and for
+-- leases that nobody has in hand any more.
+--
+-- It waits for no row. `busy` has the places (from 1) of those whose row another transaction is at work on: ask again.
+-- Commits asynchronously where it stands alone, as release() does.
+CREATE OR REPLACE FUNCTION release_all(names text[], tokens bigint[], OUT released integer, OUT busy integer[])
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    ignored text;
+BEGIN
+    IF pg_current_xact_id_if_assigned() IS NULL THEN
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+    WITH asked AS MATERIALIZED (
+        SELECT a.name, a.token, a.place FROM unnest(names, tokens) WITH ORDINALITY AS a (name, token, place)
+    ),
+    held AS MATERIALIZED (
+        SELECT a.place, a.name, a.token
+        FROM asked AS a JOIN distributed_locks AS l ON l.name = a.name AND l.token = a.token
+        FOR NO KEY UPDATE OF l SKIP LOCKED
+    ),
+    freed AS (
+        UPDATE distributed_locks AS l
+        SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
+        FROM held AS h
+        WHERE l.name = h.name AND l.token = h.token AND l.expires_at > clock_timestamp()
+        RETURNING h.place
+    )
+    SELECT (SELECT count(*) FROM freed),
+           array_agg(a.place::integer ORDER BY a.place) FILTER (
+               WHERE l.token = a.token AND l.expires_at > clock_timestamp() AND a.place NOT IN (SELECT place FROM held)
+           )
+    INTO released, busy
+    FROM asked AS a
+    LEFT JOIN distributed_locks AS l ON l.name = a.name;
+END
+$$;
