@@ -20,6 +20,7 @@ class ThreadBacking(typing.Protocol):
 
     _service: Service
     _schema: str
+    _installation: str
     _keeper: KeepAlive
     _watch: Watch
 
@@ -35,6 +36,7 @@ class TaskBacking(typing.Protocol):
 
     _service: Service
     _schema: str
+    _installation: str
     _keeper: AsyncKeepAlive
     _watch: AsyncWatch
 

@@ -39,6 +39,7 @@ class _ClientBase:
     """What both kinds of client are told at the start."""
 
     _keeper: Any
+    _installation = ""
 
     def __init__(
         self,
@@ -192,6 +193,7 @@ class Client(_ClientBase):
                 self._watch = Watch()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
                 self._shut = weakref.finalize(self, _shut, runner, keepers, self._keeper, self._watch)
+                self._installation = runner.installation
                 self._runner = runner
             return self._runner
 
@@ -328,6 +330,7 @@ class AsyncClient(_ClientBase):
                 if self._closed:
                     self._shut()
                     raise ClientClosed
+                self._installation = runner.installation
                 self._runner = runner
             return self._runner
 

@@ -189,7 +189,7 @@ class ThreadLease(_LeaseBase):
 
         Nobody is granted the lock before the transaction has committed; if it is rolled back, the lease goes on.
         """
-        transaction = UsersTransaction(connection, self._client._schema, wants_async=False)
+        transaction = UsersTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
         self.raise_if_lost()
         with self._hold.leaving():
             released = transaction.call("release", self.name, self._hold.token)
@@ -202,7 +202,7 @@ class ThreadLease(_LeaseBase):
 
         From here until that transaction ends nobody else is granted the lock, even if the lease runs out meanwhile.
         """
-        transaction = UsersTransaction(connection, self._client._schema, wants_async=False)
+        transaction = UsersTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
         self.raise_if_lost()
         if not transaction.call("assert_held", self.name, self._hold.token):
             self._hold.lose(Reason.SUPERSEDED)
@@ -280,7 +280,7 @@ class TaskLease(_LeaseBase):
 
         Nobody is granted the lock before the transaction has committed; if it is rolled back, the lease goes on.
         """
-        transaction = UsersTransaction(connection, self._client._schema, wants_async=True)
+        transaction = UsersTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
         self.raise_if_lost()
         with self._hold.leaving():
             released = await transaction.call_async("release", self.name, self._hold.token)
@@ -293,7 +293,7 @@ class TaskLease(_LeaseBase):
 
         From here until that transaction ends nobody else is granted the lock, even if the lease runs out meanwhile.
         """
-        transaction = UsersTransaction(connection, self._client._schema, wants_async=True)
+        transaction = UsersTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
         self.raise_if_lost()
         if not await transaction.call_async("assert_held", self.name, self._hold.token):
             self._hold.lose(Reason.SUPERSEDED)

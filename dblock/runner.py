@@ -46,7 +46,10 @@ class _Base:
         self.answer_within = max(patience, LEAST_PATIENCE)
         self.schema = schema
         self.prepares = prepares
-        self.check = Call(f"SELECT {quoted(schema)}.schema_revision()".encode(), ())
+        self.installation = ""
+        """Which installation this is, to tell it from one in another database."""
+        self.revision = Call(f"SELECT {quoted(schema)}.schema_revision()".encode(), ())
+        self.which = Call(f"SELECT {quoted(schema)}.installation()".encode(), ())
 
     def make_ready(self, wire: Wire, backend: Row | None) -> None:
         """Decide whether to prepare statements on a fresh connection, given which backend answers over it."""
@@ -123,12 +126,14 @@ class Runner(_Base):
     def open(self) -> None:
         """Check that the schema fits this client."""
         try:
-            row = self._call(self.check)
+            row = self._call(self.revision)
             schemas.check_revision(self.schema, row[0] if row else None)
         except DblockError as error:
             if not self.must_install(error):
                 raise
             schemas.install(self.target, self.schema)
+        row = self._call(self.which)
+        self.installation = str(row[0]) if row else ""
 
     def warm(self) -> None:
         """Open a connection before it is needed."""
@@ -217,12 +222,14 @@ class AsyncRunner(_Base):
             # Starting the server takes a moment; the event loop need not stand still for it.
             await asyncio.to_thread(self.target.conninfo)
         try:
-            row = await self._call(self.check)
+            row = await self._call(self.revision)
             schemas.check_revision(self.schema, row[0] if row else None)
         except DblockError as error:
             if not self.must_install(error):
                 raise
             await asyncio.to_thread(schemas.install, self.target, self.schema)
+        row = await self._call(self.which)
+        self.installation = str(row[0]) if row else ""
 
     async def warm(self) -> None:
         """Open a connection before it is needed."""

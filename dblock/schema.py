@@ -53,6 +53,7 @@ API = (
     "assert_held",
     "holder",
     "schema_revision",
+    "installation",
 )
 """The functions that an application's role may call."""
 

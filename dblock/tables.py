@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -48,6 +49,7 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         tables,
         Column("the_only_row", Boolean, CheckConstraint("the_only_row"), primary_key=True, server_default="true"),
         Column("timeline", BigInteger, nullable=False),
+        Column("installation", Uuid, nullable=False, server_default=text("gen_random_uuid()")),
         comment="The timeline on which tokens were last minted; on another they jump ahead.",
     )
     return tables

@@ -16,9 +16,10 @@ from dblock.terms import quoted
 class UsersTransaction:
     """A connection with a transaction under way, whatever library it belongs to."""
 
-    def __init__(self, connection: Any, schema: str, *, wants_async: bool) -> None:
+    def __init__(self, connection: Any, schema: str, installation: str, *, wants_async: bool) -> None:
         self._connection = connection
         self._schema = quoted(schema)
+        self._installation = installation
         kinds = _kinds(wants_async)
         self._by_sqlalchemy = isinstance(connection, kinds[1:])
         if not isinstance(connection, kinds):
@@ -36,10 +37,10 @@ class UsersTransaction:
                 connection = connection.connection()
             _check_dialect(connection)
             _check_autocommit(connection.connection.dbapi_connection.autocommit)
-            return bool(connection.execute(*self._text(function, name, token)).scalar_one())
+            return _answer(connection.execute(*self._text(function, name, token)).scalar_one())
         self._check_psycopg()
         with self._connection.cursor(row_factory=_tuple_row()) as cursor:
-            return bool(cursor.execute(self._statement(function), (name, token)).fetchone()[0])
+            return _answer(cursor.execute(*self._statement(function, name, token)).fetchone()[0])
 
     async def call_async(self, function: str, name: str, token: int) -> bool:
         """Call one of dblock's functions in this transaction."""
@@ -49,11 +50,11 @@ class UsersTransaction:
                 connection = await connection.connection()
             _check_dialect(connection)
             _check_autocommit((await connection.get_raw_connection()).dbapi_connection.autocommit)
-            return bool((await connection.execute(*self._text(function, name, token))).scalar_one())
+            return _answer((await connection.execute(*self._text(function, name, token))).scalar_one())
         self._check_psycopg()
         async with self._connection.cursor(row_factory=_tuple_row()) as cursor:
-            await cursor.execute(self._statement(function), (name, token))
-            return bool((await cursor.fetchone())[0])
+            await cursor.execute(*self._statement(function, name, token))
+            return _answer((await cursor.fetchone())[0])
 
     def _check_psycopg(self) -> None:
         from psycopg.pq import TransactionStatus
@@ -62,15 +63,31 @@ class UsersTransaction:
         idle = self._connection.info.transaction_status == TransactionStatus.IDLE
         _check_autocommit(self._connection.autocommit and idle)
 
-    def _statement(self, function: str) -> bytes:
-        return f"SELECT {self._schema.replace('%', '%%')}.{function}(%s::text, %s::bigint)".encode()
+    def _statement(self, function: str, name: str, token: int) -> tuple[bytes, tuple[Any, ...]]:
+        schema = self._schema.replace("%", "%%")
+        statement = (
+            f"SELECT CASE {schema}.installation() WHEN %s::uuid THEN {schema}.{function}(%s::text, %s::bigint) END"
+        )
+        return statement.encode(), (self._installation, name, token)
 
     def _text(self, function: str, name: str, token: int) -> tuple[Any, dict[str, Any]]:
         from sqlalchemy import text
 
         schema = self._schema.replace(":", r"\:")
-        statement = f"SELECT {schema}.{function}(CAST(:name AS text), CAST(:token AS bigint))"
-        return text(statement), {"name": name, "token": token}
+        statement = (
+            f"SELECT CASE {schema}.installation() WHEN CAST(:installation AS uuid)"
+            f" THEN {schema}.{function}(CAST(:name AS text), CAST(:token AS bigint)) END"
+        )
+        return text(statement), {"installation": self._installation, "name": name, "token": token}
+
+
+def _answer(value: bool | None) -> bool:
+    if value is None:
+        raise InvalidArgument(
+            "The transaction is in another database than the lock, so it proves and releases nothing. "
+            "Give a connection to the database that the client uses."
+        )
+    return value
 
 
 def _kinds(wants_async: bool) -> tuple[type, ...]:

@@ -46,10 +46,12 @@ def upgrade() -> None:
         "COMMENT ON TABLE distributed_locks IS "
         "'One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.'"
     )
-    # One row, for good: the timeline on which tokens were last minted.
+    # One row, for good: the timeline on which tokens were last minted, and a name for this installation, to tell it
+    # from one in another database.
     op.execute(
         "CREATE TABLE token_timeline"
-        " (the_only_row boolean PRIMARY KEY DEFAULT true CHECK (the_only_row), timeline bigint NOT NULL)"
+        " (the_only_row boolean PRIMARY KEY DEFAULT true CHECK (the_only_row), timeline bigint NOT NULL,"
+        " installation uuid NOT NULL DEFAULT gen_random_uuid())"
     )
     op.execute(
         "INSERT INTO token_timeline (timeline)"

@@ -4,3 +4,10 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
     SELECT version_num::text FROM installed_revision
 $$;
+
+-- Tells this installation from one in another database, for a transaction that must be in this one.
+CREATE OR REPLACE FUNCTION installation() RETURNS uuid
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+    SELECT installation FROM token_timeline
+$$;

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import dblock
+from dblock import schema
 from tests.integration.test_engines import url
 from tests.support.facade import AsyncClients, SyncClients
 
@@ -222,3 +223,22 @@ async def test_another_kind_of_database_is_refused(dsn: str) -> None:
         lease = client.lock("a").acquire()
         with pytest.raises(dblock.InvalidArgument, match="sqlite"):
             lease.assert_held(connection)
+
+
+async def test_another_database_with_the_same_lock_and_token_is_refused(
+    opened: tuple[Any, Open], bare_dsn: str
+) -> None:
+    clients, transaction = opened
+    schema.install(bare_dsn)
+    with dblock.Client(bare_dsn) as elsewhere, elsewhere.lock("a"):
+        pass
+    clients.dsn = bare_dsn
+    lease = await acquired(clients)
+    for what in (lease.assert_held, lease.release_in):
+        with pytest.raises(dblock.InvalidArgument, match="another database"):
+            await settled(what(transaction.connection))
+        await transaction.rollback()
+    assert not lease.lost.is_set()
+    assert lease.remaining() > 0
+    assert await settled(lease.release()) is True
+    await clients.close()
