@@ -117,6 +117,10 @@ class Hold:
             raise
         self._left_at = self._now()
 
+    def stays(self) -> None:
+        """Note that a release inside the user's own transaction has found nothing to release."""
+        self._left_at = None
+
     @property
     def left(self) -> bool:
         """Whether a release inside the user's own transaction was sent, and is not known to have been rolled back."""

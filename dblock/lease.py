@@ -21,7 +21,7 @@ from dblock.errors import ClientClosed, DatabaseError, InvalidArgument, LeaseLos
 from dblock.hold import Hold, Loss, Reason
 from dblock.lost import TaskLost, ThreadLost
 from dblock.steps import POLL_FIRST, TRUST, Service, Sleep, Steps, moment
-from dblock.terms import Seconds, check_seconds, check_ttl
+from dblock.terms import Seconds, brief, check_seconds, check_ttl
 from dblock.users_transaction import UsersTransaction
 from dblock.watch import Watched
 
@@ -83,6 +83,16 @@ class _LeaseBase:
         elif hold.confirm(answer.sent_at, answer.sent_at + seconds * TRUST, answer.moment + seconds):
             hold.ttl = seconds
         self.raise_if_lost()
+
+    def _learning_why(self) -> Steps[None]:
+        """Take note of the loss of a lease that the database does not know to be held, and of the reason."""
+        hold = self._hold
+        hold.stays()
+        with contextlib.suppress(DatabaseError):
+            answer = yield from self._service.renew([(hold.name, hold.token, hold.ttl)])
+            why = answer.missed.get(0)
+            if why is not None and why != "busy":
+                hold.miss(why)
 
     def _raise_if_gone(self) -> None:
         """Raise unless the lease can be renewed; one whose release may have been rolled back can."""
@@ -151,12 +161,14 @@ class ThreadLease(_LeaseBase):
 
     def on_lost(self, callback: Callable[[LeaseLost], object]) -> None:
         """Have this called, in a thread of its own, when the lease is lost; not when it is released."""
+        check_callback(callback)
         hold, call = self._hold, self._client._watch.call
         hold.at_end(lambda: call(callback, hold.error()) if hold.loss else None)
         self._client._watch.add(self._wants())
 
     def on_danger(self, callback: Callable[[float], object], *, before: Seconds) -> None:
         """Have this called, in a thread of its own, when less than so many seconds are left; anew after a renewal."""
+        check_callback(callback)
         call = self._client._watch.call
         self._wants().add_danger(check_before(before, self._hold), lambda left: call(callback, left))
         self._client._watch.add(self._wants())
@@ -194,7 +206,7 @@ class ThreadLease(_LeaseBase):
         with self._hold.leaving():
             released = transaction.call("release", self.name, self._hold.token)
         if not released:
-            self._hold.lose(Reason.SUPERSEDED)
+            self._client._run(self._learning_why())
             raise self._hold.error()
 
     def assert_held(self, connection: Any) -> None:
@@ -205,7 +217,7 @@ class ThreadLease(_LeaseBase):
         transaction = UsersTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
         self.raise_if_lost()
         if not transaction.call("assert_held", self.name, self._hold.token):
-            self._hold.lose(Reason.SUPERSEDED)
+            self._client._run(self._learning_why())
             raise self._hold.error()
 
     def __enter__(self: ThreadSelf) -> ThreadSelf:
@@ -242,12 +254,14 @@ class TaskLease(_LeaseBase):
 
     def on_lost(self, callback: Callable[[LeaseLost], object | Awaitable[object]]) -> None:
         """Have this called, or run as a task, when the lease is lost; not when it is released."""
+        check_callback(callback)
         hold, call = self._hold, self._client._watch.call
         hold.at_end(lambda: call(callback, hold.error()) if hold.loss else None)
         self._client._watch.add(self._wants())
 
     def on_danger(self, callback: Callable[[float], object | Awaitable[object]], *, before: Seconds) -> None:
         """Have this called, or run as a task, when less than so many seconds are left; and again after a renewal."""
+        check_callback(callback)
         call = self._client._watch.call
         self._wants().add_danger(check_before(before, self._hold), lambda left: call(callback, left))
         self._client._watch.add(self._wants())
@@ -285,7 +299,7 @@ class TaskLease(_LeaseBase):
         with self._hold.leaving():
             released = await transaction.call_async("release", self.name, self._hold.token)
         if not released:
-            self._hold.lose(Reason.SUPERSEDED)
+            await self._client._run(self._learning_why())
             raise self._hold.error()
 
     async def assert_held(self, connection: Any) -> None:
@@ -296,7 +310,7 @@ class TaskLease(_LeaseBase):
         transaction = UsersTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
         self.raise_if_lost()
         if not await transaction.call_async("assert_held", self.name, self._hold.token):
-            self._hold.lose(Reason.SUPERSEDED)
+            await self._client._run(self._learning_why())
             raise self._hold.error()
 
     async def __aenter__(self: TaskSelf) -> TaskSelf:
@@ -361,6 +375,12 @@ class EfficiencyLease(_NoToken, ThreadLease):
 
 class AsyncEfficiencyLease(_NoToken, TaskLease):
     """A grant that a crash may undo, for work that is only wasted when done twice. It has no token."""
+
+
+def check_callback(callback: object) -> None:
+    """Raise unless it can be called."""
+    if not callable(callback):
+        raise InvalidArgument(f"A callback is something that can be called; got {brief(callback)}.")
 
 
 def check_before(before: Seconds, hold: Hold) -> float:

@@ -17,6 +17,8 @@ class UsersTransaction:
     """A connection with a transaction under way, whatever library it belongs to."""
 
     def __init__(self, connection: Any, schema: str, installation: str, *, wants_async: bool) -> None:
+        if hasattr(connection, "registry") and callable(connection):
+            connection = connection()  # the session that a scoped_session stands for
         self._connection = connection
         self._schema = quoted(schema)
         self._installation = installation

@@ -44,6 +44,22 @@ BEGIN
 END
 $$;
 
+-- Refuses to say no on the ground of what a transaction saw when it began, under an isolation that shows it nothing
+-- newer: the lease may have been renewed since. Another try, in a new transaction, can tell.
+CREATE OR REPLACE FUNCTION check_snapshot() RETURNS boolean
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+        AND statement_timestamp() > transaction_timestamp()
+    THEN
+        RAISE EXCEPTION 'Whether the lease is held cannot be seen in a transaction that began before it was last renewed.'
+            USING ERRCODE = 'serialization_failure', HINT = 'Try the transaction again.';
+    END IF;
+    RETURN true;
+END
+$$;
+
 -- Names the calling session, for callers who did not say who they are.
 CREATE OR REPLACE FUNCTION describe_session() RETURNS text
 LANGUAGE sql STABLE

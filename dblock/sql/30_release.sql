@@ -1,7 +1,5 @@
--- Frees the lock only if this exact grant still holds it; false means that it was already lost.
---
--- A grant that was given back before is true again, until the lock is granted anew, so that a release
--- whose answer was lost can be sent a second time.
+-- Frees the lock only if this exact grant still holds it; false means that it does not: it ran out, the lock was granted
+-- to another, or was released before.
 --
 -- With `durable => false` the transaction commits asynchronously: losing the release in a crash only
 -- keeps the lock until its deadline. The setting is the whole transaction's, so it is left alone where something was
@@ -13,6 +11,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     ignored text;
+    ready boolean;
 BEGIN
     IF NOT release.durable AND pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
@@ -23,9 +22,7 @@ BEGIN
     IF FOUND THEN
         RETURN true;
     END IF;
-    RETURN EXISTS (
-        SELECT FROM distributed_locks AS l
-        WHERE l.name = release.name AND l.token = release.token AND l.expires_at = '-infinity'
-    );
+    ready := check_snapshot();
+    RETURN false;
 END
 $$;

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import pickle
 import signal
 import socket
@@ -14,8 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -25,6 +23,7 @@ from psycopg import conninfo, sql
 import dblock
 from dblock import schema, target
 from tests.support.facade import Clients
+from tests.support.forks import in_a_child
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 from tests.support.sessions import Sessions
@@ -438,22 +437,6 @@ async def test_logging_is_quiet_and_never_shows_the_password(
     assert "s3cret" not in caplog.text
     assert "s3cret" not in repr(client)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def in_a_child(body: Callable[[], object]) -> int:
-    """Run the body in the child of a fork; its exit code is 0 when the body returns something true."""
-    with warnings.catch_warnings():
-        # That this process has threads is the very point.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        code = 2
-        try:
-            signal.alarm(20)
-            code = 0 if body() else 1
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: psycopg.Connection) -> None:

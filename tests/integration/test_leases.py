@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -17,6 +18,7 @@ import pytest
 
 import dblock
 from tests.support.facade import Clients
+from tests.support.forks import in_a_child
 from tests.support.proxy import Proxy
 
 RUN_OUT = "UPDATE distributed_locks SET expires_at = clock_timestamp()"
@@ -493,3 +495,38 @@ async def test_a_warning_that_every_renewal_would_set_off_is_refused(clients: Cl
     lease = await clients().lock("a", ttl=10).acquire()
     with pytest.raises(dblock.InvalidArgument, match="less than 6 s"):
         lease.on_danger(print, before=7)
+
+
+async def test_a_body_whose_lock_was_taken_away_ends_in_lease_lost(clients: Clients, owner: psycopg.Connection) -> None:
+    """Also before the keep-alive has noticed."""
+    with pytest.raises(dblock.LeaseLost, match="forced"):
+        async with clients().lock("a") as lease:
+            owner.execute("SELECT release('a', %s)", [lease.token])
+
+
+def test_of_many_who_release_one_lease_one_is_told_that_it_did(client: dblock.Client) -> None:
+    lease = client.lock("a").acquire()
+    with ThreadPoolExecutor(8) as threads:
+        assert sorted(threads.map(lambda _: lease.release(), range(8)))[:7] == [False] * 7
+    assert not lease.lost.is_set()
+
+
+async def test_what_cannot_be_called_is_refused(clients: Clients) -> None:
+    lease = await clients().lock("a").acquire()
+    for wrong in (None, 5):
+        with pytest.raises(dblock.InvalidArgument, match="can be called"):
+            lease.on_lost(wrong)
+        with pytest.raises(dblock.InvalidArgument, match="can be called"):
+            lease.on_danger(wrong, before=1)
+
+
+def test_in_a_child_a_lease_of_the_parents_is_over_and_not_lost(client: dblock.Client) -> None:
+    lease = client.lock("a", ttl=0.2, keep_alive=False).acquire()
+    told: list[Any] = []
+    lease.on_lost(told.append)
+
+    def body() -> bool:
+        time.sleep(0.3)
+        return not lease.lost.is_set() and not told
+
+    assert in_a_child(body) == 0

@@ -14,7 +14,7 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import dblock
 from dblock import schema
@@ -165,6 +165,35 @@ async def test_a_lost_lease_cannot_be_proven_nor_released_there(
         await transaction.rollback()
 
 
+@pytest.mark.parametrize("what", ["assert_held", "release_in"])
+async def test_one_that_was_taken_away_is_told_as_forced(
+    opened: tuple[Any, Open], owner: psycopg.Connection, what: str
+) -> None:
+    clients, transaction = opened
+    lease = await acquired(clients)
+    owner.execute("SELECT release('a', %s)", [lease.token])
+    with pytest.raises(dblock.LeaseLost, match="forced"):
+        await settled(getattr(lease, what)(transaction.connection))
+    assert lease.lost.reason is dblock.Reason.FORCED
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("what", ["assert_held", "release_in"])
+def test_a_transaction_that_sees_only_the_past_tells_no_false_loss(dsn: str, isolation: str, what: str) -> None:
+    """By its snapshot the lease has run out; it was renewed since."""
+    with dblock.Client(dsn) as client, psycopg.connect(dsn) as connection:
+        lease = client.lock("a", ttl=0.6).acquire()
+        connection.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}".encode())
+        connection.execute("SELECT 1")
+        time.sleep(1)
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            getattr(lease, what)(connection)
+        connection.rollback()
+        assert not lease.lost.is_set()
+        lease.renew()
+        getattr(lease, what)(connection)
+
+
 async def test_after_a_proof_a_takeover_waits_for_the_end_of_the_transaction(
     opened: tuple[Any, Open], owner: psycopg.Connection
 ) -> None:
@@ -242,3 +271,16 @@ async def test_another_database_with_the_same_lock_and_token_is_refused(
     assert lease.remaining() > 0
     assert await settled(lease.release()) is True
     await clients.close()
+
+
+def test_a_scoped_session_stands_for_its_session(dsn: str) -> None:
+    engine = create_engine(url(dsn))
+    session = scoped_session(sessionmaker(engine))
+    with dblock.Client(dsn) as client:
+        lease = client.lock("a").acquire()
+        lease.assert_held(session)
+        lease.release_in(session)
+        session.commit()
+        assert client.lock("a").holder() is None
+    session.remove()
+    engine.dispose()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from dblock import clock
 from dblock.hold import Hold
 from dblock.lease import Lease
 from dblock.steps import TRUST, Grant, Service
+from tests.support.forks import in_a_child
 
 RENEWED = ("0", None, None)
 
@@ -92,14 +92,12 @@ def test_of_two_renewals_at_once_the_longer_is_believed(long_first: bool) -> Non
 
 def test_a_child_of_the_holders_process_can_do_nothing_with_its_lease() -> None:
     held = Held()
-    child = os.fork()
-    if child == 0:
-        try:
-            held.lease.__exit__(None, None, None)  # would call, and the call raises
-            os._exit(int(held.lease.remaining()))
-        finally:
-            os._exit(99)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def body() -> bool:
+        held.lease.__exit__(None, None, None)  # would call, and the call raises
+        return held.lease.remaining() == 0
+
+    assert in_a_child(body) == 0
     assert held.lease.remaining() > 50
 
 
