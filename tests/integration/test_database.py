@@ -580,14 +580,15 @@ async def test_what_was_granted_when_patience_ends_is_given_back(
     await client.close()
 
 
+@pytest.mark.parametrize("said", ["false", "true"])
 def test_a_grant_found_by_its_second_sending_is_as_durable_as_the_first(
-    unreplicated: tuple[str, psycopg.Connection],
+    unreplicated: tuple[str, psycopg.Connection], said: str
 ) -> None:
     """The first was cut off while it waited for a standby. The second must wait for one too."""
     url, owner = unreplicated
     attempt = "SELECT dblock.try_acquire('a', attempt => '0f1e2d3c4b5a69788796a5b4c3d2e1f0', sent_before => {})"
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    for sending in ("false", "true"):
+    for sending in ("false", said):
         session = psycopg.connect(url, autocommit=True)
         thread = threading.Thread(target=_quietly, args=(session, attempt.format(sending)))
         thread.start()

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 
 import pytest
 
+from dblock import clock
 from dblock.hold import Hold, Reason
 from dblock.steps import TRUST, Grant
 
@@ -146,3 +147,10 @@ def test_a_lease_that_was_forgotten_is_released_also_where_warnings_are_errors(h
         finally:
             sys.unraisablehook = hook
     assert abandoned == [hold]
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no such clock")
+def test_the_clock_goes_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = {time.CLOCK_BOOTTIME: 4242.0}
+    monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
+    assert clock.now() == 4242.0
