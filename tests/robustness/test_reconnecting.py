@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import psycopg
@@ -73,6 +75,45 @@ def test_a_lease_that_a_failover_has_lost_is_lost_with_the_right_reason(own_serv
             assert not replicated.lost.is_set()
             next_token = client.lock("lost").acquire().token
             assert next_token > lost.token
+
+
+def test_an_acknowledged_grant_survives_a_synchronous_failover(own_server: Server) -> None:
+    """Killed the moment after the grant was acknowledged; with synchronous replication nothing is lost."""
+    with standby_of(own_server) as standby:
+        wait_until_caught_up(own_server, standby)
+        with psycopg.connect(own_server.url, autocommit=True) as owner:
+            owner.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            owner.execute("SELECT pg_reload_conf()")
+            # A role's default that would not wait must not matter.
+            owner.execute("ALTER ROLE postgres SET synchronous_commit = off")
+        time.sleep(0.3)
+        with dblock.Client(own_server.url, patience=30) as client:
+            tokens = {f"{number}": client.lock(f"{number}", ttl=600).acquire().token for number in range(20)}
+            kill(own_server)
+            promote(standby)
+            with dblock.Client(standby.url) as survivor:
+                for name, token in tokens.items():
+                    holder = survivor.lock(name).holder()
+                    assert holder is not None, f"the grant of {name} under token {token} is gone"
+                    assert holder.token == token
+
+
+def test_a_killed_holders_lock_is_granted_anew_after_its_ttl(dsn: str) -> None:
+    script = (
+        "import dblock, sys; lease = dblock.Client(sys.argv[1]).lock('a', ttl=2).acquire(); print(flush=True); input()"
+    )
+    with (
+        subprocess.Popen([sys.executable, "-c", script, dsn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder,
+        dblock.Client(dsn) as client,
+    ):
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        time.sleep(1)  # it is kept alive meanwhile
+        holder.kill()
+        started = time.monotonic()
+        lease = client.lock("a").acquire(timeout=10)
+        assert 0.5 < time.monotonic() - started < 3
+        assert lease.token == 2
 
 
 def test_a_standby_and_an_old_primary_grant_nothing(own_server: Server) -> None:
