@@ -252,6 +252,7 @@ async def test_another_kind_of_database_is_refused(dsn: str) -> None:
         lease = client.lock("a").acquire()
         with pytest.raises(dblock.InvalidArgument, match="sqlite"):
             lease.assert_held(connection)
+    engine.dispose()
 
 
 async def test_another_database_with_the_same_lock_and_token_is_refused(
