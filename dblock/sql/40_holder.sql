@@ -15,7 +15,9 @@ BEGIN
     RETURN QUERY
         -- A grant without durability has no fencing token.
         SELECT CASE WHEN l.token > 0 THEN l.token END, l.holder, l.meta, l.granted_at, l.expires_at,
-               extract(epoch FROM l.expires_at - clock_timestamp())::double precision
+               -- Subtracted as numbers: Postgres before 17 refuses to subtract from an infinite time.
+               extract(epoch FROM l.expires_at)::double precision
+               - extract(epoch FROM clock_timestamp())::double precision
         FROM distributed_locks AS l
         WHERE l.name = holder.name AND l.expires_at > clock_timestamp();
 END
