@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from dblock import clock
-from dblock.errors import ClientClosed, DblockError
+from dblock.errors import ClientClosed, DatabaseError, DblockError
 from dblock.forks import mind_forks
 from dblock.hold import Hold
 from dblock.runner import AsyncRunner, Runner
@@ -145,8 +145,9 @@ class Rounds:
                     late.append((hold.name, hold.token))
                 self.discard(hold)
         if late:
-            # Their holders know by now that they are lost; nobody need wait for another ttl.
-            yield from self._service.release_all(late)
+            # Their holders know by now that they are lost; nobody need wait for another ttl, if it can be helped.
+            with contextlib.suppress(DatabaseError):
+                yield from self._service.release_all(late)
 
     def _miss(self, hold: Hold, ttl: float, why: str) -> None:
         hold.unreachable = False

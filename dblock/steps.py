@@ -16,8 +16,7 @@ import math
 import os
 import random
 import socket
-import typing
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeVar
@@ -62,18 +61,6 @@ class Sleep(NamedTuple):
 
 
 Steps = Generator["Call | Sleep", Any, T]
-
-
-class Run(typing.Protocol):
-    """Performs steps in the calling thread and returns their result."""
-
-    def __call__(self, steps: Steps[T], /) -> T: ...
-
-
-class RunAsync(typing.Protocol):
-    """Performs steps in the running event loop."""
-
-    def __call__(self, steps: Steps[T], /) -> Awaitable[T]: ...
 
 
 class Grant(NamedTuple):

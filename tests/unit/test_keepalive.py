@@ -228,6 +228,8 @@ def test_a_renewal_that_comes_when_the_lease_is_lost_is_given_back(played: Playe
     assert b"release" in call.sql
     assert call.args == ('{"a"}', '{"7"}')
     assert hold.lost() is not None
+    with pytest.raises(StopIteration):
+        steps.throw(dblock.Unavailable("gone"))  # then it runs out
 
 
 def test_what_is_not_to_be_kept_alive_is_never_due(played: Played) -> None:
