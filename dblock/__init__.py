@@ -7,6 +7,7 @@ with client.lock("invoice:42", ttl=30, timeout=5) as lease:
 
 import logging
 
+from dblock.calls import Holder, Waiter
 from dblock.client import AsyncClient, Client
 from dblock.errors import (
     AccessDenied,
@@ -28,7 +29,6 @@ from dblock.errors import (
 from dblock.hold import Reason
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
 from dblock.lock import AsyncLock, Lock
-from dblock.steps import Holder
 
 __version__ = "0.1.0"
 
@@ -58,6 +58,7 @@ __all__ = [
     "SchemaOutdated",
     "SchemaTooNew",
     "Unavailable",
+    "Waiter",
 ]
 
 logging.getLogger("dblock").addHandler(logging.NullHandler())

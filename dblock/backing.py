@@ -5,8 +5,9 @@ from __future__ import annotations
 import typing
 from typing import TYPE_CHECKING, TypeVar
 
+from dblock.calls import Place, Steps
 from dblock.hold import Hold
-from dblock.steps import Service, Steps
+from dblock.steps import Service
 
 if TYPE_CHECKING:
     from dblock.keepalive import AsyncKeepAlive, KeepAlive
@@ -24,6 +25,8 @@ class ThreadBacking(typing.Protocol):
     _keeper: KeepAlive
     _watch: Watch
 
+    def _place(self, name: str, attempt: str) -> Place: ...
+
     def _run(self, steps: Steps[T]) -> T: ...
 
     def _run_last(self, steps: Steps[T]) -> T: ...
@@ -39,6 +42,8 @@ class TaskBacking(typing.Protocol):
     _installation: str
     _keeper: AsyncKeepAlive
     _watch: AsyncWatch
+
+    def _place(self, name: str, attempt: str) -> Place: ...
 
     async def _run(self, steps: Steps[T]) -> T: ...
 

@@ -13,20 +13,23 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from dblock.calls import Place, Steps
 from dblock.errors import ClientClosed, DblockError, InvalidArgument
 from dblock.forks import mind_forks
 from dblock.hold import Hold
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
 from dblock.lock import AsyncLock, Lock
-from dblock.steps import Service, Steps
+from dblock.presence import Presence
+from dblock.steps import Service
 from dblock.target import resolve
-from dblock.terms import DEFAULT_TTL, Seconds, brief, check_seconds, is_text, terms
+from dblock.terms import DEFAULT_PRESENCE, DEFAULT_TTL, Seconds, brief, check_presence, check_seconds, is_text, terms
 from dblock.watch import AsyncWatch, Watch
 
 if TYPE_CHECKING:
     import asyncio
 
     from dblock.keepalive import AsyncKeepAlive, KeepAlive
+    from dblock.listener import AsyncListener, Listener
     from dblock.runner import AsyncRunner, Runner
     from dblock.target import Where
 
@@ -34,11 +37,14 @@ T = TypeVar("T")
 
 MOST_PATIENT = 86_400.0
 
+LISTENER_ENDS_WITHIN = 0.5
+
 
 class _ClientBase:
     """What both kinds of client are told at the start."""
 
     _keeper: Any
+    _listener: Any
     _installation = ""
 
     def __init__(
@@ -49,6 +55,8 @@ class _ClientBase:
         holder: str | None = None,
         pool_size: int = 4,
         patience: Seconds = 5.0,
+        listen_dsn: str | None = None,
+        presence: Seconds | None = DEFAULT_PRESENCE,
     ) -> None:
         """Name the database; nothing is opened yet.
 
@@ -56,6 +64,10 @@ class _ClientBase:
         says, and without that it is the embedded Postgres. `holder` is what others see of this client,
         by default the machine and process. `patience` bounds the wait for a free connection, and then for the
         database's answer, which gets a second at least.
+
+        `listen_dsn` leads to the same database past a pooler, for the one connection over which waiters are woken.
+        `presence` is how long others wait, once that connection has ended, before they take what this process holds;
+        None for as long as the leases last.
         """
         from dblock.schema import check_name
 
@@ -70,6 +82,9 @@ class _ClientBase:
         self._patience = check_seconds("patience", patience)
         if not 0 <= self._patience <= MOST_PATIENT:
             raise InvalidArgument(f"The patience is from 0 s to a day; got {self._patience:g} s.")
+        self._listen_target = self._target if listen_dsn is None else resolve(listen_dsn)
+        if presence is not None:
+            self._service.presence = Presence(self._service.client, check_presence(presence))
         self._closed = False
         self.start_anew()
         mind_forks(self)
@@ -81,6 +96,8 @@ class _ClientBase:
         """Look after a lease: renew it if so wanted, and see that it is released."""
         hold.keep_alive = keep_alive
         self._keeper.add(hold)
+        if self._service.presence is not None:
+            self._listener.start()
         if self._closed:
             # Closed while the grant was on its way. Looked at after adding, so that one of the two sees the other.
             self._keeper.discard(hold)
@@ -88,6 +105,11 @@ class _ClientBase:
             closed = ClientClosed()
             closed.granted = True
             raise closed
+
+    def _place(self, name: str, attempt: str) -> Place:
+        """Make a place in line for a caller who waits."""
+        place: Place = self._listener.place(name, attempt)
+        return place
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("A client, its locks and its leases belong to one process. Make a client in the other one.")
@@ -101,6 +123,7 @@ class Client(_ClientBase):
 
     _runner: Runner | None = None
     _keeper: KeepAlive
+    _listener: Listener
     _watch: Watch
 
     def start_anew(self) -> None:
@@ -117,6 +140,7 @@ class Client(_ClientBase):
         meta: Any = None,
         keep_alive: bool = True,
         durable: Literal[True] = True,
+        fair: bool = True,
     ) -> Lock[Lease]: ...
 
     @overload
@@ -129,6 +153,7 @@ class Client(_ClientBase):
         meta: Any = None,
         keep_alive: bool = True,
         durable: Literal[False],
+        fair: bool = True,
     ) -> Lock[EfficiencyLease]: ...
 
     def lock(
@@ -140,15 +165,17 @@ class Client(_ClientBase):
         meta: Any = None,
         keep_alive: bool = True,
         durable: bool = True,
+        fair: bool = True,
     ) -> Lock[Any]:
         """Name a lock and the terms on which to hold it; nothing is sent yet.
 
         The lease lasts for `ttl`, and is renewed in the background unless `keep_alive` is False. `timeout` bounds the
         wait of `acquire` and `with`: None waits without end, 0 tries once. `meta` is any JSON that others should
         see beside the holder. With `durable=False` a grant does not wait for the disk: a crash of the database may
-        forget it, and it has no fencing token.
+        forget it, and it has no fencing token. With `fair=False` it may be taken before those who wait in line: more
+        grants in a second, and no bound on how long anybody waits.
         """
-        return Lock(self, terms(name, ttl, timeout, meta, durable, keep_alive))
+        return Lock(self, terms(name, ttl, timeout, meta, durable, keep_alive, fair))
 
     def close(self) -> None:
         """Release what is still held, and close the connections."""
@@ -175,6 +202,7 @@ class Client(_ClientBase):
 
     def _open(self) -> Runner:
         from dblock.keepalive import KeepAlive
+        from dblock.listener import Listener
         from dblock.runner import Runner
 
         with self._opening:
@@ -190,9 +218,14 @@ class Client(_ClientBase):
                 # Without prepared statements it needs fewer round trips to its first answer.
                 keepers = Runner(self._target, self._schema, 1, self._patience, prepares=False)
                 self._keeper = KeepAlive(keepers, self._service)
+                self._listener = Listener(
+                    runner, self._listen_target, self._service, self._schema, runner.installation, self._keeper
+                )
                 self._watch = Watch()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
-                self._shut = weakref.finalize(self, _shut, runner, keepers, self._keeper, self._watch)
+                self._shut = weakref.finalize(
+                    self, _shut, runner, keepers, self._keeper, self._watch, self._listener, self._service
+                )
                 self._installation = runner.installation
                 self._runner = runner
             return self._runner
@@ -206,13 +239,20 @@ class Client(_ClientBase):
         self.close()
 
 
-def _shut(runner: Runner, keepers: Runner, keeper: KeepAlive, watch: Watch) -> None:
+def _shut(
+    runner: Runner, keepers: Runner, keeper: KeepAlive, watch: Watch, listener: Listener, service: Service
+) -> None:
     keeper.close()
     watch.close()
     with contextlib.suppress(DblockError):
         runner.run(keeper.letting_go())
+    if listener.started:
+        with contextlib.suppress(DblockError):
+            runner.run(service.leave(service.client))
     runner.close()
     keepers.close()
+    listener.close()
+    listener.join(LISTENER_ENDS_WITHIN)
 
 
 class AsyncClient(_ClientBase):
@@ -222,6 +262,7 @@ class AsyncClient(_ClientBase):
     _loop: asyncio.AbstractEventLoop | None = None
     _opening_here: asyncio.Lock
     _keeper: AsyncKeepAlive
+    _listener: AsyncListener
     _watch: AsyncWatch
 
     def start_anew(self) -> None:
@@ -238,6 +279,7 @@ class AsyncClient(_ClientBase):
         meta: Any = None,
         keep_alive: bool = True,
         durable: Literal[True] = True,
+        fair: bool = True,
     ) -> AsyncLock[AsyncLease]: ...
 
     @overload
@@ -250,6 +292,7 @@ class AsyncClient(_ClientBase):
         meta: Any = None,
         keep_alive: bool = True,
         durable: Literal[False],
+        fair: bool = True,
     ) -> AsyncLock[AsyncEfficiencyLease]: ...
 
     def lock(
@@ -261,15 +304,17 @@ class AsyncClient(_ClientBase):
         meta: Any = None,
         keep_alive: bool = True,
         durable: bool = True,
+        fair: bool = True,
     ) -> AsyncLock[Any]:
         """Name a lock and the terms on which to hold it; nothing is sent yet.
 
         The lease lasts for `ttl`, and is renewed in the background unless `keep_alive` is False. `timeout` bounds the
         wait of `acquire` and `async with`: None waits without end, 0 tries once. `meta` is any JSON that others should
         see beside the holder. With `durable=False` a grant does not wait for the disk: a crash of the database may
-        forget it, and it has no fencing token.
+        forget it, and it has no fencing token. With `fair=False` it may be taken before those who wait in line: more
+        grants in a second, and no bound on how long anybody waits.
         """
-        return AsyncLock(self, terms(name, ttl, timeout, meta, durable, keep_alive))
+        return AsyncLock(self, terms(name, ttl, timeout, meta, durable, keep_alive, fair))
 
     async def close(self) -> None:
         """Release what is still held, and close the connections."""
@@ -280,6 +325,9 @@ class AsyncClient(_ClientBase):
             try:
                 with contextlib.suppress(DblockError):
                     await runner.run(self._keeper.letting_go())
+                if self._listener.started:
+                    with contextlib.suppress(DblockError):
+                        await runner.run(self._service.leave(self._service.client))
             finally:
                 self._shut()
 
@@ -309,6 +357,7 @@ class AsyncClient(_ClientBase):
         if self._runner is not None:
             return self._runner
         from dblock.keepalive import AsyncKeepAlive
+        from dblock.listener import AsyncListener
         from dblock.runner import AsyncRunner
 
         async with self._opening_here:
@@ -324,9 +373,14 @@ class AsyncClient(_ClientBase):
                 # Without prepared statements it needs fewer round trips to its first answer.
                 keepers = AsyncRunner(self._target, self._schema, 1, self._patience, prepares=False)
                 self._keeper = AsyncKeepAlive(keepers, self._service)
+                self._listener = AsyncListener(
+                    runner, self._listen_target, self._service, self._schema, runner.installation, self._keeper
+                )
                 self._watch = AsyncWatch(loop)
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
-                self._shut = weakref.finalize(self, _shut_async, runner, keepers, self._keeper)
+                self._shut = weakref.finalize(
+                    self, _shut_async, runner, keepers, self._keeper, self._listener, self._service
+                )
                 if self._closed:
                     self._shut()
                     raise ClientClosed
@@ -343,12 +397,15 @@ class AsyncClient(_ClientBase):
         await self.close()
 
 
-def _shut_async(runner: AsyncRunner, keepers: AsyncRunner, keeper: AsyncKeepAlive) -> None:
+def _shut_async(
+    runner: AsyncRunner, keepers: AsyncRunner, keeper: AsyncKeepAlive, listener: AsyncListener, service: Service
+) -> None:
     from dblock.runner import Runner
 
     keeper.close()
     runner.close()
     keepers.close()
+    listener.close()
     # If anything is held still, the event loop is gone; what is left to say goes over a connection without one.
     last = Runner(runner.target, runner.schema, 1, 1.0)
     with contextlib.suppress(DblockError):

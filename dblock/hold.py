@@ -24,8 +24,8 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 
 from dblock import clock
+from dblock.calls import Grant
 from dblock.errors import LeaseLost
-from dblock.steps import Grant
 
 logger = logging.getLogger("dblock")
 
@@ -73,6 +73,8 @@ class Hold:
         """The last try to renew was not answered, or not yet."""
         self._left_at: float | None = None
         """When a release was sent inside the user's own transaction, which may be committed or rolled back."""
+        self.presence = grant.presence
+        """What it ends with for others, besides its time: the presence of this process, if it is tied to it."""
         self.keep_alive = True
         """Whether it is to be renewed in the background."""
         self.over = False
@@ -127,7 +129,16 @@ class Hold:
         return self._left_at is not None
 
     def lost(self) -> Loss | None:
-        """Return how it was lost, None if it was not. Looks at the clock."""
+        """Return how it was lost, None if it was not. Looks at the clock, and at whether others see us here."""
+        if self.run_out() is None and self.presence is not None and not self.over and self.ours:
+            presence = self.presence
+            if presence is not None and not presence.stands(self._now()):
+                # Somebody may have taken the lock. Who asks at this moment is told what is safe.
+                self.lose(Reason.UNREACHABLE)
+        return self.loss
+
+    def run_out(self) -> Loss | None:
+        """Return how it was lost, None if it was not. Looks at the clock alone."""
         if self.loss is None and not self.over and self.ours and self._now() >= self.trusted_until:
             if self.left:
                 self.finish()
@@ -143,7 +154,7 @@ class Hold:
 
     def confirm(self, sent_at: float, trusted_until: float, expires_at: float) -> bool:
         """Take note that the database has extended it; False when that comes too late to be believed."""
-        if self.over or self.lost():
+        if self.over or self.run_out():
             return False
         # A renewal never brings the deadline nearer, so of two that were under way at once the longer is true.
         if trusted_until > self.trusted_until:

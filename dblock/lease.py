@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dblock.backing import TaskBacking, ThreadBacking
+from dblock.calls import Sleep, Steps, moment
 from dblock.errors import ClientClosed, DatabaseError, InvalidArgument, LeaseLost, NoFencingToken
 from dblock.hold import Hold, Loss, Reason
 from dblock.lost import TaskLost, ThreadLost
-from dblock.steps import POLL_FIRST, TRUST, Service, Sleep, Steps, moment
+from dblock.steps import POLL_FIRST, TRUST, Service
 from dblock.terms import Seconds, brief, check_seconds, check_ttl
 from dblock.users_transaction import UsersTransaction
 from dblock.watch import Watched
@@ -126,7 +127,7 @@ class _LeaseBase:
     def _finished(self) -> bool:
         """Whether there is nothing for this process to give back: it was given back, or lost, or is not ours."""
         hold = self._hold
-        return hold.given_back or not hold.ours or (not hold.over and hold.lost() is not None)
+        return hold.given_back or not hold.ours or (not hold.over and hold.run_out() is not None)
 
     def _check_end(self, released: bool, error: BaseException | None) -> None:
         """Raise LeaseLost at the end of a body that lost its lease and does not raise anything itself."""

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from dblock.backing import TaskBacking, ThreadBacking
+from dblock.calls import Grant, Holder, Place, Steps, Waiter, new_attempt
 from dblock.errors import ClientClosed, DblockError, LockTimeout, Unavailable
 from dblock.hold import Hold
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease, TaskLease, ThreadLease
-from dblock.steps import Grant, Holder, Service, new_attempt
 from dblock.terms import Seconds, Terms, check_timeout
 
 L = TypeVar("L", bound="ThreadLease | TaskLease")
@@ -28,9 +28,12 @@ _OWN_TIMEOUT: Any = object()
 class _LockBase(Generic[L]):
     """What both kinds of lock know."""
 
-    def __init__(self, service: Service, terms: Terms) -> None:
-        self._service = service
+    def __init__(self, client: ThreadBacking | TaskBacking, terms: Terms) -> None:
+        self._client: Any = client
+        self._service = client._service
         self._terms = terms
+        self._crowded = False
+        """Whether the last one who wanted it had to wait in line; the next may well have to."""
         # The lease of each `with` body under way, by the thread or task that runs it: two may run at once
         # when the first one's lease has run out, and each must release its own.
         self._bodies: dict[object, list[L]] = {}
@@ -42,6 +45,19 @@ class _LockBase(Generic[L]):
 
     def _timeout(self, timeout: Seconds | None) -> float | None:
         return self._terms.timeout if timeout is _OWN_TIMEOUT else check_timeout(self.name, timeout)
+
+    def _acquiring(self, timeout: float | None, attempt: str) -> Steps[Grant | None]:
+        places: list[Place] = []
+
+        def place() -> Place:
+            places.append(self._client._place(self.name, attempt))
+            return places[0]
+
+        crowded, self._crowded = self._crowded, False
+        try:
+            return (yield from self._service.acquire(self._terms, timeout, attempt, place, crowded))
+        finally:
+            self._crowded = any(place.sat for place in places)
 
     def _enter(self, owner: object, lease: L) -> L:
         self._bodies.setdefault(owner, []).append(lease)
@@ -71,11 +87,10 @@ class Lock(_LockBase[ThreadL]):
     """A lock, for threads. Made by `Client.lock`."""
 
     def __init__(self, client: ThreadBacking, terms: Terms) -> None:
-        super().__init__(client._service, terms)
-        self._client = client
+        super().__init__(client, terms)
 
     def try_acquire(self) -> ThreadL | None:
-        """Take the lock if it is free at this moment; None when another holds it."""
+        """Take the lock if it is free at this moment; None when another holds it, or others wait for it in line."""
         attempt = new_attempt()
         try:
             grant = self._client._run(self._service.try_acquire(self._terms, attempt))
@@ -85,11 +100,11 @@ class Lock(_LockBase[ThreadL]):
             raise
 
     def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> ThreadL:
-        """Wait for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
+        """Wait in line for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
         attempt = new_attempt()
         try:
-            grant = self._client._run(self._service.acquire(self._terms, seconds, attempt))
+            grant = self._client._run(self._acquiring(seconds, attempt))
             if grant is not None:
                 return self._lease(grant)
         except BaseException as error:
@@ -105,7 +120,13 @@ class Lock(_LockBase[ThreadL]):
 
     def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
-        return self._client._run(self._service.holder(self.name))
+        found: Holder | None = self._client._run(self._service.holder(self.name))
+        return found
+
+    def queue(self) -> list[Waiter]:
+        """Ask who waits for the lock, since when, in order."""
+        waiters: list[Waiter] = self._client._run(self._service.queue(self.name))
+        return waiters
 
     def _lease(self, grant: Grant) -> ThreadL:
         hold = Hold(grant, self._terms.ttl)
@@ -127,11 +148,10 @@ class AsyncLock(_LockBase[TaskL]):
     """A lock, for asyncio. Made by `AsyncClient.lock`."""
 
     def __init__(self, client: TaskBacking, terms: Terms) -> None:
-        super().__init__(client._service, terms)
-        self._client = client
+        super().__init__(client, terms)
 
     async def try_acquire(self) -> TaskL | None:
-        """Take the lock if it is free at this moment; None when another holds it."""
+        """Take the lock if it is free at this moment; None when another holds it, or others wait for it in line."""
         attempt = new_attempt()
         try:
             grant = await self._client._run(self._service.try_acquire(self._terms, attempt))
@@ -141,11 +161,11 @@ class AsyncLock(_LockBase[TaskL]):
             raise
 
     async def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> TaskL:
-        """Wait for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
+        """Wait in line for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
         attempt = new_attempt()
         try:
-            grant = await self._client._run(self._service.acquire(self._terms, seconds, attempt))
+            grant = await self._client._run(self._acquiring(seconds, attempt))
             if grant is not None:
                 return self._lease(grant)
         except BaseException as error:
@@ -161,7 +181,13 @@ class AsyncLock(_LockBase[TaskL]):
 
     async def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
-        return await self._client._run(self._service.holder(self.name))
+        found: Holder | None = await self._client._run(self._service.holder(self.name))
+        return found
+
+    async def queue(self) -> list[Waiter]:
+        """Ask who waits for the lock, since when, in order."""
+        waiters: list[Waiter] = await self._client._run(self._service.queue(self.name))
+        return waiters
 
     def _lease(self, grant: Grant) -> TaskL:
         hold = Hold(grant, self._terms.ttl)

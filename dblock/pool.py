@@ -1,7 +1,9 @@
 """A few connections, shared by all calls of a client: one pool for threads, one for asyncio.
 
-A call borrows a connection for one round trip, the one used last first, so that a quiet client keeps to one. When all
-are in use, calls wait in line, and a connection that comes back is handed to the first: nobody is overtaken.
+A call borrows a connection for one round trip, the one used last first, so that a quiet client keeps to one. While they
+are in use, calls wait in line, and a connection that comes back is handed to the first: nobody is overtaken. A round
+trip is short and a connection dear, so another is opened only when a call has waited for a while, or there has been a
+line for as long.
 
 A connection is opened by the call that needs it, in the call itself: an error in opening it is that call's error, in
 full and at once, and there is no thread to leak or to lose in a fork.
@@ -13,6 +15,7 @@ that an interrupt throws out in the middle of anything drops its place with the 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import weakref
@@ -26,6 +29,10 @@ from dblock.wire import Wire
 
 IDLE_FOR = 60.0
 """Seconds after which a connection that a burst of calls had opened is closed again."""
+
+
+GROW_AFTER = 0.05
+"""Seconds that a call waits for a connection in use before it opens another."""
 
 
 class Place:
@@ -76,17 +83,27 @@ class _PoolBase(Generic[Turn]):
         self._idle: list[Wire] = []
         self._places: weakref.WeakSet[Place] = weakref.WeakSet()
         self._line: deque[Turn] = deque()
+        self._line_since = math.inf
+        """Since when there has been a line without a break."""
         self._closed = False
         mind_forks(self)
 
     def _take_now(self) -> Handed | None:
         """Take a connection at rest, or a place to open one; None when neither can be had, or others wait already."""
         self._check_open()
-        if self._line:
-            return None
-        if self._idle:
+        if self._idle and not self._line:
             return self._idle.pop()
+        if not self._places or time.monotonic() - self._line_since >= GROW_AFTER:
+            return self._grow()
+        return None
+
+    def _grow(self) -> Place | None:
         return self._new_place() if len(self._places) < self._size else None
+
+    def _line_up(self, turn: Turn) -> None:
+        if not self._line:
+            self._line_since = time.monotonic()
+        self._line.append(turn)
 
     def _new_place(self) -> Place:
         place = Place()
@@ -101,6 +118,7 @@ class _PoolBase(Generic[Turn]):
         while self._line:
             if self._line.popleft().give(wire):
                 return None
+        self._line_since = math.inf
         now = wire.used_at = time.monotonic()
         self._idle.append(wire)
         if now - self._idle[0].used_at > IDLE_FOR:
@@ -112,7 +130,10 @@ class _PoolBase(Generic[Turn]):
         if wire is not None:
             self._vacate(wire)
         while self._line and len(self._places) < self._size:
-            self._line.popleft().give(self._new_place())
+            place = self._new_place()
+            if self._line.popleft().give(place):
+                return
+            self._places.discard(place)
 
     def _vacate(self, wire: Wire) -> Wire:
         if wire.place is not None:
@@ -124,6 +145,7 @@ class _PoolBase(Generic[Turn]):
         self._idle = []
         self._places.clear()
         self._line.clear()
+        self._line_since = math.inf
 
     def _shut(self) -> None:
         """Take no more calls; those who wait in line are told so."""
@@ -168,7 +190,7 @@ class Pool(_PoolBase[_ThreadTurn]):
             handed = self._take_now()
             if handed is None:
                 turn = _ThreadTurn()
-                self._line.append(turn)
+                self._line_up(turn)
         if turn is not None:
             handed = self._wait(turn)
         if handed is None:
@@ -187,7 +209,14 @@ class Pool(_PoolBase[_ThreadTurn]):
 
     def _wait(self, turn: _ThreadTurn) -> Handed | None:
         try:
-            if turn.came.wait(self._patience):
+            if turn.came.wait(min(GROW_AFTER, self._patience)):
+                return turn.handed
+            with self._lock:
+                place = self._grow() if turn in self._line else None
+                if place is not None:
+                    self._line.remove(turn)
+                    return place
+            if turn.came.wait(max(self._patience - GROW_AFTER, 0.0)):
                 return turn.handed
         except BaseException:
             if not self._leave_line(turn):
@@ -258,10 +287,16 @@ class AsyncPool(_PoolBase[_TaskTurn]):
 
     async def _wait(self) -> Handed | None:
         turn = _TaskTurn()
-        self._line.append(turn)
+        self._line_up(turn)
         try:
             # Not wait_for, which may time out and lose a turn that came at the same moment.
-            await asyncio.wait([turn.came], timeout=self._patience)
+            await asyncio.wait([turn.came], timeout=min(GROW_AFTER, self._patience))
+            if not turn.came.done():
+                place = self._grow()
+                if place is not None:
+                    self._line.remove(turn)
+                    return place
+                await asyncio.wait([turn.came], timeout=max(self._patience - GROW_AFTER, 0.0))
         except BaseException:
             if not turn.came.done():
                 self._line.remove(turn)

@@ -20,10 +20,11 @@ from psycopg import capabilities
 from psycopg import errors as pg
 
 from dblock import schema as schemas
+from dblock.calls import Call, Row, Sleep, Steps, Wait
 from dblock.errors import DblockError, SchemaMissing, SchemaOutdated, Unavailable
 from dblock.faults import is_broken, is_overdue, is_passing, translate, translated
 from dblock.pool import AsyncPool, Pool
-from dblock.steps import GIVE_UP_WITHIN, LEAST_PATIENCE, Call, Row, Sleep, Steps
+from dblock.steps import GIVE_UP_WITHIN, LEAST_PATIENCE
 from dblock.target import Target
 from dblock.terms import quoted
 from dblock.wire import Wire
@@ -157,9 +158,12 @@ class Runner(_Base):
             value: T = done.value
             return value
 
-    def _perform(self, step: Call | Sleep) -> Row | None:
+    def _perform(self, step: Call | Sleep | Wait) -> Row | None:
         if isinstance(step, Call):
             return self._call(step)
+        if isinstance(step, Wait):
+            step.place.wait(step.seconds)
+            return None
         time.sleep(step.seconds)
         return None
 
@@ -253,9 +257,12 @@ class AsyncRunner(_Base):
             value: T = done.value
             return value
 
-    async def _perform(self, step: Call | Sleep) -> Row | None:
+    async def _perform(self, step: Call | Sleep | Wait) -> Row | None:
         if isinstance(step, Call):
             return await self._call(step)
+        if isinstance(step, Wait):
+            await step.place.wait(step.seconds)
+            return None
         await asyncio.sleep(step.seconds)
         return None
 

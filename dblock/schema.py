@@ -45,6 +45,11 @@ REFUSED = "DBL01"
 
 API = (
     "try_acquire",
+    "acquire",
+    "look_in_line",
+    "be_present",
+    "leave",
+    "queue",
     "abandon",
     "renew",
     "renew_all",

@@ -11,27 +11,48 @@ cannot stretch the lease.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 import os
 import random
 import socket
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
 
 from dblock import clock as clocks
+from dblock.calls import (
+    Call,
+    Grant,
+    Holder,
+    Place,
+    Places,
+    Renewal,
+    Seat,
+    Sleep,
+    Steps,
+    Wait,
+    Waiter,
+    array,
+    decoded,
+    items,
+    moment,
+    new_attempt,
+)
+from dblock.errors import Busy, DatabaseError
+from dblock.presence import Presence
 from dblock.terms import Terms, interval, quoted
 
-T = TypeVar("T")
-Row = tuple["str | None", ...]
+logger = logging.getLogger("dblock")
 
 TRUST = 0.98
 """The part of a lease's time that its holder believes in; the rest covers clocks that run at unequal speeds."""
 
 POLL_FIRST = 0.01
-POLL_LONGEST = 0.25
+POLL_LONGEST = 0.05
+
+LOOK_AT_HOLDER = 0.075
+"""Seconds between two looks of the first in line at whether the holder is still there."""
 
 LEAST_PATIENCE = 1.0
 """Seconds that an answer is always given, also to a caller who would not wait at all."""
@@ -41,64 +62,6 @@ GIVE_UP_WITHIN = 2.0
 
 TRANSIT_LOOKS = 3
 """How often a single try looks at a lock that is neither held nor to be had."""
-
-
-class Call(NamedTuple):
-    """Call one of the database's functions; the result is its row as text, or None. Safe to send twice."""
-
-    sql: bytes
-    args: tuple[str | None, ...]
-    again: bytes | None = None
-    """What to send after the connection broke, if not the same: the first sending may have been done."""
-    within: float = math.inf
-    """Seconds to wait for the answer; never longer than the client's patience."""
-
-
-class Sleep(NamedTuple):
-    """Let this many seconds pass."""
-
-    seconds: float
-
-
-Steps = Generator["Call | Sleep", Any, T]
-
-
-class Grant(NamedTuple):
-    """One act of giving a lock to a holder, as the database told it."""
-
-    name: str
-    token: int
-    expires_at: float
-    """In seconds since 1970, by the database's clock; for people and logs, never to be compared with ours."""
-    trusted_until: float
-    """By our monotonic clock."""
-    sent_at: float
-    """When the request was sent, by the same clock."""
-
-
-class Renewal(NamedTuple):
-    """What became of an attempt to renew several grants."""
-
-    sent_at: float
-    moment: float
-    """When the database did it, by its own clock, in seconds since 1970."""
-    missed: dict[int, str]
-    """Why not, for those that were not renewed, by their place in the request from 0."""
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who holds a lock, as of the moment the database was asked."""
-
-    token: int | None
-    """The fencing token; None for a lock without durability."""
-    holder: str
-    meta: Any
-    """As Python objects; as the JSON itself where Python cannot hold it."""
-    granted_at: datetime
-    expires_at: datetime
-    remaining: float
-    """Seconds left by the database's clock, at that moment."""
 
 
 class Service:
@@ -115,11 +78,19 @@ class Service:
         # Times come as seconds since 1970, so that no DateStyle, TimeZone or IntervalStyle has a say.
         self._try_acquire = (
             "SELECT granted, token, extract(epoch FROM expires_at), remaining"
-            f" FROM {prefix}.try_acquire($1, $2, $3, $4, $5, $6)"
+            f", waiting FROM {prefix}.try_acquire($1, $2, $3, $4, $5, $6, client => $7, fair => $8, ticket => $9)"
         ).encode()
-        self._try_acquire_again = self._try_acquire.replace(b"$6)", b"$6, sent_before => true)")
+        self._try_acquire_again = self._try_acquire.replace(b"$6,", b"$6, sent_before => true,")
+        self._acquire = (
+            "SELECT granted, token, extract(epoch FROM expires_at), remaining, ticket, first, watched"
+            f" FROM {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+        ).encode()
+        self._look_in_line = (f"SELECT places, firsts, look_again, watched FROM {prefix}.look_in_line($1, $2)").encode()
+        self._leave_place = f"SELECT {prefix}.abandon($1, $2, only_place => true)".encode()
+        self._leave = f"SELECT {prefix}.leave($1)".encode()
+        self._queue = f"SELECT {prefix}.queue($1)".encode()
         self._renew_all = (
-            f"SELECT extract(epoch FROM moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3)"
+            f"SELECT extract(epoch FROM moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3, $4, $5)"
         ).encode()
         self._release_all = f"SELECT busy FROM {prefix}.release_all($1, $2)".encode()
         self._abandon = f"SELECT {prefix}.abandon($1, $2)".encode()
@@ -131,67 +102,199 @@ class Service:
             "SELECT token, holder, meta, extract(epoch FROM granted_at), extract(epoch FROM expires_at), remaining"
             f" FROM {prefix}.holder($1)"
         ).encode()
+        self.client = new_attempt()
+        """A name for this process's part in the lines, which nobody can guess."""
+        self.presence: Presence | None = None
+        """How others can see that this process is there, if they can."""
         self._holder_name = holder
         self._host = socket.gethostname()
         self._clock = clock
         self._uniform = uniform
 
     def try_acquire(self, terms: Terms, attempt: str) -> Steps[Grant | None]:
-        """Ask once; the result is None when another holds the lock."""
+        """Ask once; the result is None when another holds the lock, or others wait for it in line."""
         for _ in range(TRANSIT_LOOKS):
-            grant, held_for = yield from self._ask(terms, attempt)
-            if grant or held_for > 0:
+            grant, held_for, waiting = yield from self._ask(terms, attempt)
+            if grant or held_for > 0 or waiting:
                 break
             # Free, and in the hands of a transaction that is not through: it is worth another look.
             yield Sleep(self._uniform(POLL_FIRST / 2, POLL_FIRST))
         return grant
 
-    def acquire(self, terms: Terms, timeout: float | None, attempt: str) -> Steps[Grant | None]:
-        """Ask until granted, or until the timeout has passed; the result is then None."""
-        started = self._clock()
-        pause = POLL_FIRST
+    def acquire(
+        self, terms: Terms, timeout: float | None, attempt: str, place: Callable[[], Place], crowded: bool = False
+    ) -> Steps[Grant | None]:
+        """Ask, and wait in line until granted or until the timeout has passed; the result is then None.
+
+        Where a crowd is to be expected it lines up at once, without a try beforehand.
+        """
+        give_up = math.inf if timeout is None else self._clock() + timeout
+        if not crowded or timeout == 0:
+            grant, _, _ = yield from self._ask(terms, attempt, max(give_up - self._clock(), LEAST_PATIENCE))
+            if grant or self._clock() >= give_up:
+                return grant
+        here = place()
+        try:
+            return (yield from self._wait_in_line(terms, give_up, attempt, here))
+        finally:
+            here.leave()
+
+    def _wait_in_line(self, terms: Terms, give_up: float, attempt: str, here: Place) -> Steps[Grant | None]:
+        ticket: int | None = None
         while True:
-            left = float("inf") if timeout is None else started + timeout - self._clock()
-            grant, held_for = yield from self._ask(terms, attempt, max(left, LEAST_PATIENCE))
+            within = max(give_up - self._clock(), LEAST_PATIENCE)
+            grant, seat = yield from self._ask_in_line(terms, attempt, within, ticket is not None)
             if grant:
                 return grant
-            left = float("inf") if timeout is None else started + timeout - self._clock()
+            left = give_up - self._clock()
             if left <= 0:
-                return None
-            # Spread out, so that a crowd does not come back together; not past the holder's deadline.
-            yield Sleep(min(self._uniform(pause / 2, pause), max(held_for, POLL_FIRST), left))
-            pause = min(pause * 1.5, POLL_LONGEST)
+                break
+            if seat is None:
+                # Another transaction is at work on the lock, perhaps a long one; there is no ticket yet.
+                yield Sleep(min(self._uniform(POLL_FIRST, POLL_LONGEST), left))
+                continue
+            if ticket not in (None, seat.ticket):
+                logger.warning("lock %r: not heard of in time, lost its place in line, has a new one", terms.name)
+            ticket = seat.ticket
+            here.sit(seat.first, seat.look_in)
+            yield Wait(here, left)
+            here.stand()
+            left = give_up - self._clock()
+            if left <= 0:
+                break
+            # Usually it is our turn, and this is the shortest way.
+            with contextlib.suppress(Busy):
+                grant, _, _ = yield from self._ask(terms, attempt, max(left, LEAST_PATIENCE), ticket)
+            if grant:
+                return grant
+        # Nobody should wait behind a ticket that nobody will redeem.
+        with contextlib.suppress(DatabaseError):
+            yield from self.abandon(terms.name, attempt)
+        return None
 
     def abandon(self, name: str, attempt: str) -> Steps[None]:
-        """Give back whatever the attempt was granted, for a caller who left before the answer came."""
+        """Give back whatever the attempt was granted, and its place in line, for a caller who leaves."""
         yield Call(self._abandon, (name, attempt), within=GIVE_UP_WITHIN)
 
-    def _ask(self, terms: Terms, attempt: str, within: float = math.inf) -> Steps[tuple[Grant | None, float]]:
-        """Ask once; the result is the grant, or None and the seconds that the lock is still held for."""
+    def leave_place(self, name: str, attempt: str) -> Steps[None]:
+        """Give up a place in line that nobody waits at; a grant stays as it is."""
+        yield Call(self._leave_place, (name, attempt), within=GIVE_UP_WITHIN)
+
+    def look_in_line(self, client: str, names: Iterable[str], within: float) -> Steps[Places]:
+        """Let a client that waits be heard, and ask how its places stand in the lines for these locks."""
+        row = yield Call(self._look_in_line, (client, array(names)), within=within)
+        places, firsts, look_again, watched = row
+        return Places(
+            int(places),
+            [
+                (attempt.replace("-", ""), float(seconds), seen == "t")
+                for attempt, seconds, seen in zip(items(firsts), items(look_again), items(watched), strict=True)
+            ],
+        )
+
+    def leave(self, client: str) -> Steps[None]:
+        """End a client: give up all its places in line, and its presence."""
+        yield Call(self._leave, (client,), within=GIVE_UP_WITHIN)
+
+    def queue(self, name: str) -> Steps[list[Waiter]]:
+        """Ask who waits for the lock, in order."""
+        (found,) = yield Call(self._queue, (name,))
+        return [Waiter(one["holder"], moment(float(one["since"]))) for one in json.loads(found)]
+
+    def _ask(
+        self, terms: Terms, attempt: str, within: float = math.inf, ticket: int | None = None
+    ) -> Steps[tuple[Grant | None, float, bool]]:
+        """Ask once; the result is the grant, or None, how long it is still held for, and whether others wait."""
         sent_at = self._clock()
-        args = (terms.name, terms.interval, self._who(), terms.meta, attempt, "t" if terms.durable else "f")
-        granted, token, expires_at, remaining = yield Call(self._try_acquire, args, self._try_acquire_again, within)
+        presence = self._present(sent_at)
+        args = (
+            terms.name,
+            terms.interval,
+            self._who(),
+            terms.meta,
+            attempt,
+            "t" if terms.durable else "f",
+            presence.client if presence else None,
+            "t" if terms.fair else "f",
+            None if ticket is None else str(ticket),
+        )
+        row = yield Call(self._try_acquire, args, self._try_acquire_again, within)
+        granted, token, expires_at, remaining, waiting = row
         left = float(remaining)
         if granted != "t":
-            return None, left
-        grant = Grant(terms.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at)
-        if self._clock() >= grant.trusted_until:
-            # The answer took longer than the lease lasts. Nobody may act on it, so it is given back.
-            yield from self.release(grant.name, grant.token, grant.trusted_until)
-            return None, POLL_FIRST
-        return grant, left
+            return None, left, waiting == "t"
+        grant = Grant(terms.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at, presence)
+        return (yield from self._in_time(grant)), left, False
+
+    def _ask_in_line(
+        self, terms: Terms, attempt: str, within: float, had_ticket: bool
+    ) -> Steps[tuple[Grant | None, Seat | None]]:
+        """Ask, and line up; the result is the grant, or None and whether we are first and when to look in again.
+
+        Without even that, there is no ticket yet.
+        """
+        sent_at = self._clock()
+        presence = self._present(sent_at)
+        args = (
+            terms.name,
+            terms.interval,
+            self._who(),
+            terms.meta,
+            attempt,
+            self.client,
+            "t" if terms.durable else "f",
+            "t" if terms.fair else "f",
+            "t" if presence else "f",
+            "t" if had_ticket else "f",
+        )
+        row = yield Call(self._acquire, args, within=within)
+        granted, token, expires_at, remaining, ticket, first, watched = row
+        left = float(remaining)
+        if granted == "t":
+            grant = Grant(terms.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at, presence)
+            return (yield from self._in_time(grant)), None
+        if ticket is None:
+            return None, None
+        return None, Seat(int(ticket), first == "t", min(left, LOOK_AT_HOLDER) if watched == "t" else left)
+
+    def _in_time(self, grant: Grant) -> Steps[Grant | None]:
+        """Return the grant, unless its answer took longer than the lease lasts: nobody may act on it then."""
+        if self._clock() < grant.trusted_until:
+            return grant
+        yield from self.release(grant.name, grant.token, grant.trusted_until)
+        return None
+
+    def _present(self, now: float) -> Presence | None:
+        """Return our presence, if others can see it at this moment."""
+        return self.presence if self.presence is not None and self.presence.can_be_tied_to(now) else None
 
     def _who(self) -> str:
         """Return what others see of us; asked each time, for after a fork the process is another."""
         return self._holder_name if self._holder_name is not None else f"{self._host} pid {os.getpid()}"
 
-    def renew(self, grants: Sequence[tuple[str, int, float]], within: float = math.inf) -> Steps[Renewal]:
-        """Extend these exact grants, each given by name, token and ttl, in one call."""
+    def renew(
+        self,
+        grants: Sequence[tuple[str, int, float]],
+        within: float = math.inf,
+        *,
+        attach: Presence | None = None,
+        detach: bool = False,
+    ) -> Steps[Renewal]:
+        """Extend these exact grants, each given by name, token and ttl, in one call.
+
+        Tie them to a presence, or untie them, if so wanted.
+        """
         sent_at = self._clock()
         names, tokens, ttls = zip(*grants, strict=True)
         moment, missed, reasons = yield Call(
             self._renew_all,
-            (array(names), array(map(str, tokens)), array(map(interval, ttls))),
+            (
+                array(names),
+                array(map(str, tokens)),
+                array(map(interval, ttls)),
+                attach.client if attach else None,
+                "t" if detach else "f",
+            ),
             within=within,
         )
         places = [int(place) - 1 for place in items(missed)]
@@ -224,42 +327,8 @@ class Service:
         return Holder(
             int(token) if token else None,
             holder,
-            _decoded(meta),
+            decoded(meta),
             moment(float(granted_at)),
             moment(float(expires_at)),
             float(remaining),
         )
-
-
-def moment(epoch: float) -> datetime:
-    """Return a point of the database's time as a datetime in UTC."""
-    try:
-        return datetime.fromtimestamp(epoch, timezone.utc)
-    except (OverflowError, ValueError):
-        return (datetime.max if epoch > 0 else datetime.min).replace(tzinfo=timezone.utc)
-
-
-def array(values: Iterable[str]) -> str:
-    """Return an array as Postgres reads it."""
-    escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
-    return '{"' + '","'.join(escaped) + '"}'
-
-
-def items(values: str | None) -> list[str]:
-    """Return the items of an array of plain words, as Postgres writes it."""
-    return values[1:-1].split(",") if values else []
-
-
-def _decoded(meta: str | None) -> Any:
-    if meta is None:
-        return None
-    try:
-        return json.loads(meta)
-    except (ValueError, RecursionError):
-        # A number of more digits, or a nesting deeper, than Python's limits; another client may have put it there.
-        return meta
-
-
-def new_attempt() -> str:
-    """Return a new request's name: a random UUID, as Postgres reads it."""
-    return os.urandom(16).hex()

@@ -12,11 +12,14 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Index,
+    Integer,
     Interval,
     MetaData,
     Sequence,
     Table,
     Text,
+    UniqueConstraint,
     Uuid,
     text,
 )
@@ -41,8 +44,42 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("attempt", Uuid),
         Column("holder", Text),
         Column("meta", JSONB),
-        CheckConstraint("octet_length(name) BETWEEN 1 AND 512", name="distributed_locks_name_length"),
+        Column("client", Uuid),
+        Column("waiting", Boolean, nullable=False, server_default=text("false")),
+        Column("served", BigInteger, nullable=False, server_default=text("0")),
         comment="One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.",
+    )
+    Table(
+        "lock_tickets",
+        tables,
+        Column("name", Text(collation="C"), primary_key=True),
+        Column("number", BigInteger, primary_key=True, autoincrement=False),
+        Column("attempt", Uuid, nullable=False),
+        Column("client", Uuid, nullable=False),
+        Column("holder", Text, nullable=False),
+        Column("since", DateTime(timezone=True), nullable=False),
+        UniqueConstraint("attempt", "name", name="lock_tickets_attempt_key"),
+        Index("lock_tickets_client_idx", "client"),
+        comment="One row a waiter: its place in the line for a lock.",
+    )
+    Table(
+        "lock_clients",
+        tables,
+        Column("client", Uuid, primary_key=True),
+        Column("seen_until", DateTime(timezone=True), nullable=False),
+        comment="One row a client that waits: until when it counts as alive.",
+    )
+    Table(
+        "lock_presence",
+        tables,
+        Column("client", Uuid, primary_key=True),
+        Column("mark", BigInteger, nullable=False),
+        Column("session", Integer, nullable=False),
+        Column("incarnation", DateTime(timezone=True), nullable=False),
+        Column("grace", Interval, nullable=False),
+        Column("gone_since", DateTime(timezone=True)),
+        prefixes=["UNLOGGED"],
+        comment="One row a client whose process can be seen to live: the advisory lock that its session holds.",
     )
     Table(
         "token_timeline",

@@ -23,6 +23,9 @@ META_BYTES = 8192
 TTL_MIN = 0.1
 TTL_MAX = 86_400.0
 DEFAULT_TTL = 30.0
+PRESENCE_MIN = 0.05
+PRESENCE_MAX = 60.0
+DEFAULT_PRESENCE = 0.15
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -41,19 +44,26 @@ class Terms:
     """The ttl as Postgres reads it."""
     durable: bool = True
     keep_alive: bool = True
+    fair: bool = True
 
 
 def terms(
-    name: str, ttl: Seconds, timeout: Seconds | None, meta: Any, durable: bool = True, keep_alive: bool = True
+    name: str,
+    ttl: Seconds,
+    timeout: Seconds | None,
+    meta: Any,
+    durable: bool = True,
+    keep_alive: bool = True,
+    fair: bool = True,
 ) -> Terms:
     """Check all of them against their limits, or raise InvalidArgument naming the one that is off."""
     name = check_name(name)
     seconds = check_ttl(name, ttl)
-    for option, value in (("durable", durable), ("keep_alive", keep_alive)):
+    for option, value in (("durable", durable), ("keep_alive", keep_alive), ("fair", fair)):
         if not isinstance(value, bool):
             raise InvalidArgument(f"The option {option} of lock {_shown(name)} is True or False; got {value!r}.")
     encoded = encode_meta(name, meta)
-    return Terms(name, seconds, check_timeout(name, timeout), encoded, interval(seconds), durable, keep_alive)
+    return Terms(name, seconds, check_timeout(name, timeout), encoded, interval(seconds), durable, keep_alive, fair)
 
 
 def interval(seconds: float) -> str:
@@ -96,6 +106,16 @@ def check_timeout(name: str, timeout: Seconds | None) -> float | None:
             f"The timeout of lock {_shown(name)} is {seconds:g} s; give 0 to try once, None to wait without end."
         )
     return None if seconds == math.inf else seconds
+
+
+def check_presence(presence: Seconds) -> float:
+    """Return the grace of a presence in seconds if it may last that long."""
+    seconds = check_seconds("presence", presence)
+    if not PRESENCE_MIN <= seconds <= PRESENCE_MAX:
+        raise InvalidArgument(
+            f"The presence is from {PRESENCE_MIN:g} s to {PRESENCE_MAX:g} s, or None to do without; got {seconds:g} s."
+        )
+    return seconds
 
 
 def encode_meta(name: str, meta: Any) -> str | None:

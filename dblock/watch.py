@@ -56,7 +56,7 @@ class Watched:
     def look(self) -> float:
         """Tell those who want to be told now; return the seconds until the next look, infinite for none."""
         hold = self.hold
-        if hold.over or hold.lost():
+        if hold.over or hold.run_out():
             return math.inf
         left = hold.trusted_until - clock.now()
         again = left

@@ -17,8 +17,8 @@ from typing import Any
 import psycopg
 from psycopg import errors, generators, pq
 
+from dblock.calls import Call, Row
 from dblock.faults import Overdue
-from dblock.steps import Call, Row
 
 Results = list[pq.abc.PGresult]
 

@@ -28,8 +28,10 @@ def upgrade() -> None:
             attempt uuid,
             holder text,
             meta jsonb,
-            CONSTRAINT distributed_locks_pkey PRIMARY KEY (name),
-            CONSTRAINT distributed_locks_name_length CHECK (octet_length(name) BETWEEN 1 AND 512)
+            client uuid,
+            waiting boolean NOT NULL DEFAULT false,
+            served bigint NOT NULL DEFAULT 0,
+            CONSTRAINT distributed_locks_pkey PRIMARY KEY (name)
         ) WITH (
             -- Half of each page is left free and no column that changes is indexed, so that every grant,
             -- renewal and release is a heap-only update that the next one can clean up after.
@@ -45,6 +47,43 @@ def upgrade() -> None:
     op.execute(
         "COMMENT ON TABLE distributed_locks IS "
         "'One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.'"
+    )
+    # Numbered within each lock, in the order of arrival. What is indexed never changes.
+    op.execute(
+        """
+        CREATE TABLE lock_tickets (
+            name text COLLATE "C" NOT NULL,
+            number bigint NOT NULL,
+            attempt uuid NOT NULL,
+            client uuid NOT NULL,
+            holder text NOT NULL,
+            since timestamptz NOT NULL,
+            CONSTRAINT lock_tickets_pkey PRIMARY KEY (name, number),
+            CONSTRAINT lock_tickets_attempt_key UNIQUE (attempt, name)
+        ) WITH (
+            autovacuum_vacuum_scale_factor = 0.0,
+            autovacuum_vacuum_threshold = 2000,
+            autovacuum_vacuum_cost_delay = 0
+        )
+        """
+    )
+    op.execute("CREATE INDEX lock_tickets_client_idx ON lock_tickets (client)")
+    op.execute("COMMENT ON TABLE lock_tickets IS 'One row a waiter: its place in the line for a lock.'")
+    op.execute(
+        "CREATE TABLE lock_clients (client uuid PRIMARY KEY, seen_until timestamptz NOT NULL)"
+        " WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000)"
+    )
+    op.execute("COMMENT ON TABLE lock_clients IS 'One row a client that waits: until when it counts as alive.'")
+    # Unlogged, because a mark means nothing after a crash, on a promoted standby or in a restored copy: there the
+    # table is empty, and nobody looks dead.
+    op.execute(
+        "CREATE UNLOGGED TABLE lock_presence (client uuid PRIMARY KEY, mark bigint NOT NULL, session integer NOT NULL,"
+        " incarnation timestamptz NOT NULL, grace interval NOT NULL, gone_since timestamptz)"
+        " WITH (fillfactor = 50)"
+    )
+    op.execute(
+        "COMMENT ON TABLE lock_presence IS"
+        " 'One row a client whose process can be seen to live: the advisory lock that its session holds.'"
     )
     # One row, for good: the timeline on which tokens were last minted, and a name for this installation, to tell it
     # from one in another database.
@@ -86,5 +125,6 @@ def downgrade() -> None:
         """
     )
     op.execute("DROP TABLE distributed_locks")
+    op.execute("DROP TABLE lock_tickets, lock_clients, lock_presence")
     op.execute("DROP TABLE token_timeline")
     op.execute("DROP SEQUENCE token_sequence")

@@ -1,4 +1,4 @@
--- Grants the lock if nobody holds it. Waits neither for a holder nor for another transaction that is at work on the
+-- Grants the lock if nobody holds it and nobody waits for it in line. Waits neither for a holder nor for another transaction that is at work on the
 -- lock's row (granting it, releasing it, relying on it): the lock is then simply not to be had at this moment, and
 -- `remaining` says 0.
 --
@@ -11,6 +11,12 @@
 -- `attempt` names this request. Sent again after its answer was lost, it finds the grant it
 -- already made rather than a stranger in possession. With `sent_before` it waits for whoever is at work on the row, for
 -- that may be the first sending, not yet committed.
+--
+-- A holder whose process is known to be gone (see client_gone) holds nothing. `client` says by whose mark that can be
+-- known of this caller; without it the lease's time alone decides.
+--
+-- With `fair => false` it takes a free lock before those who wait in line. With a `ticket`, which acquire() gave to the
+-- same attempt, it redeems it if nobody is ahead. `waiting` in the answer means that the lock is free, and kept for others.
 --
 -- With `durable => false` the grant is not waited for to reach the disk, and so carries no fencing token: `token` is then
 -- a negative number of no order, to renew and release with.
@@ -25,10 +31,14 @@ CREATE OR REPLACE FUNCTION try_acquire(
     attempt uuid DEFAULT NULL,
     durable boolean DEFAULT true,
     sent_before boolean DEFAULT false,
+    client uuid DEFAULT NULL,
+    fair boolean DEFAULT true,
+    ticket bigint DEFAULT NULL,
     OUT granted boolean,
     OUT token bigint,
     OUT expires_at timestamptz,
-    OUT remaining double precision
+    OUT remaining double precision,
+    OUT waiting boolean
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
@@ -38,10 +48,15 @@ DECLARE
     -- In seconds alone: a day or a month of the calendar may be longer or shorter than it looks.
     lasting interval;
     recorded bigint;
+    passed bigint;
+    patience text;
     looks integer := 0;
     seeding boolean;
     moment timestamptz;
     seen record;
+    -- Whether others in line come first.
+    in_line boolean := try_acquire.fair AND try_acquire.ticket IS NULL;
+    grace double precision;
     ignored text;
 BEGIN
     IF octet_length(try_acquire.name) BETWEEN 1 AND 512 AND try_acquire.ttl BETWEEN '100 milliseconds' AND '24 hours'
@@ -53,7 +68,10 @@ BEGIN
     END IF;
     lasting := make_interval(secs => extract(epoch FROM try_acquire.ttl)::double precision);
     IF try_acquire.durable THEN
-        ready := commit_durably();
+        -- commit_durably(), without the cost of a call.
+        IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
+            ignored := set_config('synchronous_commit', 'on', true);
+        END IF;
     ELSIF pg_current_xact_id_if_assigned() IS NULL THEN
         -- Only where nothing was written before in this transaction, which may be waiting for the disk on purpose.
         ignored := set_config('synchronous_commit', 'off', true);
@@ -63,12 +81,40 @@ BEGIN
         PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
     END IF;
     LOOP
-        SELECT t.timeline INTO recorded
-        FROM distributed_locks AS l CROSS JOIN token_timeline AS t
-        WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp()
-        FOR UPDATE OF l SKIP LOCKED;  -- the strongest, so that not even a proof's shared lock is passed over
+        IF try_acquire.ticket IS NULL THEN
+            SELECT t.timeline INTO recorded
+            FROM distributed_locks AS l CROSS JOIN token_timeline AS t
+            WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND in_line)
+            FOR UPDATE OF l SKIP LOCKED;  -- the strongest, so that not even a proof's shared lock is passed over
+        ELSE
+            -- Whose turn it is waits for who is at work on the row, perhaps only to line up; but not for long.
+            patience := current_setting('lock_timeout');
+            ignored := set_config('lock_timeout', '200ms', true);
+            SELECT t.timeline, l.served INTO recorded, passed
+            FROM distributed_locks AS l CROSS JOIN token_timeline AS t
+            WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp()
+            FOR UPDATE OF l;
+            ignored := set_config('lock_timeout', patience, true);
+        END IF;
         IF FOUND THEN
-            IF try_acquire.durable AND recorded <> current_timeline() THEN
+            IF try_acquire.ticket IS NOT NULL THEN
+                DELETE FROM lock_tickets AS t
+                WHERE t.name = try_acquire.name AND t.number = try_acquire.ticket AND t.attempt = try_acquire.attempt
+                  AND NOT EXISTS (
+                      SELECT FROM lock_tickets AS o
+                      WHERE o.name = try_acquire.name AND o.number > passed AND o.number < try_acquire.ticket
+                  );
+                IF NOT FOUND THEN
+                    granted := false;
+                    remaining := 0;
+                    waiting := true;
+                    RETURN;
+                END IF;
+            END IF;
+            -- current_timeline(), without the cost of a call.
+            IF try_acquire.durable
+                AND recorded <> ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
+            THEN
                 PERFORM enter_timeline();
             END IF;
             moment := clock_timestamp();
@@ -80,17 +126,19 @@ BEGIN
                 attempt = try_acquire.attempt,
                 holder = coalesce(try_acquire.holder, describe_session()),
                 meta = try_acquire.meta,
+                client = try_acquire.client,
+                served = coalesce(try_acquire.ticket, l.served),
                 granted_at = moment,
                 released_at = NULL,
                 ttl = lasting,
                 expires_at = moment + lasting
             WHERE l.name = try_acquire.name
-            RETURNING true, l.token, l.expires_at, extract(epoch FROM lasting)
-            INTO granted, token, expires_at, remaining;
+            RETURNING true, l.token, l.expires_at, extract(epoch FROM lasting), false
+            INTO granted, token, expires_at, remaining, waiting;
             RETURN;
         END IF;
 
-        SELECT l.token, l.attempt, l.expires_at,
+        SELECT l.token, l.attempt, l.expires_at, l.waiting, l.client,
                -- Subtracted as numbers: Postgres before 17 refuses to subtract from an infinite time.
                extract(epoch FROM l.expires_at)::double precision
                - extract(epoch FROM clock_timestamp())::double precision AS remaining
@@ -101,26 +149,42 @@ BEGIN
             IF NOT pg_try_advisory_xact_lock(hashtextextended(quote_ident(current_schema()) || try_acquire.name, 0)) THEN
                 granted := false;
                 remaining := 0;
+                waiting := false;
                 RETURN;
             END IF;
             INSERT INTO distributed_locks (name, token, expires_at)
             VALUES (try_acquire.name, 0, '-infinity')
             ON CONFLICT DO NOTHING;
-        ELSIF seen.remaining > 0 OR looks > 0 THEN
-            granted := coalesce(seen.remaining > 0 AND seen.attempt = try_acquire.attempt, false);
-            token := CASE WHEN granted THEN seen.token END;
-            expires_at := seen.expires_at;
-            remaining := greatest(seen.remaining, 0);
-            IF granted AND try_acquire.durable THEN
-                -- The first sending may have been cut off before its commit was safe; this one waits for its own.
-                UPDATE distributed_locks AS l SET attempt = l.attempt
-                WHERE l.name = try_acquire.name AND l.token = seen.token;
-            END IF;
-            RETURN;
-        ELSE
-            looks := 1;
+            CONTINUE;
         END IF;
-        -- Seeded just now, or freed between the two looks, or free and in another's hands: look again, once.
+
+        remaining := greatest(seen.remaining, 0);
+        granted := coalesce(remaining > 0 AND seen.attempt = try_acquire.attempt, false);
+        waiting := remaining = 0 AND seen.waiting AND in_line;
+        looks := looks + 1;
+        IF looks = 1 AND waiting THEN
+            -- Free, and kept for those in line; unless none of them lives any more.
+            CONTINUE WHEN nobody_waits(try_acquire.name);
+        ELSIF looks = 1 AND remaining = 0 THEN
+            -- Freed between the two looks, or free and in another's hands.
+            CONTINUE;
+        ELSIF looks = 1 AND NOT granted AND seen.client IS NOT NULL THEN
+            grace := client_gone(seen.client);
+            IF grace <= 0 THEN
+                PERFORM free_of_the_dead(try_acquire.name, seen.token);
+                CONTINUE;
+            END IF;
+            remaining := least(remaining, grace);
+        END IF;
+
+        token := CASE WHEN granted THEN seen.token END;
+        expires_at := CASE WHEN seen.remaining > 0 THEN seen.expires_at END;
+        IF granted AND try_acquire.durable THEN
+            -- The first sending may have been cut off before its commit was safe; this one waits for its own.
+            UPDATE distributed_locks AS l SET attempt = l.attempt
+            WHERE l.name = try_acquire.name AND l.token = seen.token;
+        END IF;
+        RETURN;
     END LOOP;
 END
 $$;

@@ -9,6 +9,8 @@ AS $$
 #variable_conflict use_column
 DECLARE
     ignored text;
+    awaited text[];
+    one text;
 BEGIN
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
@@ -26,14 +28,18 @@ BEGIN
         SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
         FROM held AS h
         WHERE l.name = h.name AND l.token = h.token AND l.expires_at > clock_timestamp()
-        RETURNING h.place
+        RETURNING h.place, l.name, l.waiting
     )
     SELECT (SELECT count(*) FROM freed),
+           (SELECT array_agg(f.name ORDER BY f.name) FROM freed AS f WHERE f.waiting),
            array_agg(a.place::integer ORDER BY a.place) FILTER (
                WHERE l.token = a.token AND l.expires_at > clock_timestamp() AND a.place NOT IN (SELECT place FROM held)
            )
-    INTO released, busy
+    INTO released, awaited, busy
     FROM asked AS a
     LEFT JOIN distributed_locks AS l ON l.name = a.name;
+    FOREACH one IN ARRAY coalesce(awaited, '{}') LOOP
+        PERFORM wake_next(one);
+    END LOOP;
 END
 $$;

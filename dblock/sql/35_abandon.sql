@@ -1,10 +1,13 @@
--- Gives back whatever this attempt was granted, if it was granted anything; for a caller who left before the answer came.
--- Like a release that stands alone it commits asynchronously. False means that there was nothing to give back.
-CREATE OR REPLACE FUNCTION abandon(name text, attempt uuid) RETURNS boolean
+-- Gives back whatever this attempt was granted, and its place in line, for a caller who left before the answer came or the
+-- wait was over. The lock goes straight to the next in line. Like a release that stands alone it commits asynchronously.
+-- False means that there was nothing to give back. With `only_place` a grant stays as it is.
+CREATE OR REPLACE FUNCTION abandon(name text, attempt uuid, only_place boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
+    gave_back boolean;
+    others boolean;
     ignored text;
 BEGIN
     IF pg_current_xact_id_if_assigned() IS NULL THEN
@@ -12,7 +15,17 @@ BEGIN
     END IF;
     UPDATE distributed_locks AS l
     SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
-    WHERE l.name = abandon.name AND l.attempt = abandon.attempt AND l.expires_at > clock_timestamp();
-    RETURN FOUND;
+    WHERE l.name = abandon.name AND l.attempt = abandon.attempt AND l.expires_at > clock_timestamp()
+      AND NOT only_place
+    RETURNING l.waiting INTO others;
+    gave_back := FOUND;
+    -- With the line held, so that whoever frees the lock meanwhile finds us, or comes before us and is seen below.
+    PERFORM hold_line(abandon.name, true);
+    DELETE FROM lock_tickets AS t WHERE t.attempt = abandon.attempt AND t.name = abandon.name;
+    IF FOUND OR others THEN
+        gave_back := true;
+        PERFORM pass_on(abandon.name);
+    END IF;
+    RETURN gave_back;
 END
 $$;

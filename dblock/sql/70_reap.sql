@@ -2,22 +2,34 @@
 --
 -- Takes nothing that lives: a row is locked first and looked at again under the lock, and one that somebody else has
 -- locked (to grant it, say) is passed over. Lowers no token: the sequence goes on, whatever becomes of the rows. Any
--- number may run at once. For the owner alone.
+-- number may run at once. A lock that somebody waits for stays; the traces of clients that are long dead go, with the
+-- places in line that they left behind. For the owner alone.
 CREATE OR REPLACE FUNCTION reap(idle interval DEFAULT '1 day', batch integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 DECLARE
     gone integer;
+    one text;
 BEGIN
     IF idle IS NULL OR idle < '0 seconds' OR batch IS NULL OR batch < 1 THEN
         RAISE EXCEPTION 'A reaper takes what was idle for 0 seconds or more, at least one row at a time; got % and %.',
             idle, batch
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    DELETE FROM lock_tickets AS t
+    WHERE NOT EXISTS (SELECT FROM lock_clients AS c WHERE c.client = t.client AND c.seen_until > clock_timestamp() - idle)
+      AND t.since <= clock_timestamp() - idle;
+    DELETE FROM lock_clients AS c WHERE c.seen_until <= clock_timestamp() - greatest(idle, '1 minute');
+    DELETE FROM lock_presence AS p
+    WHERE p.incarnation <> pg_postmaster_start_time() OR p.gone_since <= clock_timestamp() - greatest(idle, '1 minute');
+    FOR one IN SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch LOOP
+        PERFORM nobody_waits(one);
+    END LOOP;
     DELETE FROM distributed_locks
     WHERE name = ANY (ARRAY(
         SELECT l.name FROM distributed_locks AS l
         WHERE l.expires_at <= clock_timestamp() - idle
+          AND NOT l.waiting
           AND coalesce(l.released_at, '-infinity') <= clock_timestamp() - idle
         LIMIT batch
         FOR UPDATE SKIP LOCKED

@@ -73,7 +73,7 @@ async def idle_again(client: dblock.AsyncClient, owner: psycopg.Connection) -> N
     while True:
         row = owner.execute(backends).fetchone()
         assert row is not None
-        if row[0] <= len(pool._idle) + 1:  # the keep-alive's
+        if row[0] <= len(pool._idle) + 2:  # the keep-alive's and the listener's
             return
         assert time.monotonic() < deadline, f"{row[0]} connections for {len(pool._idle)}"
         await asyncio.sleep(0.01)

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 import dblock
+from dblock.calls import Call, Steps
 from dblock.runner import Runner, _Trouble
-from dblock.steps import Call, Steps
 from dblock.target import Target, resolve
 
 ONE = Call(b"SELECT $1::text", ("1",))

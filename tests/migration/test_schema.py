@@ -213,7 +213,7 @@ def test_a_role_granted_before_may_call_what_an_upgrade_adds(dsn: str, role: str
     owner.execute("DROP FUNCTION abandon")
     for file in schema.function_files():
         owner.execute(file.read_bytes())
-    allowed = "SELECT has_function_privilege(%s, 'abandon(text, uuid)', 'EXECUTE')"
+    allowed = "SELECT has_function_privilege(%s, 'abandon(text, uuid, boolean)', 'EXECUTE')"
     assert owner.execute(allowed, [role]).fetchone() == (True,)
 
 

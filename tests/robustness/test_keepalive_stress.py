@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import dblock
-from dblock.steps import Steps
+from dblock.calls import Steps
 from tests.support.proxy import Proxy
 
 TTL = 2.0

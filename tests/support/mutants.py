@@ -10,8 +10,9 @@ TOKEN_IN_VALUES = """
 CREATE OR REPLACE FUNCTION try_acquire(
     name text, ttl interval DEFAULT '30 seconds', holder text DEFAULT NULL, meta jsonb DEFAULT NULL,
     attempt uuid DEFAULT NULL, durable boolean DEFAULT true,
-    sent_before boolean DEFAULT false,
-    OUT granted boolean, OUT token bigint, OUT expires_at timestamptz, OUT remaining double precision
+    sent_before boolean DEFAULT false, client uuid DEFAULT NULL, fair boolean DEFAULT true, ticket bigint DEFAULT NULL,
+    OUT granted boolean, OUT token bigint, OUT expires_at timestamptz, OUT remaining double precision,
+    OUT waiting boolean
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 #variable_conflict use_column

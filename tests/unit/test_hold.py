@@ -10,8 +10,9 @@ from datetime import datetime, timezone
 import pytest
 
 from dblock import clock
+from dblock.calls import Grant
 from dblock.hold import Hold, Reason
-from dblock.steps import TRUST, Grant
+from dblock.steps import TRUST
 
 
 class Clock:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import dblock
+from dblock.calls import Grant, items
 from dblock.hold import Hold, Reason
 from dblock.keepalive import Rounds
-from dblock.steps import TRUST, Grant, Service, items
+from dblock.steps import TRUST, Service
 
 
 class Clock:

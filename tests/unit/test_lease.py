@@ -9,9 +9,10 @@ import pytest
 
 import dblock
 from dblock import clock
+from dblock.calls import Grant
 from dblock.hold import Hold
 from dblock.lease import Lease
-from dblock.steps import TRUST, Grant, Service
+from dblock.steps import TRUST, Service
 from tests.support.forks import in_a_child
 
 RENEWED = ("0", None, None)

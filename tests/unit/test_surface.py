@@ -18,14 +18,17 @@ PACKAGE = Path(dblock.__file__).parent
 
 LAYERS = [
     ["errors", "forks", "clock"],
-    ["terms"],
+    ["terms", "presence"],
+    ["calls"],
     ["steps", "faults", "target", "embedded"],
     ["schema"],
     ["wire", "tables", "tokens", "reaper"],
     ["pool"],
     ["runner"],
     ["hold", "users_transaction"],
-    ["keepalive", "watch", "backing"],
+    ["keepalive", "watch", "backing", "line"],
+    ["listening"],
+    ["listener"],
     ["lost"],
     ["lease"],
     ["lock"],
@@ -42,7 +45,7 @@ def test_the_public_names_are_these_and_no_more() -> None:
         "AccessDenied", "AsyncClient", "AsyncEfficiencyLease", "AsyncLease", "AsyncLock", "Client", "ClientClosed",
         "DatabaseError", "DblockError", "EfficiencyLease", "EmbeddedError", "Holder", "InvalidArgument", "Lease",
         "LeaseLost", "Lock", "LockTimeout", "NoFencingToken", "NotWritable", "Reason", "SchemaError", "SchemaMissing",
-        "SchemaOutdated", "SchemaTooNew", "Unavailable",
+        "SchemaOutdated", "SchemaTooNew", "Unavailable", "Waiter",
     ]  # fmt: skip
     for name in dblock.__all__:
         assert getattr(dblock, name).__doc__, name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from dblock import clock
+from dblock.calls import Grant
 from dblock.hold import Hold, Reason
-from dblock.steps import Grant
 from dblock.watch import Watched
 
 

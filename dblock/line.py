@@ -1,0 +1,229 @@
+"""The waiters of one client: who waits for which lock, and when to look in for them.
+
+A waiter sleeps until it is woken; it does not poll. Usually the release itself wakes it, by a notification. What
+follows covers all that can keep a notification from coming: once a second the client lets itself be heard and asks how
+its places stand, in one call for all of them; and for those who are first in line it looks in more often, because a
+holder's lease may run out, or its process be gone, and nobody would say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from dblock import clock
+from dblock.calls import Steps
+from dblock.steps import LOOK_AT_HOLDER, Service
+
+HEARD_EVERY = 1.0
+"""Seconds between two signs of life. The database gives up the places of a client after three seconds without."""
+
+POLL = 0.1
+"""Seconds between two looks for the first in line where no notification can come."""
+
+POLL_FOR_ALL = 0.3
+"""The same for those who are not first, as far as they know."""
+
+SHORTEST = 0.02
+
+
+class Seating:
+    """One place in line, in this process."""
+
+    def __init__(self, line: Line, name: str, attempt: str) -> None:
+        self.name = name
+        self.attempt = attempt
+        self.seated = False
+        """Whether it has a ticket, as far as is known."""
+        self.sat = False
+        """Whether it ever had one."""
+        self._line = line
+
+    def sit(self, first: bool, look_in: float) -> None:
+        """Take note that it has a ticket, and of when to look in for it."""
+        self.seated = self.sat = True
+        self._line.plan(self.name, first, look_in)
+
+    def wake(self) -> None:
+        """Have its waiter ask again."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Be no longer in line."""
+        self.seated = False
+        self._line.forget(self)
+
+
+class ThreadSeating(Seating):
+    """A place that a thread waits at."""
+
+    def __init__(self, line: Line, name: str, attempt: str) -> None:
+        super().__init__(line, name, attempt)
+        # Closed until it is woken. Half the cost of an Event.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def stand(self) -> None:
+        """Take note that its ticket is about to be redeemed or given up."""
+        self.seated = False
+        self._gate.acquire(blocking=False)
+
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # open already
+            self._gate.release()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until woken, or for that long."""
+        if self._gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            self.wake()  # it stays open until the waiter stands up
+
+
+class TaskSeating(Seating):
+    """A place that a task waits at."""
+
+    def __init__(self, line: Line, name: str, attempt: str) -> None:
+        super().__init__(line, name, attempt)
+        self._woken = False
+        self._future: asyncio.Future[None] | None = None
+
+    def stand(self) -> None:
+        """Take note that its ticket is about to be redeemed or given up."""
+        self.seated = False
+        self._woken = False
+
+    def wake(self) -> None:
+        self._woken = True
+        _resolve(self._future)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until woken, or for that long."""
+        if self._woken:
+            return
+        loop = asyncio.get_running_loop()
+        self._future = loop.create_future()
+        timer = loop.call_later(seconds, _resolve, self._future) if seconds < math.inf else None
+        try:
+            await self._future
+        finally:
+            self._future = None
+            if timer is not None:
+                timer.cancel()
+
+
+class Line:
+    """All places of one client, and when to look in for them. Waits for nothing."""
+
+    def __init__(
+        self, service: Service, hurry: Callable[[], object] = lambda: None, now: Callable[[], float] = clock.now
+    ) -> None:
+        self._service = service
+        self._hurry = hurry
+        self._now = now
+        self.pushed = True
+        """Whether notifications come; without them one must look more often."""
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Forget everybody."""
+        # Reentrant, because a waiter that goes out of use may be forgotten in the middle of anything.
+        self._lock = threading.RLock()
+        self._places: dict[str, Seating] = {}
+        self._waiters: dict[str, int] = {}
+        """How many wait for each lock."""
+        self._looks: dict[str, float] = {}
+        self._asleep_until = math.inf
+
+    def add(self, place: Seating) -> None:
+        """Take note of a waiter, from before its ticket can exist."""
+        with self._lock:
+            self._places[place.attempt] = place
+            self._waiters[place.name] = self._waiters.get(place.name, 0) + 1
+
+    def forget(self, place: Seating) -> None:
+        """Take note that nobody waits there any more."""
+        with self._lock:
+            if self._places.pop(place.attempt, None) is None:
+                return
+            self._waiters[place.name] -= 1
+            if not self._waiters[place.name]:
+                del self._waiters[place.name]
+                self._looks.pop(place.name, None)
+
+    def plan(self, name: str, first: bool, look_in: float) -> None:
+        """Plan the next look at a lock's line."""
+        now = self._now()
+        most = HEARD_EVERY if self.pushed else POLL if first else POLL_FOR_ALL
+        at = now + (min(max(look_in, SHORTEST), most) if first else most * random.uniform(0.8, 1.0))
+        with self._lock:
+            if name in self._waiters and at < self._looks.get(name, math.inf):
+                self._looks[name] = at
+            if at < self._asleep_until:
+                self._asleep_until = at
+                self._hurry()
+
+    @property
+    def anybody(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._places)
+
+    def due_at(self) -> float:
+        """Return when the next look is due; never, if nobody waits."""
+        with self._lock:
+            self._asleep_until = min(self._looks.values(), default=math.inf)
+            return self._asleep_until
+
+    def notified(self, attempt: str) -> None:
+        """Wake the one that a notification names."""
+        place = self._places.get(attempt.replace("-", ""))
+        if place is not None:
+            place.wake()
+
+    def wake_all(self) -> None:
+        """Have everybody ask again, as after the database was away."""
+        for place in self._all():
+            place.wake()
+
+    def look(self, within: float) -> Steps[None]:
+        """Let ourselves be heard, ask how our places stand where it is time to, and wake those who should ask again."""
+        now = self._now()
+        with self._lock:
+            # With those that would be due soon, so that they come to go together.
+            names = [name for name, at in self._looks.items() if at <= now + LOOK_AT_HOLDER / 2]
+            for name in names:
+                self._looks[name] = now + (HEARD_EVERY if self.pushed else POLL_FOR_ALL)
+        if not self.anybody:
+            return
+        seated = self._seated()
+        answer = yield from self._service.look_in_line(self._service.client, names, within)
+        if answer.total < min(seated, self._seated()):
+            self.wake_all()
+        ghosts = []
+        for attempt, look_in, watched in answer.firsts:
+            place = self._places.get(attempt)
+            if place is None:
+                ghosts.append(attempt)
+            elif look_in == 0:
+                place.wake()
+            else:
+                self.plan(place.name, True, min(look_in, LOOK_AT_HOLDER) if watched else look_in)
+        for attempt in ghosts:
+            # A ticket whose waiter is gone, first in line: nobody would ever redeem it.
+            for name in names:
+                yield from self._service.leave_place(name, attempt)
+
+    def _seated(self) -> int:
+        return sum(place.seated for place in self._all())
+
+    def _all(self) -> list[Seating]:
+        with self._lock:
+            return list(self._places.values())
+
+
+def _resolve(future: asyncio.Future[Any] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)

@@ -1,0 +1,71 @@
+"""Whether others can see that this process is there.
+
+One session of this client holds a mark in the database. When that session ends, whoever is first in line for a lock
+that this client holds takes it after a short grace, long before the lease has run out. So a lease that is tied to a
+presence may be believed only while the presence stands, and whoever asks looks: at the clock, because the server drops
+a session from which it has not heard for too long, and at the session's socket, because the server may have closed it
+a moment ago, or while this process was stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+
+TRUSTED = 45.0
+"""Seconds for which the presence is believed after a sign of life from the server, on its own connection."""
+
+DROPPED_AFTER = 60
+"""Seconds of silence after which the server may drop the session. Longer than TRUSTED, so that we know first."""
+
+OWN_PART = 2 / 3
+"""The part of the grace within which we come back or give our leases up; the rest is for those who take them."""
+
+_HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0) if hasattr(select, "poll") else 0
+
+
+class Presence:
+    """One client's presence."""
+
+    def __init__(self, client: str, grace: float) -> None:
+        self.client = client
+        self.grace = grace
+        self.silent = False
+        """Whether the session does not answer at this moment: no reason to give up yet, but nothing to rely on anew."""
+        self._trusted_until = -math.inf
+        self._socket: int | None = None
+
+    def begin(self, socket: int, sent_at: float) -> None:
+        """Take note that the session on this socket holds our mark."""
+        self.silent = False
+        self._trusted_until = sent_at + TRUSTED
+        self._socket = socket
+
+    def confirm(self, sent_at: float) -> None:
+        """Take note of a sign of life on that session."""
+        self._trusted_until = sent_at + TRUSTED
+
+    def end(self) -> None:
+        """Take note that the session is gone."""
+        self._trusted_until = -math.inf
+        self._socket = None
+
+    def can_be_tied_to(self, now: float) -> bool:
+        """Tell whether a lease may end with it from now on."""
+        return not self.silent and self.stands(now)
+
+    def stands(self, now: float) -> bool:
+        """Tell whether others see us, as of this very moment."""
+        socket = self._socket
+        return now < self._trusted_until and socket is not None and not _is_hung_up(socket)
+
+
+def _is_hung_up(socket: int) -> bool:
+    """Tell whether the other end has closed it, without waiting and without reading."""
+    with contextlib.suppress(OSError, ValueError):
+        if _HUNG_UP:
+            poll = select.poll()
+            poll.register(socket, _HUNG_UP)
+            return bool(poll.poll(0))
+    return False

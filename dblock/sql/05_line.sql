@@ -1,0 +1,213 @@
+-- Who waits, and who is there: what the functions that grant, free and wait share. None of it is granted to an
+-- application's role.
+--
+-- A lock's line is held by an advisory lock. Who has to hold both takes the row first, or waits for the row only where it is
+-- known that nobody who holds it wants the line: where nobody waits. So no two can wait for each other.
+
+-- Holds the line of a lock until the end of the transaction; if another has it, waits, or returns false.
+CREATE OR REPLACE FUNCTION hold_line(name text, wait boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    key CONSTANT bigint := hashtextextended(quote_ident(current_schema()) || name, 1);
+BEGIN
+    IF wait THEN
+        RETURN pg_advisory_xact_lock(key) IS NOT NULL;
+    END IF;
+    RETURN pg_try_advisory_xact_lock(key);
+END
+$$;
+
+-- Tells whether this transaction sees what others have committed since it began. What it saw then is no ground to declare
+-- somebody dead, or a line empty.
+CREATE OR REPLACE FUNCTION sees_newest() RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    SELECT current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+$$;
+
+-- Tells whether a client's process is gone: NULL if it is there, or nothing is known; else how many seconds of its grace
+-- are left, none or fewer meaning that its locks may go to others.
+--
+-- A present client has a session that holds its mark, an advisory lock, which ends with the session. A mark counts only
+-- in the incarnation of the server that it was made in: a restart changes the postmaster's start, and a crash, a promotion
+-- or a restore empties the unlogged table of marks. The grace is counted from when somebody first found the mark gone, so
+-- that a client whose session was closed under it has at least that long to come back or to stop believing in its leases.
+CREATE OR REPLACE FUNCTION client_gone(client uuid) RETURNS double precision
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    seen record;
+BEGIN
+    SELECT p.mark, p.grace, p.gone_since INTO seen
+    FROM lock_presence AS p
+    WHERE p.client = client_gone.client AND p.incarnation = pg_postmaster_start_time()
+      -- The session itself would get its own mark a second time.
+      AND p.session <> pg_backend_pid();
+    IF NOT FOUND OR NOT pg_try_advisory_xact_lock_shared(seen.mark)
+        OR NOT sees_newest()
+    THEN
+        RETURN NULL;
+    END IF;
+    IF seen.gone_since IS NULL THEN
+        UPDATE lock_presence AS p SET gone_since = clock_timestamp()
+        WHERE p.client = client_gone.client AND p.mark = seen.mark AND p.gone_since IS NULL;
+        RETURN extract(epoch FROM seen.grace);
+    END IF;
+    RETURN extract(epoch FROM seen.gone_since + seen.grace - clock_timestamp());
+END
+$$;
+
+-- Frees a lock whose holder is gone, if this exact grant still has it. Waits for nobody: false while another is at work on
+-- the row.
+CREATE OR REPLACE FUNCTION free_of_the_dead(name text, token bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM 1 FROM distributed_locks AS l
+    WHERE l.name = free_of_the_dead.name AND l.token = free_of_the_dead.token
+    FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE distributed_locks AS l
+    SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL, client = NULL
+    WHERE l.name = free_of_the_dead.name;
+    RETURN true;
+END
+$$;
+
+-- Finds the first in line that is alive. With `tidy`, the tickets before it whose clients are dead go; the line must be
+-- held then. A client that is gone, but not yet for its grace, is passed over and keeps its place.
+CREATE OR REPLACE FUNCTION first_in_line(
+    name text, tidy boolean, OUT number bigint, OUT attempt uuid, OUT client uuid
+)
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    seen record;
+    known_dead uuid[] := '{}';
+    passed_over uuid[] := '{}';
+    grace double precision;
+BEGIN
+    FOR seen IN
+        SELECT t.number, t.attempt, t.client, c.seen_until
+        FROM lock_tickets AS t LEFT JOIN lock_clients AS c ON c.client = t.client
+        WHERE t.name = first_in_line.name
+        ORDER BY t.number
+    LOOP
+        CONTINUE WHEN seen.client = ANY (passed_over);
+        IF NOT seen.client = ANY (known_dead) THEN
+            grace := CASE WHEN seen.seen_until > clock_timestamp() THEN client_gone(seen.client) ELSE 0 END;
+            IF grace IS NULL THEN
+                number := seen.number;
+                attempt := seen.attempt;
+                client := seen.client;
+                RETURN;
+            ELSIF grace > 0 THEN
+                passed_over := passed_over || seen.client;
+                CONTINUE;
+            END IF;
+            known_dead := known_dead || seen.client;
+        END IF;
+        IF tidy THEN
+            DELETE FROM lock_tickets AS t WHERE t.name = first_in_line.name AND t.number = seen.number;
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Tells whether the line of a lock is empty, and notes that it is. Waits for nobody: false while another is at work on
+-- the lock.
+CREATE OR REPLACE FUNCTION nobody_waits(name text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM 1 FROM distributed_locks AS l WHERE l.name = nobody_waits.name FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND OR NOT sees_newest() OR NOT hold_line(nobody_waits.name, false) OR (SELECT f.number FROM first_in_line(nobody_waits.name, true) AS f) IS NOT NULL
+        OR EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = nobody_waits.name)
+    THEN
+        RETURN false;
+    END IF;
+    UPDATE distributed_locks AS l SET waiting = false WHERE l.name = nobody_waits.name;
+    RETURN true;
+END
+$$;
+
+-- Wakes the first in line of a lock that was freed just now, its row held. Holds the line, so that nobody lines up
+-- unseen.
+--
+-- Only in a transaction that commits asynchronously: a NOTIFY holds a lock of the whole cluster until its commit is
+-- through, and would make everyone who notifies wait for our disk. In another the first in line finds out by itself.
+CREATE OR REPLACE FUNCTION wake_next(name text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    next record;
+BEGIN
+    IF current_setting('synchronous_commit') <> 'off' THEN
+        RETURN false;
+    END IF;
+    -- hold_line(), without the cost of a call.
+    PERFORM pg_advisory_xact_lock(hashtextextended(quote_ident(current_schema()) || wake_next.name, 1));
+    SELECT t.number, t.attempt, t.client, c.seen_until, p.mark INTO next
+    FROM lock_tickets AS t
+    LEFT JOIN lock_clients AS c ON c.client = t.client
+    LEFT JOIN lock_presence AS p
+        ON p.client = t.client AND p.incarnation = pg_postmaster_start_time() AND p.session <> pg_backend_pid()
+    WHERE t.name = wake_next.name
+    ORDER BY t.number
+    LIMIT 1;
+    IF FOUND AND NOT (
+        next.seen_until > clock_timestamp()
+        AND (next.mark IS NULL OR NOT pg_try_advisory_xact_lock_shared(next.mark))
+    ) IS TRUE THEN
+        next := first_in_line(wake_next.name, true);
+    END IF;
+    IF next.number IS NOT NULL THEN
+        -- A channel of its own for each client, which reveals nothing but a random number.
+        PERFORM pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text);
+    ELSIF sees_newest() AND NOT EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = wake_next.name) THEN
+        UPDATE distributed_locks AS l SET waiting = false WHERE l.name = wake_next.name;
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- Wakes the first in line of a lock, if it is free. Waits for nobody: whoever is at work on the row sees to it, or the
+-- first in line finds out by itself.
+CREATE OR REPLACE FUNCTION pass_on(name text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM 1 FROM distributed_locks AS l WHERE l.name = pass_on.name AND l.waiting FOR NO KEY UPDATE SKIP LOCKED;
+    IF FOUND AND EXISTS (
+        SELECT FROM distributed_locks AS l WHERE l.name = pass_on.name AND l.expires_at <= clock_timestamp()
+    ) THEN
+        PERFORM wake_next(pass_on.name);
+    END IF;
+END
+$$;
+
+-- Notes that a client who waits is alive, for a while. A client that has not said so for that long is passed over.
+CREATE OR REPLACE FUNCTION hear_from(client uuid) RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM lock_clients AS c
+        WHERE c.client = hear_from.client AND c.seen_until > clock_timestamp() + interval '2 seconds'
+    ) THEN
+        INSERT INTO lock_clients AS c (client, seen_until)
+        VALUES (hear_from.client, clock_timestamp() + interval '3 seconds')
+        ON CONFLICT (client) DO UPDATE SET seen_until = greatest(c.seen_until, excluded.seen_until);
+    END IF;
+END
+$$;

@@ -1,0 +1,269 @@
+-- Grants the lock if it is this caller's turn, else leaves a ticket: a place in line, first come, first served. Call it again,
+-- with the same `attempt`, when the client's channel says so; see docs/sql.md.
+--
+-- `attempt` names the request and with it the ticket: sent again after a lost answer it finds its own place. `client` names
+-- the process that waits, which must let itself be heard every second (look_in_line), or its places go. `had_ticket` is for
+-- whoever asks again: those ahead who are dead are then passed over.
+--
+-- The ticket is left with the line held, after a look at whether the lock is free. Whoever frees a lock that others wait for
+-- needs the line too, and so either came before, and is seen here; or comes after, and sees the ticket. Where nobody waits
+-- yet, the lock's row is held as well, to say that somebody does. So no wake-up can be lost between. Tickets are numbered
+-- with the line held: their order is the order of arrival. Whoever redeems a ticket does not need the line, so that others
+-- can line up while the grant reaches the disk. A grant is made by try_acquire, the one place where tokens are minted.
+--
+-- It waits for another transaction at work on the lock, but not for long: `remaining` is then 0 and there is no ticket yet.
+-- `first` means that nobody alive is known to be ahead; `watched` that the holder's presence is known, so that looking in is worth it.
+CREATE OR REPLACE FUNCTION acquire(
+    name text,
+    ttl interval,
+    holder text,
+    meta jsonb,
+    attempt uuid,
+    client uuid,
+    durable boolean DEFAULT true,
+    fair boolean DEFAULT true,
+    present boolean DEFAULT false,
+    had_ticket boolean DEFAULT false,
+    OUT granted boolean,
+    OUT token bigint,
+    OUT expires_at timestamptz,
+    OUT remaining double precision,
+    OUT ticket bigint,
+    OUT first boolean,
+    OUT watched boolean
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    ready boolean;
+    alone boolean := pg_current_xact_id_if_assigned() IS NULL;
+    patience text := current_setting('lock_timeout');
+    seen record;
+    free boolean;
+    at_once boolean;
+    answer record;
+    grace double precision;
+    ignored text;
+BEGIN
+    ready := check_request(acquire.name, acquire.ttl, acquire.holder, acquire.meta);
+    IF acquire.attempt IS NULL OR acquire.client IS NULL THEN
+        RAISE EXCEPTION 'To wait in line for lock % takes an attempt and a client.', quote_literal(acquire.name)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF alone THEN
+        -- A lost ticket costs no more than a new one; a grant asks for more below.
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+
+    -- The line, held from here on; and the row, where nobody waits yet.
+    at_once := hold_line(acquire.name, false);
+    IF at_once THEN
+        SELECT l.* INTO seen FROM distributed_locks AS l WHERE l.name = acquire.name;
+        at_once := FOUND AND seen.waiting;
+    END IF;
+    IF NOT at_once THEN
+        BEGIN
+            ignored := set_config('lock_timeout', '200ms', true);
+            at_once := hold_line(acquire.name, true);
+            LOOP
+                SELECT l.* INTO seen FROM distributed_locks AS l WHERE l.name = acquire.name;
+                IF FOUND AND NOT seen.waiting THEN
+                    SELECT l.* INTO seen FROM distributed_locks AS l WHERE l.name = acquire.name FOR NO KEY UPDATE;
+                END IF;
+                EXIT WHEN FOUND;
+                INSERT INTO distributed_locks (name, token, expires_at)
+                VALUES (acquire.name, 0, '-infinity')
+                ON CONFLICT DO NOTHING;
+            END LOOP;
+            ignored := set_config('lock_timeout', patience, true);
+        EXCEPTION WHEN lock_not_available THEN
+            granted := false;
+            remaining := 0;
+            first := false;
+            watched := false;
+            RETURN;
+        END;
+    END IF;
+
+    free := seen.expires_at <= clock_timestamp();
+    IF NOT free AND seen.client IS NOT NULL AND seen.attempt IS DISTINCT FROM acquire.attempt
+        AND (acquire.had_ticket OR NOT seen.waiting)
+    THEN
+        grace := client_gone(seen.client);
+        IF grace <= 0 THEN
+            free := free_of_the_dead(acquire.name, seen.token);
+        END IF;
+    END IF;
+    first := true;
+    IF free AND seen.waiting THEN
+        SELECT t.attempt = acquire.attempt INTO first
+        FROM lock_tickets AS t WHERE t.name = acquire.name ORDER BY t.number LIMIT 1;
+        IF NOT first AND acquire.had_ticket THEN
+            -- Whoever lines up need not know whether those ahead are alive; who has waited must.
+            SELECT f.attempt = acquire.attempt INTO first FROM first_in_line(acquire.name, true) AS f;
+        END IF;
+        first := coalesce(first, true);
+    END IF;
+    IF (free AND (first OR NOT acquire.fair)) OR (NOT free AND seen.attempt = acquire.attempt) THEN
+        answer := try_acquire(
+            acquire.name, acquire.ttl, acquire.holder, acquire.meta, acquire.attempt, acquire.durable,
+            client => CASE WHEN acquire.present THEN acquire.client END, fair => false
+        );
+        IF answer.granted THEN
+            DELETE FROM lock_tickets AS t WHERE t.attempt = acquire.attempt AND t.name = acquire.name;
+            granted := true;
+            token := answer.token;
+            expires_at := answer.expires_at;
+            remaining := answer.remaining;
+            RETURN;
+        END IF;
+        IF alone THEN
+            ignored := set_config('synchronous_commit', 'off', true);
+        END IF;
+    END IF;
+
+    INSERT INTO lock_tickets AS t (name, number, attempt, client, holder, since)
+    SELECT acquire.name, 1 + greatest(seen.served, max(o.number)), acquire.attempt, acquire.client,
+           coalesce(acquire.holder, describe_session()), clock_timestamp()
+    FROM lock_tickets AS o WHERE o.name = acquire.name
+    -- Its own, after a lost answer. Or, in a transaction that does not see what came before it, another's: that fails, and
+    -- is sent again.
+    ON CONFLICT DO NOTHING
+    RETURNING t.number INTO ticket;
+    IF NOT FOUND THEN
+        SELECT t.number INTO ticket FROM lock_tickets AS t WHERE t.attempt = acquire.attempt AND t.name = acquire.name;
+    END IF;
+    IF seen.waiting THEN
+        -- Whether somebody alive is ahead is not worth the time here; who waits will know within a second.
+        first := free AND first;
+    ELSE
+        UPDATE distributed_locks AS l SET waiting = true WHERE l.name = acquire.name;
+    END IF;
+    IF NOT EXISTS (
+        SELECT FROM lock_clients AS c
+        WHERE c.client = acquire.client AND c.seen_until > clock_timestamp() + interval '2 seconds'
+    ) THEN
+        PERFORM hear_from(acquire.client);
+    END IF;
+    granted := false;
+    expires_at := CASE WHEN seen.expires_at > clock_timestamp() THEN seen.expires_at END;
+    -- Subtracted as numbers: Postgres before 17 refuses to subtract from an infinite time.
+    remaining := greatest(
+        extract(epoch FROM seen.expires_at)::double precision - extract(epoch FROM clock_timestamp())::double precision, 0
+    );
+    IF grace > 0 THEN
+        remaining := least(remaining, grace);
+    END IF;
+    watched := seen.client IS NOT NULL AND seen.expires_at > clock_timestamp();
+END
+$$;
+
+-- Lets a client that waits be heard, and tells what has come of its places in line for these locks.
+--
+-- `places` is how many tickets it has in all: fewer than it knows of means that some were passed over. `firsts` has
+-- the attempts that are first in line, and for each of them `look_again` has the seconds after which there may be
+-- something to see: 0 for one whose lock is free.
+CREATE OR REPLACE FUNCTION look_in_line(
+    client uuid,
+    names text[],
+    OUT places bigint,
+    OUT firsts uuid[],
+    OUT look_again double precision[],
+    OUT watched boolean[]
+)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    asked text;
+    seen record;
+    next record;
+    wait double precision;
+    grace double precision;
+    ignored text;
+BEGIN
+    IF pg_current_xact_id_if_assigned() IS NULL THEN
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+    PERFORM hear_from(look_in_line.client);
+    SELECT count(*) INTO places FROM lock_tickets AS t WHERE t.client = look_in_line.client;
+    FOREACH asked IN ARRAY names LOOP
+        SELECT l.expires_at, l.client, l.token INTO seen FROM distributed_locks AS l WHERE l.name = asked;
+        CONTINUE WHEN NOT FOUND;
+        next := first_in_line(asked, false);
+        CONTINUE WHEN next.client IS DISTINCT FROM look_in_line.client;
+        wait := greatest(
+            extract(epoch FROM seen.expires_at)::double precision - extract(epoch FROM clock_timestamp())::double precision,
+            0
+        );
+        grace := CASE WHEN wait > 0 AND seen.client IS NOT NULL THEN client_gone(seen.client) END;
+        firsts := firsts || next.attempt;
+        look_again := look_again || greatest(least(wait, grace), 0);
+        watched := watched || (wait > 0 AND seen.client IS NOT NULL);
+    END LOOP;
+END
+$$;
+
+-- Makes this session the client's presence: for as long as it lasts the client is there. When it ends, others take the
+-- client's locks after `grace`, unless another session has become its presence by then.
+CREATE OR REPLACE FUNCTION be_present(client uuid, grace interval) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    mark bigint;
+    ignored text;
+BEGIN
+    IF be_present.client IS NULL OR be_present.grace IS NULL OR be_present.grace < '10 milliseconds' THEN
+        RAISE EXCEPTION 'A presence takes a client and a grace of 10 ms or more.'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF pg_current_xact_id_if_assigned() IS NULL THEN
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+    -- A new one for each session, so that nobody who looks for the old one is in the way.
+    mark := ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint;
+    PERFORM pg_advisory_lock(mark);
+    INSERT INTO lock_presence AS p (client, mark, session, incarnation, grace)
+    VALUES (be_present.client, mark, pg_backend_pid(), pg_postmaster_start_time(), be_present.grace)
+    ON CONFLICT (client) DO UPDATE
+    SET mark = excluded.mark, session = excluded.session, incarnation = excluded.incarnation, grace = excluded.grace,
+        gone_since = NULL;
+END
+$$;
+
+-- Ends a client: all its places in line go, and its presence. What it holds is its to release.
+CREATE OR REPLACE FUNCTION leave(client uuid) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    left_behind text[];
+    one text;
+    ignored text;
+BEGIN
+    IF pg_current_xact_id_if_assigned() IS NULL THEN
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+    WITH gone AS (DELETE FROM lock_tickets AS t WHERE t.client = leave.client RETURNING t.name)
+    SELECT array_agg(DISTINCT g.name ORDER BY g.name) INTO left_behind FROM gone AS g;
+    FOREACH one IN ARRAY coalesce(left_behind, '{}') LOOP
+        PERFORM pass_on(one);
+    END LOOP;
+    DELETE FROM lock_presence AS p WHERE p.client = leave.client;
+    DELETE FROM lock_clients AS c WHERE c.client = leave.client;
+END
+$$;
+
+-- Tells who waits for the lock, in order, as JSON; only those who are alive.
+CREATE OR REPLACE FUNCTION queue(name text) RETURNS json
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+    SELECT coalesce(
+        json_agg(json_build_object('holder', t.holder, 'since', extract(epoch FROM t.since)) ORDER BY t.number), '[]'
+    )
+    FROM lock_tickets AS t
+    JOIN lock_clients AS c ON c.client = t.client AND c.seen_until > clock_timestamp()
+    WHERE t.name = queue.name
+$$;
