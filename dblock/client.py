@@ -219,7 +219,7 @@ class Client(_ClientBase):
                 keepers = Runner(self._target, self._schema, 1, self._patience, prepares=False)
                 self._keeper = KeepAlive(keepers, self._service)
                 self._listener = Listener(
-                    runner, self._listen_target, self._service, self._schema, runner.installation, self._keeper
+                    runner, keepers, self._listen_target, self._service, self._schema, runner.installation, self._keeper
                 )
                 self._watch = Watch()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
@@ -374,7 +374,7 @@ class AsyncClient(_ClientBase):
                 keepers = AsyncRunner(self._target, self._schema, 1, self._patience, prepares=False)
                 self._keeper = AsyncKeepAlive(keepers, self._service)
                 self._listener = AsyncListener(
-                    runner, self._listen_target, self._service, self._schema, runner.installation, self._keeper
+                    runner, keepers, self._listen_target, self._service, self._schema, runner.installation, self._keeper
                 )
                 self._watch = AsyncWatch(loop)
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.

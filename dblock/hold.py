@@ -124,18 +124,27 @@ class Hold:
         self._left_at = None
 
     @property
+    def being_left(self) -> bool:
+        """Whether a release inside the user's own transaction is under way at this moment."""
+        return self._left_at == math.inf
+
+    @property
     def left(self) -> bool:
         """Whether a release inside the user's own transaction was sent, and is not known to have been rolled back."""
         return self._left_at is not None
 
     def lost(self) -> Loss | None:
         """Return how it was lost, None if it was not. Looks at the clock, and at whether others see us here."""
-        if self.run_out() is None and self.presence is not None and not self.over and self.ours:
-            presence = self.presence
-            if presence is not None and not presence.stands(self._now()):
-                # Somebody may have taken the lock. Who asks at this moment is told what is safe.
-                self.lose(Reason.UNREACHABLE)
+        if self.run_out() is None and self.in_doubt and not self.over and self.ours:
+            # Somebody may have taken the lock. Who asks at this moment is told what is safe.
+            self.lose(Reason.UNREACHABLE)
         return self.loss
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it is tied to a presence that does not stand."""
+        presence = self.presence
+        return presence is not None and not presence.stands(self._now())
 
     def run_out(self) -> Loss | None:
         """Return how it was lost, None if it was not. Looks at the clock alone."""

@@ -25,7 +25,6 @@ from dblock.forks import mind_forks
 from dblock.hold import Hold, Reason
 from dblock.runner import AsyncRunner, Runner
 from dblock.steps import GIVE_UP_WITHIN, TRUST, Service
-from dblock.terms import TTL_MIN
 
 logger = logging.getLogger("dblock")
 
@@ -49,26 +48,15 @@ class Rounds:
         self._reached = False
         self._too_slow = 0.0
         """How long the last answer was waited for in vain."""
-        self._ties_changed = False
-        """Whether leases are tied to a presence that has gone, or could be tied to one that has come."""
 
     def add(self, hold: Hold) -> None:
         hold.unreachable = hold.keep_alive and not self._reached
         self._holds[hold] = None
 
-    def change_ties(self) -> None:
-        """See to it at once that leases are tied to our presence while it stands, and to none when it has gone."""
-        self._ties_changed = True
-
-    def untie(self) -> None:
-        """Take note that no presence counts any more: the server that it was known to is no longer the same."""
-        for hold in list(self._holds):
-            hold.presence = None
-
     def lose_tied(self) -> None:
-        """Give up what ends with a presence that has gone."""
+        """Give up what is tied to a presence that does not stand."""
         for hold in list(self._holds):
-            if hold.presence is not None:
+            if hold.in_doubt:
                 hold.lose(Reason.UNREACHABLE)
 
     def reached(self) -> None:
@@ -116,28 +104,21 @@ class Rounds:
 
     def due_at(self) -> float:
         """Return when the next round is due; never, if there is nothing to renew."""
-        if self._ties_changed:
-            return -math.inf
         return min((due_at(hold) for hold in list(self._holds)), default=math.inf)
 
     def round(self) -> Steps[None]:
         """Renew what is due, and with it all that would be due half a round later, so that they come to go together."""
         now = self._now()
-        ties_changed, self._ties_changed = self._ties_changed, False
-        presence = self._service.presence
-        tie = presence if presence is not None and presence.can_be_tied_to(now) else None
         chosen = [
             hold
             for hold in list(self._holds)
-            if (ties_changed and hold.presence is not tie)
-            or (hold.keep_alive and max(hold.sent_at + hold.ttl / ROUNDS / 2, hold.retry_at) <= now)
+            if hold.keep_alive and max(hold.sent_at + hold.ttl / ROUNDS / 2, hold.retry_at) <= now
         ]
         for hold in chosen:
             if hold.over or not hold.ours or hold.run_out():
                 self.discard(hold)
-        # Each with the ttl that it has now, which a renewal by hand may change meanwhile. One that is not to be renewed
-        # is asked for with the least, which does not move its deadline.
-        asked = [(hold, hold.ttl if hold.keep_alive else TTL_MIN) for hold in chosen if hold in self._holds]
+        # Each with the ttl that it has now, which a renewal by hand may change meanwhile.
+        asked = [(hold, hold.ttl) for hold in chosen if hold in self._holds]
         if not asked:
             return
         if self._too_slow:
@@ -145,18 +126,11 @@ class Rounds:
             patient = [(hold, ttl) for hold, ttl in asked if hold.trusted_until - now > 2.5 * self._too_slow]
             asked = patient or asked
         for hold, _ in asked:
-            hold.unreachable = hold.keep_alive  # until the answer has come
-            if tie is not None:
-                hold.presence = tie  # from before it may be done
+            hold.unreachable = True  # until the answer has come
         # Half of the time that is left, so that there is time for another try.
         within = max((min(hold.trusted_until for hold, _ in asked) - now) / 2, LEAST_TIME)
         try:
-            answer = yield from self._service.renew(
-                [(hold.name, hold.token, ttl) for hold, ttl in asked],
-                within,
-                attach=tie,
-                detach=tie is None and presence is not None,
-            )
+            answer = yield from self._service.renew([(hold.name, hold.token, ttl) for hold, ttl in asked], within)
         except DblockError as error:
             for hold, ttl in asked:
                 self._try_again(hold, ttl)
@@ -173,9 +147,7 @@ class Rounds:
             why = answer.missed.get(place)
             if why is not None:
                 self._miss(hold, ttl, why)
-                continue
-            hold.presence = tie
-            if hold.keep_alive and not hold.confirm(answer.sent_at, answer.sent_at + ttl * TRUST, answer.moment + ttl):
+            elif not hold.confirm(answer.sent_at, answer.sent_at + ttl * TRUST, answer.moment + ttl):
                 if not hold.over:
                     late.append((hold.name, hold.token))
                 self.discard(hold)
@@ -186,7 +158,7 @@ class Rounds:
 
     def _miss(self, hold: Hold, ttl: float, why: str) -> None:
         hold.unreachable = False
-        if why == "busy":
+        if why == "busy" or hold.being_left:
             self._try_again(hold, ttl)
             return
         self.discard(hold)
@@ -218,10 +190,6 @@ class _KeepAliveBase:
         self._in_use = False
         self._asleep_until = math.inf
         self._closed = False
-
-    def untie(self) -> None:
-        """Take note that no presence counts any more: the server that it was known to is no longer the same."""
-        self._rounds.untie()
 
     def lose_tied(self) -> None:
         """Give up what ends with a presence that has gone."""
@@ -274,11 +242,6 @@ class KeepAlive(_KeepAliveBase):
     def abandon(self, hold: Hold) -> None:
         """Release what nobody has in hand any more. Can be called from a finalizer."""
         self._wake.put(hold)
-
-    def change_ties(self) -> None:
-        """Tie the leases to our presence, or untie them, as it stands or not. At once."""
-        self._rounds.change_ties()
-        self._wake.put(None)
 
     def letting_go(self) -> Steps[None]:
         self._collect(block=False)
@@ -358,12 +321,6 @@ class AsyncKeepAlive(_KeepAliveBase):
         if self._loop is not None and self._wake is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._wake.set)
-
-    def change_ties(self) -> None:
-        """Tie the leases to our presence, or untie them, as it stands or not. At once."""
-        self._rounds.change_ties()
-        if self._wake is not None:
-            self._wake.set()
 
     def close(self) -> None:
         """Stop going round."""

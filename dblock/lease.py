@@ -98,7 +98,7 @@ class _LeaseBase:
     def _raise_if_gone(self) -> None:
         """Raise unless the lease can be renewed; one whose release may have been rolled back can."""
         hold = self._hold
-        if hold.over or not hold.ours or hold.lost():
+        if hold.over or not hold.ours or hold.run_out():
             raise hold.error()
 
     def _releasing(self) -> Steps[bool]:

@@ -124,8 +124,8 @@ class Line:
         self._service = service
         self._hurry = hurry
         self._now = now
-        self.pushed = True
-        """Whether notifications come; without them one must look more often."""
+        self.pushed = False
+        """Whether notifications are known to come; without them one must look more often."""
         self.start_anew()
 
     def start_anew(self) -> None:

@@ -34,8 +34,9 @@ LONGEST_SLEEP = 3600.0
 class Listener(Listening):
     """Listens in a thread of its own."""
 
-    def __init__(self, runner: Runner, *args: Any) -> None:
+    def __init__(self, runner: Runner, keepers: Runner, *args: Any) -> None:
         self._runner = runner
+        self._keepers = keepers
         super().__init__(*args)
 
     def _reset(self) -> None:
@@ -112,12 +113,18 @@ class Listener(Listening):
 
     def _turn(self, ring: socket.socket) -> None:
         """Do what is due; then wait for a notification, or for what is due next."""
+        self._excuse()
         if self._wire is None and clock.now() >= self._retry_at:
             self._connect()
         self._look_at_the_clock()
         if self._sleep_for() <= 0:
             self._look_in()
         self._wait(ring)
+
+    def _excuse(self) -> None:
+        if self._must_excuse:
+            with contextlib.suppress(DblockError):
+                self._keepers.run(self._excusing())
 
     def _connect(self) -> None:
         try:
@@ -130,6 +137,7 @@ class Listener(Listening):
             self._say(wire, self._greeting(wire))
         except psycopg.Error as error:
             wire.close()
+            self._closed_under_us(error)
             self._could_not_connect(error)
             return
         self._came_up(wire)
@@ -183,8 +191,9 @@ class Listener(Listening):
 class AsyncListener(Listening):
     """Listens in a task of its own."""
 
-    def __init__(self, runner: AsyncRunner, *args: Any) -> None:
+    def __init__(self, runner: AsyncRunner, keepers: AsyncRunner, *args: Any) -> None:
         self._runner = runner
+        self._keepers = keepers
         super().__init__(*args)
 
     def _reset(self) -> None:
@@ -249,12 +258,18 @@ class AsyncListener(Listening):
 
     async def _turn(self, ring: asyncio.Event) -> None:
         """Do what is due; then wait for a notification, or for what is due next."""
+        await self._excuse()
         if self._wire is None and clock.now() >= self._retry_at:
             await self._connect()
         self._look_at_the_clock()
         if self._sleep_for() <= 0:
             await self._look_in()
         await self._wait(ring)
+
+    async def _excuse(self) -> None:
+        if self._must_excuse:
+            with contextlib.suppress(DblockError):
+                await self._keepers.run(self._excusing())
 
     async def _connect(self) -> None:
         try:
@@ -267,6 +282,7 @@ class AsyncListener(Listening):
             await self._say(wire, self._greeting(wire))
         except psycopg.Error as error:
             wire.close()
+            self._closed_under_us(error)
             self._could_not_connect(error)
             return
         except BaseException:

@@ -1,11 +1,11 @@
 """What a client says and decides over its listener's connection, apart from how it waits.
 
 Over that connection come the notifications that wake its waiters; and as long as it lasts, others see that the client
-is there. When it is closed, they may take our locks after a grace. So within the greater part of the grace either
-every lease is untied from the presence, which takes one call of the keep-alive over its own connection; or another
-connection has become the presence; or the server is known to have been restarted, and then no presence from before
-counts; or else the leases are given up as lost. When the connection falls silent it is kept, and another is opened
-beside it, because closing it is what would start the grace.
+is there. When it is closed, they may take our locks after a grace. So within the greater part of the grace either the
+database has been told, over another connection, that our presence cannot be seen any more and the time of the leases
+alone decides; or a new connection has become the presence; or the server is known to have been restarted, and then no
+presence from before counts; or else the leases are given up as lost. When the connection falls silent it is kept until
+one of these is so, because closing it is what would start the grace.
 
 Where notifications do not come, behind a pooler that hands each transaction to another session say, waiters are served
 all the same: the line looks in more often.
@@ -29,7 +29,7 @@ from dblock.forks import mind_forks
 from dblock.keepalive import AsyncKeepAlive, KeepAlive
 from dblock.line import HEARD_EVERY, Line
 from dblock.presence import DROPPED_AFTER, OWN_PART, Presence
-from dblock.steps import Service
+from dblock.steps import GIVE_UP_WITHIN, Service
 from dblock.target import Target
 from dblock.terms import interval, literal, quoted
 from dblock.wire import Wire
@@ -73,6 +73,7 @@ class Listening:
         prefix = quoted(schema)
         self._which = Call(f"SELECT {prefix}.installation()".encode(), ())
         self._be_present = f"SELECT {prefix}.be_present($1, $2)".encode()
+        self._be_absent = f"SELECT {prefix}.be_absent($1)".encode()
         self._said: set[str] = set()
         self._wire: Wire | None = None
         self._reset()
@@ -133,10 +134,16 @@ class Listening:
             self._say_once("a pooler stands before the database: leases end by their time alone")
             return
         yield self._keep_session
-        sent_at = clock.now()
-        # Under the same name as before: what was tied to it is safe again.
+        # Under the same name as before: what is tied to it is safe again.
+        self._presence.declare(wire.connection.pgconn.socket, clock.now())
         yield Call(self._be_present, (self._presence.client, interval(self._presence.grace)))
-        self._presence.begin(wire.connection.pgconn.socket, sent_at)
+
+    def _excusing(self) -> Steps[None]:
+        """Say that our presence cannot be seen any more, though we are here."""
+        presence = self._presence
+        if presence is not None:
+            yield Call(self._be_absent, (presence.client,), within=GIVE_UP_WITHIN)
+            presence.end()
 
     @property
     def _channel(self) -> str:
@@ -169,7 +176,7 @@ class Listening:
         else:
             yield Call(b"SELECT 1", ())
         self._sign_of_life = sent_at
-        if self._presence is not None and self._silent is None:
+        if self._presence is not None:
             self._presence.confirm(sent_at)
 
     def _read(self, wire: Wire) -> None:
@@ -193,52 +200,53 @@ class Listening:
         self._wire = wire
         self._sign_of_life = clock.now()
         self._pause = FIRST_PAUSE
-        silent, self._silent = self._silent, None
-        if silent is not None:
-            silent.close()
-        self._keeper.change_ties()
+        self._close_silent()
         self.line.wake_all()  # whatever was said while nobody listened
 
     def _failed(self, wire: Wire, error: psycopg.Error) -> None:
-        """Take note that a call over the connection has failed."""
-        if self._wire is wire:
-            self._wire = None
+        """Take note that the connection, or a call over it, has failed."""
+        self._wire = None
         self._retry_at = -math.inf
+        self.line.pushed = False
         if is_overdue(error):
             logger.warning("the listener's connection has fallen silent: opening another")
-            if self._silent is None:
-                self._silent = wire
-                if self._presence is not None:
-                    self._presence.silent = True
-                self._keeper.change_ties()
-                return
-        wire.close()
-        if self._silent is None:
-            self._went_down(error)
-
-    def _went_down(self, error: Exception) -> None:
-        """Take note that the connection was closed, and with it our presence."""
-        logger.info("the listener's connection was closed: %s", error)
-        if self._presence is None:
-            return
-        self._presence.end()
-        if isinstance(error, pg.CrashShutdown):
-            self._keeper.untie()  # the server starts over, and no mark made before counts
+            self._close_silent()
+            self._silent = wire
         else:
-            self._keeper.change_ties()
-            self._give_up_in(self._presence.grace * OWN_PART)
+            wire.close()
+            logger.info("the listener's connection was closed: %s", error)
+            self._closed_under_us(error)
+
+    def _closed_under_us(self, error: Exception) -> None:
+        """Take note that the session that was our presence, or was about to be, is gone."""
+        if self._presence is not None and self._presence.declared:
+            self._presence.doubt()
+            if isinstance(error, pg.CrashShutdown):
+                self._presence.end()  # the server starts over, and no mark made before counts
+            else:
+                self._give_up_in(self._presence.grace * OWN_PART)
+
+    def _close_silent(self) -> None:
+        silent, self._silent = self._silent, None
+        if silent is not None:
+            silent.close()
+
+    @property
+    def _must_excuse(self) -> bool:
+        """Whether a presence is declared that we have no good connection for."""
+        return self._wire is None and self._presence is not None and self._presence.declared
 
     def _give_up(self) -> None:
-        """Give up what is still tied to a presence that has ended."""
+        """Give up what is still tied to a presence that does not stand."""
         if self._presence is not None and not self._presence.stands(clock.now()):
             self._keeper.lose_tied()
 
     def _could_not_connect(self, error: Exception) -> None:
         said = str(error).strip()
         over_its_socket = "on socket" in said and ("Connection refused" in said or "No such file" in said)
-        if "the database system is" in said or over_its_socket:
+        if self._presence is not None and ("the database system is" in said or over_its_socket):
             # Going down, starting up, or not there: no mark made in a session of that server counts any more.
-            self._keeper.untie()
+            self._presence.end()
         self._retry_at = clock.now() + self._pause
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         logger.info("no connection to listen on, trying again: %s", said)
@@ -258,10 +266,9 @@ class Listening:
     def _look_at_the_clock(self) -> None:
         """Give up on what has not come by now."""
         now = clock.now()
-        if self._silent is not None and self._presence is not None and not self._presence.stands(now):
-            silent, self._silent = self._silent, None
-            silent.close()
-            self._presence.end()
+        if self._silent is not None and (self._presence is None or not self._presence.declared):
+            self._close_silent()
+        elif self._silent is not None:
             self._give_up()
         if self._probed_at is not None and now >= self._probed_at + PROBE_WITHIN:
             self._probed_at = None

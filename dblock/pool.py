@@ -31,7 +31,7 @@ IDLE_FOR = 60.0
 """Seconds after which a connection that a burst of calls had opened is closed again."""
 
 
-GROW_AFTER = 0.05
+GROW_AFTER = 0.2
 """Seconds that a call waits for a connection in use before it opens another."""
 
 

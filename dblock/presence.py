@@ -1,10 +1,12 @@
 """Whether others can see that this process is there.
 
-One session of this client holds a mark in the database. When that session ends, whoever is first in line for a lock
-that this client holds takes it after a short grace, long before the lease has run out. So a lease that is tied to a
-presence may be believed only while the presence stands, and whoever asks looks: at the clock, because the server drops
-a session from which it has not heard for too long, and at the session's socket, because the server may have closed it
-a moment ago, or while this process was stopped.
+One session of this client holds a mark in the database, and has declared so. When that session ends, whoever is first
+in line for a lock that this client holds takes it after a short grace, long before the lease has run out. So while a
+presence is declared, its leases may be believed only as long as it stands, and whoever asks looks: at the clock,
+because the server drops a session from which it has not heard for too long; and at the session's socket, because the
+server may have closed it a moment ago, or while this process was stopped.
+
+While none is declared, the time of the leases alone decides.
 """
 
 from __future__ import annotations
@@ -31,32 +33,33 @@ class Presence:
     def __init__(self, client: str, grace: float) -> None:
         self.client = client
         self.grace = grace
-        self.silent = False
-        """Whether the session does not answer at this moment: no reason to give up yet, but nothing to rely on anew."""
-        self._trusted_until = -math.inf
+        self.declared = False
         self._socket: int | None = None
+        self._trusted_until = -math.inf
 
-    def begin(self, socket: int, sent_at: float) -> None:
-        """Take note that the session on this socket holds our mark."""
-        self.silent = False
+    def declare(self, socket: int, sent_at: float) -> None:
+        """Take note that the database is about to be told that the session on this socket is our presence."""
         self._trusted_until = sent_at + TRUSTED
         self._socket = socket
+        self.declared = True
 
     def confirm(self, sent_at: float) -> None:
         """Take note of a sign of life on that session."""
         self._trusted_until = sent_at + TRUSTED
 
-    def end(self) -> None:
-        """Take note that the session is gone."""
-        self._trusted_until = -math.inf
+    def doubt(self) -> None:
+        """Take note that the session is gone, which others may see too."""
         self._socket = None
 
-    def can_be_tied_to(self, now: float) -> bool:
-        """Tell whether a lease may end with it from now on."""
-        return not self.silent and self.stands(now)
+    def end(self) -> None:
+        """Take note that none is declared any more."""
+        self.declared = False
+        self._socket = None
 
     def stands(self, now: float) -> bool:
-        """Tell whether others see us, as of this very moment."""
+        """Tell whether nobody can take us for dead, as of this very moment."""
+        if not self.declared:
+            return True
         socket = self._socket
         return now < self._trusted_until and socket is not None and not _is_hung_up(socket)
 

@@ -48,6 +48,7 @@ API = (
     "acquire",
     "look_in_line",
     "be_present",
+    "be_absent",
     "leave",
     "queue",
     "abandon",

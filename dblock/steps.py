@@ -90,7 +90,7 @@ class Service:
         self._leave = f"SELECT {prefix}.leave($1)".encode()
         self._queue = f"SELECT {prefix}.queue($1)".encode()
         self._renew_all = (
-            f"SELECT extract(epoch FROM moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3, $4, $5)"
+            f"SELECT extract(epoch FROM moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3)"
         ).encode()
         self._release_all = f"SELECT busy FROM {prefix}.release_all($1, $2)".encode()
         self._abandon = f"SELECT {prefix}.abandon($1, $2)".encode()
@@ -265,36 +265,20 @@ class Service:
         return None
 
     def _present(self, now: float) -> Presence | None:
-        """Return our presence, if others can see it at this moment."""
-        return self.presence if self.presence is not None and self.presence.can_be_tied_to(now) else None
+        """Return our presence, unless it is in doubt: then a new lease is better off without."""
+        return self.presence if self.presence is not None and self.presence.stands(now) else None
 
     def _who(self) -> str:
         """Return what others see of us; asked each time, for after a fork the process is another."""
         return self._holder_name if self._holder_name is not None else f"{self._host} pid {os.getpid()}"
 
-    def renew(
-        self,
-        grants: Sequence[tuple[str, int, float]],
-        within: float = math.inf,
-        *,
-        attach: Presence | None = None,
-        detach: bool = False,
-    ) -> Steps[Renewal]:
-        """Extend these exact grants, each given by name, token and ttl, in one call.
-
-        Tie them to a presence, or untie them, if so wanted.
-        """
+    def renew(self, grants: Sequence[tuple[str, int, float]], within: float = math.inf) -> Steps[Renewal]:
+        """Extend these exact grants, each given by name, token and ttl, in one call."""
         sent_at = self._clock()
         names, tokens, ttls = zip(*grants, strict=True)
         moment, missed, reasons = yield Call(
             self._renew_all,
-            (
-                array(names),
-                array(map(str, tokens)),
-                array(map(interval, ttls)),
-                attach.client if attach else None,
-                "t" if detach else "f",
-            ),
+            (array(names), array(map(str, tokens)), array(map(interval, ttls))),
             within=within,
         )
         places = [int(place) - 1 for place in items(missed)]

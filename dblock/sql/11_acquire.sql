@@ -205,14 +205,16 @@ BEGIN
 END
 $$;
 
--- Makes this session the client's presence: for as long as it lasts the client is there. When it ends, others take the
--- client's locks after `grace`, unless another session has become its presence by then.
+-- Makes this session the client's presence. For as long as the session lasts the client is there. When
+-- it ends, others take the client's locks after `grace`, unless another session has become its presence by then, or
+-- be_absent() has said that there is none to look for.
 CREATE OR REPLACE FUNCTION be_present(client uuid, grace interval) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    mark bigint;
+    -- A new one for each session, so that nobody who looks for the old one is in the way.
+    mark bigint := ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint;
     ignored text;
 BEGIN
     IF be_present.client IS NULL OR be_present.grace IS NULL OR be_present.grace < '10 milliseconds' THEN
@@ -222,14 +224,28 @@ BEGIN
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    -- A new one for each session, so that nobody who looks for the old one is in the way.
-    mark := ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint;
     PERFORM pg_advisory_lock(mark);
     INSERT INTO lock_presence AS p (client, mark, session, incarnation, grace)
     VALUES (be_present.client, mark, pg_backend_pid(), pg_postmaster_start_time(), be_present.grace)
     ON CONFLICT (client) DO UPDATE
     SET mark = excluded.mark, session = excluded.session, incarnation = excluded.incarnation, grace = excluded.grace,
         gone_since = NULL;
+END
+$$;
+
+-- Says that the client is there, but that its presence cannot be seen any more: from here on the time of its leases alone
+-- decides.
+CREATE OR REPLACE FUNCTION be_absent(client uuid) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    ignored text;
+BEGIN
+    IF pg_current_xact_id_if_assigned() IS NULL THEN
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+    DELETE FROM lock_presence AS p WHERE p.client = be_absent.client;
 END
 $$;
 

@@ -8,14 +8,10 @@
 -- It waits for no row, so that one lease whose row is in use cannot hold up the renewal of the rest. Each row is held before
 -- the clock is read for it, and no deadline comes nearer; see renew(). Leases with tokens are renewed durably; where
 -- there are none, nobody waits for the disk.
---
--- With a `client` the leases end, from here on, also with that client's presence; with `detach` their time alone decides.
 CREATE OR REPLACE FUNCTION renew_all(
     names text[],
     tokens bigint[],
     ttls interval[],
-    client uuid DEFAULT NULL,
-    detach boolean DEFAULT false,
     OUT moment timestamptz,
     OUT missed integer[],
     OUT reasons text[]
@@ -51,8 +47,7 @@ BEGIN
     renewed AS (
         UPDATE distributed_locks AS l
         SET expires_at = greatest(least(l.expires_at, clock_timestamp() + l.ttl), clock_timestamp() + h.lasting),
-            ttl = greatest(l.ttl, h.lasting),
-            client = CASE WHEN NOT detach THEN coalesce(renew_all.client, l.client) END
+            ttl = greatest(l.ttl, h.lasting)
         FROM held AS h
         WHERE l.name = h.name AND l.token = h.token AND l.expires_at > clock_timestamp()
         RETURNING h.place

@@ -337,24 +337,14 @@ def test_a_mark_of_another_incarnation_means_nothing(sessions: Sessions, forgott
         assert taker.do("SELECT granted, remaining > 20 FROM try_acquire('a')") == (False, True)
 
 
-def test_a_lease_that_is_untied_outlives_its_presence(sessions: Sessions) -> None:
-    holder, taker = sessions.open(), sessions.open()
+def test_a_holder_that_says_it_cannot_be_seen_keeps_its_lock_for_its_time(sessions: Sessions) -> None:
+    holder, other, taker = sessions.open(), sessions.open(), sessions.open()
     hold_from(holder, HERE)
-    taker.do("SELECT renew_all('{a}', '{1}', '{30 s}', detach => true)")
     holder.close()
+    other.do("SELECT be_absent(%s)", HERE)
     time.sleep(0.5)
     for _ in range(3):
         assert taker.do(TRY) == (False, False)
-
-
-def test_a_renewal_by_hand_leaves_the_tie_alone_and_one_with_a_client_makes_it(sessions: Sessions) -> None:
-    session = sessions.open()
-    hold_from(session, HERE)
-    tie = "SELECT client FROM distributed_locks"
-    session.do("SELECT renew_all('{a}', '{1}', '{30 s}')")
-    assert session.do(tie) == (HERE,)
-    session.do("SELECT renew_all('{a}', '{1}', '{30 s}', client => %s)", THERE)
-    assert session.do(tie) == (THERE,)
 
 
 def test_a_transaction_that_sees_only_the_past_declares_nobody_dead(sessions: Sessions) -> None:
