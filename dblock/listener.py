@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from dblock import clock
+from dblock import clock, listening
 from dblock.calls import Call, Steps
 from dblock.errors import ClientClosed, DblockError
 from dblock.line import TaskSeating, ThreadSeating
-from dblock.listening import ANSWER_WITHIN, FIRST_PAUSE, Listening
+from dblock.listening import FIRST_PAUSE, Listening
 from dblock.wire import Wire
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Listener(Listening):
             while True:
                 assert isinstance(step, Call)
                 try:
-                    row = wire.connection.wait(wire.exchange(step, min(step.within, ANSWER_WITHIN)))
+                    row = wire.connection.wait(wire.exchange(step, min(step.within, listening.ANSWER_WITHIN)))
                 except BaseException as error:
                     steps.throw(error)
                     raise
@@ -316,7 +316,7 @@ class AsyncListener(Listening):
             while True:
                 assert isinstance(step, Call)
                 try:
-                    row = await wire.connection.wait(wire.exchange(step, min(step.within, ANSWER_WITHIN)))
+                    row = await wire.connection.wait(wire.exchange(step, min(step.within, listening.ANSWER_WITHIN)))
                 except BaseException as error:
                     steps.throw(error)
                     raise

@@ -212,6 +212,8 @@ class Listening:
             logger.warning("the listener's connection has fallen silent: opening another")
             self._close_silent()
             self._silent = wire
+            if self._presence is not None and self._presence.declared:
+                self._give_up_in(self._presence.left(clock.now()))
         else:
             wire.close()
             logger.info("the listener's connection was closed: %s", error)

@@ -4,7 +4,8 @@ One session of this client holds a mark in the database, and has declared so. Wh
 in line for a lock that this client holds takes it after a short grace, long before the lease has run out. So while a
 presence is declared, its leases may be believed only as long as it stands, and whoever asks looks: at the clock,
 because the server drops a session from which it has not heard for too long; and at the session's socket, because the
-server may have closed it a moment ago, or while this process was stopped.
+server may have closed it a moment ago, or while this process was stopped. Where somebody has looked a moment before, it
+is known how long ago at most that was, and what is left of our part of the grace may be used to set things right.
 
 While none is declared, the time of the leases alone decides.
 """
@@ -36,6 +37,8 @@ class Presence:
         self.declared = False
         self._socket: int | None = None
         self._trusted_until = -math.inf
+        self._looked_at = -math.inf
+        """When the socket was last seen to be open."""
 
     def declare(self, socket: int, sent_at: float) -> None:
         """Take note that the database is about to be told that the session on this socket is our presence."""
@@ -56,12 +59,21 @@ class Presence:
         self.declared = False
         self._socket = None
 
+    def left(self, now: float) -> float:
+        """Return the seconds for which it is still believed without another sign of life."""
+        return max(self._trusted_until - now, 0.0)
+
     def stands(self, now: float) -> bool:
         """Tell whether nobody can take us for dead, as of this very moment."""
         if not self.declared:
             return True
         socket = self._socket
-        return now < self._trusted_until and socket is not None and not _is_hung_up(socket)
+        if now >= self._trusted_until:
+            return False
+        if socket is not None and not _is_hung_up(socket):
+            self._looked_at = now
+            return True
+        return now < self._looked_at + self.grace * OWN_PART
 
 
 def _is_hung_up(socket: int) -> bool:

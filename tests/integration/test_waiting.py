@@ -77,7 +77,7 @@ async def test_a_try_does_not_jump_the_line_and_who_is_unfair_does(
 ) -> None:
     for name in ("HEARD_EVERY", "LOOK_AT_HOLDER", "POLL", "POLL_FOR_ALL"):
         monkeypatch.setattr(line, name, 2.5)
-    held = await clients().lock("a").acquire()
+    held = await clients(presence=None).lock("a").acquire()
     waiter = clients()
     waiting = asyncio.create_task(waiter.lock("a").acquire())
     await in_line(owner, 1)
@@ -222,8 +222,9 @@ async def test_a_waiter_whose_place_was_passed_over_takes_a_new_one(
     held = await clients().lock("a").acquire()
     waiting = asyncio.create_task(clients().lock("a").acquire())
     await in_line(owner, 1)
-    owner.execute("DELETE FROM lock_tickets")  # as if it had not been heard of for too long
-    owner.execute("UPDATE distributed_locks SET served = 7")
+    with owner.transaction():
+        owner.execute("UPDATE distributed_locks SET served = 7")
+        owner.execute("DELETE FROM lock_tickets")  # as if it had not been heard of for too long
     await in_line(owner, 1)
     deadline = time.monotonic() + 5
     while "lost its place in line" not in caplog.text:

@@ -103,7 +103,7 @@ def test_every_acknowledged_grant_outlives_a_crash_and_no_token_repeats(own_serv
 def test_that_would_notice_grants_that_are_not_waited_for(own_server: Server) -> None:
     with psycopg.connect(own_server.url, autocommit=True) as owner:
         mutants.replace(
-            owner, mutants.altered("00_internal.sql", "'synchronous_commit', 'on'", "'synchronous_commit', 'off'")
+            owner, mutants.altered("10_try_acquire.sql", "'synchronous_commit', 'on'", "'synchronous_commit', 'off'")
         )
         owner.execute("ALTER DATABASE postgres SET synchronous_commit = off")
     _, gone = lost_in_crashes(own_server, 3)

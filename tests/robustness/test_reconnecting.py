@@ -100,7 +100,8 @@ def test_an_acknowledged_grant_survives_a_synchronous_failover(own_server: Serve
 
 def test_a_killed_holders_lock_is_granted_anew_after_its_ttl(dsn: str) -> None:
     script = (
-        "import dblock, sys; lease = dblock.Client(sys.argv[1]).lock('a', ttl=2).acquire(); print(flush=True); input()"
+        "import dblock, sys; client = dblock.Client(sys.argv[1], presence=None);"
+        "lease = client.lock('a', ttl=2).acquire(); print(flush=True); input()"
     )
     with (
         subprocess.Popen([sys.executable, "-c", script, dsn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder,

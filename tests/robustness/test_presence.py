@@ -1,0 +1,344 @@
+"""A holder whose process dies is succeeded at once, one that is stopped after its ttl, and a living one never."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+import dblock
+from dblock import listening, presence
+from dblock.embedded import Server
+from tests.support.proxy import Proxy
+
+HOLDER = """
+import json, sys, time, dblock
+options = json.loads(sys.argv[2])
+client = dblock.Client(sys.argv[1], **options.pop("client", {}))
+for line in sys.stdin:
+    with client.lock("warm"):
+        pass
+    lease = client.lock("a", **options).acquire()
+    deadline = time.monotonic() + 10
+    while client._service.presence and not client._service.presence.declared and time.monotonic() < deadline:
+        time.sleep(0.005)
+    print(json.dumps({"token": lease.token}), flush=True)
+    sys.stdin.readline()
+    print(json.dumps({"lost": lease.lost.is_set(), "reason": str(lease.lost.reason)}), flush=True)
+    lease.release()
+"""
+
+LINK = "SELECT pg_terminate_backend(session) FROM dblock.lock_presence"
+
+
+class Process:
+    """A process that holds lock `a`."""
+
+    def __init__(self, dsn: str, **options: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, dsn, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self) -> Any:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextlib.contextmanager
+def holding(dsn: str, **options: Any) -> Iterator[Process]:
+    process = Process(dsn, **options)
+    try:
+        process.ask()
+        yield process
+    finally:
+        process.close()
+
+
+def waiting(client: dblock.Client, owner: psycopg.Connection) -> tuple[threading.Thread, list[Any]]:
+    """Start a thread that waits for lock `a`; return it when it is in line, with what will hold the lease and when."""
+    came: list[Any] = []
+
+    def wait() -> None:
+        lease = client.lock("a").acquire(timeout=60)
+        came.extend((time.monotonic(), lease))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not owner.execute("SELECT 1 FROM lock_tickets").fetchone():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return thread, came
+
+
+def takeovers(dsn: str, owner: psycopg.Connection, trials: int) -> list[float]:
+    """Kill the holder, again and again; return how long each time until the next in line had the lock."""
+    took = []
+    with dblock.Client(dsn) as client:
+        for _ in range(trials):
+            with holding(dsn, ttl=30) as holder:
+                thread, came = waiting(client, owner)
+                time.sleep(0.1)
+                killed = time.monotonic()
+                holder.process.kill()
+                thread.join()
+                took.append(came[0] - killed)
+                assert came[1].release()
+    return took
+
+
+def test_the_next_in_line_has_the_lock_soon_after_the_holder_was_killed(dsn: str, owner: psycopg.Connection) -> None:
+    took = takeovers(dsn, owner, 7)
+    assert statistics.median(took) < 0.3, took
+    assert max(took) < 2
+
+
+@pytest.mark.long
+def test_the_same_fifty_times(dsn: str, owner: psycopg.Connection) -> None:
+    took = takeovers(dsn, owner, 50)
+    assert statistics.median(took) < 0.3, took
+
+
+def test_a_stopped_holder_is_succeeded_after_its_ttl_and_learns_of_it(dsn: str, owner: psycopg.Connection) -> None:
+    with holding(dsn, ttl=2) as holder, dblock.Client(dsn) as client:
+        thread, came = waiting(client, owner)
+        stopped = time.monotonic()
+        holder.process.send_signal(signal.SIGSTOP)
+        thread.join()
+        assert 1.0 < came[0] - stopped < 2.3
+        holder.process.send_signal(signal.SIGCONT)
+        assert holder.ask()["lost"] is True
+
+
+def test_without_presence_a_dead_holder_is_succeeded_after_its_ttl(dsn: str, owner: psycopg.Connection) -> None:
+    with holding(dsn, ttl=2, client={"presence": None}) as holder, dblock.Client(dsn) as client:
+        thread, came = waiting(client, owner)
+        killed = time.monotonic()
+        holder.process.kill()
+        thread.join()
+        assert 0.9 < came[0] - killed < 3
+
+
+def test_a_living_holder_whose_session_the_server_ends_keeps_its_lock(dsn: str, owner: psycopg.Connection) -> None:
+    with dblock.Client(dsn) as holder, dblock.Client(dsn) as client:
+        lease = holder.lock("a").acquire()
+        present(holder)
+        thread, came = waiting(client, owner)
+        for _ in range(5):
+            present(holder)
+            owner.execute(LINK.encode())
+            time.sleep(0.5)
+            assert not came, "it was taken for dead"
+            lease.raise_if_lost()
+        assert lease.release()
+        thread.join()
+        assert came[1].token > lease.token
+
+
+def present(client: dblock.Client) -> None:
+    """Return when others see that the client is there."""
+    deadline = time.monotonic() + 10
+    presence = client._service.presence
+    assert presence is not None
+    while not (presence.declared and presence.stands(dblock.clock.now()) and client._listener._wire):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_holder_that_is_cut_off_knows_before_anybody_has_its_lock(dsn: str, owner: psycopg.Connection) -> None:
+    """All its connections are closed at once and it gets no other, while the server and the next in line go on."""
+    for _ in range(5):
+        with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder, dblock.Client(dsn) as client:
+            lease = holder.lock("a", ttl=30).acquire()
+            present(holder)
+            lost_at: list[float] = []
+            lease._hold.at_end(lambda lost_at=lost_at: lost_at.append(time.monotonic()))  # type: ignore[misc]
+            thread, came = waiting(client, owner)
+            cut = time.monotonic()
+            proxy.close()
+            thread.join()
+            assert came[0] - cut < 2
+            assert lease.lost.is_set()
+            assert lost_at[0] < came[0], "it believed in its lease when another had it"
+            assert lease.lost.reason is dblock.Reason.UNREACHABLE
+            came[1].release()
+
+
+def test_that_would_notice_a_holder_that_takes_its_time(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "OWN_PART", 8)
+    with pytest.raises((AssertionError, IndexError)):
+        test_a_holder_that_is_cut_off_knows_before_anybody_has_its_lock(dsn, owner)
+
+
+def test_whoever_asks_while_it_is_in_doubt_is_told_that_it_is_lost(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a stop during which the server has closed the session: no thread of ours has run yet."""
+    with dblock.Client(dsn) as holder:
+        lease = holder.lock("a", ttl=30).acquire()
+        present(holder)
+        monkeypatch.setattr(listening.Listening, "_failed", lambda *args: time.sleep(1))  # it is slow to notice
+        lease.raise_if_lost()
+        owner.execute(LINK.encode())
+        deadline = time.monotonic() + 5
+        while not lease.lost.is_set():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        assert lease.lost.reason is dblock.Reason.UNREACHABLE
+
+
+def test_a_connection_that_falls_silent_is_replaced_and_no_lease_is_lost(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "BEAT", 0.2)
+    monkeypatch.setattr(listening, "ANSWER_WITHIN", 0.3)
+    with Proxy(dsn) as proxy, dblock.Client(dsn, listen_dsn=proxy.dsn) as holder, dblock.Client(dsn) as client:
+        lease = holder.lock("a", ttl=30).acquire()
+        present(holder)
+        thread, came = waiting(client, owner)
+        proxy.fall_silent()
+        time.sleep(2)
+        assert not came
+        lease.raise_if_lost()
+        proxy.close()  # now the server sees it end
+        time.sleep(0.5)
+        assert not came, "it was taken for dead"
+        lease.raise_if_lost()
+        assert lease.release()
+        thread.join()
+        came[1].release()
+
+
+def test_a_holder_that_hears_nothing_gives_up_before_the_server_does(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "BEAT", 0.2)
+    monkeypatch.setattr(listening, "ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr(presence, "TRUSTED", 1.5)
+    with Proxy(dsn) as proxy, dblock.Client(proxy.dsn, patience=1) as holder:
+        lease = holder.lock("a", ttl=30).acquire()
+        present(holder)
+        proxy.fall_silent()
+        started = time.monotonic()
+        assert lease.lost.wait(10) is True
+        assert 0.5 < time.monotonic() - started < 5
+        assert lease.lost.reason is dblock.Reason.UNREACHABLE
+        assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (1,), "the server knows nothing yet"
+        proxy.close()
+
+
+def test_the_server_keeps_the_session_for_longer_than_we_believe_in_it(dsn: str, owner: psycopg.Connection) -> None:
+    assert presence.TRUSTED + listening.BEAT < presence.DROPPED_AFTER
+    with dblock.Client(dsn) as holder:
+        holder.lock("a").acquire()
+        present(holder)
+        wire = holder._listener._wire
+        assert wire is not None
+        shown = wire.connection.execute("SHOW idle_session_timeout").fetchone()
+        assert shown == ("0",)
+
+
+@pytest.mark.parametrize("how", ["fast", "immediate"])
+def test_after_a_restart_of_the_server_nobody_looks_dead(own_server: Server, how: str) -> None:
+    with dblock.Client(own_server.url) as holder, holding(own_server.url, ttl=30) as killed:
+        kept = holder.lock("b", ttl=30).acquire()
+        present(holder)
+        killed.process.kill()
+        restart(own_server, how)
+        with dblock.Client(own_server.url) as client, psycopg.connect(own_server.url, autocommit=True) as owner:
+            owner.execute("SET search_path TO dblock")
+            with pytest.raises(dblock.LockTimeout):
+                client.lock("b").acquire(timeout=1)
+            kept.raise_if_lost()
+            assert kept.release()
+
+
+def restart(server: Server, how: str) -> None:
+    """Restart the server, by an orderly shutdown or as after a crash."""
+    if how == "immediate":
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            (backend,) = connection.execute(
+                "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+            ).fetchone()  # type: ignore[misc]
+        os.kill(backend, signal.SIGKILL)
+        time.sleep(0.3)
+        deadline = time.monotonic() + 20
+        while True:
+            with contextlib.suppress(psycopg.OperationalError):
+                psycopg.connect(server.url).close()
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    server.stop()
+    server.start()
+
+
+def test_half_of_the_waiters_die_and_the_living_are_served_in_order(dsn: str, owner: psycopg.Connection) -> None:
+    script = """
+import sys, time, threading, dblock
+client, number = dblock.Client(sys.argv[1]), sys.argv[2]
+def wait(which):
+    lease = client.lock("a", ttl=30).acquire()
+    print(f"{number} {which} {lease.token}", flush=True)
+    lease.release()
+for which in range(10):
+    threading.Thread(target=wait, args=(which,), daemon=True).start()
+    while len(client.lock("a").queue()) < 10 * int(number) + which + 1:
+        time.sleep(0.005)
+print("lined up", flush=True)
+time.sleep(60)
+"""
+    with dblock.Client(dsn) as client:
+        held = client.lock("a").acquire()
+        waiters = []
+        for number in range(6):
+            waiter = subprocess.Popen(
+                [sys.executable, "-c", script, dsn, str(number)], stdout=subprocess.PIPE, text=True
+            )
+            waiters.append(waiter)
+            assert waiter.stdout is not None
+            assert waiter.stdout.readline() == "lined up\n"
+        try:
+            for waiter in waiters[::2]:
+                waiter.kill()
+            started = time.monotonic()
+            held.release()
+            served = []
+            for waiter in waiters[1::2]:
+                assert waiter.stdout is not None
+                served += [waiter.stdout.readline().split() for _ in range(10)]
+            took = time.monotonic() - started
+        finally:
+            for waiter in waiters:
+                waiter.kill()
+                waiter.communicate()
+    assert took < 3, "one short delay, not one for each of the dead"
+    served.sort(key=lambda one: int(one[2]))
+    assert [(int(number), int(which)) for number, which, _ in served] == [(n, w) for n in (1, 3, 5) for w in range(10)]
+    time.sleep(0.5)  # past their grace
+    with dblock.Client(dsn) as client:
+        client.lock("a").acquire(timeout=5)
+    assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,), "the dead have left nothing behind"
