@@ -12,6 +12,7 @@ import math
 import select
 import socket
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -177,15 +178,21 @@ class Listener(Listening):
     def _wait(self, ring: socket.socket) -> None:
         wire = self._wire
         handles = [ring.fileno()] if wire is None else [ring.fileno(), wire.connection.pgconn.socket]
-        ready = _readable(handles, self._sleep_for())
-        if handles[0] in ready:
-            with contextlib.suppress(BlockingIOError):
-                ring.recv(4096)
-        if wire is not None and handles[1] in ready:
+        wait = _readable(handles)
+        until = clock.now() + self._sleep_for()
+        while True:
+            ready = wait(max(until - clock.now(), 0.0))
+            if wire is None or handles[1] not in ready:
+                break
+            # Straight back to waiting, so that whoever was woken can go on.
             try:
                 self._read(wire)
             except psycopg.Error as error:
                 self._failed(wire, error)
+                break
+        if handles[0] in ready:
+            with contextlib.suppress(BlockingIOError):
+                ring.recv(4096)
 
 
 class AsyncListener(Listening):
@@ -350,11 +357,11 @@ class AsyncListener(Listening):
                 self._failed(wire, error)
 
 
-def _readable(handles: list[int], seconds: float) -> list[int]:
-    """Wait until one of them can be read, or for so long; return those that can."""
+def _readable(handles: list[int]) -> Callable[[float], list[int]]:
+    """Return what waits until one of them can be read, or for so many seconds, and returns those that can."""
     if not hasattr(select, "poll"):
-        return select.select(handles, [], [], min(seconds, threading.TIMEOUT_MAX))[0]
+        return lambda seconds: select.select(handles, [], [], min(seconds, LONGEST_SLEEP))[0]
     poll = select.poll()
     for handle in handles:
         poll.register(handle, select.POLLIN)
-    return [handle for handle, _ in poll.poll(min(seconds, LONGEST_SLEEP) * 1000)]
+    return lambda seconds: [handle for handle, _ in poll.poll(min(seconds, LONGEST_SLEEP) * 1000)]

@@ -4,7 +4,8 @@
 -- A lock's line is held by an advisory lock. Who has to hold both takes the row first, or waits for the row only where it is
 -- known that nobody who holds it wants the line: where nobody waits. So no two can wait for each other.
 
--- Holds the line of a lock until the end of the transaction; if another has it, waits, or returns false.
+-- Holds the line of a lock until the end of the transaction; if another has it, waits, or returns false. Those who are in
+-- a hurry do it themselves, without the cost of a call.
 CREATE OR REPLACE FUNCTION hold_line(name text, wait boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
