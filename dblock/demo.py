@@ -108,10 +108,12 @@ def tell_story(target: Target, schema: str, say: Callable[[str], None]) -> None:
         alice.tell("acquire")
         line("alice", "wants it back, and waits")
         time.sleep(0.3)
+        killed_at = time.monotonic()
         bob.kill()
         line("bob", "is killed with kill -9, holding the lock")
         third = alice.hear()
-        line("alice", f"holds it under token {third['token']}: bob's lease ran out by itself")
+        after = (time.monotonic() - killed_at) * 1000
+        line("alice", f"holds it under token {third['token']}, {after:.0f} ms after: bob was seen to be gone")
         alice.ask("release")
 
     tokens = [first["token"], second["token"], third["token"]]

@@ -69,6 +69,8 @@ class Server:
         self.data = folder / "data"
         self.log = folder / "log"
         self._settings = SETTINGS | dict(settings or {})
+        self.environment: dict[str, str] = {}
+        """What the server finds in its environment, besides the little that it needs."""
         self._dies_with_us = dies_with_us
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -326,7 +328,7 @@ class Server:
         command: list[str] = [str(programs / "postgres"), "-D", str(self.data), "-k", str(self._sockets)]
         for name, value in self._settings.items():
             command += ["-c", f"{name}={value}"]
-        environment = {"PATH": os.defpath, "LC_ALL": "C", "TZ": os.environ.get("TZ", "")}
+        environment = {"PATH": os.defpath, "LC_ALL": "C", "TZ": os.environ.get("TZ", ""), **self.environment}
         if self._dies_with_us:
             with open(self.log, "ab") as log:
                 self._process = subprocess.Popen(
