@@ -1,0 +1,112 @@
+"""Truth 7: grants come in the order of the tickets, whatever those in line do meanwhile; and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import random
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+import dblock
+from tests.support import mutants
+
+PROCESSES, CLIENTS, TASKS = 4, 8, 3
+
+WATCHED = """
+CREATE TABLE public.granted (token bigint, attempt uuid);
+CREATE TABLE public.redeemed (attempt uuid, since timestamptz);
+CREATE FUNCTION public.note_grant() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO public.granted VALUES (NEW.token, NEW.attempt);
+    RETURN NULL;
+END $$;
+CREATE FUNCTION public.note_ticket() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO public.redeemed VALUES (OLD.attempt, OLD.since);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note AFTER UPDATE ON dblock.distributed_locks FOR EACH ROW
+    WHEN (NEW.token <> OLD.token) EXECUTE FUNCTION public.note_grant();
+CREATE TRIGGER note AFTER DELETE ON dblock.lock_tickets FOR EACH ROW EXECUTE FUNCTION public.note_ticket();
+"""
+
+
+async def want(client: dblock.AsyncClient, dice: random.Random, until: float) -> None:
+    """Want the lock again and again; lose patience now and then, or be cancelled."""
+    while time.monotonic() < until:
+        mood = dice.random()
+        try:
+            if mood < 0.2:
+                async with client.lock("a", timeout=dice.uniform(0, 0.1)):
+                    pass
+            elif mood < 0.3:
+                await asyncio.wait_for(client.lock("a").acquire(), dice.uniform(0, 0.1))
+            elif mood < 0.4:
+                if lease := await client.lock("a").try_acquire():
+                    await lease.release()
+            else:
+                async with client.lock("a"):
+                    pass
+        except (dblock.LockTimeout, asyncio.TimeoutError):
+            continue
+
+
+def crowd(dsn: str, seed: int, until: float) -> None:
+    async def all_of_them() -> None:
+        dice = random.Random(seed)
+        clients = [dblock.AsyncClient(dsn, patience=30) for _ in range(CLIENTS)]
+        await asyncio.gather(*(want(client, dice, until) for client in clients for _ in range(TASKS)))
+        for client in clients:
+            await client.close()
+
+    asyncio.run(all_of_them())
+
+
+def contend(dsn: str, owner: psycopg.Connection, seconds: float) -> list[tuple[Any, ...]]:
+    """Let a crowd contend; return each grant that had a ticket, in the order of the tokens, with the ticket's time."""
+    owner.execute(WATCHED)
+    context = multiprocessing.get_context("spawn")
+    until = time.monotonic() + seconds
+    crowds = [context.Process(target=crowd, args=(dsn, seed, until)) for seed in range(PROCESSES)]
+    for one in crowds:
+        one.start()
+    for one in crowds:
+        one.join(seconds + 60)
+        assert one.exitcode == 0
+    return owner.execute(
+        "SELECT token, since FROM public.granted JOIN public.redeemed USING (attempt) ORDER BY token"
+    ).fetchall()
+
+
+def backwards(grants: list[tuple[Any, ...]]) -> int:
+    return sum(after[1] < before[1] for before, after in itertools.pairwise(grants))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "least"),
+    [(6, 300), pytest.param(420, 100_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])],
+)
+def test_grants_come_in_the_order_of_tickets(dsn: str, owner: psycopg.Connection, seconds: float, least: int) -> None:
+    grants = contend(dsn, owner, seconds)
+    assert len(grants) >= least
+    assert backwards(grants) == 0
+    assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,), "a ghost is left in line"
+    assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
+
+
+def test_that_would_notice_a_ticket_redeemed_out_of_turn(dsn: str, owner: psycopg.Connection) -> None:
+    mutants.replace(
+        owner, mutants.altered("10_try_acquire.sql", "AND o.number < try_acquire.ticket", "AND o.number < 0")
+    )
+    mutants.replace(
+        owner,
+        mutants.altered(
+            "05_line.sql", "    ORDER BY t.number\n    LIMIT 1;", "    ORDER BY t.number DESC\n    LIMIT 1;"
+        ),
+    )
+    assert backwards(contend(dsn, owner, 3)) > 0

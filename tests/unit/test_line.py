@@ -1,0 +1,155 @@
+"""The waiters of a client, driven by hand: when it looks in for them, and whom it wakes."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from dblock.line import HEARD_EVERY, POLL, POLL_FOR_ALL, Line, ThreadSeating
+from dblock.steps import LOOK_AT_HOLDER, Service
+
+
+class Clock:
+    """A clock that only a test moves."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Place(ThreadSeating):
+    """A place that tells how often it was woken."""
+
+    woken = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def hurried() -> list[bool]:
+    return []
+
+
+@pytest.fixture
+def waiters(clock: Clock, hurried: list[bool], monkeypatch: pytest.MonkeyPatch) -> Line:
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    found = Line(Service("dblock", "me"), lambda: hurried.append(True), clock)
+    found.pushed = True
+    return found
+
+
+def seat(waiters: Line, attempt: str, first: bool = False, look_in: float = 30, name: str = "a") -> Place:
+    place = Place(waiters, name, attempt)
+    waiters.add(place)
+    place.sit(first, look_in)
+    return place
+
+
+def answer(steps: Any, *row: str | None) -> None:
+    with pytest.raises(StopIteration):
+        steps.send(row)
+
+
+def test_nobody_is_looked_in_for_when_nobody_waits(waiters: Line) -> None:
+    assert waiters.due_at() == math.inf
+    assert list(waiters.look(5)) == []
+    place = seat(waiters, "aa")
+    place.leave()
+    assert waiters.due_at() == math.inf
+    place.leave()  # twice does no harm
+
+
+@pytest.mark.parametrize(
+    ("pushed", "first", "look_in", "due_in"),
+    [
+        (True, False, 30, HEARD_EVERY),
+        (True, True, 30, HEARD_EVERY),
+        (True, True, 0.3, 0.3),
+        (True, True, LOOK_AT_HOLDER, LOOK_AT_HOLDER),
+        (False, True, 30, POLL),
+        (False, False, 30, POLL_FOR_ALL),
+    ],
+)
+def test_when_to_look_in(waiters: Line, clock: Clock, pushed: bool, first: bool, look_in: float, due_in: float) -> None:
+    waiters.pushed = pushed
+    seat(waiters, "aa", first, look_in)
+    assert waiters.due_at() == pytest.approx(clock.now + due_in)
+
+
+def test_only_a_look_that_is_due_sooner_wakes_the_listener(waiters: Line, hurried: list[bool]) -> None:
+    seat(waiters, "aa")
+    waiters.due_at()
+    for number in range(100):
+        seat(waiters, f"b{number}")
+    assert len(hurried) == 1
+    seat(waiters, "cc", first=True, look_in=0.2)
+    assert len(hurried) == 2
+
+
+def test_a_notification_wakes_the_one_that_it_names(waiters: Line) -> None:
+    one, other = seat(waiters, "0" * 31 + "1"), seat(waiters, "0" * 31 + "2")
+    waiters.notified("00000000-0000-0000-0000-000000000002")
+    waiters.notified("00000000-0000-0000-0000-000000000003")  # nobody's, or somebody's who has left
+    assert (one.woken, other.woken) == (0, 1)
+
+
+def test_one_call_looks_in_for_all_and_wakes_whose_turn_it_is(waiters: Line, clock: Clock) -> None:
+    here, there, far = seat(waiters, "aa"), seat(waiters, "bb", name="b"), seat(waiters, "cc", name="b")
+    clock.now += HEARD_EVERY
+    steps = waiters.look(5)
+    call: Any = next(steps)
+    assert b"look_in_line" in call.sql
+    assert call.args[1] in ('{"a","b"}', '{"b","a"}')
+    answer(steps, "3", "{aa,bb}", "{0,12.5}", "{f,t}")
+    assert (here.woken, there.woken, far.woken) == (1, 0, 0)
+    assert waiters.due_at() == pytest.approx(clock.now + LOOK_AT_HOLDER), "its holder can be seen, so it is watched"
+
+
+def test_those_whose_places_are_gone_are_sent_to_take_new_ones(waiters: Line, clock: Clock) -> None:
+    places = [seat(waiters, "aa"), seat(waiters, "bb")]
+    clock.now += HEARD_EVERY
+    steps = waiters.look(5)
+    next(steps)
+    answer(steps, "1", None, None, None)
+    assert [place.woken for place in places] == [1, 1]
+
+
+def test_who_is_about_to_redeem_a_ticket_is_not_missed(waiters: Line, clock: Clock) -> None:
+    staying, going = seat(waiters, "aa"), seat(waiters, "bb")
+    clock.now += HEARD_EVERY
+    steps = waiters.look(5)
+    next(steps)
+    going.stand()
+    answer(steps, "1", None, None, None)
+    assert staying.woken == 0
+
+
+def test_a_ticket_that_nobody_waits_at_is_given_up(waiters: Line, clock: Clock) -> None:
+    seat(waiters, "aa")
+    clock.now += HEARD_EVERY
+    steps = waiters.look(5)
+    next(steps)
+    call: Any = steps.send(("2", "{bb}", "{0}", "{f}"))
+    assert b"only_place => true" in call.sql, "a grant that came meanwhile is nobody's to give up"
+    assert call.args == ("a", "bb")
+    answer(steps, "t")
+
+
+def test_a_wake_up_that_comes_before_the_wait_is_not_lost(waiters: Line) -> None:
+    place = ThreadSeating(waiters, "a", "aa")
+    place.wake()
+    place.wake()
+    place.wait(60)
+    place.wait(60)
+    place.stand()
+    place.wait(0.01)

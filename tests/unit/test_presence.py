@@ -1,0 +1,69 @@
+"""A presence: believed while it stands, and asked about at the moment."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from dblock.presence import OWN_PART, TRUSTED, Presence
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    theirs, _ = listener.accept()
+    listener.close()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def test_while_none_is_declared_nothing_speaks_against_a_lease() -> None:
+    presence = Presence("aa", 0.15)
+    assert presence.stands(100)
+
+
+def test_it_stands_for_a_while_after_a_sign_of_life(ends: tuple[socket.socket, socket.socket]) -> None:
+    presence = Presence("aa", 0.15)
+    presence.declare(ends[0].fileno(), 100)
+    assert presence.stands(100 + TRUSTED - 0.01)
+    assert not presence.stands(100 + TRUSTED)
+    presence.confirm(110)
+    assert presence.stands(100 + TRUSTED)
+    assert presence.left(110) == TRUSTED
+
+
+def test_it_falls_when_the_other_end_closes_and_whoever_asks_sees_it(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    presence = Presence("aa", 0.15)
+    presence.declare(ends[0].fileno(), 100)
+    ends[1].sendall(b"a notification that nobody has read")
+    assert presence.stands(101)
+    ends[1].close()
+    assert not presence.stands(111), "nobody has looked for ten seconds: it may have been closed for as long"
+
+
+def test_who_has_looked_a_moment_ago_knows_how_long_it_can_have_been(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    presence = Presence("aa", 0.15)
+    presence.declare(ends[0].fileno(), 100)
+    assert presence.stands(101)
+    ends[1].close()
+    assert presence.stands(101 + 0.15 * OWN_PART - 0.001)
+    assert not presence.stands(101 + 0.15 * OWN_PART)
+
+
+def test_in_doubt_it_does_not_stand_and_once_it_has_ended_nothing_hangs_on_it(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    presence = Presence("aa", 0.15)
+    presence.declare(ends[0].fileno(), 100)
+    presence.doubt()
+    assert not presence.stands(101)
+    presence.end()
+    assert presence.stands(101)
