@@ -22,6 +22,8 @@ from dblock.faults import Overdue
 
 Results = list[pq.abc.PGresult]
 
+LATE = "the answer did not come in time"
+
 _FAILED = pq.ExecStatus.FATAL_ERROR
 
 
@@ -71,7 +73,17 @@ class Wire:
             pgconn.send_query_prepared(name, args)
         else:
             pgconn.send_query_params(call.sql, args)
-        result = _checked((yield from _bounded(generators.execute(pgconn), deadline)))
+        # _bounded(), without the cost of another generator.
+        steps = generators.execute(pgconn)
+        try:
+            state = next(steps)
+            while True:
+                ready = yield state
+                if not ready and time.monotonic() >= deadline:
+                    raise Overdue(LATE)
+                state = steps.send(ready)
+        except StopIteration as done:
+            result = _checked(done.value)
         if result.ntuples == 0:
             return None
         values = [result.get_value(0, column) for column in range(result.nfields)]
@@ -85,7 +97,7 @@ def _bounded(steps: Generator[Any, Any, Results], deadline: float) -> Generator[
         while True:
             ready = yield state
             if not ready and time.monotonic() >= deadline:
-                raise Overdue("the answer did not come in time")
+                raise Overdue(LATE)
             state = steps.send(ready)
     except StopIteration as done:
         results: Results = done.value
