@@ -43,6 +43,9 @@ class Place(Protocol):
     def stand(self) -> None:
         """Take note that its ticket is about to be redeemed or given up."""
 
+    def owe(self) -> None:
+        """Take note that its ticket could not be given up, and must be."""
+
     def leave(self) -> None:
         """Be no longer in line."""
 

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from dblock.calls import Place, Steps
 from dblock.errors import ClientClosed, DblockError, InvalidArgument
 from dblock.forks import mind_forks
-from dblock.hold import Hold
+from dblock.hold import Hold, Reason
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
 from dblock.lock import AsyncLock, Lock
-from dblock.presence import Presence
 from dblock.steps import Service
 from dblock.target import resolve
 from dblock.terms import DEFAULT_PRESENCE, DEFAULT_TTL, Seconds, brief, check_presence, check_seconds, is_text, terms
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_PATIENT = 86_400.0
-
-LISTENER_ENDS_WITHIN = 0.5
 
 
 class _ClientBase:
@@ -84,7 +81,8 @@ class _ClientBase:
             raise InvalidArgument(f"The patience is from 0 s to a day; got {self._patience:g} s.")
         self._listen_target = self._target if listen_dsn is None else resolve(listen_dsn)
         if presence is not None:
-            self._service.presence = Presence(self._service.client, check_presence(presence))
+            presence = check_presence(presence)
+        self._grace = presence
         self._closed = False
         self.start_anew()
         mind_forks(self)
@@ -95,8 +93,12 @@ class _ClientBase:
     def _keep(self, hold: Hold, keep_alive: bool) -> None:
         """Look after a lease: renew it if so wanted, and see that it is released."""
         hold.keep_alive = keep_alive
-        self._keeper.add(hold)
-        if self._service.presence is not None:
+        with hold.presence.lock if hold.presence else contextlib.nullcontext():
+            self._keeper.add(hold)
+            if hold.presence is not None and hold.presence.ended:
+                # While the grant was on its way. Whether it was taken in that time, nobody has asked.
+                hold.lose(Reason.UNREACHABLE)
+        if self._grace is not None:
             self._listener.start()
         if self._closed:
             # Closed while the grant was on its way. Looked at after adding, so that one of the two sees the other.
@@ -110,6 +112,13 @@ class _ClientBase:
         """Make a place in line for a caller who waits."""
         place: Place = self._listener.place(name, attempt)
         return place
+
+    def _owe(self, name: str, attempt: str) -> None:
+        """Have what could not be given up now given up later."""
+        listener = getattr(self, "_listener", None)
+        if listener is not None and not self._closed:
+            listener.start()
+            listener.line.owe(name, attempt)
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("A client, its locks and its leases belong to one process. Make a client in the other one.")
@@ -201,6 +210,7 @@ class Client(_ClientBase):
             last.close()
 
     def _open(self) -> Runner:
+        from dblock.closing import shut
         from dblock.keepalive import KeepAlive
         from dblock.listener import Listener
         from dblock.runner import Runner
@@ -219,12 +229,19 @@ class Client(_ClientBase):
                 keepers = Runner(self._target, self._schema, 1, self._patience, prepares=False)
                 self._keeper = KeepAlive(keepers, self._service)
                 self._listener = Listener(
-                    runner, keepers, self._listen_target, self._service, self._schema, runner.installation, self._keeper
+                    runner,
+                    keepers,
+                    self._listen_target,
+                    self._service,
+                    self._schema,
+                    runner.installation,
+                    self._keeper,
+                    self._grace,
                 )
                 self._watch = Watch()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
                 self._shut = weakref.finalize(
-                    self, _shut, runner, keepers, self._keeper, self._watch, self._listener, self._service
+                    self, shut, runner, keepers, self._keeper, self._watch, self._listener, self._service
                 )
                 self._installation = runner.installation
                 self._runner = runner
@@ -237,22 +254,6 @@ class Client(_ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _shut(
-    runner: Runner, keepers: Runner, keeper: KeepAlive, watch: Watch, listener: Listener, service: Service
-) -> None:
-    keeper.close()
-    watch.close()
-    with contextlib.suppress(DblockError):
-        runner.run(keeper.letting_go())
-    if listener.started:
-        with contextlib.suppress(DblockError):
-            runner.run(service.leave(service.client))
-    runner.close()
-    keepers.close()
-    listener.close()
-    listener.join(LISTENER_ENDS_WITHIN)
 
 
 class AsyncClient(_ClientBase):
@@ -321,13 +322,10 @@ class AsyncClient(_ClientBase):
         self._closed = True
         runner, self._runner = self._runner, None
         if runner:
-            self._keeper.close()
+            from dblock.closing import say_goodbye
+
             try:
-                with contextlib.suppress(DblockError):
-                    await runner.run(self._keeper.letting_go())
-                if self._listener.started:
-                    with contextlib.suppress(DblockError):
-                        await runner.run(self._service.leave(self._service.client))
+                await say_goodbye(runner, self._keeper, self._listener, self._service)
             finally:
                 self._shut()
 
@@ -356,6 +354,7 @@ class AsyncClient(_ClientBase):
             raise DblockError("This AsyncClient belongs to another event loop. Make one for each loop.")
         if self._runner is not None:
             return self._runner
+        from dblock.closing import shut_async
         from dblock.keepalive import AsyncKeepAlive
         from dblock.listener import AsyncListener
         from dblock.runner import AsyncRunner
@@ -374,12 +373,19 @@ class AsyncClient(_ClientBase):
                 keepers = AsyncRunner(self._target, self._schema, 1, self._patience, prepares=False)
                 self._keeper = AsyncKeepAlive(keepers, self._service)
                 self._listener = AsyncListener(
-                    runner, keepers, self._listen_target, self._service, self._schema, runner.installation, self._keeper
+                    runner,
+                    keepers,
+                    self._listen_target,
+                    self._service,
+                    self._schema,
+                    runner.installation,
+                    self._keeper,
+                    self._grace,
                 )
                 self._watch = AsyncWatch(loop)
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
                 self._shut = weakref.finalize(
-                    self, _shut_async, runner, keepers, self._keeper, self._listener, self._service
+                    self, shut_async, runner, keepers, self._keeper, self._listener, self._service
                 )
                 if self._closed:
                     self._shut()
@@ -395,19 +401,3 @@ class AsyncClient(_ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _shut_async(
-    runner: AsyncRunner, keepers: AsyncRunner, keeper: AsyncKeepAlive, listener: AsyncListener, service: Service
-) -> None:
-    from dblock.runner import Runner
-
-    keeper.close()
-    runner.close()
-    keepers.close()
-    listener.close()
-    # If anything is held still, the event loop is gone; what is left to say goes over a connection without one.
-    last = Runner(runner.target, runner.schema, 1, 1.0)
-    with contextlib.suppress(DblockError):
-        last.run(keeper.letting_go())
-    last.close()

@@ -22,7 +22,8 @@ from dblock import clock
 from dblock.calls import Steps
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 from dblock.forks import mind_forks
-from dblock.hold import Hold, Reason
+from dblock.hold import Hold
+from dblock.presence import Presence
 from dblock.runner import AsyncRunner, Runner
 from dblock.steps import GIVE_UP_WITHIN, TRUST, Service
 
@@ -48,16 +49,20 @@ class Rounds:
         self._reached = False
         self._too_slow = 0.0
         """How long the last answer was waited for in vain."""
+        self._tie_now = False
+        """Whether there is a new presence to tie the leases to."""
 
     def add(self, hold: Hold) -> None:
         hold.unreachable = hold.keep_alive and not self._reached
         self._holds[hold] = None
 
-    def lose_tied(self) -> None:
-        """Give up what is tied to a presence that does not stand."""
-        for hold in list(self._holds):
-            if hold.in_doubt:
-                hold.lose(Reason.UNREACHABLE)
+    def tie(self) -> None:
+        """Tie the leases to our new presence at once."""
+        self._tie_now = True
+
+    def tied_to(self, presence: Presence) -> list[Hold]:
+        """Return what is tied to this presence, and not known to be lost."""
+        return [hold for hold in list(self._holds) if hold.presence is presence and not hold.over and not hold.loss]
 
     def reached(self) -> None:
         """Take note that the database can be reached: what is lost now ran out for another reason."""
@@ -104,15 +109,24 @@ class Rounds:
 
     def due_at(self) -> float:
         """Return when the next round is due; never, if there is nothing to renew."""
+        if self._tie_now:
+            return -math.inf
         return min((due_at(hold) for hold in list(self._holds)), default=math.inf)
 
     def round(self) -> Steps[None]:
         """Renew what is due, and with it all that would be due half a round later, so that they come to go together."""
         now = self._now()
+        tie_now, self._tie_now = self._tie_now, False
+        presence = self._service.presence
+        tie = presence if presence is not None and presence.stands(now) else None
         chosen = [
             hold
             for hold in list(self._holds)
-            if hold.keep_alive and max(hold.sent_at + hold.ttl / ROUNDS / 2, hold.retry_at) <= now
+            if hold.keep_alive
+            and (
+                (tie_now and hold.presence is not tie)
+                or max(hold.sent_at + hold.ttl / ROUNDS / 2, hold.retry_at) <= now
+            )
         ]
         for hold in chosen:
             if hold.over or not hold.ours or hold.run_out():
@@ -127,10 +141,12 @@ class Rounds:
             asked = patient or asked
         for hold, _ in asked:
             hold.unreachable = True  # until the answer has come
+            if tie is not None and (hold.presence is None or hold.presence.ended):
+                hold.presence = tie  # from before it may be so
         # Half of the time that is left, so that there is time for another try.
         within = max((min(hold.trusted_until for hold, _ in asked) - now) / 2, LEAST_TIME)
         try:
-            answer = yield from self._service.renew([(hold.name, hold.token, ttl) for hold, ttl in asked], within)
+            answer = yield from self._service.renew([(hold.name, hold.token, ttl) for hold, ttl in asked], within, tie)
         except DblockError as error:
             for hold, ttl in asked:
                 self._try_again(hold, ttl)
@@ -147,7 +163,10 @@ class Rounds:
             why = answer.missed.get(place)
             if why is not None:
                 self._miss(hold, ttl, why)
-            elif not hold.confirm(answer.sent_at, answer.sent_at + ttl * TRUST, answer.moment + ttl):
+                continue
+            if tie is not None:
+                hold.presence = tie
+            if not hold.confirm(answer.sent_at, answer.sent_at + ttl * TRUST, answer.moment + ttl):
                 if not hold.over:
                     late.append((hold.name, hold.token))
                 self.discard(hold)
@@ -191,9 +210,9 @@ class _KeepAliveBase:
         self._asleep_until = math.inf
         self._closed = False
 
-    def lose_tied(self) -> None:
-        """Give up what ends with a presence that has gone."""
-        self._rounds.lose_tied()
+    def tied_to(self, presence: Presence) -> list[Hold]:
+        """Return what is tied to this presence, and not known to be lost."""
+        return self._rounds.tied_to(presence)
 
     def discard(self, hold: Hold) -> None:
         """Renew it no more."""
@@ -242,6 +261,11 @@ class KeepAlive(_KeepAliveBase):
     def abandon(self, hold: Hold) -> None:
         """Release what nobody has in hand any more. Can be called from a finalizer."""
         self._wake.put(hold)
+
+    def tie(self) -> None:
+        """Tie the leases to our new presence at once."""
+        self._rounds.tie()
+        self._wake.put(None)
 
     def letting_go(self) -> Steps[None]:
         self._collect(block=False)
@@ -327,6 +351,12 @@ class AsyncKeepAlive(_KeepAliveBase):
         self._closed = True
         if self._task is not None and self._loop is not None and not self._loop.is_closed():
             self._task.cancel()
+
+    def tie(self) -> None:
+        """Tie the leases to our new presence at once."""
+        self._rounds.tie()
+        if self._wake is not None:
+            self._wake.set()
 
     def letting_go(self) -> Steps[None]:
         self._collect()

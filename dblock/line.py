@@ -53,6 +53,10 @@ class Seating:
         """Have its waiter ask again."""
         raise NotImplementedError
 
+    def owe(self) -> None:
+        """Take note that its ticket could not be given up, and must be."""
+        self._line.owe(self.name, self.attempt)
+
     def leave(self) -> None:
         """Be no longer in line."""
         self.seated = False
@@ -124,8 +128,6 @@ class Line:
         self._service = service
         self._hurry = hurry
         self._now = now
-        self.pushed = False
-        """Whether notifications are known to come; without them one must look more often."""
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -136,7 +138,14 @@ class Line:
         self._waiters: dict[str, int] = {}
         """How many wait for each lock."""
         self._looks: dict[str, float] = {}
+        self._owed: dict[str, str] = {}
+        """Attempts that could not be given up, and of which locks."""
+        self._surplus = False
+        """Whether the database knew of more tickets than we do, the last time."""
+        self._pay_at = -math.inf
         self._asleep_until = math.inf
+        self.pushed = False
+        """Whether notifications are known to come; without them one must look more often."""
 
     def add(self, place: Seating) -> None:
         """Take note of a waiter, from before its ticket can exist."""
@@ -168,13 +177,22 @@ class Line:
 
     @property
     def anybody(self) -> bool:
-        """Whether anybody waits."""
-        return bool(self._places)
+        """Whether anybody waits, or anything is left to give up."""
+        return bool(self._places or self._owed)
+
+    def owe(self, name: str, attempt: str) -> None:
+        """Have whatever this attempt has been granted or given a place given up later, since it could not be now."""
+        with self._lock:
+            self._owed[attempt] = name
+        self._hurry()
 
     def due_at(self) -> float:
         """Return when the next look is due; never, if nobody waits."""
         with self._lock:
-            self._asleep_until = min(self._looks.values(), default=math.inf)
+            looks = list(self._looks.values())
+            if self._owed:
+                looks.append(self._pay_at)
+            self._asleep_until = min(looks, default=math.inf)
             return self._asleep_until
 
     def notified(self, attempt: str) -> None:
@@ -198,10 +216,19 @@ class Line:
                 self._looks[name] = now + (HEARD_EVERY if self.pushed else POLL_FOR_ALL)
         if not self.anybody:
             return
+        self._pay_at = now + HEARD_EVERY
+        for attempt, name in list(self._owed.items()):
+            yield from self._service.abandon(name, attempt)
+            self._owed.pop(attempt, None)
         seated = self._seated()
         answer = yield from self._service.look_in_line(self._service.client, names, within)
         if answer.total < min(seated, self._seated()):
             self.wake_all()
+        surplus = answer.total > len(self._places)
+        if surplus and self._surplus:
+            # Tickets that nobody waits at, as an interrupt may leave them. We would keep them alive with the others.
+            yield from self._service.leave_all_but(list(self._places))
+        self._surplus = surplus
         ghosts = []
         for attempt, look_in, watched in answer.firsts:
             place = self._places.get(attempt)

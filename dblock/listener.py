@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
@@ -31,6 +31,8 @@ logger = logging.getLogger("dblock")
 
 LONGEST_SLEEP = 3600.0
 
+T = TypeVar("T")
+
 
 class Listener(Listening):
     """Listens in a thread of its own."""
@@ -44,6 +46,7 @@ class Listener(Listening):
         super()._reset()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._timers: list[threading.Timer] = []
         self._bell: socket.socket | None = None
 
     def start(self) -> None:
@@ -74,6 +77,8 @@ class Listener(Listening):
     def close(self) -> None:
         """Stop listening; whoever waits is sent to see that the client is closed."""
         self._closed = True
+        for timer in self._timers:
+            timer.cancel()
         self.line.wake_all()
         self._hurry()
 
@@ -89,9 +94,11 @@ class Listener(Listening):
                 bell.send(b"!")
 
     def _give_up_in(self, seconds: float) -> None:
+        self._timers = [timer for timer in self._timers if timer.is_alive()]
         timer = threading.Timer(seconds, self._give_up)
         timer.daemon = True
         timer.start()
+        self._timers.append(timer)
 
     def _go(self, ring: socket.socket, bell: socket.socket) -> None:
         try:
@@ -104,11 +111,7 @@ class Listener(Listening):
                     logger.exception("the listener met what it did not expect, and goes on")
                     threading.Event().wait(FIRST_PAUSE)
         finally:
-            if self._presence is not None:
-                self._presence.end()
-            for wire in (self._wire, self._silent):
-                if wire is not None:
-                    wire.close()
+            self._hang_up()
             ring.close()
             bell.close()
 
@@ -123,9 +126,9 @@ class Listener(Listening):
         self._wait(ring)
 
     def _excuse(self) -> None:
-        if self._must_excuse:
-            with contextlib.suppress(DblockError):
-                self._keepers.run(self._excusing())
+        with contextlib.suppress(DblockError):
+            for presence in list(self._doubtful):
+                self._keepers.run(self._excusing(presence))
 
     def _connect(self) -> None:
         try:
@@ -135,13 +138,12 @@ class Listener(Listening):
             return
         wire = Wire(connection, prepares=False)
         try:
-            self._say(wire, self._greeting(wire))
+            presence = self._say(wire, self._greeting(wire))
         except psycopg.Error as error:
             wire.close()
-            self._closed_under_us(error)
             self._could_not_connect(error)
             return
-        self._came_up(wire)
+        self._came_up(wire, presence)
         with contextlib.suppress(DblockError):
             self._runner.run(self._probing())
 
@@ -162,9 +164,9 @@ class Listener(Listening):
             except DblockError as error:
                 self._looked(error)
 
-    def _say(self, wire: Wire, steps: Steps[None]) -> None:
+    def _say(self, wire: Wire, steps: Steps[T]) -> T:
         """Perform the steps over this connection."""
-        with contextlib.suppress(StopIteration):
+        try:
             step = next(steps)
             while True:
                 assert isinstance(step, Call)
@@ -174,6 +176,9 @@ class Listener(Listening):
                     steps.throw(error)
                     raise
                 step = steps.send(row)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
     def _wait(self, ring: socket.socket) -> None:
         wire = self._wire
@@ -236,12 +241,11 @@ class AsyncListener(Listening):
         self._hang_up()
 
     def _hang_up(self) -> None:
-        if self._presence is not None:
-            self._presence.end()
-        for wire in (self._wire, self._silent):
-            if wire is not None:
-                wire.close()
-        self._wire = self._silent = None
+        task = self._task
+        if self._wire is not None and task is not None and not task.get_loop().is_closed():
+            # Before its number is another's.
+            task.get_loop().remove_reader(self._wire.connection.pgconn.socket)
+        super()._hang_up()
 
     def _hurry(self) -> None:
         if self._ring is not None:
@@ -274,9 +278,9 @@ class AsyncListener(Listening):
         await self._wait(ring)
 
     async def _excuse(self) -> None:
-        if self._must_excuse:
-            with contextlib.suppress(DblockError):
-                await self._keepers.run(self._excusing())
+        with contextlib.suppress(DblockError):
+            for presence in list(self._doubtful):
+                await self._keepers.run(self._excusing(presence))
 
     async def _connect(self) -> None:
         try:
@@ -286,16 +290,15 @@ class AsyncListener(Listening):
             return
         wire = Wire(connection, prepares=False)
         try:
-            await self._say(wire, self._greeting(wire))
+            presence = await self._say(wire, self._greeting(wire))
         except psycopg.Error as error:
             wire.close()
-            self._closed_under_us(error)
             self._could_not_connect(error)
             return
         except BaseException:
             wire.close()
             raise
-        self._came_up(wire)
+        self._came_up(wire, presence)
         with contextlib.suppress(DblockError):
             await self._runner.run(self._probing())
 
@@ -316,9 +319,9 @@ class AsyncListener(Listening):
             except DblockError as error:
                 self._looked(error)
 
-    async def _say(self, wire: Wire, steps: Steps[None]) -> None:
+    async def _say(self, wire: Wire, steps: Steps[T]) -> T:
         """Perform the steps over this connection."""
-        with contextlib.suppress(StopIteration):
+        try:
             step = next(steps)
             while True:
                 assert isinstance(step, Call)
@@ -328,6 +331,9 @@ class AsyncListener(Listening):
                     steps.throw(error)
                     raise
                 step = steps.send(row)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
     async def _wait(self, ring: asyncio.Event) -> None:
         wire = self._wire

@@ -2,13 +2,14 @@
 
 Over that connection come the notifications that wake its waiters; and as long as it lasts, others see that the client
 is there. When it is closed, they may take our locks after a grace. So within the greater part of the grace either the
-database has been told, over another connection, that our presence cannot be seen any more and the time of the leases
-alone decides; or a new connection has become the presence; or the server is known to have been restarted, and then no
-presence from before counts; or else the leases are given up as lost. When the connection falls silent it is kept until
-one of these is so, because closing it is what would start the grace.
+database has been told, over another connection, that we are here all the same, and has said which leases are still
+ours; or the server is known to have been restarted, and then no presence from before counts; or else the leases are
+given up as lost. When the connection falls silent it is kept until one of these is so, because closing it is what would
+start the grace. A new connection is a new presence, to which leases are tied once it is known to be one.
 
 Where notifications do not come, behind a pooler that hands each transaction to another session say, waiters are served
-all the same: the line looks in more often.
+all the same: the line looks in more often. Where something stands between us and the server, a pooler, a proxy, a
+translation of addresses, there is no presence: it may close its other side, and we would not see it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import contextlib
 import logging
 import math
 import os
+import socket
 from typing import Any
 
 import psycopg
@@ -26,10 +28,11 @@ from dblock import clock
 from dblock.calls import Call, Steps, new_attempt
 from dblock.faults import is_overdue
 from dblock.forks import mind_forks
+from dblock.hold import Hold, Reason
 from dblock.keepalive import AsyncKeepAlive, KeepAlive
 from dblock.line import HEARD_EVERY, Line
 from dblock.presence import DROPPED_AFTER, OWN_PART, Presence
-from dblock.steps import GIVE_UP_WITHIN, Service
+from dblock.steps import Service
 from dblock.target import Target
 from dblock.terms import interval, literal, quoted
 from dblock.wire import Wire
@@ -64,8 +67,10 @@ class Listening:
         schema: str,
         installation: str,
         keeper: KeepAlive | AsyncKeepAlive,
+        grace: float | None,
     ) -> None:
         self._target = target
+        self._grace = grace
         self._service = service
         self._installation = installation
         self._keeper = keeper
@@ -73,7 +78,6 @@ class Listening:
         prefix = quoted(schema)
         self._which = Call(f"SELECT {prefix}.installation()".encode(), ())
         self._be_present = f"SELECT {prefix}.be_present($1, $2)".encode()
-        self._be_absent = f"SELECT {prefix}.be_absent($1)".encode()
         self._said: set[str] = set()
         self._wire: Wire | None = None
         self._reset()
@@ -82,7 +86,9 @@ class Listening:
     def _reset(self) -> None:
         self._wire = None
         self._silent: Wire | None = None
-        """A connection that does not answer any more, kept open until another has taken its place."""
+        """A connection that does not answer any more, kept open until nothing hangs on it."""
+        self._doubtful: list[Presence] = []
+        """Presences that are gone, or silent, and that something may still hang on."""
         self._closed = False
         self._sign_of_life = -math.inf
         """When we last asked over the connection and were answered."""
@@ -100,9 +106,7 @@ class Listening:
                 with contextlib.suppress(OSError, psycopg.Error):
                     os.close(wire.connection.pgconn.socket)
         self._service.client = new_attempt()
-        if self._presence is not None:
-            self._presence.end()
-            self._presence.client = self._service.client
+        self._service.presence = None
         self.line.start_anew()
         self._reset()
 
@@ -114,36 +118,52 @@ class Listening:
         """Call `_give_up` after so many seconds, whatever else is under way."""
         raise NotImplementedError
 
-    @property
-    def _presence(self) -> Presence | None:
-        return self._service.presence
-
     # What is said over the connection.
 
-    def _greeting(self, wire: Wire) -> Steps[None]:
-        """Begin to listen and to be present over a fresh connection."""
+    def _greeting(self, wire: Wire) -> Steps[Presence | None]:
+        """Begin to listen over a fresh connection; the result is the presence that it has become, if it has."""
         (which,) = yield self._which
         if which != self._installation:
             raise psycopg.OperationalError("listen_dsn leads to another installation of dblock than the client itself")
         wire.connection.add_notify_handler(self._notified)
         yield Call(f"LISTEN {quoted(self._channel)}".encode(), ())
-        if self._presence is None:
-            return
-        (backend,) = yield Call(b"SELECT pg_backend_pid()", ())
-        if backend != str(wire.connection.info.backend_pid):
-            self._say_once("a pooler stands before the database: leases end by their time alone")
-            return
+        if self._grace is None:
+            return None
+        row = yield Call(b"SELECT pg_backend_pid(), host(inet_client_addr()), inet_client_port()", ())
+        if not self._is_direct(wire, *row):
+            self._say_once("something stands between us and the database: leases end by their time alone")
+            return None
         yield self._keep_session
-        # Under the same name as before: what is tied to it is safe again.
-        self._presence.declare(wire.connection.pgconn.socket, clock.now())
-        yield Call(self._be_present, (self._presence.client, interval(self._presence.grace)))
+        name, sent_at = new_attempt(), clock.now()
+        yield Call(self._be_present, (name, interval(self._grace)))
+        return Presence(name, self._grace, wire.connection.pgconn.socket, sent_at)
 
-    def _excusing(self) -> Steps[None]:
-        """Say that our presence cannot be seen any more, though we are here."""
-        presence = self._presence
-        if presence is not None:
-            yield Call(self._be_absent, (presence.client,), within=GIVE_UP_WITHIN)
-            presence.end()
+    def _is_direct(self, wire: Wire, backend: str, address: str | None, port: str | None) -> bool:
+        """Tell whether the server's end of the connection is the other end of ours."""
+        if backend != str(wire.connection.info.backend_pid):
+            return False
+        with socket.socket(fileno=os.dup(wire.connection.pgconn.socket)) as ours:
+            if ours.family not in (socket.AF_INET, socket.AF_INET6):
+                return address is None
+            here = ours.getsockname()
+        return address is not None and (_plain(address), port) == (_plain(here[0]), str(here[1]))
+
+    def _excusing(self, presence: Presence) -> Steps[None]:
+        """Say that we are here though this presence is gone, and learn what was taken; then nothing hangs on it."""
+        told: set[Hold] = set()
+        first = True
+        while True:
+            with presence.lock:
+                holds = [hold for hold in self._keeper.tied_to(presence) if hold not in told]
+                if not holds and not first:
+                    presence.end()
+                    break
+            first = False
+            told.update(holds)
+            lost = yield from self._service.be_absent(presence.name, [(hold.name, hold.token) for hold in holds])
+            for place in lost:
+                holds[place].lose(Reason.SUPERSEDED)
+        self._doubtful.remove(presence)
 
     @property
     def _channel(self) -> str:
@@ -176,8 +196,8 @@ class Listening:
         else:
             yield Call(b"SELECT 1", ())
         self._sign_of_life = sent_at
-        if self._presence is not None:
-            self._presence.confirm(sent_at)
+        if self._service.presence is not None:
+            self._service.presence.confirm(sent_at)
 
     def _read(self, wire: Wire) -> None:
         """Take what has come over the connection while nothing was asked."""
@@ -196,59 +216,77 @@ class Listening:
 
     # What becomes of the connection.
 
-    def _came_up(self, wire: Wire) -> None:
+    def _came_up(self, wire: Wire, presence: Presence | None) -> None:
         self._wire = wire
         self._sign_of_life = clock.now()
         self._pause = FIRST_PAUSE
-        self._close_silent()
+        self._service.presence = presence
+        if presence is not None:
+            self._keeper.tie()
         self.line.wake_all()  # whatever was said while nobody listened
 
     def _failed(self, wire: Wire, error: psycopg.Error) -> None:
-        """Take note that the connection, or a call over it, has failed."""
+        """Take note that a call over the connection has failed, and usually the connection with it."""
+        if wire.usable:
+            logger.warning("the listener was refused: %s", error)
+            self._sign_of_life = clock.now()
+            return
         self._wire = None
         self._retry_at = -math.inf
         self.line.pushed = False
-        if is_overdue(error):
+        presence, self._service.presence = self._service.presence, None
+        if presence is not None:
+            self._doubtful.append(presence)
+        if is_overdue(error) and presence is not None:
             logger.warning("the listener's connection has fallen silent: opening another")
             self._close_silent()
             self._silent = wire
-            if self._presence is not None and self._presence.declared:
-                self._give_up_in(self._presence.left(clock.now()))
-        else:
-            wire.close()
-            logger.info("the listener's connection was closed: %s", error)
-            self._closed_under_us(error)
-
-    def _closed_under_us(self, error: Exception) -> None:
-        """Take note that the session that was our presence, or was about to be, is gone."""
-        if self._presence is not None and self._presence.declared:
-            self._presence.doubt()
+            self._give_up_in(presence.left(clock.now()))
+            return
+        logger.info("the listener's connection was closed: %s", error)
+        if presence is not None:
+            presence.doubt()
             if isinstance(error, pg.CrashShutdown):
-                self._presence.end()  # the server starts over, and no mark made before counts
+                self._end_all()  # the server starts over, and no mark made before counts
             else:
-                self._give_up_in(self._presence.grace * OWN_PART)
+                self._give_up_in(presence.grace * OWN_PART)
+        wire.close()
+
+    def _hang_up(self) -> None:
+        presence = self._service.presence
+        if presence is not None:
+            presence.doubt()
+        for wire in (self._wire, self._silent):
+            if wire is not None:
+                wire.close()
+        self._wire = self._silent = None
 
     def _close_silent(self) -> None:
         silent, self._silent = self._silent, None
         if silent is not None:
+            for presence in self._doubtful:
+                presence.doubt()
             silent.close()
 
-    @property
-    def _must_excuse(self) -> bool:
-        """Whether a presence is declared that we have no good connection for."""
-        return self._wire is None and self._presence is not None and self._presence.declared
+    def _end_all(self) -> None:
+        for presence in self._doubtful:
+            presence.end()
+        self._doubtful.clear()
 
     def _give_up(self) -> None:
         """Give up what is still tied to a presence that does not stand."""
-        if self._presence is not None and not self._presence.stands(clock.now()):
-            self._keeper.lose_tied()
+        for presence in list(self._doubtful):
+            if not presence.stands(clock.now()):
+                for hold in self._keeper.tied_to(presence):
+                    hold.lose(Reason.UNREACHABLE)
 
     def _could_not_connect(self, error: Exception) -> None:
         said = str(error).strip()
         over_its_socket = "on socket" in said and ("Connection refused" in said or "No such file" in said)
-        if self._presence is not None and ("the database system is" in said or over_its_socket):
-            # Going down, starting up, or not there: no mark made in a session of that server counts any more.
-            self._presence.end()
+        if self._target.is_one_host and ("the database system is" in said or over_its_socket):
+            # Going down, starting up, or not there; and it could not be spoken to over another connection before. No
+            # mark made in a session of that server counts any more.
+            self._end_all()
         self._retry_at = clock.now() + self._pause
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         logger.info("no connection to listen on, trying again: %s", said)
@@ -268,10 +306,8 @@ class Listening:
     def _look_at_the_clock(self) -> None:
         """Give up on what has not come by now."""
         now = clock.now()
-        if self._silent is not None and (self._presence is None or not self._presence.declared):
+        if not self._doubtful:
             self._close_silent()
-        elif self._silent is not None:
-            self._give_up()
         if self._probed_at is not None and now >= self._probed_at + PROBE_WITHIN:
             self._probed_at = None
             self.line.pushed = False
@@ -295,3 +331,8 @@ class Listening:
         if what not in self._said:
             self._said.add(what)
             logger.warning("%s", what)
+
+
+def _plain(address: str) -> str:
+    """Return an address without what IPv6 puts around one of IPv4, and without a zone."""
+    return address.removeprefix("::ffff:").partition("%")[0]

@@ -5,7 +5,6 @@ A lock object holds nothing by itself. It may be shared by threads or tasks; eac
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -115,8 +114,10 @@ class Lock(_LockBase[ThreadL]):
     def _abandon(self, attempt: str, error: BaseException) -> None:
         """Give back what the attempt may have been granted, for a caller who does not get it."""
         if _may_be_granted(error):
-            with contextlib.suppress(DblockError):
+            try:
                 self._client._run_last(self._service.abandon(self.name, attempt))
+            except DblockError:
+                self._client._owe(self.name, attempt)
 
     def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
@@ -176,8 +177,10 @@ class AsyncLock(_LockBase[TaskL]):
     async def _abandon(self, attempt: str, error: BaseException) -> None:
         """Give back what the attempt may have been granted, for a caller who does not get it."""
         if _may_be_granted(error):
-            with contextlib.suppress(DblockError):
+            try:
                 await self._client._run_last(self._service.abandon(self.name, attempt))
+            except DblockError:
+                self._client._owe(self.name, attempt)
 
     async def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""

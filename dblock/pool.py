@@ -88,6 +88,11 @@ class _PoolBase(Generic[Turn]):
         self._closed = False
         mind_forks(self)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody has a connection, once the pool is closed and keeps none at rest."""
+        return bool(self._places)
+
     def _take_now(self) -> Handed | None:
         """Take a connection at rest, or a place to open one; None when neither can be had, or others wait already."""
         self._check_open()

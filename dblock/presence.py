@@ -1,20 +1,21 @@
 """Whether others can see that this process is there.
 
-One session of this client holds a mark in the database, and has declared so. When that session ends, whoever is first
-in line for a lock that this client holds takes it after a short grace, long before the lease has run out. So while a
-presence is declared, its leases may be believed only as long as it stands, and whoever asks looks: at the clock,
-because the server drops a session from which it has not heard for too long; and at the session's socket, because the
-server may have closed it a moment ago, or while this process was stopped. Where somebody has looked a moment before, it
-is known how long ago at most that was, and what is left of our part of the grace may be used to set things right.
+A session of this client holds a mark in the database: a presence, with a name of its own. Leases are tied to it. When
+the session ends, whoever is first in line for one of them takes it after a short grace, long before the lease has run
+out. So a lease may be believed only as long as its presence stands, and whoever asks looks: at the clock, because the
+server drops a session from which it has not heard for too long; and at the session's socket, because the server may
+have closed it a moment ago, or while this process was stopped. Where somebody has looked a moment before, it is known
+how long ago at most that was, and what is left of our part of the grace may be used to set things right.
 
-While none is declared, the time of the leases alone decides.
+Setting things right is to tell the database that we are here all the same, and to be told what was taken. Then the
+presence has ended: the time of what was tied to it alone decides.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import select
+import threading
 
 TRUSTED = 45.0
 """Seconds for which the presence is believed after a sign of life from the server, on its own connection."""
@@ -29,43 +30,41 @@ _HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0) if 
 
 
 class Presence:
-    """One client's presence."""
+    """One session of this client by which others see that it is there."""
 
-    def __init__(self, client: str, grace: float) -> None:
-        self.client = client
+    def __init__(self, name: str, grace: float, socket: int, sent_at: float) -> None:
+        self.name = name
         self.grace = grace
-        self.declared = False
-        self._socket: int | None = None
-        self._trusted_until = -math.inf
-        self._looked_at = -math.inf
-        """When the socket was last seen to be open."""
-
-    def declare(self, socket: int, sent_at: float) -> None:
-        """Take note that the database is about to be told that the session on this socket is our presence."""
+        self.ended = False
+        """Whether nothing hangs on it any more."""
+        self.lock = threading.RLock()
+        """Held by whoever ties a lease to it, and by whoever ends it."""
+        self._socket: int | None = socket
         self._trusted_until = sent_at + TRUSTED
-        self._socket = socket
-        self.declared = True
+        self._looked_at = sent_at
+        """When the socket was last seen to be open."""
 
     def confirm(self, sent_at: float) -> None:
         """Take note of a sign of life on that session."""
         self._trusted_until = sent_at + TRUSTED
 
     def doubt(self) -> None:
-        """Take note that the session is gone, which others may see too."""
+        """Take note that the session is gone, which others may see too. Before its socket is another's."""
         self._socket = None
 
     def end(self) -> None:
-        """Take note that none is declared any more."""
-        self.declared = False
-        self._socket = None
+        """Take note that nothing hangs on it any more."""
+        with self.lock:
+            self.ended = True
+            self._socket = None
 
     def left(self, now: float) -> float:
         """Return the seconds for which it is still believed without another sign of life."""
         return max(self._trusted_until - now, 0.0)
 
     def stands(self, now: float) -> bool:
-        """Tell whether nobody can take us for dead, as of this very moment."""
-        if not self.declared:
+        """Tell whether nobody can have taken what is tied to it, as of this very moment."""
+        if self.ended:
             return True
         socket = self._socket
         if now >= self._trusted_until:

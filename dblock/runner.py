@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger("dblock")
 
+LOOK_AGAIN = 0.002
+
 PASSING_RETRIES = 20
 """How often a call is made anew because another transaction got in its way."""
 
@@ -143,6 +145,12 @@ class Runner(_Base):
     def close(self) -> None:
         self._pool.close()
 
+    def wait_until_idle(self, seconds: float) -> None:
+        """Wait until no call is under way, after closing; but not for longer than that."""
+        until = time.monotonic() + seconds
+        while self._pool.in_use and time.monotonic() < until:
+            time.sleep(LOOK_AGAIN)
+
     def run(self, steps: Steps[T]) -> T:
         """Perform every step and return the result."""
         try:
@@ -241,6 +249,12 @@ class AsyncRunner(_Base):
 
     def close(self) -> None:
         self._pool.close()
+
+    async def wait_until_idle(self, seconds: float) -> None:
+        """Wait until no call is under way, after closing; but not for longer than that."""
+        until = time.monotonic() + seconds
+        while self._pool.in_use and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_AGAIN)
 
     async def run(self, steps: Steps[T]) -> T:
         """Perform every step and return the result."""

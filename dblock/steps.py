@@ -78,7 +78,7 @@ class Service:
         # Times come as seconds since 1970, so that no DateStyle, TimeZone or IntervalStyle has a say.
         self._try_acquire = (
             "SELECT granted, token, extract(epoch FROM expires_at), remaining"
-            f", waiting FROM {prefix}.try_acquire($1, $2, $3, $4, $5, $6, client => $7, fair => $8, ticket => $9)"
+            f", waiting FROM {prefix}.try_acquire($1, $2, $3, $4, $5, $6, presence => $7, fair => $8, ticket => $9)"
         ).encode()
         self._try_acquire_again = self._try_acquire.replace(b"$6,", b"$6, sent_before => true,")
         self._acquire = (
@@ -87,10 +87,12 @@ class Service:
         ).encode()
         self._look_in_line = (f"SELECT places, firsts, look_again, watched FROM {prefix}.look_in_line($1, $2)").encode()
         self._leave_place = f"SELECT {prefix}.abandon($1, $2, only_place => true)".encode()
-        self._leave = f"SELECT {prefix}.leave($1)".encode()
+        self._leave = f"SELECT {prefix}.leave($1, $2)".encode()
+        self._leave_but = f"SELECT {prefix}.leave($1, but => $2)".encode()
+        self._be_absent = f"SELECT lost FROM {prefix}.be_absent($1, $2, $3)".encode()
         self._queue = f"SELECT {prefix}.queue($1)".encode()
         self._renew_all = (
-            f"SELECT extract(epoch FROM moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3)"
+            f"SELECT extract(epoch FROM moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3, $4)"
         ).encode()
         self._release_all = f"SELECT busy FROM {prefix}.release_all($1, $2)".encode()
         self._abandon = f"SELECT {prefix}.abandon($1, $2)".encode()
@@ -105,7 +107,7 @@ class Service:
         self.client = new_attempt()
         """A name for this process's part in the lines, which nobody can guess."""
         self.presence: Presence | None = None
-        """How others can see that this process is there, if they can."""
+        """How others can see that this process is there, while they can."""
         self._holder_name = holder
         self._host = socket.gethostname()
         self._clock = clock
@@ -136,6 +138,10 @@ class Service:
         here = place()
         try:
             return (yield from self._wait_in_line(terms, give_up, attempt, here))
+        except DatabaseError:
+            # That the database is away, or would not answer, does not mean that it has forgotten us.
+            here.owe()
+            raise
         finally:
             here.leave()
 
@@ -168,8 +174,10 @@ class Service:
             if grant:
                 return grant
         # Nobody should wait behind a ticket that nobody will redeem.
-        with contextlib.suppress(DatabaseError):
+        try:
             yield from self.abandon(terms.name, attempt)
+        except DatabaseError:
+            here.owe()
         return None
 
     def abandon(self, name: str, attempt: str) -> Steps[None]:
@@ -192,9 +200,23 @@ class Service:
             ],
         )
 
-    def leave(self, client: str) -> Steps[None]:
-        """End a client: give up all its places in line, and its presence."""
-        yield Call(self._leave, (client,), within=GIVE_UP_WITHIN)
+    def leave(self) -> Steps[None]:
+        """End this client: give up all its places in line, and its presence."""
+        name = self.presence.name if self.presence else None
+        yield Call(self._leave, (self.client, name), within=GIVE_UP_WITHIN)
+
+    def leave_all_but(self, attempts: Iterable[str]) -> Steps[None]:
+        """Give up all places in line but these."""
+        yield Call(self._leave_but, (self.client, array(attempts)), within=GIVE_UP_WITHIN)
+
+    def be_absent(self, presence: str, grants: Sequence[tuple[str, int]]) -> Steps[set[int]]:
+        """Say that we are here, though this presence is gone.
+
+        The result is the places, from 0, of those of the grants that are not ours any more.
+        """
+        args = (presence, array(name for name, _ in grants), array(str(token) for _, token in grants))
+        (lost,) = yield Call(self._be_absent, args, within=GIVE_UP_WITHIN)
+        return {int(place) - 1 for place in items(lost)}
 
     def queue(self, name: str) -> Steps[list[Waiter]]:
         """Ask who waits for the lock, in order."""
@@ -214,7 +236,7 @@ class Service:
             terms.meta,
             attempt,
             "t" if terms.durable else "f",
-            presence.client if presence else None,
+            presence.name if presence else None,
             "t" if terms.fair else "f",
             None if ticket is None else str(ticket),
         )
@@ -244,7 +266,7 @@ class Service:
             self.client,
             "t" if terms.durable else "f",
             "t" if terms.fair else "f",
-            "t" if presence else "f",
+            presence.name if presence else None,
             "t" if had_ticket else "f",
         )
         row = yield Call(self._acquire, args, within=within)
@@ -265,20 +287,22 @@ class Service:
         return None
 
     def _present(self, now: float) -> Presence | None:
-        """Return our presence, unless it is in doubt: then a new lease is better off without."""
+        """Return our presence, unless it is in doubt: a new lease is better off without one then."""
         return self.presence if self.presence is not None and self.presence.stands(now) else None
 
     def _who(self) -> str:
         """Return what others see of us; asked each time, for after a fork the process is another."""
         return self._holder_name if self._holder_name is not None else f"{self._host} pid {os.getpid()}"
 
-    def renew(self, grants: Sequence[tuple[str, int, float]], within: float = math.inf) -> Steps[Renewal]:
-        """Extend these exact grants, each given by name, token and ttl, in one call."""
+    def renew(
+        self, grants: Sequence[tuple[str, int, float]], within: float = math.inf, tie: Presence | None = None
+    ) -> Steps[Renewal]:
+        """Extend these exact grants, each given by name, token and ttl, in one call; tie them, if so wanted."""
         sent_at = self._clock()
         names, tokens, ttls = zip(*grants, strict=True)
         moment, missed, reasons = yield Call(
             self._renew_all,
-            (array(names), array(map(str, tokens)), array(map(interval, ttls))),
+            (array(names), array(map(str, tokens)), array(map(interval, ttls)), tie.name if tie else None),
             within=within,
         )
         places = [int(place) - 1 for place in items(missed)]

@@ -44,7 +44,7 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("attempt", Uuid),
         Column("holder", Text),
         Column("meta", JSONB),
-        Column("client", Uuid),
+        Column("presence", Uuid),
         Column("waiting", Boolean, nullable=False, server_default=text("false")),
         Column("served", BigInteger, nullable=False, server_default=text("0")),
         comment="One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.",
@@ -56,6 +56,7 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("number", BigInteger, primary_key=True, autoincrement=False),
         Column("attempt", Uuid, nullable=False),
         Column("client", Uuid, nullable=False),
+        Column("presence", Uuid),
         Column("holder", Text, nullable=False),
         Column("since", DateTime(timezone=True), nullable=False),
         UniqueConstraint("attempt", "name", name="lock_tickets_attempt_key"),
@@ -72,14 +73,14 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
     Table(
         "lock_presence",
         tables,
-        Column("client", Uuid, primary_key=True),
+        Column("presence", Uuid, primary_key=True),
         Column("mark", BigInteger, nullable=False),
         Column("session", Integer, nullable=False),
         Column("incarnation", DateTime(timezone=True), nullable=False),
         Column("grace", Interval, nullable=False),
         Column("gone_since", DateTime(timezone=True)),
         prefixes=["UNLOGGED"],
-        comment="One row a client whose process can be seen to live: the advisory lock that its session holds.",
+        comment="One row a session by which a client can be seen to live: the advisory lock that it holds.",
     )
     Table(
         "token_timeline",

@@ -39,6 +39,13 @@ class Target:
     def __init__(self, dsn: str) -> None:
         self._parameters = _parse(dsn)
 
+    @property
+    def is_one_host(self) -> bool:
+        """Whether every connection leads to one and the same place, as far as is known."""
+        given = self._parameters
+        hosts = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST") or "")
+        return "," not in hosts and not given.get("service")
+
     def conninfo(self) -> str:
         """Return what libpq needs to connect, the password included."""
         from psycopg.conninfo import make_conninfo
@@ -156,6 +163,7 @@ class EmbeddedTarget(Target):
     """The embedded Postgres of this user, started by the first connection and shared by all processes."""
 
     embedded = True
+    is_one_host = True
 
     def __init__(self) -> None:
         self._dsn: str | None = None

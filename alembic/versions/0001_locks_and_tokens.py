@@ -28,7 +28,7 @@ def upgrade() -> None:
             attempt uuid,
             holder text,
             meta jsonb,
-            client uuid,
+            presence uuid,
             waiting boolean NOT NULL DEFAULT false,
             served bigint NOT NULL DEFAULT 0,
             CONSTRAINT distributed_locks_pkey PRIMARY KEY (name)
@@ -56,6 +56,7 @@ def upgrade() -> None:
             number bigint NOT NULL,
             attempt uuid NOT NULL,
             client uuid NOT NULL,
+            presence uuid,
             holder text NOT NULL,
             since timestamptz NOT NULL,
             CONSTRAINT lock_tickets_pkey PRIMARY KEY (name, number),
@@ -77,13 +78,14 @@ def upgrade() -> None:
     # Unlogged, because a mark means nothing after a crash, on a promoted standby or in a restored copy: there the
     # table is empty, and nobody looks dead.
     op.execute(
-        "CREATE UNLOGGED TABLE lock_presence (client uuid PRIMARY KEY, mark bigint NOT NULL, session integer NOT NULL,"
+        "CREATE UNLOGGED TABLE lock_presence (presence uuid PRIMARY KEY, mark bigint NOT NULL,"
+        " session integer NOT NULL,"
         " incarnation timestamptz NOT NULL, grace interval NOT NULL, gone_since timestamptz)"
         " WITH (fillfactor = 50)"
     )
     op.execute(
         "COMMENT ON TABLE lock_presence IS"
-        " 'One row a client whose process can be seen to live: the advisory lock that its session holds.'"
+        " 'One row a session by which a client can be seen to live: the advisory lock that it holds.'"
     )
     # One row, for good: the timeline on which tokens were last minted, and a name for this installation, to tell it
     # from one in another database.

@@ -27,61 +27,68 @@ AS $$
     SELECT current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
 $$;
 
--- Tells whether a client's process is gone: NULL if it is there, or nothing is known; else how many seconds of its grace
--- are left, none or fewer meaning that its locks may go to others.
+-- Tells whether a presence is gone, and its client's process with it: NULL if it is there, or nothing is known; else how many
+-- seconds of its grace are left, none or fewer meaning that its locks may go to others.
 --
--- A present client has a session that holds its mark, an advisory lock, which ends with the session. A mark counts only
--- in the incarnation of the server that it was made in: a restart changes the postmaster's start, and a crash, a promotion
--- or a restore empties the unlogged table of marks. The grace is counted from when somebody first found the mark gone, so
--- that a client whose session was closed under it has at least that long to come back or to stop believing in its leases.
-CREATE OR REPLACE FUNCTION client_gone(client uuid) RETURNS double precision
+-- A presence is a session that holds a mark, an advisory lock, which ends with the session. A mark counts only in the
+-- incarnation of the server that it was made in: a restart changes the postmaster's start, and a crash, a promotion or a
+-- restore empties the unlogged table of marks. The grace is counted from when somebody first found the mark gone, so that a
+-- client whose session was closed under it has at least that long to say so or to stop believing in its leases.
+--
+-- Whoever is to `take` what it holds also holds its row until the end of the transaction. A client that says that it is
+-- there all the same (be_absent) waits for that, and then sees what was taken; or has the row first, and nobody takes anything.
+CREATE OR REPLACE FUNCTION presence_gone(presence uuid, take boolean) RETURNS double precision
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
     seen record;
 BEGIN
-    SELECT p.mark, p.grace, p.gone_since INTO seen
+    SELECT p.mark, p.grace INTO seen
     FROM lock_presence AS p
-    WHERE p.client = client_gone.client AND p.incarnation = pg_postmaster_start_time()
+    WHERE p.presence = presence_gone.presence AND p.incarnation = pg_postmaster_start_time()
       -- The session itself would get its own mark a second time.
       AND p.session <> pg_backend_pid();
-    IF NOT FOUND OR NOT pg_try_advisory_xact_lock_shared(seen.mark)
-        OR NOT sees_newest()
-    THEN
+    IF NOT FOUND OR NOT sees_newest() OR NOT pg_try_advisory_xact_lock_shared(seen.mark) THEN
         RETURN NULL;
     END IF;
+    SELECT p.mark, p.grace, p.gone_since INTO seen
+    FROM lock_presence AS p WHERE p.presence = presence_gone.presence
+    FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN CASE WHEN NOT take THEN 1 END;
+    END IF;
     IF seen.gone_since IS NULL THEN
-        UPDATE lock_presence AS p SET gone_since = clock_timestamp()
-        WHERE p.client = client_gone.client AND p.mark = seen.mark AND p.gone_since IS NULL;
+        UPDATE lock_presence AS p SET gone_since = clock_timestamp() WHERE p.presence = presence_gone.presence;
         RETURN extract(epoch FROM seen.grace);
     END IF;
     RETURN extract(epoch FROM seen.gone_since + seen.grace - clock_timestamp());
 END
 $$;
 
--- Frees a lock whose holder is gone, if this exact grant still has it. Waits for nobody: false while another is at work on
--- the row.
-CREATE OR REPLACE FUNCTION free_of_the_dead(name text, token bigint) RETURNS boolean
+-- Frees a lock whose holder is gone, if this exact grant still has it and is still tied to that presence. Waits for nobody:
+-- false while another is at work on the row.
+CREATE OR REPLACE FUNCTION free_of_the_dead(name text, token bigint, presence uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM 1 FROM distributed_locks AS l
     WHERE l.name = free_of_the_dead.name AND l.token = free_of_the_dead.token
+      AND l.presence = free_of_the_dead.presence
     FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     UPDATE distributed_locks AS l
-    SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL, client = NULL
+    SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
     WHERE l.name = free_of_the_dead.name;
     RETURN true;
 END
 $$;
 
 -- Finds the first in line that is alive. With `tidy`, the tickets before it whose clients are dead go; the line must be
--- held then. A client that is gone, but not yet for its grace, is passed over and keeps its place.
+-- held then. One whose presence is gone, but not yet for its grace, is passed over and keeps its place.
 CREATE OR REPLACE FUNCTION first_in_line(
     name text, tidy boolean, OUT number bigint, OUT attempt uuid, OUT client uuid
 )
@@ -90,29 +97,34 @@ AS $$
 #variable_conflict use_column
 DECLARE
     seen record;
-    known_dead uuid[] := '{}';
-    passed_over uuid[] := '{}';
+    -- What is known of the clients and presences met so far.
+    dead uuid[] := '{}';
+    away uuid[] := '{}';
     grace double precision;
 BEGIN
     FOR seen IN
-        SELECT t.number, t.attempt, t.client, c.seen_until
+        SELECT t.number, t.attempt, t.client, t.presence, c.seen_until
         FROM lock_tickets AS t LEFT JOIN lock_clients AS c ON c.client = t.client
         WHERE t.name = first_in_line.name
         ORDER BY t.number
     LOOP
-        CONTINUE WHEN seen.client = ANY (passed_over);
-        IF NOT seen.client = ANY (known_dead) THEN
-            grace := CASE WHEN seen.seen_until > clock_timestamp() THEN client_gone(seen.client) ELSE 0 END;
-            IF grace IS NULL THEN
-                number := seen.number;
-                attempt := seen.attempt;
-                client := seen.client;
-                RETURN;
-            ELSIF grace > 0 THEN
-                passed_over := passed_over || seen.client;
-                CONTINUE;
+        CONTINUE WHEN seen.presence = ANY (away);
+        IF (seen.client = ANY (dead) OR seen.presence = ANY (dead)) IS NOT TRUE THEN
+            IF (seen.seen_until > clock_timestamp()) IS NOT TRUE THEN
+                dead := dead || seen.client;
+            ELSE
+                grace := CASE WHEN seen.presence IS NOT NULL THEN presence_gone(seen.presence, false) END;
+                IF grace IS NULL THEN
+                    number := seen.number;
+                    attempt := seen.attempt;
+                    client := seen.client;
+                    RETURN;
+                ELSIF grace > 0 THEN
+                    away := away || seen.presence;
+                    CONTINUE;
+                END IF;
+                dead := dead || seen.presence;
             END IF;
-            known_dead := known_dead || seen.client;
         END IF;
         IF tidy THEN
             DELETE FROM lock_tickets AS t WHERE t.name = first_in_line.name AND t.number = seen.number;
@@ -160,7 +172,7 @@ BEGIN
     FROM lock_tickets AS t
     LEFT JOIN lock_clients AS c ON c.client = t.client
     LEFT JOIN lock_presence AS p
-        ON p.client = t.client AND p.incarnation = pg_postmaster_start_time() AND p.session <> pg_backend_pid()
+        ON p.presence = t.presence AND p.incarnation = pg_postmaster_start_time() AND p.session <> pg_backend_pid()
     WHERE t.name = wake_next.name
     ORDER BY t.number
     LIMIT 1;

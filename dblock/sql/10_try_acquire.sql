@@ -12,8 +12,9 @@
 -- already made rather than a stranger in possession. With `sent_before` it waits for whoever is at work on the row, for
 -- that may be the first sending, not yet committed.
 --
--- A holder whose process is known to be gone (see client_gone) holds nothing. `client` says by whose mark that can be
--- known of this caller; without it the lease's time alone decides.
+-- A holder whose process is known to be gone (see presence_gone) holds nothing. `presence` says by which session that can be
+-- known of this caller; without it the lease's time alone decides. Only a call with an `attempt` looks for that, and for
+-- whether those in line are alive: what it finds and notes should be committed at once.
 --
 -- With `fair => false` it takes a free lock before those who wait in line. With a `ticket`, which acquire() gave to the
 -- same attempt, it redeems it if nobody is ahead. `waiting` in the answer means that the lock is free, and kept for others.
@@ -31,7 +32,7 @@ CREATE OR REPLACE FUNCTION try_acquire(
     attempt uuid DEFAULT NULL,
     durable boolean DEFAULT true,
     sent_before boolean DEFAULT false,
-    client uuid DEFAULT NULL,
+    presence uuid DEFAULT NULL,
     fair boolean DEFAULT true,
     ticket bigint DEFAULT NULL,
     OUT granted boolean,
@@ -126,7 +127,7 @@ BEGIN
                 attempt = try_acquire.attempt,
                 holder = coalesce(try_acquire.holder, describe_session()),
                 meta = try_acquire.meta,
-                client = try_acquire.client,
+                presence = try_acquire.presence,
                 served = coalesce(try_acquire.ticket, l.served),
                 granted_at = moment,
                 released_at = NULL,
@@ -138,7 +139,7 @@ BEGIN
             RETURN;
         END IF;
 
-        SELECT l.token, l.attempt, l.expires_at, l.waiting, l.client,
+        SELECT l.token, l.attempt, l.expires_at, l.waiting, l.presence,
                -- Subtracted as numbers: Postgres before 17 refuses to subtract from an infinite time.
                extract(epoch FROM l.expires_at)::double precision
                - extract(epoch FROM clock_timestamp())::double precision AS remaining
@@ -164,14 +165,16 @@ BEGIN
         looks := looks + 1;
         IF looks = 1 AND waiting THEN
             -- Free, and kept for those in line; unless none of them lives any more.
-            CONTINUE WHEN nobody_waits(try_acquire.name);
+            IF try_acquire.attempt IS NOT NULL THEN
+                CONTINUE WHEN nobody_waits(try_acquire.name);
+            END IF;
         ELSIF looks = 1 AND remaining = 0 THEN
             -- Freed between the two looks, or free and in another's hands.
             CONTINUE;
-        ELSIF looks = 1 AND NOT granted AND seen.client IS NOT NULL THEN
-            grace := client_gone(seen.client);
+        ELSIF looks = 1 AND NOT granted AND seen.presence IS NOT NULL AND try_acquire.attempt IS NOT NULL THEN
+            grace := presence_gone(seen.presence, true);
             IF grace <= 0 THEN
-                PERFORM free_of_the_dead(try_acquire.name, seen.token);
+                PERFORM free_of_the_dead(try_acquire.name, seen.token, seen.presence);
                 CONTINUE;
             END IF;
             remaining := least(remaining, grace);

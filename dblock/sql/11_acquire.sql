@@ -22,7 +22,7 @@ CREATE OR REPLACE FUNCTION acquire(
     client uuid,
     durable boolean DEFAULT true,
     fair boolean DEFAULT true,
-    present boolean DEFAULT false,
+    presence uuid DEFAULT NULL,
     had_ticket boolean DEFAULT false,
     OUT granted boolean,
     OUT token bigint,
@@ -66,7 +66,7 @@ BEGIN
     -- The line, held from here on; and the row, where nobody waits yet.
     at_once := pg_try_advisory_xact_lock(line);
     IF at_once THEN
-        SELECT l.token, l.attempt, l.client, l.expires_at, l.waiting, l.served INTO seen
+        SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.served INTO seen
         FROM distributed_locks AS l WHERE l.name = acquire.name;
         at_once := FOUND AND seen.waiting;
     END IF;
@@ -75,10 +75,10 @@ BEGIN
             ignored := set_config('lock_timeout', '200ms', true);
             PERFORM pg_advisory_xact_lock(line);
             LOOP
-                SELECT l.token, l.attempt, l.client, l.expires_at, l.waiting, l.served INTO seen
+                SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.served INTO seen
                 FROM distributed_locks AS l WHERE l.name = acquire.name;
                 IF FOUND AND NOT seen.waiting THEN
-                    SELECT l.token, l.attempt, l.client, l.expires_at, l.waiting, l.served INTO seen
+                    SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.served INTO seen
                     FROM distributed_locks AS l WHERE l.name = acquire.name
                     FOR NO KEY UPDATE;
                 END IF;
@@ -98,12 +98,12 @@ BEGIN
     END IF;
 
     free := seen.expires_at <= clock_timestamp();
-    IF NOT free AND seen.client IS NOT NULL AND seen.attempt IS DISTINCT FROM acquire.attempt
+    IF NOT free AND seen.presence IS NOT NULL AND seen.attempt IS DISTINCT FROM acquire.attempt
         AND (acquire.had_ticket OR NOT seen.waiting)
     THEN
-        grace := client_gone(seen.client);
+        grace := presence_gone(seen.presence, true);
         IF grace <= 0 THEN
-            free := free_of_the_dead(acquire.name, seen.token);
+            free := free_of_the_dead(acquire.name, seen.token, seen.presence);
         END IF;
     END IF;
     first := true;
@@ -119,7 +119,7 @@ BEGIN
     IF (free AND (first OR NOT acquire.fair)) OR (NOT free AND seen.attempt = acquire.attempt) THEN
         answer := try_acquire(
             acquire.name, acquire.ttl, acquire.holder, acquire.meta, acquire.attempt, acquire.durable,
-            client => CASE WHEN acquire.present THEN acquire.client END, fair => false
+            presence => acquire.presence, fair => false
         );
         IF answer.granted THEN
             DELETE FROM lock_tickets AS t WHERE t.attempt = acquire.attempt AND t.name = acquire.name;
@@ -134,9 +134,11 @@ BEGIN
         END IF;
     END IF;
 
-    INSERT INTO lock_tickets AS t (name, number, attempt, client, holder, since)
-    SELECT acquire.name, 1 + greatest(seen.served, max(o.number)), acquire.attempt, acquire.client,
-           coalesce(acquire.holder, describe_session()), clock_timestamp()
+    INSERT INTO lock_tickets AS t (name, number, attempt, client, presence, holder, since)
+    SELECT acquire.name,
+           -- Read here, for a ticket may have been redeemed since.
+           1 + greatest((SELECT l.served FROM distributed_locks AS l WHERE l.name = acquire.name), max(o.number)),
+           acquire.attempt, acquire.client, acquire.presence, coalesce(acquire.holder, describe_session()), clock_timestamp()
     FROM lock_tickets AS o WHERE o.name = acquire.name
     -- Its own, after a lost answer. Or, in a transaction that does not see what came before it, another's: that fails, and
     -- is sent again.
@@ -166,7 +168,7 @@ BEGIN
     IF grace > 0 THEN
         remaining := least(remaining, grace);
     END IF;
-    watched := seen.client IS NOT NULL AND seen.expires_at > clock_timestamp();
+    watched := seen.presence IS NOT NULL AND seen.expires_at > clock_timestamp();
 END
 $$;
 
@@ -200,7 +202,7 @@ BEGIN
     PERFORM hear_from(look_in_line.client);
     SELECT count(*) INTO places FROM lock_tickets AS t WHERE t.client = look_in_line.client;
     FOREACH asked IN ARRAY names LOOP
-        SELECT l.expires_at, l.client, l.token INTO seen FROM distributed_locks AS l WHERE l.name = asked;
+        SELECT l.expires_at, l.presence, l.token INTO seen FROM distributed_locks AS l WHERE l.name = asked;
         CONTINUE WHEN NOT FOUND;
         next := first_in_line(asked, false);
         CONTINUE WHEN next.client IS DISTINCT FROM look_in_line.client;
@@ -208,45 +210,41 @@ BEGIN
             extract(epoch FROM seen.expires_at)::double precision - extract(epoch FROM clock_timestamp())::double precision,
             0
         );
-        grace := CASE WHEN wait > 0 AND seen.client IS NOT NULL THEN client_gone(seen.client) END;
+        grace := CASE WHEN wait > 0 AND seen.presence IS NOT NULL THEN presence_gone(seen.presence, false) END;
         firsts := firsts || next.attempt;
         look_again := look_again || greatest(least(wait, grace), 0);
-        watched := watched || (wait > 0 AND seen.client IS NOT NULL);
+        watched := watched || (wait > 0 AND seen.presence IS NOT NULL);
     END LOOP;
 END
 $$;
 
--- Makes this session the client's presence. For as long as the session lasts the client is there. When
--- it ends, others take the client's locks after `grace`, unless another session has become its presence by then, or
--- be_absent() has said that there is none to look for.
-CREATE OR REPLACE FUNCTION be_present(client uuid, grace interval) RETURNS void
+-- Makes this session a presence: for as long as it lasts, the process behind it is there. When it ends, others take the
+-- locks that are tied to it after `grace`, unless be_absent() has said before that there is nothing to conclude from it. A
+-- new name for each session.
+CREATE OR REPLACE FUNCTION be_present(presence uuid, grace interval) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    -- A new one for each session, so that nobody who looks for the old one is in the way.
     mark bigint := ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint;
     ignored text;
 BEGIN
-    IF be_present.client IS NULL OR be_present.grace IS NULL OR be_present.grace < '10 milliseconds' THEN
-        RAISE EXCEPTION 'A presence takes a client and a grace of 10 ms or more.'
+    IF be_present.presence IS NULL OR be_present.grace IS NULL OR be_present.grace < '10 milliseconds' THEN
+        RAISE EXCEPTION 'A presence takes a name and a grace of 10 ms or more.'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     PERFORM pg_advisory_lock(mark);
-    INSERT INTO lock_presence AS p (client, mark, session, incarnation, grace)
-    VALUES (be_present.client, mark, pg_backend_pid(), pg_postmaster_start_time(), be_present.grace)
-    ON CONFLICT (client) DO UPDATE
-    SET mark = excluded.mark, session = excluded.session, incarnation = excluded.incarnation, grace = excluded.grace,
-        gone_since = NULL;
+    INSERT INTO lock_presence (presence, mark, session, incarnation, grace)
+    VALUES (be_present.presence, mark, pg_backend_pid(), pg_postmaster_start_time(), be_present.grace);
 END
 $$;
 
--- Says that the client is there, but that its presence cannot be seen any more: from here on the time of its leases alone
--- decides.
-CREATE OR REPLACE FUNCTION be_absent(client uuid) RETURNS void
+-- Says that the process is there though its presence is gone: from here on the time of its leases alone decides. `lost` has
+-- the places (from 1) of those grants that are not held any more: whoever was about to take them has.
+CREATE OR REPLACE FUNCTION be_absent(presence uuid, names text[], tokens bigint[], OUT lost integer[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
@@ -256,30 +254,41 @@ BEGIN
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    DELETE FROM lock_presence AS p WHERE p.client = be_absent.client;
+    DELETE FROM lock_presence AS p WHERE p.presence = be_absent.presence;
+    SELECT array_agg(a.place::integer ORDER BY a.place) INTO lost
+    FROM unnest(names, tokens) WITH ORDINALITY AS a (name, token, place)
+    WHERE NOT EXISTS (
+        SELECT FROM distributed_locks AS l
+        WHERE l.name = a.name AND l.token = a.token AND l.expires_at > clock_timestamp()
+    );
 END
 $$;
 
--- Ends a client: all its places in line go, and its presence. What it holds is its to release.
-CREATE OR REPLACE FUNCTION leave(client uuid) RETURNS void
+-- Ends a client: its places in line go, all or those that it does not know of, and its presence. What it holds is its
+-- to release.
+CREATE OR REPLACE FUNCTION leave(client uuid, presence uuid DEFAULT NULL, but uuid[] DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    left_behind text[];
     one text;
     ignored text;
 BEGIN
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    WITH gone AS (DELETE FROM lock_tickets AS t WHERE t.client = leave.client RETURNING t.name)
-    SELECT array_agg(DISTINCT g.name ORDER BY g.name) INTO left_behind FROM gone AS g;
-    FOREACH one IN ARRAY coalesce(left_behind, '{}') LOOP
-        PERFORM pass_on(one);
+    FOR one IN SELECT DISTINCT t.name FROM lock_tickets AS t WHERE t.client = leave.client ORDER BY t.name LOOP
+        PERFORM hold_line(one, true);
+        DELETE FROM lock_tickets AS t
+        WHERE t.client = leave.client AND t.name = one AND t.attempt <> ALL (leave.but);
+        IF FOUND THEN
+            PERFORM pass_on(one);
+        END IF;
     END LOOP;
-    DELETE FROM lock_presence AS p WHERE p.client = leave.client;
-    DELETE FROM lock_clients AS c WHERE c.client = leave.client;
+    IF leave.but = '{}' THEN
+        DELETE FROM lock_clients AS c WHERE c.client = leave.client;
+        DELETE FROM lock_presence AS p WHERE p.presence = leave.presence;
+    END IF;
 END
 $$;
 

@@ -7,11 +7,12 @@
 --
 -- It waits for no row, so that one lease whose row is in use cannot hold up the renewal of the rest. Each row is held before
 -- the clock is read for it, and no deadline comes nearer; see renew(). Leases with tokens are renewed durably; where
--- there are none, nobody waits for the disk.
+-- there are none, nobody waits for the disk. With a `presence` the leases end, from here on, also with that.
 CREATE OR REPLACE FUNCTION renew_all(
     names text[],
     tokens bigint[],
     ttls interval[],
+    presence uuid DEFAULT NULL,
     OUT moment timestamptz,
     OUT missed integer[],
     OUT reasons text[]
@@ -47,7 +48,8 @@ BEGIN
     renewed AS (
         UPDATE distributed_locks AS l
         SET expires_at = greatest(least(l.expires_at, clock_timestamp() + l.ttl), clock_timestamp() + h.lasting),
-            ttl = greatest(l.ttl, h.lasting)
+            ttl = greatest(l.ttl, h.lasting),
+            presence = coalesce(renew_all.presence, l.presence)
         FROM held AS h
         WHERE l.name = h.name AND l.token = h.token AND l.expires_at > clock_timestamp()
         RETURNING h.place

@@ -22,6 +22,9 @@ BEGIN
     DELETE FROM lock_clients AS c WHERE c.seen_until <= clock_timestamp() - greatest(idle, '1 minute');
     DELETE FROM lock_presence AS p
     WHERE p.incarnation <> pg_postmaster_start_time() OR p.gone_since <= clock_timestamp() - greatest(idle, '1 minute');
+    -- Those that are gone and that nobody has looked at: noted now, and taken the next time.
+    UPDATE lock_presence AS p SET gone_since = clock_timestamp()
+    WHERE p.gone_since IS NULL AND p.session <> pg_backend_pid() AND pg_try_advisory_xact_lock_shared(p.mark);
     FOR one IN SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch LOOP
         PERFORM nobody_waits(one);
     END LOOP;

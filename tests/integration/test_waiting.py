@@ -27,6 +27,15 @@ async def in_line(owner: psycopg.Connection, number: int, within: float = 10) ->
         await asyncio.sleep(0.01)
 
 
+async def settled(client: Any) -> None:
+    """Return when notifications come to the client, and whatever that makes its waiters do is done."""
+    deadline = time.monotonic() + 10
+    while not getattr(client, "_inner", client)._listener.line.pushed:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+
+
 async def acquired(client: Any, name: str = "a", **terms: Any) -> tuple[Any, float]:
     """Acquire, and return the lease and when it came."""
     lease = await client.lock(name, **terms).acquire()
@@ -81,6 +90,7 @@ async def test_a_try_does_not_jump_the_line_and_who_is_unfair_does(
     waiter = clients()
     waiting = asyncio.create_task(waiter.lock("a").acquire())
     await in_line(owner, 1)
+    await settled(waiter)
     # Free, and its waiter does not know yet.
     owner.execute("SELECT release('a', %s, durable => true)", [held.token])
     assert await clients().lock("a").try_acquire() is None
@@ -285,7 +295,8 @@ async def test_a_ticket_without_a_waiter_holds_up_nobody(clients: Clients, owner
     waiting = asyncio.create_task(client.lock("a").acquire())
     await in_line(owner, 1)
     owner.execute(
-        "INSERT INTO lock_tickets SELECT name, number - 1, gen_random_uuid(), client, holder, since FROM lock_tickets"
+        "INSERT INTO lock_tickets (name, number, attempt, client, holder, since)"
+        " SELECT name, number - 1, gen_random_uuid(), client, holder, since FROM lock_tickets"
     )
     await held.release()
     assert (await asyncio.wait_for(waiting, 5)).token > held.token
@@ -310,3 +321,72 @@ async def test_where_to_listen_is_checked(clients: Clients) -> None:
             clients(presence=presence)
     with pytest.raises(dblock.InvalidArgument, match="fair"):
         clients().lock("a", fair="no")
+
+
+async def test_a_place_that_could_not_be_given_up_is_given_up_later(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    """Also while the client waits for something else, and so keeps all its places alive."""
+    one, other = clients(), clients()
+    held, elsewhere = await one.lock("a").acquire(), await one.lock("b").acquire()
+    waiting_elsewhere = asyncio.create_task(other.lock("b").acquire())
+    giving_up = asyncio.create_task(other.lock("a").acquire(timeout=0.5))
+    await in_line(owner, 2)
+    with psycopg.connect(clients.dsn) as user:
+        user.execute("SET search_path TO dblock")
+        user.execute("SELECT hold_line('a', true)")
+        with pytest.raises(dblock.LockTimeout):
+            await asyncio.wait_for(giving_up, 20)
+        assert owner.execute("SELECT count(*) FROM lock_tickets WHERE name = 'a'").fetchone() == (1,)
+        user.rollback()
+    await in_line(owner, 1)
+    await held.release()
+    assert await clients().lock("a").acquire(timeout=2)
+    await elsewhere.release()
+    await waiting_elsewhere
+
+
+async def test_tickets_that_nobody_waits_at_are_found_though_the_client_waits_elsewhere(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    one, other = clients(), clients()
+    await one.lock("a").acquire()
+    waiting = asyncio.create_task(other.lock("a").acquire())
+    await in_line(owner, 1)
+    owner.execute(
+        "INSERT INTO lock_tickets (name, number, attempt, client, holder, since)"
+        " SELECT 'b', 1, gen_random_uuid(), client, holder, since FROM lock_tickets"
+    )
+    await in_line(owner, 1)
+    assert owner.execute("SELECT name FROM lock_tickets").fetchone() == ("a",)
+    waiting.cancel()
+
+
+async def test_closing_again_and_again_leaves_nobody_in_line(clients: Clients, owner: psycopg.Connection) -> None:
+    held = await clients().lock("a").acquire()
+    for _ in range(8):
+        client = clients()
+        waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(3)]
+        await in_line(owner, 3)
+        await client.close()
+        assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
+        for task in waiting:
+            with pytest.raises(dblock.ClientClosed):
+                await asyncio.wait_for(task, 5)
+    assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
+    await held.release()
+
+
+async def test_a_closed_listener_lets_go_of_its_socket(dsn: str) -> None:
+    client = dblock.AsyncClient(dsn)
+    await client.lock("a").acquire()
+    loop: Any = asyncio.get_running_loop()
+    deadline = time.monotonic() + 5
+    while client._listener._wire is None:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    handle = client._listener._wire.connection.pgconn.socket
+    assert handle in loop._selector.get_map()
+    await client.close()
+    assert handle not in loop._selector.get_map(), "whoever gets that number next would be listened to in our name"

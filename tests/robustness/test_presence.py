@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -16,10 +17,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import conninfo
 
 import dblock
 from dblock import listening, presence
 from dblock.embedded import Server
+from dblock.target import Target
 from tests.support.proxy import Proxy
 
 HOLDER = """
@@ -31,8 +34,9 @@ for line in sys.stdin:
         pass
     lease = client.lock("a", **options).acquire()
     deadline = time.monotonic() + 10
-    while client._service.presence and not client._service.presence.declared and time.monotonic() < deadline:
+    while client._grace and lease._hold.presence is None and time.monotonic() < deadline:
         time.sleep(0.005)
+    time.sleep(0.05)
     print(json.dumps({"token": lease.token}), flush=True)
     sys.stdin.readline()
     print(json.dumps({"lost": lease.lost.is_set(), "reason": str(lease.lost.reason)}), flush=True)
@@ -143,10 +147,10 @@ def test_without_presence_a_dead_holder_is_succeeded_after_its_ttl(dsn: str, own
 def test_a_living_holder_whose_session_the_server_ends_keeps_its_lock(dsn: str, owner: psycopg.Connection) -> None:
     with dblock.Client(dsn) as holder, dblock.Client(dsn) as client:
         lease = holder.lock("a").acquire()
-        present(holder)
+        present(holder, lease)
         thread, came = waiting(client, owner)
         for _ in range(5):
-            present(holder)
+            present(holder, lease)
             owner.execute(LINK.encode())
             time.sleep(0.5)
             assert not came, "it was taken for dead"
@@ -156,22 +160,28 @@ def test_a_living_holder_whose_session_the_server_ends_keeps_its_lock(dsn: str, 
         assert came[1].token > lease.token
 
 
-def present(client: dblock.Client) -> None:
-    """Return when others see that the client is there."""
+def present(client: dblock.Client, lease: Any) -> None:
+    """Return when others see that the client is there, and the lease is tied to that."""
     deadline = time.monotonic() + 10
-    presence = client._service.presence
-    assert presence is not None
-    while not (presence.declared and presence.stands(dblock.clock.now()) and client._listener._wire):
+    while client._service.presence is None or lease._hold.presence is not client._service.presence:
         assert time.monotonic() < deadline
         time.sleep(0.005)
+    time.sleep(0.05)  # it is tied from before it is so
 
 
+@pytest.fixture
+def seems_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy of these tests closes both sides at once, as a network does, and may pass for one."""
+    monkeypatch.setattr(listening.Listening, "_is_direct", lambda *args: True)
+
+
+@pytest.mark.usefixtures("seems_direct")
 def test_a_holder_that_is_cut_off_knows_before_anybody_has_its_lock(dsn: str, owner: psycopg.Connection) -> None:
     """All its connections are closed at once and it gets no other, while the server and the next in line go on."""
     for _ in range(5):
         with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder, dblock.Client(dsn) as client:
             lease = holder.lock("a", ttl=30).acquire()
-            present(holder)
+            present(holder, lease)
             lost_at: list[float] = []
             lease._hold.at_end(lambda lost_at=lost_at: lost_at.append(time.monotonic()))  # type: ignore[misc]
             thread, came = waiting(client, owner)
@@ -185,6 +195,7 @@ def test_a_holder_that_is_cut_off_knows_before_anybody_has_its_lock(dsn: str, ow
             came[1].release()
 
 
+@pytest.mark.usefixtures("seems_direct")
 def test_that_would_notice_a_holder_that_takes_its_time(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +210,7 @@ def test_whoever_asks_while_it_is_in_doubt_is_told_that_it_is_lost(
     """As after a stop during which the server has closed the session: no thread of ours has run yet."""
     with dblock.Client(dsn) as holder:
         lease = holder.lock("a", ttl=30).acquire()
-        present(holder)
+        present(holder, lease)
         monkeypatch.setattr(listening.Listening, "_failed", lambda *args: time.sleep(1))  # it is slow to notice
         lease.raise_if_lost()
         owner.execute(LINK.encode())
@@ -210,6 +221,7 @@ def test_whoever_asks_while_it_is_in_doubt_is_told_that_it_is_lost(
         assert lease.lost.reason is dblock.Reason.UNREACHABLE
 
 
+@pytest.mark.usefixtures("seems_direct")
 def test_a_connection_that_falls_silent_is_replaced_and_no_lease_is_lost(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +229,7 @@ def test_a_connection_that_falls_silent_is_replaced_and_no_lease_is_lost(
     monkeypatch.setattr(listening, "ANSWER_WITHIN", 0.3)
     with Proxy(dsn) as proxy, dblock.Client(dsn, listen_dsn=proxy.dsn) as holder, dblock.Client(dsn) as client:
         lease = holder.lock("a", ttl=30).acquire()
-        present(holder)
+        present(holder, lease)
         thread, came = waiting(client, owner)
         proxy.fall_silent()
         time.sleep(2)
@@ -232,6 +244,7 @@ def test_a_connection_that_falls_silent_is_replaced_and_no_lease_is_lost(
         came[1].release()
 
 
+@pytest.mark.usefixtures("seems_direct")
 def test_a_holder_that_hears_nothing_gives_up_before_the_server_does(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +253,7 @@ def test_a_holder_that_hears_nothing_gives_up_before_the_server_does(
     monkeypatch.setattr(presence, "TRUSTED", 1.5)
     with Proxy(dsn) as proxy, dblock.Client(proxy.dsn, patience=1) as holder:
         lease = holder.lock("a", ttl=30).acquire()
-        present(holder)
+        present(holder, lease)
         proxy.fall_silent()
         started = time.monotonic()
         assert lease.lost.wait(10) is True
@@ -253,8 +266,8 @@ def test_a_holder_that_hears_nothing_gives_up_before_the_server_does(
 def test_the_server_keeps_the_session_for_longer_than_we_believe_in_it(dsn: str, owner: psycopg.Connection) -> None:
     assert presence.TRUSTED + listening.BEAT < presence.DROPPED_AFTER
     with dblock.Client(dsn) as holder:
-        holder.lock("a").acquire()
-        present(holder)
+        lease = holder.lock("a").acquire()
+        present(holder, lease)
         wire = holder._listener._wire
         assert wire is not None
         shown = wire.connection.execute("SHOW idle_session_timeout").fetchone()
@@ -265,7 +278,7 @@ def test_the_server_keeps_the_session_for_longer_than_we_believe_in_it(dsn: str,
 def test_after_a_restart_of_the_server_nobody_looks_dead(own_server: Server, how: str) -> None:
     with dblock.Client(own_server.url) as holder, holding(own_server.url, ttl=30) as killed:
         kept = holder.lock("b", ttl=30).acquire()
-        present(holder)
+        present(holder, kept)
         killed.process.kill()
         restart(own_server, how)
         with dblock.Client(own_server.url) as client, psycopg.connect(own_server.url, autocommit=True) as owner:
@@ -342,3 +355,95 @@ time.sleep(60)
     with dblock.Client(dsn) as client:
         client.lock("a").acquire(timeout=5)
     assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,), "the dead have left nothing behind"
+
+
+def test_a_stopped_holder_whose_session_ended_meanwhile_knows_when_it_goes_on(
+    dsn: str, owner: psycopg.Connection
+) -> None:
+    """Its listener says that it is there as soon as it can; and is told that it comes too late."""
+    for _ in range(3):
+        with holding(dsn, ttl=30) as holder, dblock.Client(dsn) as client:
+            thread, came = waiting(client, owner)
+            holder.process.send_signal(signal.SIGSTOP)
+            owner.execute(LINK.encode())
+            thread.join()
+            holder.process.send_signal(signal.SIGCONT)
+            time.sleep(0.3)
+            told = holder.ask()
+            assert told["lost"] is True, told
+            assert came[1].release()
+
+
+def test_so_does_one_whose_event_loop_stood_still(dsn: str, owner: psycopg.Connection) -> None:
+    async def hold(client: dblock.Client) -> tuple[Any, bool, bool]:
+        async with dblock.AsyncClient(dsn) as holder:
+            lease = await holder.lock("a", ttl=30).acquire()
+            while lease._hold.presence is None:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            thread, came = waiting(client, owner)
+            owner.execute(LINK.encode())
+            thread.join()  # the loop stands still
+            await asyncio.sleep(0.3)
+            return came[1], lease.lost.is_set(), lease.remaining() == 0
+
+    with dblock.Client(dsn) as client:
+        taken, *told = asyncio.run(hold(client))
+        assert told == [True, True]
+        taken.release()
+
+
+@pytest.mark.usefixtures("seems_direct")
+def test_a_connection_that_is_slow_to_become_the_presence_saves_nothing(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old one is gone and cannot be excused; the new one is open, but the database does not know of it yet."""
+    with dblock.Client(dsn) as holder, dblock.Client(dsn) as client:
+        lease = holder.lock("a", ttl=30).acquire()
+        present(holder, lease)
+        thread, _ = waiting(client, owner)
+        monkeypatch.setattr(holder._listener, "_excuse", lambda: None)
+        owner.execute("ALTER FUNCTION be_present RENAME TO be_present_at_once")
+        owner.execute(
+            "CREATE FUNCTION be_present(presence uuid, grace interval) RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
+            " PERFORM pg_sleep(1); PERFORM dblock.be_present_at_once(presence, grace); END $$"
+        )
+        owner.execute(LINK.encode())
+        thread.join()
+        assert lease.lost.is_set()
+        assert lease.remaining() == 0
+
+
+def test_one_of_several_hosts_that_is_away_proves_nothing(dsn: str) -> None:
+    parameters = conninfo.conninfo_to_dict(dsn)
+    several = conninfo.make_conninfo(dsn, host=f"/nonexistent,{parameters['host']}")
+    assert not Target(several).is_one_host
+    assert Target(dsn).is_one_host
+
+
+def test_something_in_between_makes_nobody_look_dead(dsn: str, owner: psycopg.Connection) -> None:
+    """A proxy may close its server's side, and we would not see it."""
+    with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder, dblock.Client(dsn) as client:
+        lease = holder.lock("a", ttl=30).acquire()
+        deadline = time.monotonic() + 10
+        while holder._listener._wire is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (0,)
+        with pytest.raises(dblock.LockTimeout):
+            client.lock("a").acquire(timeout=0.5)
+        lease.raise_if_lost()
+
+
+def test_an_open_transaction_elsewhere_holds_up_no_takeover_and_no_other_waiter(
+    dsn: str, owner: psycopg.Connection
+) -> None:
+    with holding(dsn, ttl=30) as holder, dblock.Client(dsn) as client, psycopg.connect(dsn) as user:
+        thread, came = waiting(client, owner)
+        holder.process.kill()
+        holder.process.wait()
+        user.execute("SELECT dblock.try_acquire('a')")
+        killed = time.monotonic()
+        thread.join()
+        assert came[0] - killed < 2
+        came[1].release()

@@ -18,7 +18,7 @@ FIRST, SECOND, THIRD = (uuid.UUID(int=number) for number in (0xA1, 0xA2, 0xA3))
 ACQUIRE = "SELECT granted, ticket, first FROM acquire('a', '30 s', 'me', NULL, %s, %s)"
 AGAIN = "SELECT granted, ticket, first FROM acquire('a', '30 s', 'me', NULL, %s, %s, had_ticket => true)"
 REDEEM = "SELECT granted FROM try_acquire('a', '30 s', attempt => %s, ticket => %s)"
-TRY = "SELECT granted, waiting FROM try_acquire('a')"
+TRY = "SELECT granted, waiting FROM try_acquire('a', attempt => gen_random_uuid())"
 FREE = "SELECT release('a', (SELECT token FROM distributed_locks WHERE name = 'a'), durable => false)"
 
 
@@ -192,10 +192,10 @@ def test_who_lines_up_during_a_release_sees_it(sessions: Sessions) -> None:
 
 
 def test_that_would_notice_a_look_before_the_line_is_held(sessions: Sessions, owner: psycopg.Connection) -> None:
-    wrong = mutants.altered("05_line.sql", "    IF wait THEN", "    RETURN true;\n    IF wait THEN")
-    mutants.replace(owner, wrong)
-    wrong = mutants.altered("11_acquire.sql", "FOR NO KEY UPDATE;", ";")
-    mutants.replace(owner, wrong)
+    held, waited_for = "at_once := pg_try_advisory_xact_lock(line);", "PERFORM pg_advisory_xact_lock(line);"
+    wrong = mutants.altered("11_acquire.sql", held, "at_once := true;")
+    assert waited_for in wrong
+    mutants.replace(owner, wrong.replace(waited_for, "").replace("FOR NO KEY UPDATE;", ";"))
     granted, ticket, _, _ = lined_up_while_it_is_released(sessions)
     assert (granted, ticket is not None) == (False, True), "it waits for a release that has been"
 
@@ -277,7 +277,7 @@ def test_a_stricter_isolation_makes_no_two_tickets_of_one_number(sessions: Sessi
 
 def hold_from(session: Session, client: uuid.UUID) -> None:
     session.do("SELECT be_present(%s, '200 ms')", client)
-    assert session.do("SELECT granted FROM try_acquire('a', client => %s)", client) == (True,)
+    assert session.do("SELECT granted FROM try_acquire('a', presence => %s)", client) == (True,)
 
 
 def eventually_granted(session: Session, within: float) -> float:
@@ -292,20 +292,23 @@ def eventually_granted(session: Session, within: float) -> float:
 def test_a_lock_whose_holders_session_has_ended_is_taken_after_its_grace(sessions: Sessions) -> None:
     holder, taker = sessions.open(), sessions.open()
     hold_from(holder, HERE)
-    assert taker.do("SELECT granted, remaining > 29 FROM try_acquire('a')") == (False, True)
+    assert taker.do("SELECT granted, remaining > 29 FROM try_acquire('a', attempt => gen_random_uuid())") == (
+        False,
+        True,
+    )
     time.sleep(0.3)
     assert taker.do(TRY) == (False, False), "it is there, so time alone does nothing"
     holder.close()
     assert 0.19 < eventually_granted(taker, 5) < 2
 
 
-def test_a_holder_that_comes_back_within_its_grace_keeps_its_lock(sessions: Sessions) -> None:
+def test_a_holder_that_says_in_time_that_it_is_there_keeps_its_lock_and_learns_what_it_has(sessions: Sessions) -> None:
     holder, back, taker = sessions.open(), sessions.open(), sessions.open()
     hold_from(holder, HERE)
     holder.close()
-    while taker.do("SELECT remaining FROM try_acquire('a')")[0] > 1:
+    while taker.do("SELECT remaining FROM try_acquire('a', attempt => gen_random_uuid())")[0] > 1:
         time.sleep(0.005)  # until it is seen to be gone
-    back.do("SELECT be_present(%s, '200 ms')", HERE)
+    assert back.do("SELECT be_absent(%s, '{a,b}', '{1,2}')", HERE) == ([2],)
     time.sleep(0.4)
     assert taker.do(TRY) == (False, False)
 
@@ -334,36 +337,112 @@ def test_a_mark_of_another_incarnation_means_nothing(sessions: Sessions, forgott
     taker.do(forgotten)
     time.sleep(0.5)
     for _ in range(3):
-        assert taker.do("SELECT granted, remaining > 20 FROM try_acquire('a')") == (False, True)
+        assert taker.do("SELECT granted, remaining > 20 FROM try_acquire('a', attempt => gen_random_uuid())") == (
+            False,
+            True,
+        )
 
 
-def test_a_holder_that_says_it_cannot_be_seen_keeps_its_lock_for_its_time(sessions: Sessions) -> None:
-    holder, other, taker = sessions.open(), sessions.open(), sessions.open()
+def test_a_holder_that_says_so_too_late_learns_that_it_was_taken(sessions: Sessions) -> None:
+    holder, back, taker = sessions.open(), sessions.open(), sessions.open()
     hold_from(holder, HERE)
     holder.close()
-    other.do("SELECT be_absent(%s)", HERE)
-    time.sleep(0.5)
-    for _ in range(3):
-        assert taker.do(TRY) == (False, False)
+    eventually_granted(taker, 5)
+    assert back.do("SELECT be_absent(%s, '{a}', '{1}')", HERE) == ([1],)
+
+
+def taken_at_the_moment_of_the_excuse(sessions: Sessions) -> Any:
+    """The excuse comes while somebody is taking the lock; return what it is told."""
+    holder, back, taker = sessions.open(), sessions.open(), sessions.open()
+    hold_from(holder, HERE)
+    holder.close()
+    deadline = time.monotonic() + 5
+    while taker.do("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") != (0,):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    taker.do("UPDATE lock_presence SET gone_since = clock_timestamp() - interval '1 minute'")
+    taker.do("BEGIN")
+    assert taker.do(TRY) == (True, False)
+    excuse = back.start("SELECT be_absent(%s, '{a}', '{1}')", HERE)
+    time.sleep(0.2)
+    taker.do("COMMIT")
+    return excuse.result(20)
+
+
+def test_an_excuse_waits_for_who_is_taking_the_lock_and_sees_it(sessions: Sessions) -> None:
+    assert taken_at_the_moment_of_the_excuse(sessions) == ([1],)
+
+
+def test_that_would_notice_an_excuse_that_does_not_wait(sessions: Sessions, owner: psycopg.Connection) -> None:
+    wrong = mutants.altered(
+        "05_line.sql", "presence_gone.presence\n    FOR UPDATE SKIP LOCKED;", "presence_gone.presence;"
+    )
+    mutants.replace(owner, wrong)
+    assert taken_at_the_moment_of_the_excuse(sessions) == (None,)
+
+
+def test_a_lease_tied_anew_is_not_freed_for_the_sake_of_its_old_presence(sessions: Sessions) -> None:
+    session = sessions.open()
+    hold_from(session, HERE)
+    session.do("SELECT renew_all('{a}', '{1}', '{30 s}')")
+    assert session.do("SELECT presence FROM distributed_locks") == (HERE,), "a renewal by hand leaves the tie alone"
+    session.do("SELECT renew_all('{a}', '{1}', '{30 s}', presence => %s)", THERE)
+    assert session.do("SELECT presence FROM distributed_locks") == (THERE,)
+    assert session.do("SELECT free_of_the_dead('a', 1, %s)", HERE) == (False,)
+    assert session.do("SELECT count(*) FROM holder('a')") == (1,)
+
+
+def test_a_try_without_an_attempt_may_be_part_of_more_and_notes_nothing(sessions: Sessions) -> None:
+    """Its transaction may stay open; what it held would hold up others."""
+    holder, user, other = sessions.open(), sessions.open(), sessions.open()
+    hold_from(holder, HERE)
+    holder.close()
+    user.do("BEGIN")
+    assert user.do("SELECT granted FROM try_acquire('a')") == (False,)
+    eventually_granted(other, 5)
+    other.do(FREE)
+    other.do("SELECT try_acquire('b')")
+    other.do("SELECT acquire('b', '30 s', 'me', NULL, %s, %s)", FIRST, HERE)
+    other.do("SELECT release('b', (SELECT token FROM holder('b')), durable => false)")
+    user.do("COMMIT")
+    user.do("BEGIN")
+    assert user.do("SELECT granted, waiting FROM try_acquire('b')") == (False, True)
+    assert other.do("SELECT granted FROM try_acquire('b', attempt => %s, ticket => 1)", FIRST) == (True,)
+
+
+def test_a_newcomer_is_never_numbered_before_who_was_served(sessions: Sessions, owner: psycopg.Connection) -> None:
+    """Somebody redeems the last ticket between the newcomer's look and its lining up."""
+    comer, holder = sessions.open("held"), sessions.open()
+    holder.do("SELECT try_acquire('a')")
+    holder.do(ACQUIRE, FIRST, HERE)
+    holder.do(FREE)
+    gate = sessions.gate("INSERT OR UPDATE", "dblock.lock_clients")
+    holder.do("SELECT 1")
+    coming = comer.start(ACQUIRE, SECOND, THERE)
+    gate.open()
+    assert coming.result(20) == (False, 2, False)
+    assert holder.do(REDEEM, FIRST, 1) == (True,)
+    assert comer.do(ACQUIRE, THIRD, THERE) == (False, 3, False)
 
 
 def test_a_transaction_that_sees_only_the_past_declares_nobody_dead(sessions: Sessions) -> None:
     holder, taker = sessions.open(), sessions.open()
     hold_from(holder, HERE)
     holder.close()
-    eventually_gone = "UPDATE lock_presence SET gone_since = clock_timestamp() - interval '1 minute'"
-    taker.do(eventually_gone)
+    taker.do("UPDATE lock_presence SET gone_since = clock_timestamp() - interval '1 minute'")
     taker.do("BEGIN ISOLATION LEVEL REPEATABLE READ")
     assert taker.do(TRY) == (False, False)
     taker.do("COMMIT")
     eventually_granted(taker, 5)
 
 
-def test_a_waiter_that_is_gone_is_passed_over_and_has_its_place_if_it_comes_back(sessions: Sessions) -> None:
+def test_a_waiter_that_is_gone_is_passed_over_and_has_its_place_if_it_is_there_after_all(sessions: Sessions) -> None:
     session, waiter, ear = sessions.open(), sessions.open(), sessions.open()
     listen(ear, HERE, THERE)
-    waiter.do("SELECT be_present(%s, '10 s')", HERE)
-    held_with_three_in_line(session)
+    waiter.do("SELECT be_present(%s, '10 s')", THIRD)
+    session.do("SELECT try_acquire('a')")
+    assert session.do(ACQUIRE[:-1] + ", presence => %s)", FIRST, HERE, THIRD) == (False, 1, True)
+    assert session.do(ACQUIRE, SECOND, THERE) == (False, 2, False)
     waiter.close()
     deadline = time.monotonic() + 5
     while session.do("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") != (0,):
@@ -371,11 +450,56 @@ def test_a_waiter_that_is_gone_is_passed_over_and_has_its_place_if_it_comes_back
         time.sleep(0.01)
     session.do(FREE)
     assert heard(ear) == [(f"dblock_{THERE.hex}", str(SECOND))]
-    assert session.do(REDEEM, SECOND, 2) == (False,), "somebody is ahead who may come back"
-    assert session.do(AGAIN, SECOND, THERE)[0] is True, "but is not there now"
-    session.do("SELECT be_present(%s, '10 s')", HERE)
+    assert session.do(REDEEM, SECOND, 2) == (False,), "somebody is ahead who may be there after all"
+    assert session.do(AGAIN, SECOND, THERE)[0] is True, "but is not seen now"
+    session.do("SELECT be_absent(%s, '{}', '{}')", THIRD)
     session.do(FREE)
     assert session.do(REDEEM, FIRST, 1) == (True,)
+
+
+def test_the_session_of_a_waiter_wakes_it_too(sessions: Sessions) -> None:
+    """Its own mark is no proof against it, whoever asks."""
+    session, ear = sessions.open(), sessions.open()
+    listen(ear, HERE)
+    session.do("SELECT be_present(%s, '10 s')", THIRD)
+    session.do("SELECT try_acquire('a')")
+    session.do(ACQUIRE[:-1] + ", presence => %s)", FIRST, HERE, THIRD)
+    session.do(FREE)
+    assert heard(ear) == [(f"dblock_{HERE.hex}", str(FIRST))]
+
+
+def test_many_released_together_wake_each_its_next(sessions: Sessions) -> None:
+    session, ear = sessions.open(), sessions.open()
+    listen(ear, HERE)
+    for number, name in enumerate(("a", "b"), 1):
+        session.do("SELECT try_acquire(%s)", name)
+        session.do(f"SELECT acquire('{name}', '30 s', 'me', NULL, %s, %s)", uuid.UUID(int=number), HERE)
+    session.do("SELECT release_all('{a,b}', '{1,2}')")
+    assert sorted(payload for _, payload in heard(ear)) == [str(uuid.UUID(int=1)), str(uuid.UUID(int=2))]
+
+
+def test_who_leaves_for_good_leaves_nothing_and_who_names_some_keeps_those(sessions: Sessions) -> None:
+    session = sessions.open()
+    held_with_three_in_line(session)
+    session.do("SELECT leave(%s, but => %s)", HERE, [THIRD])
+    assert session.do("SELECT array_agg(number ORDER BY number) FROM lock_tickets") == ([2, 3],)
+    session.do("SELECT leave(%s)", HERE)
+    assert session.do("SELECT array_agg(number) FROM lock_tickets") == ([2],)
+    assert session.do("SELECT array_agg(client) FROM lock_clients") == ([THERE],)
+
+
+def test_the_reaper_takes_what_dead_sessions_have_left(sessions: Sessions) -> None:
+    dead, session = sessions.open(), sessions.open()
+    dead.do("SELECT be_present(%s, '1 s')", HERE)
+    session.do("SELECT be_present(%s, '1 s')", THERE)
+    dead.close()
+    deadline = time.monotonic() + 5
+    while session.do("SELECT count(*) FROM lock_presence WHERE gone_since IS NOT NULL") != (1,):
+        assert time.monotonic() < deadline
+        session.do("SELECT reap('0 s')")
+    session.do("UPDATE lock_presence SET gone_since = gone_since - interval '2 minutes'")
+    session.do("SELECT reap('0 s')")
+    assert session.do("SELECT array_agg(presence) FROM lock_presence") == ([THERE],)
 
 
 def test_the_reaper_leaves_a_lock_that_is_waited_for_and_clears_up_after_the_dead(sessions: Sessions) -> None:

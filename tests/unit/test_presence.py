@@ -21,14 +21,8 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     theirs.close()
 
 
-def test_while_none_is_declared_nothing_speaks_against_a_lease() -> None:
-    presence = Presence("aa", 0.15)
-    assert presence.stands(100)
-
-
 def test_it_stands_for_a_while_after_a_sign_of_life(ends: tuple[socket.socket, socket.socket]) -> None:
-    presence = Presence("aa", 0.15)
-    presence.declare(ends[0].fileno(), 100)
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
     assert presence.stands(100 + TRUSTED - 0.01)
     assert not presence.stands(100 + TRUSTED)
     presence.confirm(110)
@@ -39,8 +33,7 @@ def test_it_stands_for_a_while_after_a_sign_of_life(ends: tuple[socket.socket, s
 def test_it_falls_when_the_other_end_closes_and_whoever_asks_sees_it(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    presence = Presence("aa", 0.15)
-    presence.declare(ends[0].fileno(), 100)
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
     ends[1].sendall(b"a notification that nobody has read")
     assert presence.stands(101)
     ends[1].close()
@@ -50,8 +43,7 @@ def test_it_falls_when_the_other_end_closes_and_whoever_asks_sees_it(
 def test_who_has_looked_a_moment_ago_knows_how_long_it_can_have_been(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    presence = Presence("aa", 0.15)
-    presence.declare(ends[0].fileno(), 100)
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
     assert presence.stands(101)
     ends[1].close()
     assert presence.stands(101 + 0.15 * OWN_PART - 0.001)
@@ -61,9 +53,9 @@ def test_who_has_looked_a_moment_ago_knows_how_long_it_can_have_been(
 def test_in_doubt_it_does_not_stand_and_once_it_has_ended_nothing_hangs_on_it(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    presence = Presence("aa", 0.15)
-    presence.declare(ends[0].fileno(), 100)
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
     presence.doubt()
     assert not presence.stands(101)
     presence.end()
     assert presence.stands(101)
+    assert presence.stands(100 + 2 * TRUSTED)

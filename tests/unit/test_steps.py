@@ -77,7 +77,7 @@ def test_a_renewal_tells_when_it_was_sent_and_who_was_missed(service: Service, c
     clock.now = 200
     renewing = service.renew([("a", 7, 60), ('"b\\', -3, 0.5)], within=2)
     call: Any = next(renewing)
-    assert call.args == ('{"a","\\"b\\\\"}', '{"7","-3"}', '{"60.000000 s","0.500000 s"}')
+    assert call.args == ('{"a","\\"b\\\\"}', '{"7","-3"}', '{"60.000000 s","0.500000 s"}', None)
     assert call.within == 2
     clock.now += 10
     renewal = finish(renewing, ("1000.5", "{2}", "{busy}"))
@@ -110,6 +110,9 @@ class Place:
 
     def stand(self) -> None:
         self.told.append("stood")
+
+    def owe(self) -> None:
+        self.told.append("owed")
 
     def leave(self) -> None:
         self.told.append("left")

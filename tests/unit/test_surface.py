@@ -29,6 +29,7 @@ LAYERS = [
     ["keepalive", "watch", "backing", "line"],
     ["listening"],
     ["listener"],
+    ["closing"],
     ["lost"],
     ["lease"],
     ["lock"],

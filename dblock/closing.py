@@ -1,0 +1,69 @@
+"""How a client ends: what it holds is released, its places in line are given up, its connections are closed.
+
+In that order, and the places last of all, when no call is under way any more that could take a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from dblock.errors import DblockError
+from dblock.keepalive import AsyncKeepAlive, KeepAlive
+from dblock.listener import AsyncListener, Listener
+from dblock.runner import AsyncRunner, Runner
+from dblock.steps import Service
+from dblock.watch import Watch
+
+LISTENER_ENDS_WITHIN = 0.5
+CALLS_END_WITHIN = 1.0
+
+
+def shut(
+    runner: Runner, keepers: Runner, keeper: KeepAlive, watch: Watch, listener: Listener, service: Service
+) -> None:
+    """End a client of threads: when it is closed, goes out of use, or the interpreter ends."""
+    keeper.close()
+    watch.close()
+    with contextlib.suppress(DblockError):
+        runner.run(keeper.letting_go())
+    listener.close()
+    listener.join(LISTENER_ENDS_WITHIN)
+    runner.close()
+    keepers.close()
+    if listener.started:
+        # When no call of ours is under way any more that could line up again.
+        runner.wait_until_idle(CALLS_END_WITHIN)
+        last = Runner(runner.target, runner.schema, 1, 1.0)
+        with contextlib.suppress(DblockError):
+            last.run(service.leave())
+        last.close()
+
+
+async def say_goodbye(runner: AsyncRunner, keeper: AsyncKeepAlive, listener: AsyncListener, service: Service) -> None:
+    """Say what there is to say at the end of a client of asyncio, while its event loop runs."""
+    keeper.close()
+    with contextlib.suppress(DblockError):
+        await runner.run(keeper.letting_go())
+    if listener.started:
+        listener.close()
+        runner.close()
+        await runner.wait_until_idle(CALLS_END_WITHIN)
+        last = AsyncRunner(runner.target, runner.schema, 1, 1.0)
+        with contextlib.suppress(DblockError):
+            await last.run(service.leave())
+        last.close()
+
+
+def shut_async(
+    runner: AsyncRunner, keepers: AsyncRunner, keeper: AsyncKeepAlive, listener: AsyncListener, service: Service
+) -> None:
+    """Close what is open; also when the event loop is gone."""
+    keeper.close()
+    runner.close()
+    keepers.close()
+    listener.close()
+    # If anything is held still, the event loop is gone; what is left to say goes over a connection without one.
+    last = Runner(runner.target, runner.schema, 1, 1.0)
+    with contextlib.suppress(DblockError):
+        last.run(keeper.letting_go())
+    last.close()
