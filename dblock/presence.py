@@ -13,9 +13,9 @@ presence has ended: the time of what was tied to it alone decides.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import threading
+from collections.abc import Callable
 
 TRUSTED = 45.0
 """Seconds for which the presence is believed after a sign of life from the server, on its own connection."""
@@ -39,7 +39,8 @@ class Presence:
         """Whether nothing hangs on it any more."""
         self.lock = threading.RLock()
         """Held by whoever ties a lease to it, and by whoever ends it."""
-        self._socket: int | None = socket
+        self._hung_up: Callable[[], object] | None = _looking_at(socket)
+        """Tells whether the other end has closed it."""
         self._trusted_until = sent_at + TRUSTED
         self._looked_at = sent_at
         """When the socket was last seen to be open."""
@@ -50,13 +51,13 @@ class Presence:
 
     def doubt(self) -> None:
         """Take note that the session is gone, which others may see too. Before its socket is another's."""
-        self._socket = None
+        self._hung_up = None
 
     def end(self) -> None:
         """Take note that nothing hangs on it any more."""
         with self.lock:
             self.ended = True
-            self._socket = None
+            self._hung_up = None
 
     def left(self, now: float) -> float:
         """Return the seconds for which it is still believed without another sign of life."""
@@ -66,20 +67,31 @@ class Presence:
         """Tell whether nobody can have taken what is tied to it, as of this very moment."""
         if self.ended:
             return True
-        socket = self._socket
         if now >= self._trusted_until:
             return False
-        if socket is not None and not _is_hung_up(socket):
+        hung_up = self._hung_up
+        if hung_up is not None and not hung_up():
             self._looked_at = now
             return True
         return now < self._looked_at + self.grace * OWN_PART
 
 
-def _is_hung_up(socket: int) -> bool:
-    """Tell whether the other end has closed it, without waiting and without reading."""
-    with contextlib.suppress(OSError, ValueError):
-        if _HUNG_UP:
-            poll = select.poll()
-            poll.register(socket, _HUNG_UP)
-            return bool(poll.poll(0))
-    return False
+def _looking_at(socket: int) -> Callable[[], object]:
+    """Return what tells whether the other end has closed a socket, without waiting and without reading."""
+    if not _HUNG_UP:
+        return lambda: False
+
+    def poll() -> select.poll:
+        made = select.poll()
+        made.register(socket, _HUNG_UP)
+        return made
+
+    usual = poll()
+
+    def look() -> object:
+        try:
+            return usual.poll(0)
+        except RuntimeError:  # another thread looks at this very moment
+            return poll().poll(0)
+
+    return look

@@ -76,14 +76,16 @@ class Service:
     ) -> None:
         prefix = quoted(schema)
         # Times come as seconds since 1970, so that no DateStyle, TimeZone or IntervalStyle has a say.
+        # As a column and not as a table, which Postgres would first write down. OFFSET 0, so that it is called once.
         self._try_acquire = (
-            "SELECT granted, token, extract(epoch FROM expires_at), remaining"
-            f", waiting FROM {prefix}.try_acquire($1, $2, $3, $4, $5, $6, presence => $7, fair => $8, ticket => $9)"
+            "SELECT (r).granted, (r).token, extract(epoch FROM (r).expires_at), (r).remaining, (r).waiting FROM"
+            f" (SELECT {prefix}.try_acquire($1, $2, $3, $4, $5, $6, presence => $7, fair => $8, ticket => $9) AS r"
+            " OFFSET 0) AS a"
         ).encode()
         self._try_acquire_again = self._try_acquire.replace(b"$6,", b"$6, sent_before => true,")
         self._acquire = (
-            "SELECT granted, token, extract(epoch FROM expires_at), remaining, ticket, first, watched"
-            f" FROM {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+            "SELECT (r).granted, (r).token, extract(epoch FROM (r).expires_at), (r).remaining, (r).ticket, (r).first,"
+            f" (r).watched FROM (SELECT {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS r OFFSET 0) AS a"
         ).encode()
         self._look_in_line = (f"SELECT places, firsts, look_again, watched FROM {prefix}.look_in_line($1, $2)").encode()
         self._leave_place = f"SELECT {prefix}.abandon($1, $2, only_place => true)".encode()

@@ -66,6 +66,9 @@ BEGIN
         -- The usual, without the cost of a call.
     ELSE
         ready := check_request(try_acquire.name, try_acquire.ttl, try_acquire.holder, try_acquire.meta);
+        IF try_acquire.holder IS NULL THEN
+            try_acquire.holder := describe_session();
+        END IF;
     END IF;
     lasting := make_interval(secs => extract(epoch FROM try_acquire.ttl)::double precision);
     IF try_acquire.durable THEN
@@ -125,7 +128,7 @@ BEGIN
                     ELSE -1 - floor(random() * (1::bigint << 52))::bigint
                 END,
                 attempt = try_acquire.attempt,
-                holder = coalesce(try_acquire.holder, describe_session()),
+                holder = try_acquire.holder,
                 meta = try_acquire.meta,
                 presence = try_acquire.presence,
                 served = coalesce(try_acquire.ticket, l.served),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -59,3 +60,9 @@ def test_in_doubt_it_does_not_stand_and_once_it_has_ended_nothing_hangs_on_it(
     presence.end()
     assert presence.stands(101)
     assert presence.stands(100 + 2 * TRUSTED)
+
+
+def test_many_threads_may_ask_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda _: presence.stands(101), range(5000)))

@@ -51,7 +51,7 @@ def test_a_try_is_one_call_that_carries_all_it_needs(service: Service, wanted: T
     steps = service.try_acquire(wanted, new_attempt())
     call = next(steps)
     assert isinstance(call, Call)
-    assert b'FROM "dblock".try_acquire($1, $2, $3, $4, $5, $6,' in call.sql
+    assert b'"dblock".try_acquire($1, $2, $3, $4, $5, $6,' in call.sql
     name, interval, holder, meta, attempt, durable, client, fair, ticket = call.args
     assert (name, interval, holder, meta, durable) == ("a", "30.000000 s", "me", '{"why": "test"}', "t")
     assert (client, fair, ticket) == (None, "t", None)
