@@ -29,6 +29,7 @@ def shut(
     listener.close()
     listener.join(LISTENER_ENDS_WITHIN)
     runner.close()
+    listener.line.wake_all()  # whoever waits asks, and is told that the client is closed
     keepers.close()
     if listener.started:
         # When no call of ours is under way any more that could line up again.
@@ -47,6 +48,7 @@ async def say_goodbye(runner: AsyncRunner, keeper: AsyncKeepAlive, listener: Asy
     if listener.started:
         listener.close()
         runner.close()
+        listener.line.wake_all()  # whoever waits asks, and is told that the client is closed
         await runner.wait_until_idle(CALLS_END_WITHIN)
         last = AsyncRunner(runner.target, runner.schema, 1, 1.0)
         with contextlib.suppress(DblockError):

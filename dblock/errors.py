@@ -118,10 +118,6 @@ class Unavailable(DatabaseError):
     """Whether the database was asked and did not answer in time."""
 
 
-class Busy(DatabaseError):
-    """Another transaction is at work on the lock, and takes longer than is worth waiting for."""
-
-
 class NotWritable(DatabaseError):
     """The server takes no writes: a standby, or one set read-only."""
 

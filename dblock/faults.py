@@ -14,7 +14,6 @@ from psycopg import errors as pg
 
 from dblock.errors import (
     AccessDenied,
-    Busy,
     DatabaseError,
     DblockError,
     InvalidArgument,
@@ -67,8 +66,6 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
         )
     if isinstance(error, (pg.UndefinedFunction, pg.InvalidSchemaName, pg.UndefinedTable)):
         return SchemaMissing(schema)
-    if isinstance(error, pg.LockNotAvailable):
-        return Busy(f"The database refused: {said}")
     if isinstance(error, psycopg.DataError):
         return InvalidArgument(said)
     if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):

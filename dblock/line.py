@@ -150,8 +150,11 @@ class Line:
     def add(self, place: Seating) -> None:
         """Take note of a waiter, from before its ticket can exist."""
         with self._lock:
+            first = not self._places
             self._places[place.attempt] = place
             self._waiters[place.name] = self._waiters.get(place.name, 0) + 1
+        if first:
+            self._hurry()
 
     def forget(self, place: Seating) -> None:
         """Take note that nobody waits there any more."""

@@ -75,11 +75,10 @@ class Listener(Listening):
         return self._thread is not None
 
     def close(self) -> None:
-        """Stop listening; whoever waits is sent to see that the client is closed."""
+        """Stop listening."""
         self._closed = True
         for timer in self._timers:
             timer.cancel()
-        self.line.wake_all()
         self._hurry()
 
     def join(self, timeout: float) -> None:
@@ -144,17 +143,23 @@ class Listener(Listening):
             self._could_not_connect(error)
             return
         self._came_up(wire, presence)
-        with contextlib.suppress(DblockError):
-            self._runner.run(self._probing())
 
     def _look_in(self) -> None:
         wire = self._wire
         if wire is not None:
             try:
+                listened = self._listens
+                self._say(wire, self._listening())
                 self._say(wire, self._beating())
                 self._looked(None)
+                if self._listens and not listened:
+                    self._runner.run(self._probing())
             except psycopg.Error as error:
                 self._failed(wire, error)
+            except DblockError as error:
+                if isinstance(error, ClientClosed):
+                    raise
+                logger.info("notifications could not be tried: %s", error)
         elif clock.now() >= self.line.due_at():
             try:
                 self._runner.run(self.line.look(math.inf))
@@ -232,11 +237,10 @@ class AsyncListener(Listening):
         return self._task is not None
 
     def close(self) -> None:
-        """Stop listening; whoever waits is sent to see that the client is closed."""
+        """Stop listening."""
         self._closed = True
         task = self._task
         if task is not None and not task.get_loop().is_closed():
-            self.line.wake_all()
             task.cancel()
         self._hang_up()
 
@@ -299,17 +303,23 @@ class AsyncListener(Listening):
             wire.close()
             raise
         self._came_up(wire, presence)
-        with contextlib.suppress(DblockError):
-            await self._runner.run(self._probing())
 
     async def _look_in(self) -> None:
         wire = self._wire
         if wire is not None:
             try:
+                listened = self._listens
+                await self._say(wire, self._listening())
                 await self._say(wire, self._beating())
                 self._looked(None)
+                if self._listens and not listened:
+                    await self._runner.run(self._probing())
             except psycopg.Error as error:
                 self._failed(wire, error)
+            except DblockError as error:
+                if isinstance(error, ClientClosed):
+                    raise
+                logger.info("notifications could not be tried: %s", error)
         elif clock.now() >= self.line.due_at():
             try:
                 await self._runner.run(self.line.look(math.inf))

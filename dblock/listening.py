@@ -50,6 +50,9 @@ PROBE_WITHIN = 2.0
 
 PROBE = "probe"
 
+LISTEN_FOR = 30.0
+"""Seconds for which it goes on listening when nobody waits any more."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 """Seconds before another attempt to connect."""
 
@@ -92,6 +95,9 @@ class Listening:
         self._closed = False
         self._sign_of_life = -math.inf
         """When we last asked over the connection and were answered."""
+        self._listens = False
+        self._awaited_at = -math.inf
+        """When somebody was last seen to wait."""
         self._probed_at: float | None = None
         """When we sent a notification to ourselves, unless it has come."""
         self._retry_at = -math.inf
@@ -126,7 +132,6 @@ class Listening:
         if which != self._installation:
             raise psycopg.OperationalError("listen_dsn leads to another installation of dblock than the client itself")
         wire.connection.add_notify_handler(self._notified)
-        yield Call(f"LISTEN {quoted(self._channel)}".encode(), ())
         if self._grace is None:
             return None
         row = yield Call(b"SELECT pg_backend_pid(), host(inet_client_addr()), inet_client_port()", ())
@@ -182,6 +187,22 @@ class Listening:
         calls = ", ".join(f"set_config({literal(name)}, '{value}', false)" for name, value in settings.items())
         return Call(f"SELECT {calls}".encode(), ())
 
+    def _listening(self) -> Steps[None]:
+        """Begin to listen when somebody waits, and stop when nobody has for a while.
+
+        Every notification wakes the sessions of all who listen, in the whole database.
+        """
+        listen = self.line.anybody
+        if listen:
+            self._awaited_at = clock.now()
+        if listen and not self._listens:
+            yield Call(f"LISTEN {quoted(self._channel)}".encode(), ())
+            self._listens = True
+        elif self._listens and clock.now() >= self._awaited_at + LISTEN_FOR:
+            yield Call(b"UNLISTEN *", ())
+            self._listens = False
+            self.line.pushed = False
+
     def _probing(self) -> Steps[None]:
         """Send ourselves a notification, over another connection and without waiting for the disk."""
         self._probed_at = clock.now()
@@ -218,6 +239,7 @@ class Listening:
 
     def _came_up(self, wire: Wire, presence: Presence | None) -> None:
         self._wire = wire
+        self._listens = False
         self._sign_of_life = clock.now()
         self._pause = FIRST_PAUSE
         self._service.presence = presence
@@ -324,7 +346,12 @@ class Listening:
             due.append(self._probed_at + PROBE_WITHIN)
         if self._silent is not None:
             due.append(clock.now() + HEARD_EVERY)
-        due.append(self._retry_at if self._wire is None else self._sign_of_life + BEAT)
+        if self._wire is None:
+            due.append(self._retry_at)
+        else:
+            due.append(self._sign_of_life + BEAT)
+            if self.line.anybody and not self._listens:
+                due.append(-math.inf)
         return max(min(due) - clock.now(), 0.0)
 
     def _say_once(self, what: str) -> None:

@@ -11,7 +11,6 @@ cannot stretch the lease.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -39,7 +38,7 @@ from dblock.calls import (
     moment,
     new_attempt,
 )
-from dblock.errors import Busy, DatabaseError
+from dblock.errors import DatabaseError
 from dblock.presence import Presence
 from dblock.terms import Terms, interval, quoted
 
@@ -171,8 +170,7 @@ class Service:
             if left <= 0:
                 break
             # Usually it is our turn, and this is the shortest way.
-            with contextlib.suppress(Busy):
-                grant, _, _ = yield from self._ask(terms, attempt, max(left, LEAST_PATIENCE), ticket)
+            grant, _, _ = yield from self._ask(terms, attempt, max(left, LEAST_PATIENCE), ticket)
             if grant:
                 return grant
         # Nobody should wait behind a ticket that nobody will redeem.

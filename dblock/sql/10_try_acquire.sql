@@ -50,7 +50,6 @@ DECLARE
     lasting interval;
     recorded bigint;
     passed bigint;
-    patience text;
     looks integer := 0;
     seeding boolean;
     moment timestamptz;
@@ -85,21 +84,10 @@ BEGIN
         PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
     END IF;
     LOOP
-        IF try_acquire.ticket IS NULL THEN
-            SELECT t.timeline INTO recorded
-            FROM distributed_locks AS l CROSS JOIN token_timeline AS t
-            WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND in_line)
-            FOR UPDATE OF l SKIP LOCKED;  -- the strongest, so that not even a proof's shared lock is passed over
-        ELSE
-            -- Whose turn it is waits for who is at work on the row, perhaps only to line up; but not for long.
-            patience := current_setting('lock_timeout');
-            ignored := set_config('lock_timeout', '200ms', true);
-            SELECT t.timeline, l.served INTO recorded, passed
-            FROM distributed_locks AS l CROSS JOIN token_timeline AS t
-            WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp()
-            FOR UPDATE OF l;
-            ignored := set_config('lock_timeout', patience, true);
-        END IF;
+        SELECT t.timeline, l.served INTO recorded, passed
+        FROM distributed_locks AS l CROSS JOIN token_timeline AS t
+        WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND in_line)
+        FOR UPDATE OF l SKIP LOCKED;  -- the strongest, so that not even a proof's shared lock is passed over
         IF FOUND THEN
             IF try_acquire.ticket IS NOT NULL THEN
                 DELETE FROM lock_tickets AS t

@@ -390,3 +390,23 @@ async def test_a_closed_listener_lets_go_of_its_socket(dsn: str) -> None:
     assert handle in loop._selector.get_map()
     await client.close()
     assert handle not in loop._selector.get_map(), "whoever gets that number next would be listened to in our name"
+
+
+async def test_only_a_client_that_waits_listens(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every notification wakes the sessions of all who listen, in the whole database."""
+    monkeypatch.setattr(listening, "LISTEN_FOR", 0.3)
+    monkeypatch.setattr(listening, "BEAT", 0.2)
+    one, other = clients(), clients()
+    held = await one.lock("a").acquire()
+    waiting = asyncio.create_task(other.lock("a").acquire())
+    await settled(other)
+    listeners = [getattr(client, "_inner", client)._listener for client in (one, other)]
+    assert [listener._listens for listener in listeners] == [False, True]
+    await held.release()
+    await waiting
+    deadline = time.monotonic() + 5
+    while listeners[1]._listens:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)

@@ -89,11 +89,12 @@ def test_when_to_look_in(waiters: Line, clock: Clock, pushed: bool, first: bool,
 def test_only_a_look_that_is_due_sooner_wakes_the_listener(waiters: Line, hurried: list[bool]) -> None:
     seat(waiters, "aa")
     waiters.due_at()
+    before = len(hurried)
     for number in range(100):
         seat(waiters, f"b{number}")
-    assert len(hurried) == 1
+    assert len(hurried) == before
     seat(waiters, "cc", first=True, look_in=0.2)
-    assert len(hurried) == 2
+    assert len(hurried) == before + 1
 
 
 def test_a_notification_wakes_the_one_that_it_names(waiters: Line) -> None:
