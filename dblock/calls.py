@@ -98,6 +98,8 @@ class Seat(NamedTuple):
     """A ticket, and what is known of the line."""
 
     ticket: int
+    fresh: bool
+    """Whether it is a new one."""
     first: bool
     """Whether nobody alive is ahead."""
     look_in: float

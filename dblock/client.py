@@ -20,7 +20,7 @@ from dblock.hold import Hold, Reason
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
 from dblock.lock import AsyncLock, Lock
 from dblock.steps import Service
-from dblock.target import resolve
+from dblock.target import Target, resolve
 from dblock.terms import DEFAULT_PRESENCE, DEFAULT_TTL, Seconds, brief, check_presence, check_seconds, is_text, terms
 from dblock.watch import AsyncWatch, Watch
 
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     import asyncio
 
     from dblock.keepalive import AsyncKeepAlive, KeepAlive
-    from dblock.listener import AsyncListener, Listener
+    from dblock.listener import Listener
     from dblock.runner import AsyncRunner, Runner
     from dblock.target import Where
+    from dblock.task_listener import AsyncListener
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ class _ClientBase:
         self._patience = check_seconds("patience", patience)
         if not 0 <= self._patience <= MOST_PATIENT:
             raise InvalidArgument(f"The patience is from 0 s to a day; got {self._patience:g} s.")
-        self._listen_target = self._target if listen_dsn is None else resolve(listen_dsn)
+        self._listen_target = self._target if listen_dsn is None else _listen_target(listen_dsn)
         if presence is not None:
             presence = check_presence(presence)
         self._grace = presence
@@ -95,7 +96,7 @@ class _ClientBase:
         hold.keep_alive = keep_alive
         with hold.presence.lock if hold.presence else contextlib.nullcontext():
             self._keeper.add(hold)
-            if hold.presence is not None and hold.presence.ended:
+            if hold.presence is not None and (hold.presence.ended or hold.in_doubt):
                 # While the grant was on its way. Whether it was taken in that time, nobody has asked.
                 hold.lose(Reason.UNREACHABLE)
         if self._grace is not None:
@@ -125,6 +126,13 @@ class _ClientBase:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._target}{' closed' if self._closed else ''}>"
+
+
+def _listen_target(listen_dsn: str) -> Target:
+    try:
+        return resolve(listen_dsn)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"listen_dsn: {error}") from None
 
 
 class Client(_ClientBase):
@@ -356,8 +364,8 @@ class AsyncClient(_ClientBase):
             return self._runner
         from dblock.closing import shut_async
         from dblock.keepalive import AsyncKeepAlive
-        from dblock.listener import AsyncListener
         from dblock.runner import AsyncRunner
+        from dblock.task_listener import AsyncListener
 
         async with self._opening_here:
             if self._closed:

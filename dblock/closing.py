@@ -1,6 +1,7 @@
-"""How a client ends: what it holds is released, its places in line are given up, its connections are closed.
+"""How a client ends: its connections are closed, what it holds is released, its places in line are given up.
 
-In that order, and the places last of all, when no call is under way any more that could take a new one.
+In that order. What there is to say is said over a last connection, when no call is under way any more that could take
+another lock or another place.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import contextlib
 
 from dblock.errors import DblockError
 from dblock.keepalive import AsyncKeepAlive, KeepAlive
-from dblock.listener import AsyncListener, Listener
+from dblock.listener import Listener
 from dblock.runner import AsyncRunner, Runner
 from dblock.steps import Service
+from dblock.task_listener import AsyncListener
 from dblock.watch import Watch
 
 LISTENER_ENDS_WITHIN = 0.5
@@ -24,35 +26,36 @@ def shut(
     """End a client of threads: when it is closed, goes out of use, or the interpreter ends."""
     keeper.close()
     watch.close()
-    with contextlib.suppress(DblockError):
-        runner.run(keeper.letting_go())
     listener.close()
     listener.join(LISTENER_ENDS_WITHIN)
     runner.close()
-    listener.line.wake_all()  # whoever waits asks, and is told that the client is closed
     keepers.close()
+    listener.line.wake_all()  # whoever waits asks, and is told that the client is closed
     if listener.started:
-        # When no call of ours is under way any more that could line up again.
         runner.wait_until_idle(CALLS_END_WITHIN)
-        last = Runner(runner.target, runner.schema, 1, 1.0)
-        with contextlib.suppress(DblockError):
+    last = Runner(runner.target, runner.schema, 1, 1.0)
+    with contextlib.suppress(DblockError):
+        last.run(keeper.letting_go())
+        if listener.started:
             last.run(service.leave())
-        last.close()
+    last.close()
 
 
 async def say_goodbye(runner: AsyncRunner, keeper: AsyncKeepAlive, listener: AsyncListener, service: Service) -> None:
     """Say what there is to say at the end of a client of asyncio, while its event loop runs."""
     keeper.close()
-    with contextlib.suppress(DblockError):
-        await runner.run(keeper.letting_go())
+    listener.close()
+    runner.close()
+    listener.line.wake_all()  # whoever waits asks, and is told that the client is closed
     if listener.started:
-        listener.close()
-        runner.close()
-        listener.line.wake_all()  # whoever waits asks, and is told that the client is closed
         await runner.wait_until_idle(CALLS_END_WITHIN)
-        last = AsyncRunner(runner.target, runner.schema, 1, 1.0)
+    last = AsyncRunner(runner.target, runner.schema, 1, 1.0)
+    try:
         with contextlib.suppress(DblockError):
-            await last.run(service.leave())
+            await last.run(keeper.letting_go())
+            if listener.started:
+                await last.run(service.leave())
+    finally:
         last.close()
 
 
@@ -68,4 +71,6 @@ def shut_async(
     last = Runner(runner.target, runner.schema, 1, 1.0)
     with contextlib.suppress(DblockError):
         last.run(keeper.letting_go())
+        if listener.started:
+            last.run(service.leave())
     last.close()

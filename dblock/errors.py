@@ -42,8 +42,8 @@ class LockTimeout(DblockError, TimeoutError):
         self.name = name
         self.timeout = timeout
         super().__init__(
-            f"Lock {name!r} was not acquired within {timeout:g} s: another holds it. "
-            "Wait longer, or ask lock.holder() who it is."
+            f"Lock {name!r} was not acquired within {timeout:g} s: another holds it, or others come first. "
+            "Wait longer, or ask lock.holder() who has it and lock.queue() who waits."
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from dblock import clock
 from dblock.calls import Steps
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 from dblock.forks import mind_forks
-from dblock.hold import Hold
+from dblock.hold import Hold, Reason
 from dblock.presence import Presence
 from dblock.runner import AsyncRunner, Runner
 from dblock.steps import GIVE_UP_WITHIN, TRUST, Service
@@ -76,7 +76,14 @@ class Rounds:
     def releasable(self, abandoned: list[Hold]) -> list[Hold]:
         """Return those that may still be held in the database."""
         now = self._now()
-        return [hold for hold in abandoned if not hold.given_back and hold.loss is None and now < hold.trusted_until]
+        return [
+            hold
+            for hold in abandoned
+            if not hold.given_back
+            # One that we cannot vouch for may well be ours still; nobody else need wait for its end.
+            and (hold.loss is None or hold.loss.reason is Reason.UNREACHABLE)
+            and now < hold.trusted_until
+        ]
 
     def release(self, abandoned: Iterable[Hold]) -> Steps[None]:
         """Release what nobody has in hand any more; what could not be released yet can be tried again."""
@@ -119,6 +126,8 @@ class Rounds:
         tie_now, self._tie_now = self._tie_now, False
         presence = self._service.presence
         tie = presence if presence is not None and presence.stands(now) else None
+        if any(hold.presence not in (None, tie) and not hold.presence.ended for hold in list(self._holds)):
+            tie = None  # one tie after the other, or nobody could say which of them counts
         chosen = [
             hold
             for hold in list(self._holds)
@@ -142,7 +151,7 @@ class Rounds:
         for hold, _ in asked:
             hold.unreachable = True  # until the answer has come
             if tie is not None and (hold.presence is None or hold.presence.ended):
-                hold.presence = tie  # from before it may be so
+                hold.presence = tie  # from before it may be so, and for good
         # Half of the time that is left, so that there is time for another try.
         within = max((min(hold.trusted_until for hold, _ in asked) - now) / 2, LEAST_TIME)
         try:
@@ -164,8 +173,6 @@ class Rounds:
             if why is not None:
                 self._miss(hold, ttl, why)
                 continue
-            if tie is not None:
-                hold.presence = tie
             if not hold.confirm(answer.sent_at, answer.sent_at + ttl * TRUST, answer.moment + ttl):
                 if not hold.over:
                     late.append((hold.name, hold.token))

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dblock.backing import TaskBacking, ThreadBacking
 from dblock.calls import Sleep, Steps, moment
-from dblock.errors import ClientClosed, DatabaseError, InvalidArgument, LeaseLost, NoFencingToken
+from dblock.errors import ClientClosed, DatabaseError, LeaseLost, NoFencingToken
 from dblock.hold import Hold, Loss, Reason
 from dblock.lost import TaskLost, ThreadLost
 from dblock.steps import POLL_FIRST, TRUST, Service
-from dblock.terms import Seconds, brief, check_seconds, check_ttl
+from dblock.terms import Seconds, check_ttl
 from dblock.users_transaction import UsersTransaction
-from dblock.watch import Watched
+from dblock.watch import Watched, check_before, check_callback
 
 if TYPE_CHECKING:
     import asyncio
@@ -129,6 +129,12 @@ class _LeaseBase:
         hold = self._hold
         return hold.given_back or not hold.ours or (not hold.over and hold.run_out() is not None)
 
+    @property
+    def _may_be_held(self) -> bool:
+        """Whether it was given up in doubt, and the database may hold it for us still: nobody need wait for its end."""
+        hold = self._hold
+        return hold.ours and not hold.given_back and hold.loss is not None and hold.loss.reason is Reason.UNREACHABLE
+
     def _check_end(self, released: bool, error: BaseException | None) -> None:
         """Raise LeaseLost at the end of a body that lost its lease and does not raise anything itself."""
         if not released and error is None and self._hold.loss is not None:
@@ -189,6 +195,8 @@ class ThreadLease(_LeaseBase):
                 self._hold.finish()
                 self._client._keeper.abandon(self._hold)
                 return True
+            if self._may_be_held:
+                self._client._keeper.abandon(self._hold)
             return not self._finished and self._client._run(self._releasing())
         except BaseException:
             # The caller is told, or leaves, before it is known to be released; the keep-alive sees to it.
@@ -282,6 +290,8 @@ class TaskLease(_LeaseBase):
                 self._hold.finish()
                 self._client._keeper.abandon(self._hold)
                 return True
+            if self._may_be_held:
+                self._client._keeper.abandon(self._hold)
             return not self._finished and await self._client._run(self._releasing())
         except BaseException:
             # The caller is told, or leaves, before it is known to be released; the keep-alive sees to it.
@@ -376,25 +386,6 @@ class EfficiencyLease(_NoToken, ThreadLease):
 
 class AsyncEfficiencyLease(_NoToken, TaskLease):
     """A grant that a crash may undo, for work that is only wasted when done twice. It has no token."""
-
-
-def check_callback(callback: object) -> None:
-    """Raise unless it can be called."""
-    if not callable(callback):
-        raise InvalidArgument(f"A callback is something that can be called; got {brief(callback)}.")
-
-
-def check_before(before: Seconds, hold: Hold) -> float:
-    """Return the seconds if a warning can come that long before the end."""
-    seconds = check_seconds("warning time", before)
-    # A lease that is kept alive comes down to two thirds of its time before each renewal, and that is no danger.
-    most = hold.ttl * 0.6 if hold.keep_alive else hold.ttl
-    if not 0 < seconds < most:
-        raise InvalidArgument(
-            f"A warning for lock {hold.name!r} with a ttl of {hold.ttl:g} s comes more than 0 s and less than {most:g} "
-            f"s before the end; got {seconds:g} s."
-        )
-    return seconds
 
 
 def _cancelling(task: asyncio.Task[Any] | None) -> int:

@@ -192,10 +192,7 @@ class Line:
     def due_at(self) -> float:
         """Return when the next look is due; never, if nobody waits."""
         with self._lock:
-            looks = list(self._looks.values())
-            if self._owed:
-                looks.append(self._pay_at)
-            self._asleep_until = min(looks, default=math.inf)
+            self._asleep_until = min(self._looks.values(), default=math.inf)
             return self._asleep_until
 
     def notified(self, attempt: str) -> None:
@@ -209,6 +206,17 @@ class Line:
         for place in self._all():
             place.wake()
 
+    def pays_at(self) -> float:
+        """Return when to try again to give up what is owed; never, if nothing is."""
+        return self._pay_at if self._owed else math.inf
+
+    def pay(self) -> Steps[None]:
+        """Give up what could not be given up before. Not over the listener's connection: it may take its time."""
+        self._pay_at = self._now() + HEARD_EVERY
+        for attempt, name in list(self._owed.items()):
+            yield from self._service.abandon(name, attempt)
+            self._owed.pop(attempt, None)
+
     def look(self, within: float) -> Steps[None]:
         """Let ourselves be heard, ask how our places stand where it is time to, and wake those who should ask again."""
         now = self._now()
@@ -219,10 +227,8 @@ class Line:
                 self._looks[name] = now + (HEARD_EVERY if self.pushed else POLL_FOR_ALL)
         if not self.anybody:
             return
-        self._pay_at = now + HEARD_EVERY
-        for attempt, name in list(self._owed.items()):
-            yield from self._service.abandon(name, attempt)
-            self._owed.pop(attempt, None)
+        if not self._places:
+            return
         seated = self._seated()
         answer = yield from self._service.look_in_line(self._service.client, names, within)
         if answer.total < min(seated, self._seated()):

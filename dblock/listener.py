@@ -1,11 +1,10 @@
-"""The listener: one connection of a client for all its waiters, with a thread (or task) of its own.
+"""The listener of a client of threads: one connection for all its waiters, with a thread of its own.
 
 It starts with the first lease or wait. What it says and decides is in dblock.listening; here is how it waits.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -19,13 +18,14 @@ import psycopg
 
 from dblock import clock, listening
 from dblock.calls import Call, Steps
-from dblock.errors import ClientClosed, DblockError
-from dblock.line import TaskSeating, ThreadSeating
+from dblock.errors import ClientClosed, DatabaseError, DblockError
+from dblock.line import ThreadSeating
 from dblock.listening import FIRST_PAUSE, Listening
+from dblock.presence import Presence
 from dblock.wire import Wire
 
 if TYPE_CHECKING:
-    from dblock.runner import AsyncRunner, Runner
+    from dblock.runner import Runner
 
 logger = logging.getLogger("dblock")
 
@@ -46,6 +46,8 @@ class Listener(Listening):
         super()._reset()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._connected: tuple[Wire, Presence | None] | Exception | None = None
+        """What came of an attempt to connect."""
         self._timers: list[threading.Timer] = []
         self._bell: socket.socket | None = None
 
@@ -110,6 +112,8 @@ class Listener(Listening):
                     logger.exception("the listener met what it did not expect, and goes on")
                     threading.Event().wait(FIRST_PAUSE)
         finally:
+            if isinstance(self._connected, tuple):
+                self._connected[0].close()
             self._hang_up()
             ring.close()
             bell.close()
@@ -117,11 +121,15 @@ class Listener(Listening):
     def _turn(self, ring: socket.socket) -> None:
         """Do what is due; then wait for a notification, or for what is due next."""
         self._excuse()
+        self._take_connection()
         if self._wire is None and clock.now() >= self._retry_at:
-            self._connect()
+            # Apart, because it may take its time and there are those to look after meanwhile.
+            self._retry_at = math.inf
+            threading.Thread(target=self._connect, name="dblock connecting", daemon=True).start()
         self._look_at_the_clock()
         if self._sleep_for() <= 0:
             self._look_in()
+            self._pay()
         self._wait(ring)
 
     def _excuse(self) -> None:
@@ -130,19 +138,30 @@ class Listener(Listening):
                 self._keepers.run(self._excusing(presence))
 
     def _connect(self) -> None:
+        """Open a connection and greet the server over it; the listener takes it from there."""
+        wire: Wire | None = None
         try:
-            connection = self._target.connect()
-        except (psycopg.Error, DblockError, OSError) as error:
-            self._could_not_connect(error)
-            return
-        wire = Wire(connection, prepares=False)
-        try:
-            presence = self._say(wire, self._greeting(wire))
-        except psycopg.Error as error:
-            wire.close()
-            self._could_not_connect(error)
-            return
-        self._came_up(wire, presence)
+            wire = Wire(self._target.connect(), prepares=False)
+            self._connected = (wire, self._say(wire, self._greeting(wire)))
+            if self._closed:
+                wire.close()
+        except Exception as error:
+            if wire is not None:
+                wire.close()
+            self._connected = error
+        self._hurry()
+
+    def _take_connection(self) -> None:
+        connected, self._connected = self._connected, None
+        if isinstance(connected, tuple):
+            self._came_up(*connected)
+        elif connected is not None:
+            self._could_not_connect(connected)
+
+    def _pay(self) -> None:
+        if clock.now() >= self.line.pays_at():
+            with contextlib.suppress(DatabaseError):
+                self._runner.run(self.line.pay())
 
     def _look_in(self) -> None:
         wire = self._wire
@@ -187,7 +206,13 @@ class Listener(Listening):
 
     def _wait(self, ring: socket.socket) -> None:
         wire = self._wire
-        handles = [ring.fileno()] if wire is None else [ring.fileno(), wire.connection.pgconn.socket]
+        handles = [ring.fileno()]
+        if wire is not None:
+            try:
+                handles.append(wire.connection.pgconn.socket)
+            except psycopg.Error as error:
+                self._failed(wire, error)
+                return
         wait = _readable(handles)
         until = clock.now() + self._sleep_for()
         while True:
@@ -203,174 +228,6 @@ class Listener(Listening):
         if handles[0] in ready:
             with contextlib.suppress(BlockingIOError):
                 ring.recv(4096)
-
-
-class AsyncListener(Listening):
-    """Listens in a task of its own."""
-
-    def __init__(self, runner: AsyncRunner, keepers: AsyncRunner, *args: Any) -> None:
-        self._runner = runner
-        self._keepers = keepers
-        super().__init__(*args)
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._task: asyncio.Task[None] | None = None
-        self._ring: asyncio.Event | None = None
-
-    def start(self) -> None:
-        """Listen from now on."""
-        if (self._task is None or self._task.done()) and not self._closed:
-            self._ring = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(self._go(self._ring), name="dblock listener")
-
-    def place(self, name: str, attempt: str) -> TaskSeating:
-        """Make a place in line for the running task."""
-        self.start()
-        place = TaskSeating(self.line, name, attempt)
-        self.line.add(place)
-        return place
-
-    @property
-    def started(self) -> bool:
-        """Whether the database may know of us."""
-        return self._task is not None
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._closed = True
-        task = self._task
-        if task is not None and not task.get_loop().is_closed():
-            task.cancel()
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        task = self._task
-        if self._wire is not None and task is not None and not task.get_loop().is_closed():
-            # Before its number is another's.
-            task.get_loop().remove_reader(self._wire.connection.pgconn.socket)
-        super()._hang_up()
-
-    def _hurry(self) -> None:
-        if self._ring is not None:
-            self._ring.set()
-
-    def _give_up_in(self, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, self._give_up)
-
-    async def _go(self, ring: asyncio.Event) -> None:
-        try:
-            while not self._closed:
-                try:
-                    await self._turn(ring)
-                except ClientClosed:
-                    break
-                except Exception:
-                    logger.exception("the listener met what it did not expect, and goes on")
-                    await asyncio.sleep(FIRST_PAUSE)
-        finally:
-            self._hang_up()
-
-    async def _turn(self, ring: asyncio.Event) -> None:
-        """Do what is due; then wait for a notification, or for what is due next."""
-        await self._excuse()
-        if self._wire is None and clock.now() >= self._retry_at:
-            await self._connect()
-        self._look_at_the_clock()
-        if self._sleep_for() <= 0:
-            await self._look_in()
-        await self._wait(ring)
-
-    async def _excuse(self) -> None:
-        with contextlib.suppress(DblockError):
-            for presence in list(self._doubtful):
-                await self._keepers.run(self._excusing(presence))
-
-    async def _connect(self) -> None:
-        try:
-            connection = await self._target.connect_async()
-        except (psycopg.Error, DblockError, OSError) as error:
-            self._could_not_connect(error)
-            return
-        wire = Wire(connection, prepares=False)
-        try:
-            presence = await self._say(wire, self._greeting(wire))
-        except psycopg.Error as error:
-            wire.close()
-            self._could_not_connect(error)
-            return
-        except BaseException:
-            wire.close()
-            raise
-        self._came_up(wire, presence)
-
-    async def _look_in(self) -> None:
-        wire = self._wire
-        if wire is not None:
-            try:
-                listened = self._listens
-                await self._say(wire, self._listening())
-                await self._say(wire, self._beating())
-                self._looked(None)
-                if self._listens and not listened:
-                    await self._runner.run(self._probing())
-            except psycopg.Error as error:
-                self._failed(wire, error)
-            except DblockError as error:
-                if isinstance(error, ClientClosed):
-                    raise
-                logger.info("notifications could not be tried: %s", error)
-        elif clock.now() >= self.line.due_at():
-            try:
-                await self._runner.run(self.line.look(math.inf))
-                self._looked(None)
-            except ClientClosed:
-                raise
-            except DblockError as error:
-                self._looked(error)
-
-    async def _say(self, wire: Wire, steps: Steps[T]) -> T:
-        """Perform the steps over this connection."""
-        try:
-            step = next(steps)
-            while True:
-                assert isinstance(step, Call)
-                try:
-                    row = await wire.connection.wait(wire.exchange(step, min(step.within, listening.ANSWER_WITHIN)))
-                except BaseException as error:
-                    steps.throw(error)
-                    raise
-                step = steps.send(row)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-    async def _wait(self, ring: asyncio.Event) -> None:
-        wire = self._wire
-        seconds = self._sleep_for()
-        loop = asyncio.get_running_loop()
-        handle = wire.connection.pgconn.socket if wire is not None else None
-        came = False
-
-        def readable() -> None:
-            nonlocal came
-            came = True
-            ring.set()
-
-        if handle is not None:
-            loop.add_reader(handle, readable)
-        try:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(ring.wait(), None if seconds == math.inf else seconds)
-        finally:
-            if handle is not None:
-                loop.remove_reader(handle)
-        ring.clear()
-        if wire is not None and came:
-            try:
-                self._read(wire)
-            except psycopg.Error as error:
-                self._failed(wire, error)
 
 
 def _readable(handles: list[int]) -> Callable[[float], list[int]]:

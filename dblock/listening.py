@@ -50,11 +50,16 @@ PROBE_WITHIN = 2.0
 
 PROBE = "probe"
 
+STARTS_OVER = ("the database system is starting up", "the database system is in recovery mode")
+"""What a server says to new connections that has forgotten all its sessions."""
+
 LISTEN_FOR = 30.0
 """Seconds for which it goes on listening when nobody waits any more."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 """Seconds before another attempt to connect."""
+
+WORTH_A_WARNING = 1.0
 
 AWAY_FOR = 5.0
 """Seconds after which waiters are sent to see for themselves that the database is away."""
@@ -275,9 +280,9 @@ class Listening:
         wire.close()
 
     def _hang_up(self) -> None:
-        presence = self._service.presence
-        if presence is not None:
-            presence.doubt()
+        for presence in (self._service.presence, *self._doubtful):
+            if presence is not None:
+                presence.doubt()
         for wire in (self._wire, self._silent):
             if wire is not None:
                 wire.close()
@@ -304,14 +309,18 @@ class Listening:
 
     def _could_not_connect(self, error: Exception) -> None:
         said = str(error).strip()
-        over_its_socket = "on socket" in said and ("Connection refused" in said or "No such file" in said)
-        if self._target.is_one_host and ("the database system is" in said or over_its_socket):
-            # Going down, starting up, or not there; and it could not be spoken to over another connection before. No
-            # mark made in a session of that server counts any more.
+        if self._target.is_one_host and any(words in said for words in STARTS_OVER):
+            # No mark made in a session of that server before counts any more. That it is going down proves nothing: it
+            # may let those who are connected go on.
             self._end_all()
         self._retry_at = clock.now() + self._pause
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         logger.info("no connection to listen on, trying again: %s", said)
+        if self._pause > WORTH_A_WARNING:
+            self._say_once(
+                "no connection to listen on for a while: until there is one, waiters look in several times a second, "
+                f"and leases end by their time alone. {said.splitlines()[0] if said else ''}"
+            )
 
     def _looked(self, error: Exception | None) -> None:
         """Take note of whether the line could be looked at."""
@@ -341,7 +350,7 @@ class Listening:
 
     def _sleep_for(self) -> float:
         """Return the seconds until there is something to do, if nothing comes before."""
-        due = [self.line.due_at()]
+        due = [self.line.due_at(), self.line.pays_at()]
         if self._probed_at is not None:
             due.append(self._probed_at + PROBE_WITHIN)
         if self._silent is not None:

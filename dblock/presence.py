@@ -26,7 +26,11 @@ DROPPED_AFTER = 60
 OWN_PART = 2 / 3
 """The part of the grace within which we come back or give our leases up; the rest is for those who take them."""
 
-_HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0) if hasattr(select, "poll") else 0
+_HUNG_UP = (
+    select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
+    if hasattr(select, "poll")
+    else 0
+)
 
 
 class Presence:
@@ -39,8 +43,8 @@ class Presence:
         """Whether nothing hangs on it any more."""
         self.lock = threading.RLock()
         """Held by whoever ties a lease to it, and by whoever ends it."""
-        self._hung_up: Callable[[], object] | None = _looking_at(socket)
-        """Tells whether the other end has closed it."""
+        self._look: Callable[[], list[tuple[int, int]]] | None = _looking_at(socket)
+        """Looks at the socket: whether there is something to read, and whether the other end has closed it."""
         self._trusted_until = sent_at + TRUSTED
         self._looked_at = sent_at
         """When the socket was last seen to be open."""
@@ -51,13 +55,13 @@ class Presence:
 
     def doubt(self) -> None:
         """Take note that the session is gone, which others may see too. Before its socket is another's."""
-        self._hung_up = None
+        self._look = None
 
     def end(self) -> None:
         """Take note that nothing hangs on it any more."""
         with self.lock:
             self.ended = True
-            self._hung_up = None
+            self._look = None
 
     def left(self, now: float) -> float:
         """Return the seconds for which it is still believed without another sign of life."""
@@ -69,26 +73,29 @@ class Presence:
             return True
         if now >= self._trusted_until:
             return False
-        hung_up = self._hung_up
-        if hung_up is not None and not hung_up():
-            self._looked_at = now
-            return True
+        look = self._look
+        if look is not None:
+            found = look()
+            if self._look is look and not any(event & _HUNG_UP for _, event in found):
+                if not found:
+                    self._looked_at = now  # with something to read it may be the server's last word
+                return True
         return now < self._looked_at + self.grace * OWN_PART
 
 
-def _looking_at(socket: int) -> Callable[[], object]:
-    """Return what tells whether the other end has closed a socket, without waiting and without reading."""
+def _looking_at(socket: int) -> Callable[[], list[tuple[int, int]]]:
+    """Return what looks at a socket, without waiting and without reading."""
     if not _HUNG_UP:
-        return lambda: False
+        return list
 
     def poll() -> select.poll:
         made = select.poll()
-        made.register(socket, _HUNG_UP)
+        made.register(socket, _HUNG_UP | select.POLLIN)
         return made
 
     usual = poll()
 
-    def look() -> object:
+    def look() -> list[tuple[int, int]]:
         try:
             return usual.poll(0)
         except RuntimeError:  # another thread looks at this very moment

@@ -84,7 +84,8 @@ class Service:
         self._try_acquire_again = self._try_acquire.replace(b"$6,", b"$6, sent_before => true,")
         self._acquire = (
             "SELECT (r).granted, (r).token, extract(epoch FROM (r).expires_at), (r).remaining, (r).ticket, (r).first,"
-            f" (r).watched FROM (SELECT {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS r OFFSET 0) AS a"
+            " (r).watched, (r).fresh FROM (SELECT"
+            f" {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS r OFFSET 0) AS a"
         ).encode()
         self._look_in_line = (f"SELECT places, firsts, look_again, watched FROM {prefix}.look_in_line($1, $2)").encode()
         self._leave_place = f"SELECT {prefix}.abandon($1, $2, only_place => true)".encode()
@@ -160,7 +161,7 @@ class Service:
                 # Another transaction is at work on the lock, perhaps a long one; there is no ticket yet.
                 yield Sleep(min(self._uniform(POLL_FIRST, POLL_LONGEST), left))
                 continue
-            if ticket not in (None, seat.ticket):
+            if ticket is not None and seat.fresh:
                 logger.warning("lock %r: not heard of in time, lost its place in line, has a new one", terms.name)
             ticket = seat.ticket
             here.sit(seat.first, seat.look_in)
@@ -270,14 +271,15 @@ class Service:
             "t" if had_ticket else "f",
         )
         row = yield Call(self._acquire, args, within=within)
-        granted, token, expires_at, remaining, ticket, first, watched = row
+        granted, token, expires_at, remaining, ticket, first, watched, fresh = row
         left = float(remaining)
         if granted == "t":
             grant = Grant(terms.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at, presence)
             return (yield from self._in_time(grant)), None
         if ticket is None:
             return None, None
-        return None, Seat(int(ticket), first == "t", min(left, LOOK_AT_HOLDER) if watched == "t" else left)
+        look_in = min(left, LOOK_AT_HOLDER) if watched == "t" else left
+        return None, Seat(int(ticket), fresh == "t", first == "t", look_in)
 
     def _in_time(self, grant: Grant) -> Steps[Grant | None]:
         """Return the grant, unless its answer took longer than the lease lasts: nobody may act on it then."""

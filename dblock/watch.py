@@ -18,8 +18,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dblock import clock
+from dblock.errors import InvalidArgument
 from dblock.forks import mind_forks
 from dblock.hold import Hold
+from dblock.terms import Seconds, brief, check_seconds
 
 if TYPE_CHECKING:
     import asyncio
@@ -69,6 +71,25 @@ class Watched:
                 danger.tell(left)
             again = min(again, max(danger.before / 2, SHORTEST_LOOK))
         return max(again, 0.0)
+
+
+def check_callback(callback: object) -> None:
+    """Raise unless it can be called."""
+    if not callable(callback):
+        raise InvalidArgument(f"A callback is something that can be called; got {brief(callback)}.")
+
+
+def check_before(before: Seconds, hold: Hold) -> float:
+    """Return the seconds if a warning can come that long before the end."""
+    seconds = check_seconds("warning time", before)
+    # A lease that is kept alive comes down to two thirds of its time before each renewal, and that is no danger.
+    most = hold.ttl * 0.6 if hold.keep_alive else hold.ttl
+    if not 0 < seconds < most:
+        raise InvalidArgument(
+            f"A warning for lock {hold.name!r} with a ttl of {hold.ttl:g} s comes more than 0 s and less than {most:g} "
+            f"s before the end; got {seconds:g} s."
+        )
+    return seconds
 
 
 class Watch:

@@ -62,6 +62,10 @@ BEGIN
         UPDATE lock_presence AS p SET gone_since = clock_timestamp() WHERE p.presence = presence_gone.presence;
         RETURN extract(epoch FROM seen.grace);
     END IF;
+    IF take AND seen.gone_since + seen.grace <= clock_timestamp() THEN
+        -- Written and not only held, so that an excuse in a transaction that sees only the past fails, and is sent again.
+        UPDATE lock_presence AS p SET gone_since = p.gone_since WHERE p.presence = presence_gone.presence;
+    END IF;
     RETURN extract(epoch FROM seen.gone_since + seen.grace - clock_timestamp());
 END
 $$;

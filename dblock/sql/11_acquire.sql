@@ -12,14 +12,14 @@
 -- can line up while the grant reaches the disk. A grant is made by try_acquire, the one place where tokens are minted.
 --
 -- It waits for another transaction at work on the lock, but not for long: `remaining` is then 0 and there is no ticket yet.
--- `first` means that nobody alive is known to be ahead; `watched` that the holder's presence is known, so that looking in is worth it.
+-- `fresh` means that the ticket is a new one. `first` means that nobody alive is known to be ahead; `watched` that the holder's presence is known, so that looking in is worth it.
 CREATE OR REPLACE FUNCTION acquire(
     name text,
-    ttl interval,
-    holder text,
-    meta jsonb,
-    attempt uuid,
-    client uuid,
+    ttl interval DEFAULT '30 seconds',
+    holder text DEFAULT NULL,
+    meta jsonb DEFAULT NULL,
+    attempt uuid DEFAULT NULL,
+    client uuid DEFAULT NULL,
     durable boolean DEFAULT true,
     fair boolean DEFAULT true,
     presence uuid DEFAULT NULL,
@@ -30,7 +30,8 @@ CREATE OR REPLACE FUNCTION acquire(
     OUT remaining double precision,
     OUT ticket bigint,
     OUT first boolean,
-    OUT watched boolean
+    OUT watched boolean,
+    OUT fresh boolean
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
@@ -144,8 +145,12 @@ BEGIN
     -- is sent again.
     ON CONFLICT DO NOTHING
     RETURNING t.number INTO ticket;
-    IF NOT FOUND THEN
-        SELECT t.number INTO ticket FROM lock_tickets AS t WHERE t.attempt = acquire.attempt AND t.name = acquire.name;
+    fresh := FOUND;
+    IF NOT fresh THEN
+        -- A presence that has come since it lined up makes it known when it dies.
+        UPDATE lock_tickets AS t SET presence = coalesce(acquire.presence, t.presence)
+        WHERE t.attempt = acquire.attempt AND t.name = acquire.name
+        RETURNING t.number INTO ticket;
     END IF;
     IF seen.waiting THEN
         -- Whether somebody alive is ahead is not worth the time here; who waits will know within a second.
@@ -201,7 +206,7 @@ BEGIN
     END IF;
     PERFORM hear_from(look_in_line.client);
     SELECT count(*) INTO places FROM lock_tickets AS t WHERE t.client = look_in_line.client;
-    FOREACH asked IN ARRAY names LOOP
+    FOREACH asked IN ARRAY coalesce(names, '{}') LOOP
         SELECT l.expires_at, l.presence, l.token INTO seen FROM distributed_locks AS l WHERE l.name = asked;
         CONTINUE WHEN NOT FOUND;
         next := first_in_line(asked, false);
@@ -280,7 +285,9 @@ BEGIN
     FOR one IN SELECT DISTINCT t.name FROM lock_tickets AS t WHERE t.client = leave.client ORDER BY t.name LOOP
         PERFORM hold_line(one, true);
         DELETE FROM lock_tickets AS t
-        WHERE t.client = leave.client AND t.name = one AND t.attempt <> ALL (leave.but);
+        WHERE t.client = leave.client AND t.name = one AND t.attempt <> ALL (leave.but)
+          -- Who has lined up while this was on its way could not be named.
+          AND (leave.but = '{}' OR t.since < clock_timestamp() - interval '3 seconds');
         IF FOUND THEN
             PERFORM pass_on(one);
         END IF;

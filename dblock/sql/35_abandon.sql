@@ -8,8 +8,11 @@ AS $$
 DECLARE
     gave_back boolean;
     others boolean;
+    patience text := current_setting('lock_timeout');
     ignored text;
 BEGIN
+    -- Not for long: it can be tried again.
+    ignored := set_config('lock_timeout', '500ms', true);
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
@@ -19,13 +22,14 @@ BEGIN
       AND NOT only_place
     RETURNING l.waiting INTO others;
     gave_back := FOUND;
-    -- With the line held, so that whoever frees the lock meanwhile finds us, or comes before us and is seen below.
-    PERFORM hold_line(abandon.name, true);
-    DELETE FROM lock_tickets AS t WHERE t.attempt = abandon.attempt AND t.name = abandon.name;
-    IF FOUND OR others THEN
+    IF others OR EXISTS (SELECT FROM lock_tickets AS t WHERE t.attempt = abandon.attempt AND t.name = abandon.name) THEN
+        -- With the line held, so that whoever frees the lock meanwhile finds us, or comes before us and is seen below.
+        PERFORM hold_line(abandon.name, true);
+        DELETE FROM lock_tickets AS t WHERE t.attempt = abandon.attempt AND t.name = abandon.name;
         gave_back := true;
         PERFORM pass_on(abandon.name);
     END IF;
+    ignored := set_config('lock_timeout', patience, true);
     RETURN gave_back;
 END
 $$;

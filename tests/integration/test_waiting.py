@@ -30,7 +30,7 @@ async def in_line(owner: psycopg.Connection, number: int, within: float = 10) ->
 async def settled(client: Any) -> None:
     """Return when notifications come to the client, and whatever that makes its waiters do is done."""
     deadline = time.monotonic() + 10
-    while not getattr(client, "_inner", client)._listener.line.pushed:
+    while not (listener := getattr(getattr(client, "_inner", client), "_listener", None)) or not listener.line.pushed:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.3)

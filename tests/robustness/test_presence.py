@@ -266,27 +266,36 @@ def test_a_holder_that_hears_nothing_gives_up_before_the_server_does(
 def test_the_server_keeps_the_session_for_longer_than_we_believe_in_it(dsn: str, owner: psycopg.Connection) -> None:
     assert presence.TRUSTED + listening.BEAT < presence.DROPPED_AFTER
     with dblock.Client(dsn) as holder:
-        lease = holder.lock("a").acquire()
-        present(holder, lease)
-        wire = holder._listener._wire
-        assert wire is not None
-        shown = wire.connection.execute("SHOW idle_session_timeout").fetchone()
-        assert shown == ("0",)
+        holder.lock("a").acquire()
+        owner.execute("SET idle_session_timeout = '1 h'")
+        owner.execute(holder._listener._keep_session.sql)
+        assert owner.execute("SHOW idle_session_timeout").fetchone() == ("0",)
 
 
 @pytest.mark.parametrize("how", ["fast", "immediate"])
 def test_after_a_restart_of_the_server_nobody_looks_dead(own_server: Server, how: str) -> None:
+    """A crash tells the holder that all marks are void; after an orderly restart it gave up in time, to be safe."""
     with dblock.Client(own_server.url) as holder, holding(own_server.url, ttl=30) as killed:
         kept = holder.lock("b", ttl=30).acquire()
         present(holder, kept)
         killed.process.kill()
         restart(own_server, how)
-        with dblock.Client(own_server.url) as client, psycopg.connect(own_server.url, autocommit=True) as owner:
-            owner.execute("SET search_path TO dblock")
-            with pytest.raises(dblock.LockTimeout):
-                client.lock("b").acquire(timeout=1)
-            kept.raise_if_lost()
-            assert kept.release()
+        with dblock.Client(own_server.url) as client:
+            for name in ("a", "b"):
+                with pytest.raises(dblock.LockTimeout):
+                    client.lock(name).acquire(timeout=1)
+        assert kept.lost.is_set() == (how == "fast")
+        kept.release()
+        with dblock.Client(own_server.url) as client:
+            assert client.lock("b").acquire(timeout=5), "given up, and given back as soon as it could be"
+
+
+def test_without_presence_a_lease_outlasts_a_restart(own_server: Server) -> None:
+    with dblock.Client(own_server.url, presence=None) as holder:
+        lease = holder.lock("b", ttl=30).acquire()
+        restart(own_server, "fast")
+        lease.renew()
+        assert lease.release()
 
 
 def restart(server: Server, how: str) -> None:
@@ -447,3 +456,36 @@ def test_an_open_transaction_elsewhere_holds_up_no_takeover_and_no_other_waiter(
         thread.join()
         assert came[0] - killed < 2
         came[1].release()
+
+
+def test_a_waiter_that_came_before_its_presence_is_passed_over_at_once_all_the_same(
+    dsn: str, owner: psycopg.Connection
+) -> None:
+    """To wait is the first thing that its client does."""
+    script = "import sys, dblock; dblock.Client(sys.argv[1]).lock('a').acquire()"
+    count = "SELECT count(*), count(presence) FROM lock_tickets"
+    with dblock.Client(dsn) as holder, dblock.Client(dsn) as client:
+        held = holder.lock("a").acquire()
+        with subprocess.Popen([sys.executable, "-c", script, dsn]) as waiter:
+            deadline = time.monotonic() + 10
+            while owner.execute(count).fetchone() != (1, 1):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            came: list[float] = []
+
+            def wait() -> None:
+                client.lock("a").acquire()
+                came.append(time.monotonic())
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            while owner.execute(count).fetchone() != (2, 2):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            waiter.kill()
+            waiter.wait()
+            time.sleep(0.3)
+            released = time.monotonic()
+            held.release()
+            thread.join()
+            assert came[0] - released < 1

@@ -372,11 +372,32 @@ def test_an_excuse_waits_for_who_is_taking_the_lock_and_sees_it(sessions: Sessio
     assert taken_at_the_moment_of_the_excuse(sessions) == ([1],)
 
 
+def test_nor_does_an_excuse_that_sees_only_the_past_believe_it(sessions: Sessions) -> None:
+    holder, back, taker = sessions.open(), sessions.open(), sessions.open()
+    hold_from(holder, HERE)
+    holder.close()
+    back.do("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    back.do("SELECT 1 FROM distributed_locks")
+    eventually_granted(taker, 5)
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        back.do("SELECT be_absent(%s, '{a}', '{1}')", HERE)
+
+
+def test_a_ticket_learns_of_a_presence_that_came_after_it(sessions: Sessions) -> None:
+    session = sessions.open()
+    held_with_three_in_line(session)
+    asking = "SELECT ticket, fresh FROM acquire('a', attempt => %s, client => %s, presence => %s, had_ticket => true)"
+    assert session.do(asking, FIRST, HERE, THIRD) == (1, False)
+    assert session.do("SELECT presence FROM lock_tickets WHERE number = 1") == (THIRD,)
+    assert session.do(asking, FIRST, HERE, None) == (1, False)
+    assert session.do("SELECT presence FROM lock_tickets WHERE number = 1") == (THIRD,)
+
+
 def test_that_would_notice_an_excuse_that_does_not_wait(sessions: Sessions, owner: psycopg.Connection) -> None:
-    wrong = mutants.altered(
-        "05_line.sql", "presence_gone.presence\n    FOR UPDATE SKIP LOCKED;", "presence_gone.presence;"
-    )
-    mutants.replace(owner, wrong)
+    held, written = "presence_gone.presence\n    FOR UPDATE SKIP LOCKED;", "    IF take AND seen.gone_since"
+    wrong = mutants.altered("05_line.sql", held, "presence_gone.presence;")
+    assert written in wrong
+    mutants.replace(owner, wrong.replace(written, "    IF false AND seen.gone_since"))
     assert taken_at_the_moment_of_the_excuse(sessions) == (None,)
 
 
@@ -480,6 +501,9 @@ def test_many_released_together_wake_each_its_next(sessions: Sessions) -> None:
 def test_who_leaves_for_good_leaves_nothing_and_who_names_some_keeps_those(sessions: Sessions) -> None:
     session = sessions.open()
     held_with_three_in_line(session)
+    session.do("SELECT leave(%s, but => %s)", HERE, [THIRD])
+    assert session.do("SELECT count(*) FROM lock_tickets") == (3,), "they have only just come"
+    session.do("UPDATE lock_tickets SET since = since - interval '5 s'")
     session.do("SELECT leave(%s, but => %s)", HERE, [THIRD])
     assert session.do("SELECT array_agg(number ORDER BY number) FROM lock_tickets") == ([2, 3],)
     session.do("SELECT leave(%s)", HERE)

@@ -66,3 +66,11 @@ def test_many_threads_may_ask_at_once(ends: tuple[socket.socket, socket.socket])
     presence = Presence("aa", 0.15, ends[0].fileno(), 100)
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(lambda _: presence.stands(101), range(5000)))
+
+
+def test_a_socket_that_was_closed_on_our_side_does_not_pass_for_open(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    ends[0].close()
+    assert not presence.stands(101)

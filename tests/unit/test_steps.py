@@ -13,7 +13,7 @@ from dblock.terms import Terms, terms
 
 GRANTED = ("t", "7", "1000.5", "30", None)
 HELD = ("f", None, "1000.5", "12.5", "f")
-IN_LINE = ("f", None, "1000.5", "12.5", "3", "t", "f")
+IN_LINE = ("f", None, "1000.5", "12.5", "3", "t", "f", "f")
 
 
 class Clock:
@@ -156,7 +156,7 @@ def test_a_place_that_was_lost_is_told_of(service: Service, wanted: Terms, caplo
     steps.send(IN_LINE)
     steps.send(None)
     steps.send(HELD)
-    assert isinstance(steps.send(("f", None, "1000.5", "12.5", "9", "f", "f")), Wait)
+    assert isinstance(steps.send(("f", None, "1000.5", "12.5", "9", "f", "f", "t")), Wait)
     assert "lost its place in line" in caplog.text
 
 
@@ -165,7 +165,7 @@ def test_whoever_is_first_has_the_holder_looked_at_if_it_can_be_seen(service: Se
     steps = service.acquire(wanted, None, "aa", lambda: place)
     next(steps)
     steps.send(HELD)
-    steps.send(("f", None, "1000.5", "12.5", "3", "t", "t"))
+    steps.send(("f", None, "1000.5", "12.5", "3", "t", "t", "t"))
     assert place.told == [(True, LOOK_AT_HOLDER)]
 
 
@@ -179,7 +179,7 @@ def test_without_a_ticket_it_asks_again_soon(service: Service, wanted: Terms) ->
     steps = service.acquire(wanted, None, "aa", Place)
     next(steps)
     steps.send(HELD)
-    assert isinstance(steps.send(("f", None, None, "0", None, "f", "f")), Sleep)
+    assert isinstance(steps.send(("f", None, None, "0", None, "f", "f", None)), Sleep)
 
 
 def test_a_wait_ends_with_its_timeout_and_leaves_no_ticket(service: Service, wanted: Terms, clock: Clock) -> None:

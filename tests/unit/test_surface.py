@@ -28,7 +28,7 @@ LAYERS = [
     ["hold", "users_transaction"],
     ["keepalive", "watch", "backing", "line"],
     ["listening"],
-    ["listener"],
+    ["listener", "task_listener"],
     ["closing"],
     ["lost"],
     ["lease"],
