@@ -101,6 +101,8 @@ class Listening:
         self._sign_of_life = -math.inf
         """When we last asked over the connection and were answered."""
         self._listens = False
+        self._listen_at = -math.inf
+        """Not to be tried before then."""
         self._awaited_at = -math.inf
         """When somebody was last seen to wait."""
         self._probed_at: float | None = None
@@ -257,6 +259,7 @@ class Listening:
         if wire.usable:
             logger.warning("the listener was refused: %s", error)
             self._sign_of_life = clock.now()
+            self._listen_at = self._sign_of_life + HEARD_EVERY
             return
         self._wire = None
         self._retry_at = -math.inf
@@ -360,7 +363,7 @@ class Listening:
         else:
             due.append(self._sign_of_life + BEAT)
             if self.line.anybody and not self._listens:
-                due.append(-math.inf)
+                due.append(self._listen_at)
         return max(min(due) - clock.now(), 0.0)
 
     def _say_once(self, what: str) -> None:

@@ -161,7 +161,8 @@ async def test_a_call_that_is_not_answered_is_given_up_and_undone(
     assert time.monotonic() - started < 6
     keeper.do("COMMIT")
     assert await client.lock("a").holder() is None
-    assert owner.execute("SELECT count(*) FROM pg_stat_activity WHERE " + OURS).fetchone() == (1,), (
+    # The listener may have come, to give up later what could not be given up at once.
+    assert owner.execute("SELECT count(*) FROM pg_stat_activity WHERE " + OURS).fetchone() in ((1,), (2,)), (
         "the connection was thrown away, or leaked"
     )
     assert (await client.lock("a").acquire(timeout=0)).token == 1
@@ -419,7 +420,9 @@ def test_nothing_happens_before_the_first_call(dsn: str, owner: psycopg.Connecti
         lock.holder()
         assert (threading.active_count(), connections()) == (threads, before + 1)
         lock.try_acquire()
-        assert threading.active_count() == threads + 2, "the keep-alive has a thread, and the listener"
+        ours = {thread.name for thread in threading.enumerate() if thread.name.startswith("dblock")}
+        assert ours - {"dblock connecting"} == {"dblock keep-alive", "dblock listener"}
+        assert threading.active_count() <= threads + 3
         assert connections() <= before + 3
 
 

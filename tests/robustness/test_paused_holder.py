@@ -23,8 +23,10 @@ import json, sys, time, dblock
 client = dblock.Client(sys.argv[1])
 with client.lock(f"warm {sys.argv[3]}"):
     # Stopped while the keep-alive is still connecting, it could not say which of the two it was.
-    while not client._keeper._rounds._reached:
+    # Likewise while the first lease is being tied to its presence.
+    while not (client._keeper._rounds._reached and client._service.presence):
         time.sleep(0.01)
+    time.sleep(0.1)
 for line in sys.stdin:
     lease = client.lock(line.strip(), ttl=float(sys.argv[2])).acquire()
     print(json.dumps({"token": lease.token}), flush=True)

@@ -27,7 +27,7 @@ def wait_for_renewal(lease: dblock.Lease) -> None:
 
 
 def test_leases_are_kept_over_a_restart(own_server: Server) -> None:
-    with dblock.Client(own_server.url) as client:
+    with dblock.Client(own_server.url, presence=None) as client:
         lease = client.lock("a", ttl=9).acquire()
         wait_for_renewal(lease)
         own_server.stop()
@@ -59,7 +59,7 @@ def test_a_lease_that_a_failover_has_lost_is_lost_with_the_right_reason(own_serv
         both = conninfo.make_conninfo(
             own_server.url, host=",".join(str(host["host"]) for host in hosts), port="5432,5432"
         )
-        with dblock.Client(both) as client:
+        with dblock.Client(both, presence=None) as client:
             replicated = client.lock("replicated", ttl=60).acquire()
             wait_until_caught_up(own_server, standby)
             standby.stop()
