@@ -18,8 +18,11 @@ quick: ## Run the tests that take seconds
 format: ## Put the code in its usual form
 	ruff check --fix . ; ruff format .
 
-bench: ## Compare a pair of acquire and release with raw psycopg and redis-py (needs redis-server)
+bench: ## Compare pairs, hand-offs and crowds with raw psycopg and two Redis clients (needs redis-server)
 	python bench/pairs.py
+	python bench/handoffs.py
+	python bench/handoffs.py --slow-disk
+	python bench/crowd.py
 
 containers: ## Run the tests against every supported Postgres, in Docker
 	for version in 14 15 16 17 18; do DBLOCK_TEST_IMAGE=postgres:$$version pytest --postgres=container || exit 1; done
