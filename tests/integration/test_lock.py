@@ -200,7 +200,7 @@ async def test_each_body_under_a_shared_lock_releases_its_own_lease(
 
 
 async def test_holder_tells_who_since_when_and_why(clients: Clients) -> None:
-    client = clients(holder="worker 7")
+    client = clients(holder="worker 7", presence=None)  # so that no renewal comes in between
     lock = client.lock("a", ttl=10, meta={"job": "close", "items": [1, 2.5, None, "ü"]})
     assert await lock.holder() is None
     lease = await lock.acquire()

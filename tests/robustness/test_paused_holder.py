@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
+import pytest
 
 import dblock
 
-TRIALS = 200
 AT_ONCE = 20
 TTL = 1.2
 
@@ -42,7 +42,7 @@ for line in sys.stdin:
 """
 
 
-def trials(dsn: str, number: int) -> list[tuple[dict[str, Any], int, int]]:
+def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int, int]]:
     """Stop one holder past its lease, again and again; return what it said, its token, and the next holder's."""
     told = []
     with (
@@ -56,7 +56,7 @@ def trials(dsn: str, number: int) -> list[tuple[dict[str, Any], int, int]]:
     ):
         assert holder.stdin is not None
         assert holder.stdout is not None
-        for trial in range(TRIALS // AT_ONCE):
+        for trial in range(times):
             name = f"{number}:{trial}"
             holder.stdin.write(f"{name}\n")
             holder.stdin.flush()
@@ -74,10 +74,11 @@ def trials(dsn: str, number: int) -> list[tuple[dict[str, Any], int, int]]:
     return told
 
 
-def test_a_stopped_holder_finds_its_lease_lost_when_it_goes_on(dsn: str) -> None:
+@pytest.mark.parametrize("times", [4, pytest.param(10, marks=pytest.mark.long)])
+def test_a_stopped_holder_finds_its_lease_lost_when_it_goes_on(dsn: str, times: int) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        told = [one for some in threads.map(lambda number: trials(dsn, number), range(AT_ONCE)) for one in some]
-    assert len(told) == TRIALS
+        told = [one for some in threads.map(lambda number: trials(dsn, number, times), range(AT_ONCE)) for one in some]
+    assert len(told) == times * AT_ONCE
     for said, before, after in told:
         assert said == {"lost": True, "left": 0.0, "reason": "expired", "released": False, "renew": "expired"}
         assert after > before
