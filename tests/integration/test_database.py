@@ -305,7 +305,7 @@ async def test_odd_settings_of_the_session_change_nothing(clients: Clients, owne
     database = sql.Identifier(owner.info.dbname)
     for setting in ("datestyle TO 'German'", "intervalstyle TO 'sql_standard'", "timezone TO 'Asia/Kathmandu'"):
         owner.execute(sql.SQL("ALTER DATABASE {} SET " + setting).format(database))
-    client = clients()
+    client = clients(presence=None)  # so that no renewal comes in between
     lease = await client.lock("a", ttl=90).acquire()
     holder = await client.lock("a").holder()
     assert holder.expires_at == lease.expires_at
