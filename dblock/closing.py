@@ -33,12 +33,7 @@ def shut(
     listener.line.wake_all()  # whoever waits asks, and is told that the client is closed
     if listener.started:
         runner.wait_until_idle(CALLS_END_WITHIN)
-    last = Runner(runner.target, runner.schema, 1, 1.0)
-    with contextlib.suppress(DblockError):
-        last.run(keeper.letting_go())
-        if listener.started:
-            last.run(service.leave())
-    last.close()
+    _say_last(runner, keeper, listener, service)
 
 
 async def say_goodbye(runner: AsyncRunner, keeper: AsyncKeepAlive, listener: AsyncListener, service: Service) -> None:
@@ -68,6 +63,15 @@ def shut_async(
     keepers.close()
     listener.close()
     # If anything is held still, the event loop is gone; what is left to say goes over a connection without one.
+    _say_last(runner, keeper, listener, service)
+
+
+def _say_last(
+    runner: Runner | AsyncRunner,
+    keeper: KeepAlive | AsyncKeepAlive,
+    listener: Listener | AsyncListener,
+    service: Service,
+) -> None:
     last = Runner(runner.target, runner.schema, 1, 1.0)
     with contextlib.suppress(DblockError):
         last.run(keeper.letting_go())

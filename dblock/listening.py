@@ -134,7 +134,7 @@ class Listening:
     # What is said over the connection.
 
     def _greeting(self, wire: Wire) -> Steps[Presence | None]:
-        """Begin to listen over a fresh connection; the result is the presence that it has become, if it has."""
+        """Make sure of a fresh connection; the result is the presence that it has become, if it has."""
         (which,) = yield self._which
         if which != self._installation:
             raise psycopg.OperationalError("listen_dsn leads to another installation of dblock than the client itself")

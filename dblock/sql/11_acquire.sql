@@ -12,7 +12,8 @@
 -- can line up while the grant reaches the disk. A grant is made by try_acquire, the one place where tokens are minted.
 --
 -- It waits for another transaction at work on the lock, but not for long: `remaining` is then 0 and there is no ticket yet.
--- `fresh` means that the ticket is a new one. `first` means that nobody alive is known to be ahead; `watched` that the holder's presence is known, so that looking in is worth it.
+-- `fresh` means that the ticket is a new one; `first` that nobody alive is known to be ahead; `watched` that the holder's
+-- presence is known, so that looking in is worth it.
 CREATE OR REPLACE FUNCTION acquire(
     name text,
     ttl interval DEFAULT '30 seconds',
@@ -67,7 +68,7 @@ BEGIN
     -- The line, held from here on; and the row, where nobody waits yet.
     at_once := pg_try_advisory_xact_lock(line);
     IF at_once THEN
-        SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.served INTO seen
+        SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting INTO seen
         FROM distributed_locks AS l WHERE l.name = acquire.name;
         at_once := FOUND AND seen.waiting;
     END IF;
@@ -76,10 +77,10 @@ BEGIN
             ignored := set_config('lock_timeout', '200ms', true);
             PERFORM pg_advisory_xact_lock(line);
             LOOP
-                SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.served INTO seen
+                SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting INTO seen
                 FROM distributed_locks AS l WHERE l.name = acquire.name;
                 IF FOUND AND NOT seen.waiting THEN
-                    SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.served INTO seen
+                    SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting INTO seen
                     FROM distributed_locks AS l WHERE l.name = acquire.name
                     FOR NO KEY UPDATE;
                 END IF;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from typing import Any
 
 import pytest
@@ -150,7 +151,11 @@ def test_a_wake_up_that_comes_before_the_wait_is_not_lost(waiters: Line) -> None
     place = ThreadSeating(waiters, "a", "aa")
     place.wake()
     place.wake()
+    began = time.monotonic()
     place.wait(60)
     place.wait(60)
+    assert time.monotonic() - began < 30, "it was woken already"
     place.stand()
-    place.wait(0.01)
+    began = time.monotonic()
+    place.wait(0.05)
+    assert time.monotonic() - began >= 0.04, "that wake-up has been used"
