@@ -77,13 +77,13 @@ class Service:
         # Times come as seconds since 1970, so that no DateStyle, TimeZone or IntervalStyle has a say.
         # As a column and not as a table, which Postgres would first write down. OFFSET 0, so that it is called once.
         self._try_acquire = (
-            "SELECT (r).granted, (r).token, extract(epoch FROM (r).expires_at), (r).remaining, (r).waiting FROM"
+            "SELECT (r).granted, (r).token, date_part('epoch', (r).expires_at), (r).remaining, (r).waiting FROM"
             f" (SELECT {prefix}.try_acquire($1, $2, $3, $4, $5, $6, presence => $7, fair => $8, ticket => $9) AS r"
             " OFFSET 0) AS a"
         ).encode()
         self._try_acquire_again = self._try_acquire.replace(b"$6,", b"$6, sent_before => true,")
         self._acquire = (
-            "SELECT (r).granted, (r).token, extract(epoch FROM (r).expires_at), (r).remaining, (r).ticket, (r).first,"
+            "SELECT (r).granted, (r).token, date_part('epoch', (r).expires_at), (r).remaining, (r).ticket, (r).first,"
             " (r).watched, (r).fresh FROM (SELECT"
             f" {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS r OFFSET 0) AS a"
         ).encode()
@@ -94,7 +94,7 @@ class Service:
         self._be_absent = f"SELECT lost FROM {prefix}.be_absent($1, $2, $3)".encode()
         self._queue = f"SELECT {prefix}.queue($1)".encode()
         self._renew_all = (
-            f"SELECT extract(epoch FROM moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3, $4)"
+            f"SELECT date_part('epoch', moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3, $4)"
         ).encode()
         self._release_all = f"SELECT busy FROM {prefix}.release_all($1, $2)".encode()
         self._abandon = f"SELECT {prefix}.abandon($1, $2)".encode()
@@ -103,7 +103,7 @@ class Service:
         # Sent a second time, a release that finds nothing to free proves nothing: the first may have freed it.
         self._release_again = f"SELECT nullif({prefix}.release($1, $2, durable => false), false)".encode()
         self._holder = (
-            "SELECT token, holder, meta, extract(epoch FROM granted_at), extract(epoch FROM expires_at), remaining"
+            "SELECT token, holder, meta, date_part('epoch', granted_at), date_part('epoch', expires_at), remaining"
             f" FROM {prefix}.holder($1)"
         ).encode()
         self.client = new_attempt()

@@ -47,6 +47,8 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("presence", Uuid),
         Column("waiting", Boolean, nullable=False, server_default=text("false")),
         Column("served", BigInteger, nullable=False, server_default=text("0")),
+        Column("minted_in", DateTime(timezone=True)),
+        Column("minted_on", Text(collation="C")),
         comment="One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.",
     )
     Table(

@@ -31,6 +31,9 @@ def upgrade() -> None:
             presence uuid,
             waiting boolean NOT NULL DEFAULT false,
             served bigint NOT NULL DEFAULT 0,
+            -- The start of the server and its timeline, under which the newest token was minted.
+            minted_in timestamptz,
+            minted_on text COLLATE "C",
             CONSTRAINT distributed_locks_pkey PRIMARY KEY (name)
         ) WITH (
             -- Half of each page is left free and no column that changes is indexed, so that every grant,

@@ -48,7 +48,10 @@ DECLARE
     ready boolean;
     -- In seconds alone: a day or a month of the calendar may be longer or shorter than it looks.
     lasting interval;
-    recorded bigint;
+    seconds double precision;
+    -- Where the lock's last token was minted: by which start of a server, and on which timeline, as WAL files are named.
+    started timestamptz;
+    timeline text;
     passed bigint;
     looks integer := 0;
     seeding boolean;
@@ -69,7 +72,8 @@ BEGIN
             try_acquire.holder := describe_session();
         END IF;
     END IF;
-    lasting := make_interval(secs => extract(epoch FROM try_acquire.ttl)::double precision);
+    seconds := date_part('epoch', try_acquire.ttl);
+    lasting := make_interval(secs => seconds);
     IF try_acquire.durable THEN
         -- commit_durably(), without the cost of a call.
         IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
@@ -84,10 +88,10 @@ BEGIN
         PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
     END IF;
     LOOP
-        SELECT t.timeline, l.served INTO recorded, passed
-        FROM distributed_locks AS l CROSS JOIN token_timeline AS t
+        SELECT l.minted_in, l.minted_on, l.served INTO started, timeline, passed
+        FROM distributed_locks AS l
         WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND in_line)
-        FOR UPDATE OF l SKIP LOCKED;  -- the strongest, so that not even a proof's shared lock is passed over
+        FOR UPDATE SKIP LOCKED;  -- the strongest, so that not even a proof's shared lock is passed over
         IF FOUND THEN
             IF try_acquire.ticket IS NOT NULL THEN
                 DELETE FROM lock_tickets AS t
@@ -103,11 +107,16 @@ BEGIN
                     RETURN;
                 END IF;
             END IF;
-            -- current_timeline(), without the cost of a call.
-            IF try_acquire.durable
-                AND recorded <> ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
-            THEN
-                PERFORM enter_timeline();
+            -- A server, once started, mints on one timeline alone. Where this lock's last token was minted by this one, the
+            -- timeline was entered, and its record need not be read.
+            IF try_acquire.durable AND (
+                started = pg_postmaster_start_time() AND timeline = left(pg_walfile_name(pg_current_wal_lsn()), 8)
+            ) IS NOT TRUE THEN
+                IF (SELECT t.timeline <> current_timeline() FROM token_timeline AS t) THEN
+                    PERFORM enter_timeline();
+                END IF;
+                started := pg_postmaster_start_time();
+                timeline := left(pg_walfile_name(pg_current_wal_lsn()), 8);
             END IF;
             moment := clock_timestamp();
             UPDATE distributed_locks AS l
@@ -115,6 +124,8 @@ BEGIN
                     WHEN try_acquire.durable THEN pg_catalog.nextval('token_sequence'::pg_catalog.regclass)
                     ELSE -1 - floor(random() * (1::bigint << 52))::bigint
                 END,
+                minted_in = started,
+                minted_on = timeline,
                 attempt = try_acquire.attempt,
                 holder = try_acquire.holder,
                 meta = try_acquire.meta,
@@ -125,15 +136,14 @@ BEGIN
                 ttl = lasting,
                 expires_at = moment + lasting
             WHERE l.name = try_acquire.name
-            RETURNING true, l.token, l.expires_at, extract(epoch FROM lasting), false
+            RETURNING true, l.token, l.expires_at, seconds, false
             INTO granted, token, expires_at, remaining, waiting;
             RETURN;
         END IF;
 
         SELECT l.token, l.attempt, l.expires_at, l.waiting, l.presence,
                -- Subtracted as numbers: Postgres before 17 refuses to subtract from an infinite time.
-               extract(epoch FROM l.expires_at)::double precision
-               - extract(epoch FROM clock_timestamp())::double precision AS remaining
+               date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp()) AS remaining
         INTO seen
         FROM distributed_locks AS l WHERE l.name = try_acquire.name;
         IF NOT FOUND THEN

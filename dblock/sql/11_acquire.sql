@@ -169,7 +169,7 @@ BEGIN
     expires_at := CASE WHEN seen.expires_at > clock_timestamp() THEN seen.expires_at END;
     -- Subtracted as numbers: Postgres before 17 refuses to subtract from an infinite time.
     remaining := greatest(
-        extract(epoch FROM seen.expires_at)::double precision - extract(epoch FROM clock_timestamp())::double precision, 0
+        date_part('epoch', seen.expires_at) - date_part('epoch', clock_timestamp()), 0
     );
     IF grace > 0 THEN
         remaining := least(remaining, grace);
@@ -213,7 +213,7 @@ BEGIN
         next := first_in_line(asked, false);
         CONTINUE WHEN next.client IS DISTINCT FROM look_in_line.client;
         wait := greatest(
-            extract(epoch FROM seen.expires_at)::double precision - extract(epoch FROM clock_timestamp())::double precision,
+            date_part('epoch', seen.expires_at) - date_part('epoch', clock_timestamp()),
             0
         );
         grace := CASE WHEN wait > 0 AND seen.presence IS NOT NULL THEN presence_gone(seen.presence, false) END;

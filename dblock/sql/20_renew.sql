@@ -17,7 +17,7 @@ DECLARE
     lasting interval;
 BEGIN
     ready := check_request(renew.name, renew.ttl) AND commit_durably();
-    lasting := make_interval(secs => extract(epoch FROM renew.ttl)::double precision);
+    lasting := make_interval(secs => date_part('epoch', renew.ttl));
     PERFORM 1 FROM distributed_locks AS l
     WHERE l.name = renew.name AND l.token = renew.token
     FOR NO KEY UPDATE;
@@ -27,7 +27,7 @@ BEGIN
             SET expires_at = greatest(least(l.expires_at, clock_timestamp() + l.ttl), clock_timestamp() + lasting),
                 ttl = greatest(l.ttl, lasting)
             WHERE l.name = renew.name AND l.token = renew.token AND l.expires_at > clock_timestamp()
-            RETURNING l.expires_at, extract(epoch FROM lasting)::double precision;
+            RETURNING l.expires_at, date_part('epoch', lasting);
     END IF;
 END
 $$;

@@ -37,7 +37,7 @@ BEGIN
     END IF;
     moment := clock_timestamp();
     WITH asked AS MATERIALIZED (
-        SELECT a.name, a.token, make_interval(secs => extract(epoch FROM a.ttl)::double precision) AS lasting, a.place
+        SELECT a.name, a.token, make_interval(secs => date_part('epoch', a.ttl)) AS lasting, a.place
         FROM unnest(names, tokens, ttls) WITH ORDINALITY AS a (name, token, ttl, place)
     ),
     held AS MATERIALIZED (

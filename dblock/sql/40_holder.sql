@@ -16,8 +16,7 @@ BEGIN
         -- A grant without durability has no fencing token.
         SELECT CASE WHEN l.token > 0 THEN l.token END, l.holder, l.meta, l.granted_at, l.expires_at,
                -- Subtracted as numbers: Postgres before 17 refuses to subtract from an infinite time.
-               extract(epoch FROM l.expires_at)::double precision
-               - extract(epoch FROM clock_timestamp())::double precision
+               date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp())
         FROM distributed_locks AS l
         WHERE l.name = holder.name AND l.expires_at > clock_timestamp();
 END

@@ -121,6 +121,32 @@ def test_a_timeline_that_goes_back_takes_the_tokens_ahead_too(dsn: str) -> None:
         assert owner.execute("SELECT timeline FROM dblock.token_timeline").fetchone() == (1,)
 
 
+@pytest.mark.parametrize("stamp", ["minted_in = minted_in - interval '1 microsecond'", "minted_on = '00000002'"])
+def test_a_lock_last_granted_by_another_server_or_timeline_asks_the_record(sessions: Sessions, stamp: str) -> None:
+    """A lock's own row vouches for the timeline only where this very server minted on it.
+
+    A pg_upgrade brings an old timeline's number back, under another start; a promotion keeps the rows of a server that
+    may have been started at the same moment, under another timeline.
+    """
+    session = sessions.open()
+    (before,) = session.do("SELECT token FROM try_acquire('a')")
+    assert session.do("SELECT release('a', %s)", before) == (True,)
+    session.do(f"UPDATE distributed_locks SET {stamp}")
+    session.do("UPDATE token_timeline SET timeline = 7")
+    (after,) = session.do("SELECT token FROM try_acquire('a')")
+    assert after == before + 2**40 + 1
+    assert session.do("SELECT timeline FROM token_timeline") == (1,)
+
+
+def test_a_grant_without_a_token_vouches_for_no_timeline(sessions: Sessions) -> None:
+    session = sessions.open()
+    session.do("UPDATE token_timeline SET timeline = 7")
+    (unordered,) = session.do("SELECT token FROM try_acquire('a', durable => false)")
+    assert session.do("SELECT release('a', %s)", unordered) == (True,)
+    (token,) = session.do("SELECT token FROM try_acquire('a')")
+    assert token > 2**40
+
+
 def test_a_recovery_past_an_earlier_jump_goes_above_that_jump(sessions: Sessions) -> None:
     """Record and sequence went back together to the first timeline; this server is on the third."""
     session = sessions.open()
