@@ -315,6 +315,7 @@ def restart(server: Server, how: str) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     server.stop()
+    time.sleep(0.5)  # for longer than any grace: a holder that finds the server back at once may go on
     server.start()
 
 
