@@ -1,0 +1,63 @@
+"""The side of the resource: keys, transactions and tables that refuse a writer whose fencing token is stale.
+
+    store = FencedStore(engine)
+    with client.lock("invoice:42") as lease:
+        store.put("invoice:42", body, fence=lease)  # StaleTokenError when a newer holder wrote, or claimed it
+
+A token is a whole number, from dblock or from any other lock service that hands out rising ones.
+"""
+
+import logging
+
+from fenced_store.audit import Rejection, high_water, rejections
+from fenced_store.errors import (
+    FenceAhead,
+    FenceBroken,
+    FencedStoreError,
+    InvalidArgument,
+    MissingToken,
+    NotInstalled,
+    OutcomeUnknown,
+    StaleTokenError,
+    VersionConflict,
+)
+from fenced_store.fencing import fence
+from fenced_store.names import row
+from fenced_store.orm import FencedMixin, raise_ours
+from fenced_store.protection import Protection, protect, protected, unprotect
+from fenced_store.schema import ddl, grant, install, uninstall
+from fenced_store.store import AsyncFencedStore, Claims, FencedStore, Stored, Value
+
+__all__ = [
+    "AsyncFencedStore",
+    "Claims",
+    "FenceAhead",
+    "FenceBroken",
+    "FencedMixin",
+    "FencedStore",
+    "FencedStoreError",
+    "InvalidArgument",
+    "MissingToken",
+    "NotInstalled",
+    "OutcomeUnknown",
+    "Protection",
+    "Rejection",
+    "StaleTokenError",
+    "Stored",
+    "Value",
+    "VersionConflict",
+    "ddl",
+    "fence",
+    "grant",
+    "high_water",
+    "install",
+    "protect",
+    "protected",
+    "raise_ours",
+    "rejections",
+    "row",
+    "uninstall",
+    "unprotect",
+]
+
+logging.getLogger("fenced_store").addHandler(logging.NullHandler())

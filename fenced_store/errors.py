@@ -1,0 +1,157 @@
+"""What can go wrong, each with what is needed to act on it.
+
+FencedStoreError
+├── StaleTokenError     a newer holder has written, or claimed, the resource
+├── MissingToken        a strict fence met a transaction that carries no token
+├── FenceAhead          a claim found a fence above the token just granted: tokens have gone back
+├── VersionConflict     compare-and-set found another version
+├── OutcomeUnknown      the answer was lost; the same write can be sent again
+├── FenceBroken         the transaction ended inside its fence, and another was begun
+├── NotInstalled        the schema is not there, or is of another revision
+└── InvalidArgument     (also a ValueError) what was asked for cannot be
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+STALE, MISSING, NO_TOKEN, AHEAD = "FEN01", "FEN02", "FEN03", "FEN04"
+"""The SQLSTATEs that are ours: a token too low, no token, what cannot be a token, a claim below the fence."""
+
+
+class FencedStoreError(Exception):
+    """The base of all errors of this package."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), str(self), self.__dict__)
+
+
+def _rebuilt(kind: type[FencedStoreError], message: str, state: dict[str, Any]) -> FencedStoreError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+class StaleTokenError(FencedStoreError):
+    """A token lower than the one that the resource has seen: its holder was superseded, and must not go on."""
+
+    def __init__(
+        self, resource: str, offered: int, stored: int, stored_at: datetime | None, stored_by: str | None = None
+    ) -> None:
+        when = f", stored at {stored_at.isoformat(sep=' ', timespec='milliseconds')}" if stored_at else ""
+        by = f" by {stored_by}" if stored_by else ""
+        same = "another write with this token and number was" if offered == stored else f"token {stored} was"
+        seen = f"{same} seen there{when}{by}" if not when else f"{same}{when[1:]}{by}"
+        super().__init__(
+            f"Resource {shown(resource)} refuses token {offered}: {seen}. "
+            "The lease that this token came with is over: acquire the lock anew and do the work again from the start."
+        )
+        self.resource = resource
+        self.offered = offered
+        self.stored = stored
+        self.stored_at = stored_at
+        self.stored_by = stored_by
+
+
+class MissingToken(FencedStoreError):
+    """A transaction without a token wrote to a resource with a strict fence."""
+
+    def __init__(self, resource: str) -> None:
+        super().__init__(
+            f"Resource {shown(resource)} refuses a transaction that carries no fencing token. Write inside fence(...), "
+            "or execute SET LOCAL fenced_store.token = '…' first."
+        )
+        self.resource = resource
+
+
+class FenceAhead(FencedStoreError):
+    """A fence stands above the token that was just granted, so tokens have gone back."""
+
+
+class VersionConflict(FencedStoreError):
+    """Another version is stored than the one that the write was to replace."""
+
+    def __init__(self, key: str, expected: int, version: int) -> None:
+        now = f"it is at version {version}" if version else "it is not there"
+        was = f"at version {expected}" if expected else "absent"
+        super().__init__(f"Key {shown(key)} was expected {was}, and {now}. Read it again and decide anew.")
+        self.key = key
+        self.expected = expected
+        self.version = version
+
+
+class OutcomeUnknown(FencedStoreError):
+    """The database did not answer; the write may have been stored or not. `write` sends the very same one again."""
+
+    def __init__(self, key: str, write: int, said: str) -> None:
+        super().__init__(
+            f"Whether key {shown(key)} was written is not known: {said} Send the same again with write={write}; if it "
+            "was stored, it will be answered as done."
+        )
+        self.key = key
+        self.write = write
+
+
+class FenceBroken(FencedStoreError):
+    """The transaction that a fence was taken in has ended inside its body, and another one was begun there."""
+
+
+class NotInstalled(FencedStoreError):
+    """The schema of fenced_store is missing in this database, or is of another revision than this version needs."""
+
+
+class InvalidArgument(FencedStoreError, ValueError):
+    """Something that no resource, token, value or table can be."""
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """Return the SQLSTATE of a driver's error, or of what SQLAlchemy has wrapped around one."""
+    original = getattr(error, "orig", None) or error
+    # asyncpg's is the cause of what SQLAlchemy shows of it.
+    for each in (original, original.__cause__):
+        state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if isinstance(state, str):
+            return state
+    return None
+
+
+def translated(error: BaseException) -> FencedStoreError | None:
+    """Return the counterpart of a database's error that carries one of our SQLSTATEs; None for any other."""
+    state = sqlstate(error)
+    if state not in (STALE, MISSING, NO_TOKEN, AHEAD):
+        return None
+    said, detail, hint = _said(error)
+    if state == STALE:
+        found = json.loads(detail)
+        at = found["stored_at"]
+        return StaleTokenError(
+            found["resource"],
+            found["offered"],
+            found["stored"],
+            datetime.fromisoformat(at) if at else None,
+            found["stored_by"],
+        )
+    if state == MISSING:
+        return MissingToken(json.loads(detail)["resource"])
+    return FenceAhead(f"{said} {hint}") if state == AHEAD else InvalidArgument(said)
+
+
+def _said(error: BaseException) -> tuple[str, str, str]:
+    original = getattr(error, "orig", None) or error
+    diag = getattr(original, "diag", None)
+    if diag is not None:
+        return str(diag.message_primary), str(diag.message_detail or ""), str(diag.message_hint or "")
+    cause: Any = original.__cause__ or original
+    return (
+        str(getattr(cause, "message", cause)),
+        str(getattr(cause, "detail", "") or ""),
+        str(getattr(cause, "hint", "") or ""),
+    )
+
+
+def shown(name: str) -> str:
+    """Return a name as an error shows it: whole when short."""
+    return ascii(name) if len(name) <= 60 else f"{name[:57]!a}…"

@@ -1,0 +1,404 @@
+"""A key-value store whose keys refuse a stale writer.
+
+Guarantee: of the writes that carry tokens, a key accepts one only if its (token, write number) is greater than the pair
+that it has accepted before, or that was claimed for it; one statement decides. The same write sent twice is stored
+once, and the second is answered as done. Deleting a key keeps its fence.
+
+Each write is one call in a transaction of its own, made durable before it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import TextClause, text
+from sqlalchemy.exc import DBAPIError
+
+from fenced_store.engines import Where, async_engine_of, engine_of, missing
+from fenced_store.errors import (
+    InvalidArgument,
+    OutcomeUnknown,
+    StaleTokenError,
+    VersionConflict,
+    shown,
+    sqlstate,
+    translated,
+)
+from fenced_store.names import DEFAULT_SCHEMA, check_resource, check_schema
+from fenced_store.schema import bindable
+from fenced_store.tokens import HasToken, check_write, next_write, token_of, who
+
+TRIES = 4
+"""How often a write is sent before its outcome is called unknown."""
+
+PAUSE = 0.2
+"""Seconds before the second sending, twice as long before each further one."""
+
+VALUE_BYTES = 64 * 2**20
+
+_ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A write that was accepted."""
+
+    key: str
+    version: int
+    """Counts the writes of this key, deletions included."""
+    token: int
+    write: int
+    stored_at: datetime
+    repeated: bool
+    """Whether it had been accepted before, and this was the same one again."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One version of a key."""
+
+    value: Any
+    """What was stored, JSON or bytes; None for a deletion."""
+    version: int
+    token: int
+    """The token that its writer carried; 0 if none ever did."""
+    stored_at: datetime
+    stored_by: str | None
+    deleted: bool = False
+
+
+@dataclass(frozen=True)
+class _Write:
+    key: str
+    fence: int | HasToken | None
+    token: int | None
+    number: int
+    if_version: int | None
+    values: dict[str, Any]
+
+
+class _StoreBase:
+    """What both kinds of store know: the statements, what goes into them, and what comes out."""
+
+    def __init__(self, schema: str, history: int, writer: str | None) -> None:
+        if isinstance(history, bool) or not isinstance(history, int) or not 0 <= history <= 2**31 - 1:
+            raise InvalidArgument(
+                f"history is the number of versions to keep of each key, from 0; got {history!r:.80}."
+            )
+        self._schema = check_schema(schema)
+        self._history = history
+        self._writer = check_resource(writer) if writer is not None else None
+        ours = bindable(schema)
+        self._write = text(
+            f"SELECT outcome, version, stored_token, stored_write, stored_at FROM {ours}.write(CAST(:key AS text),"
+            " CAST(:token AS bigint), CAST(:number AS bigint), CAST(:value AS jsonb), CAST(:data AS bytea),"
+            " CAST(:if_version AS bigint), CAST(:attempt AS uuid), CAST(:history AS integer), CAST(:who AS text))"
+        )
+        self._read = text(
+            f"SELECT value, data, version, token, stored_at, stored_by FROM {ours}.read(CAST(:key AS text))"
+        )
+        self._past = text(
+            "SELECT value, data, version, token, stored_at, stored_by"
+            f" FROM {ours}.past(CAST(:key AS text), CAST(:most AS integer))"
+        )
+        self._claim = text(
+            f"SELECT CAST({ours}.claim(CAST(:resources AS text[]), CAST(:token AS bigint), CAST(:who AS text)) AS text)"
+        )
+
+    def _writing(
+        self,
+        key: str,
+        value: Any,
+        fence: int | HasToken | None,
+        if_version: int | None,
+        write: int | None,
+        delete: bool,
+    ) -> _Write:
+        check_resource(key)
+        if fence is None and if_version is None:
+            raise InvalidArgument(
+                f"A write of key {shown(key)} needs a fence= to be refused by when it is stale, or an if_version= to "
+                "replace: without either, two writers would undo each other."
+            )
+        token = None if fence is None else token_of(fence)
+        if if_version is not None and (
+            isinstance(if_version, bool) or not isinstance(if_version, int) or not 0 <= if_version < 2**63
+        ):
+            raise InvalidArgument(
+                f"A version is a whole number, 0 for a key that is not there; got {if_version!r:.80}."
+            )
+        number = next_write() if write is None else check_write(write)
+        is_bytes = isinstance(value, (bytes, bytearray, memoryview))
+        return _Write(
+            key,
+            fence,
+            token,
+            number,
+            if_version,
+            {
+                "key": key,
+                "token": token,
+                "number": number,
+                "value": None if delete or is_bytes else _json(key, value),
+                "data": bytes(value) if is_bytes and not delete else None,
+                "if_version": if_version,
+                # Without a token it is this that tells the same write from another.
+                "attempt": None if token is not None else str(uuid.UUID(int=number)),
+                "history": self._history,
+                "who": self._writer or who(fence),
+            },
+        )
+
+    def _outcome(self, write: _Write, row: Sequence[Any]) -> Stored:
+        outcome, version, token, number, stored_at = row
+        if outcome == "stale":
+            assert write.token is not None
+            raise StaleTokenError(write.key, write.token, token, stored_at)
+        if outcome == "conflict":
+            assert write.if_version is not None
+            raise VersionConflict(write.key, write.if_version, version)
+        return Stored(write.key, version, token, number, stored_at, outcome == "repeated")
+
+    def _failed(self, write: _Write | None, error: DBAPIError, tries: int, sent: bool) -> float:
+        """Return how long to wait before the same is sent again, or raise what the error means.
+
+        It can be sent again however far it came, because the database knows a write that it has accepted.
+        """
+        lost = error.connection_invalidated or _is_lost(error)
+        if tries < TRIES and (lost or sqlstate(error) in ("40001", "40P01")):
+            return PAUSE * 2.0 ** (tries - 1) if lost else 0.01
+        counterpart = translated(error) or missing(error, self._schema)
+        if counterpart is None and lost and sent and write is not None:
+            counterpart = OutcomeUnknown(write.key, write.number, str(error.orig).strip())
+        if counterpart is None:
+            raise error
+        raise counterpart from error
+
+    def _values_of(self, rows: Sequence[Any]) -> list[Value]:
+        return [
+            Value(value if data is None else bytes(data), version, token, at, by, value is None and data is None)
+            for value, data, version, token, at, by in rows
+        ]
+
+    @staticmethod
+    def _most(most: int | None) -> int | None:
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 0 < most < 2**31):
+            raise InvalidArgument(f"A number of versions is from 1; got {most!r:.80}.")
+        return most
+
+
+class FencedStore(_StoreBase):
+    """A store, for threads, in the schema that `install` has made."""
+
+    def __init__(
+        self, where: Where, *, schema: str = DEFAULT_SCHEMA, history: int = 10, writer: str | None = None
+    ) -> None:
+        """Name the database; nothing is opened yet. An engine is the user's, and stays open.
+
+        `history` is how many versions are kept of each key, `writer` what is remembered of who wrote it, by default the
+        machine and process.
+        """
+        super().__init__(schema, history, writer)
+        self._engine, self._ours = engine_of(where)
+        self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        fence: int | HasToken | None = None,
+        if_version: int | None = None,
+        write: int | None = None,
+    ) -> Stored:
+        """Store a value, JSON or bytes; raise StaleTokenError when a newer holder has written or claimed the key.
+
+        `fence` is a lease or a token. `if_version` replaces that version and no other, with or without a lock; 0 stands
+        for a key that is not there. `write` numbers the writes under a token; by default it comes by itself, and is
+        given only to send the same write again.
+        """
+        made = self._writing(key, value, fence, if_version, write, False)
+        return self._outcome(made, self._run(made, self._write, made.values)[0])
+
+    def delete(
+        self, key: str, *, fence: int | HasToken | None = None, if_version: int | None = None, write: int | None = None
+    ) -> Stored:
+        """Delete a key on the same terms as `put`. Its fence stays."""
+        made = self._writing(key, None, fence, if_version, write, True)
+        return self._outcome(made, self._run(made, self._write, made.values)[0])
+
+    def get(self, key: str) -> Value | None:
+        """Return what is stored, or None."""
+        found = self._values_of(self._run(None, self._read, {"key": check_resource(key)}))
+        return found[0] if found else None
+
+    def history(self, key: str, most: int | None = None) -> list[Value]:
+        """Return the latest versions of a key, deletions among them, the newest first."""
+        return self._values_of(self._run(None, self._past, {"key": check_resource(key), "most": self._most(most)}))
+
+    def claims(self, *resources: str) -> Claims:
+        """Name resources of this store for `client.lock(…, claims=[store.claims("a", "b")])`."""
+        return Claims(self, resources)
+
+    def claim(self, *resources: str, fence: int | HasToken) -> None:
+        """Raise these fences to a token before anything is written with it, and refuse all lower ones from now on."""
+        values = {"resources": _resources(resources), "token": token_of(fence), "who": self._writer or who(fence)}
+        self._run(None, self._claim, values)
+
+    def _run(self, write: _Write | None, statement: TextClause, values: dict[str, Any]) -> Sequence[Any]:
+        tries, sent = 0, False
+        while True:
+            tries += 1
+            try:
+                with self._autocommit.connect() as connection:
+                    sent = True
+                    return connection.execute(statement, values).all()
+            except DBAPIError as error:
+                time.sleep(self._failed(write, error, tries, sent))
+
+    def close(self) -> None:
+        """Close what was opened for this store; a user's engine stays as it is."""
+        if self._ours:
+            self._engine.dispose()
+
+    def __enter__(self) -> FencedStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncFencedStore(_StoreBase):
+    """A store, for asyncio. Each word means what it means in FencedStore."""
+
+    def __init__(
+        self, where: Where, *, schema: str = DEFAULT_SCHEMA, history: int = 10, writer: str | None = None
+    ) -> None:
+        """Name the database; nothing is opened yet. An engine is the user's, and stays open."""
+        super().__init__(schema, history, writer)
+        self._engine, self._ours = async_engine_of(where)
+        self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    async def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        fence: int | HasToken | None = None,
+        if_version: int | None = None,
+        write: int | None = None,
+    ) -> Stored:
+        """Store a value, JSON or bytes; raise StaleTokenError when a newer holder has written or claimed the key."""
+        made = self._writing(key, value, fence, if_version, write, False)
+        return self._outcome(made, (await self._run(made, self._write, made.values))[0])
+
+    async def delete(
+        self, key: str, *, fence: int | HasToken | None = None, if_version: int | None = None, write: int | None = None
+    ) -> Stored:
+        """Delete a key on the same terms as `put`. Its fence stays."""
+        made = self._writing(key, None, fence, if_version, write, True)
+        return self._outcome(made, (await self._run(made, self._write, made.values))[0])
+
+    async def get(self, key: str) -> Value | None:
+        """Return what is stored, or None."""
+        found = self._values_of(await self._run(None, self._read, {"key": check_resource(key)}))
+        return found[0] if found else None
+
+    async def history(self, key: str, most: int | None = None) -> list[Value]:
+        """Return the latest versions of a key, deletions among them, the newest first."""
+        values = {"key": check_resource(key), "most": self._most(most)}
+        return self._values_of(await self._run(None, self._past, values))
+
+    def claims(self, *resources: str) -> Claims:
+        """Name resources of this store for `client.lock(…, claims=[store.claims("a", "b")])`."""
+        return Claims(self, resources)
+
+    async def claim(self, *resources: str, fence: int | HasToken) -> None:
+        """Raise these fences to a token before anything is written with it, and refuse all lower ones from now on."""
+        values = {"resources": _resources(resources), "token": token_of(fence), "who": self._writer or who(fence)}
+        await self._run(None, self._claim, values)
+
+    async def _run(self, write: _Write | None, statement: TextClause, values: dict[str, Any]) -> Sequence[Any]:
+        tries, sent = 0, False
+        while True:
+            tries += 1
+            try:
+                async with self._autocommit.connect() as connection:
+                    sent = True
+                    return (await connection.execute(statement, values)).all()
+            except DBAPIError as error:
+                await asyncio.sleep(self._failed(write, error, tries, sent))
+
+    async def close(self) -> None:
+        """Close what was opened for this store; a user's engine stays as it is."""
+        if self._ours:
+            await self._engine.dispose()
+
+    async def __aenter__(self) -> AsyncFencedStore:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Claims:
+    """Resources of a store, to be claimed with each grant of a lock; made by `store.claims`."""
+
+    def __init__(self, store: FencedStore | AsyncFencedStore, resources: Sequence[str]) -> None:
+        self._store = store
+        self.resources = tuple(_resources(resources))
+
+    def claim(self, token: int) -> Any:
+        """Claim them for this token; something to await if the store is asynchronous."""
+        return self._store.claim(*self.resources, fence=token)
+
+    def __repr__(self) -> str:
+        return f"<Claims {', '.join(map(repr, self.resources))}>"
+
+
+def _resources(resources: Sequence[str]) -> list[str]:
+    if not resources:
+        raise InvalidArgument("A claim names at least one resource; none was given.")
+    return [check_resource(resource) for resource in resources]
+
+
+def _json(key: str, value: Any) -> str:
+    try:
+        encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        size = len(encoded.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            f"The value of key {shown(key)} holds half of a surrogate pair; it is not text."
+        ) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"The value of key {shown(key)} is neither bytes nor JSON: {error}.") from None
+    if size > VALUE_BYTES:
+        raise InvalidArgument(f"The value of key {shown(key)} takes {size} bytes; {VALUE_BYTES} are the most.")
+    if _ESCAPED_NUL.search(encoded):
+        raise InvalidArgument(f"The value of key {shown(key)} contains a NUL, which Postgres cannot store in JSON.")
+    return encoded
+
+
+def _is_lost(error: DBAPIError) -> bool:
+    """Tell whether the connection is gone, though SQLAlchemy has not noticed: it ended while the answer was awaited."""
+    state = sqlstate(error)
+    return (state is None and "connection" in str(error.orig).lower()) or state in (
+        "57P01",
+        "57P02",
+        "57P03",
+        "08006",
+        "08003",
+    )
