@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dblock import fence_cli
 from dblock.errors import DblockError
 from dblock.target import EmbeddedTarget, Target, resolve
 
@@ -103,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
         "--above", type=int, required=True, metavar="N", help="the highest token any resource has seen"
     )
     raising.set_defaults(command=_token_raise)
+
+    fence_cli.add_commands(commands, _target)
 
     embedded = commands.add_parser("embedded", help="the embedded Postgres of this user")
     actions = embedded.add_subparsers(metavar="ACTION", required=True)

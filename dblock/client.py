@@ -7,21 +7,23 @@ them over a connection of its own.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from dblock.calls import Place, Steps
-from dblock.errors import ClientClosed, DblockError, InvalidArgument
-from dblock.forks import mind_forks
-from dblock.hold import Hold, Reason
+from dblock.calls import Steps
+from dblock.client_base import ClientBase
+from dblock.errors import ClientClosed, DblockError
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
 from dblock.lock import AsyncLock, Lock
-from dblock.steps import Service
-from dblock.target import Target, resolve
-from dblock.terms import DEFAULT_PRESENCE, DEFAULT_TTL, Seconds, brief, check_presence, check_seconds, is_text, terms
+from dblock.terms import (
+    DEFAULT_TTL,
+    Claimer,
+    Seconds,
+    terms,
+)
 from dblock.watch import AsyncWatch, Watch
 
 if TYPE_CHECKING:
@@ -30,112 +32,12 @@ if TYPE_CHECKING:
     from dblock.keepalive import AsyncKeepAlive, KeepAlive
     from dblock.listener import Listener
     from dblock.runner import AsyncRunner, Runner
-    from dblock.target import Where
     from dblock.task_listener import AsyncListener
 
 T = TypeVar("T")
 
-MOST_PATIENT = 86_400.0
 
-
-class _ClientBase:
-    """What both kinds of client are told at the start."""
-
-    _keeper: Any
-    _listener: Any
-    _installation = ""
-
-    def __init__(
-        self,
-        where: Where = None,
-        *,
-        schema: str = "dblock",
-        holder: str | None = None,
-        pool_size: int = 4,
-        patience: Seconds = 5.0,
-        listen_dsn: str | None = None,
-        presence: Seconds | None = DEFAULT_PRESENCE,
-    ) -> None:
-        """Name the database; nothing is opened yet.
-
-        `where` is a DSN (several hosts are fine), a SQLAlchemy Engine or AsyncEngine, or nothing: then $DBLOCK_DSN
-        says, and without that it is the embedded Postgres. `holder` is what others see of this client,
-        by default the machine and process. `patience` bounds the wait for a free connection, and then for the
-        database's answer, which gets a second at least.
-
-        `listen_dsn` leads to the same database past a pooler, for the one connection over which waiters are woken.
-        `presence` is how long others wait, once that connection has ended, before they take what this process holds;
-        None for as long as the leases last.
-        """
-        from dblock.schema import check_name
-
-        if holder is not None and (not is_text(holder) or len(holder.encode()) > 512):
-            raise InvalidArgument(f"A holder is text of at most 512 bytes without NUL; got {holder!a:.80}.")
-        if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
-            raise InvalidArgument(f"pool_size is a number of connections from 1; got {brief(pool_size)}.")
-        self._target = resolve(where)
-        self._service = Service(check_name(schema), holder)
-        self._schema = schema
-        self._pool_size = pool_size
-        self._patience = check_seconds("patience", patience)
-        if not 0 <= self._patience <= MOST_PATIENT:
-            raise InvalidArgument(f"The patience is from 0 s to a day; got {self._patience:g} s.")
-        self._listen_target = self._target if listen_dsn is None else _listen_target(listen_dsn)
-        if presence is not None:
-            presence = check_presence(presence)
-        self._grace = presence
-        self._closed = False
-        self.start_anew()
-        mind_forks(self)
-
-    def start_anew(self) -> None:
-        raise NotImplementedError
-
-    def _keep(self, hold: Hold, keep_alive: bool) -> None:
-        """Look after a lease: renew it if so wanted, and see that it is released."""
-        hold.keep_alive = keep_alive
-        with hold.presence.lock if hold.presence else contextlib.nullcontext():
-            self._keeper.add(hold)
-            if hold.presence is not None and (hold.presence.ended or hold.in_doubt):
-                # While the grant was on its way. Whether it was taken in that time, nobody has asked.
-                hold.lose(Reason.UNREACHABLE)
-        if self._grace is not None:
-            self._listener.start()
-        if self._closed:
-            # Closed while the grant was on its way. Looked at after adding, so that one of the two sees the other.
-            self._keeper.discard(hold)
-            hold.finish()
-            closed = ClientClosed()
-            closed.granted = True
-            raise closed
-
-    def _place(self, name: str, attempt: str) -> Place:
-        """Make a place in line for a caller who waits."""
-        place: Place = self._listener.place(name, attempt)
-        return place
-
-    def _owe(self, name: str, attempt: str) -> None:
-        """Have what could not be given up now given up later."""
-        listener = getattr(self, "_listener", None)
-        if listener is not None and not self._closed:
-            listener.start()
-            listener.line.owe(name, attempt)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError("A client, its locks and its leases belong to one process. Make a client in the other one.")
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._target}{' closed' if self._closed else ''}>"
-
-
-def _listen_target(listen_dsn: str) -> Target:
-    try:
-        return resolve(listen_dsn)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"listen_dsn: {error}") from None
-
-
-class Client(_ClientBase):
+class Client(ClientBase):
     """The service, for threads. One is enough for a process, shared by all its threads."""
 
     _runner: Runner | None = None
@@ -158,6 +60,7 @@ class Client(_ClientBase):
         keep_alive: bool = True,
         durable: Literal[True] = True,
         fair: bool = True,
+        claims: Sequence[str | Claimer] = (),
     ) -> Lock[Lease]: ...
 
     @overload
@@ -171,6 +74,7 @@ class Client(_ClientBase):
         keep_alive: bool = True,
         durable: Literal[False],
         fair: bool = True,
+        claims: Sequence[str | Claimer] = (),
     ) -> Lock[EfficiencyLease]: ...
 
     def lock(
@@ -183,6 +87,7 @@ class Client(_ClientBase):
         keep_alive: bool = True,
         durable: bool = True,
         fair: bool = True,
+        claims: Sequence[str | Claimer] = (),
     ) -> Lock[Any]:
         """Name a lock and the terms on which to hold it; nothing is sent yet.
 
@@ -191,8 +96,12 @@ class Client(_ClientBase):
         see beside the holder. With `durable=False` a grant does not wait for the disk: a crash of the database may
         forget it, and it has no fencing token. With `fair=False` it may be taken before those who wait in line: more
         grants in a second, and no bound on how long anybody waits.
+
+        `claims` are resources of fenced_store: the grant itself raises their fences, so that a stale holder is refused
+        before the new one's first write. A name is one in the lock's own database; `store.claims(…)` is for others, and
+        is claimed right after the grant.
         """
-        return Lock(self, terms(name, ttl, timeout, meta, durable, keep_alive, fair))
+        return Lock(self, terms(name, ttl, timeout, meta, durable, keep_alive, fair, claims))
 
     def close(self) -> None:
         """Release what is still held, and close the connections."""
@@ -264,7 +173,7 @@ class Client(_ClientBase):
         self.close()
 
 
-class AsyncClient(_ClientBase):
+class AsyncClient(ClientBase):
     """The service, for asyncio. One is enough for an event loop, shared by all its tasks."""
 
     _runner: AsyncRunner | None = None
@@ -289,6 +198,7 @@ class AsyncClient(_ClientBase):
         keep_alive: bool = True,
         durable: Literal[True] = True,
         fair: bool = True,
+        claims: Sequence[str | Claimer] = (),
     ) -> AsyncLock[AsyncLease]: ...
 
     @overload
@@ -302,6 +212,7 @@ class AsyncClient(_ClientBase):
         keep_alive: bool = True,
         durable: Literal[False],
         fair: bool = True,
+        claims: Sequence[str | Claimer] = (),
     ) -> AsyncLock[AsyncEfficiencyLease]: ...
 
     def lock(
@@ -314,6 +225,7 @@ class AsyncClient(_ClientBase):
         keep_alive: bool = True,
         durable: bool = True,
         fair: bool = True,
+        claims: Sequence[str | Claimer] = (),
     ) -> AsyncLock[Any]:
         """Name a lock and the terms on which to hold it; nothing is sent yet.
 
@@ -322,8 +234,12 @@ class AsyncClient(_ClientBase):
         see beside the holder. With `durable=False` a grant does not wait for the disk: a crash of the database may
         forget it, and it has no fencing token. With `fair=False` it may be taken before those who wait in line: more
         grants in a second, and no bound on how long anybody waits.
+
+        `claims` are resources of fenced_store: the grant itself raises their fences, so that a stale holder is refused
+        before the new one's first write. A name is one in the lock's own database; `store.claims(…)` is for others, and
+        is claimed right after the grant.
         """
-        return AsyncLock(self, terms(name, ttl, timeout, meta, durable, keep_alive, fair))
+        return AsyncLock(self, terms(name, ttl, timeout, meta, durable, keep_alive, fair, claims))
 
     async def close(self) -> None:
         """Release what is still held, and close the connections."""

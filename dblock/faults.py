@@ -18,6 +18,7 @@ from dblock.errors import (
     DblockError,
     InvalidArgument,
     NotWritable,
+    SchemaError,
     SchemaMissing,
     Unavailable,
 )
@@ -58,6 +59,17 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
     said = error.diag.message_primary or str(error).strip() or type(error).__name__
     if isinstance(error, pg.ReadOnlySqlTransaction):
         return NotWritable()
+    if error.sqlstate == "FEN04":
+        return DatabaseError(
+            f"The lock was not granted, for what it claims cannot be had: {said} {error.diag.message_hint}"
+        )
+    if "fenced_store" in said and isinstance(
+        error, (pg.UndefinedFunction, pg.InvalidSchemaName, pg.InsufficientPrivilege)
+    ):
+        return SchemaError(
+            f"A claim needs fenced_store in the lock's own database, and the right to use it: {said}. As its owner "
+            "run: dblock fence setup, and for each role: dblock fence grant ROLE."
+        )
     if isinstance(error, pg.InsufficientPrivilege):
         return AccessDenied(
             f"The database refused: {said}. To lock and unlock, a role needs what the schema's owner gives it by: "

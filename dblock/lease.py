@@ -374,8 +374,9 @@ class AsyncLease(TaskLease):
 
 
 class _NoToken(_LeaseBase):
+    # No number, so that a type checker refuses the lease wherever a fence is asked for.
     @property
-    def token(self) -> int:
+    def token(self) -> None:  # type: ignore[override]
         """None: raises NoFencingToken."""
         raise NoFencingToken(self.name)
 

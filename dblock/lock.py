@@ -5,13 +5,14 @@ A lock object holds nothing by itself. It may be shared by threads or tasks; eac
 
 from __future__ import annotations
 
+import inspect
 import threading
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from dblock.backing import TaskBacking, ThreadBacking
 from dblock.calls import Grant, Holder, Place, Steps, Waiter, new_attempt
-from dblock.errors import ClientClosed, DblockError, LockTimeout, Unavailable
+from dblock.errors import ClientClosed, DblockError, InvalidArgument, LockTimeout, Unavailable
 from dblock.hold import Hold
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease, TaskLease, ThreadLease
 from dblock.terms import Seconds, Terms, check_timeout
@@ -93,7 +94,7 @@ class Lock(_LockBase[ThreadL]):
         attempt = new_attempt()
         try:
             grant = self._client._run(self._service.try_acquire(self._terms, attempt))
-            return self._lease(grant) if grant else None
+            return self._claimed(self._lease(grant)) if grant else None
         except BaseException as error:
             self._abandon(attempt, error)
             raise
@@ -105,7 +106,7 @@ class Lock(_LockBase[ThreadL]):
         try:
             grant = self._client._run(self._acquiring(seconds, attempt))
             if grant is not None:
-                return self._lease(grant)
+                return self._claimed(self._lease(grant))
         except BaseException as error:
             self._abandon(attempt, error)
             raise
@@ -136,6 +137,22 @@ class Lock(_LockBase[ThreadL]):
         lease: ThreadL = kind(self._client, hold)
         return lease
 
+    def _claimed(self, lease: ThreadL) -> ThreadL:
+        """Have claimed what is to be claimed elsewhere, before the caller learns of the grant."""
+        try:
+            for claimer in self._terms.claimers:
+                answer = claimer.claim(lease.token)
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                    raise InvalidArgument(
+                        f"A claim of lock {self.name!r} is asynchronous; that is for an AsyncClient. Give the claims "
+                        "of a FencedStore."
+                    )
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
     def __enter__(self) -> ThreadL:
         return self._enter(threading.get_ident(), self.acquire())
 
@@ -156,7 +173,7 @@ class AsyncLock(_LockBase[TaskL]):
         attempt = new_attempt()
         try:
             grant = await self._client._run(self._service.try_acquire(self._terms, attempt))
-            return self._lease(grant) if grant else None
+            return await self._claimed(self._lease(grant)) if grant else None
         except BaseException as error:
             await self._abandon(attempt, error)
             raise
@@ -168,7 +185,7 @@ class AsyncLock(_LockBase[TaskL]):
         try:
             grant = await self._client._run(self._acquiring(seconds, attempt))
             if grant is not None:
-                return self._lease(grant)
+                return await self._claimed(self._lease(grant))
         except BaseException as error:
             await self._abandon(attempt, error)
             raise
@@ -197,6 +214,18 @@ class AsyncLock(_LockBase[TaskL]):
         self._client._keep(hold, self._terms.keep_alive)
         kind: Any = AsyncLease if self._terms.durable else AsyncEfficiencyLease
         lease: TaskL = kind(self._client, hold)
+        return lease
+
+    async def _claimed(self, lease: TaskL) -> TaskL:
+        """Have claimed what is to be claimed elsewhere, before the caller learns of the grant."""
+        try:
+            for claimer in self._terms.claimers:
+                answer = claimer.claim(lease.token)
+                if inspect.isawaitable(answer):
+                    await answer
+        except BaseException:
+            await lease.release()
+            raise
         return lease
 
     async def __aenter__(self) -> TaskL:

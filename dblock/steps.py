@@ -87,6 +87,11 @@ class Service:
             " (r).watched, (r).fresh FROM (SELECT"
             f" {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS r OFFSET 0) AS a"
         ).encode()
+        # With claims the grant raises fences too: all of it, or nothing.
+        self._claiming = {
+            call: _claiming(call, place)
+            for call, place in ((self._try_acquire, 10), (self._try_acquire_again, 10), (self._acquire, 11))
+        }
         self._look_in_line = (f"SELECT places, firsts, look_again, watched FROM {prefix}.look_in_line($1, $2)").encode()
         self._leave_place = f"SELECT {prefix}.abandon($1, $2, only_place => true)".encode()
         self._leave = f"SELECT {prefix}.leave($1, $2)".encode()
@@ -241,8 +246,8 @@ class Service:
             "t" if terms.fair else "f",
             None if ticket is None else str(ticket),
         )
-        row = yield Call(self._try_acquire, args, self._try_acquire_again, within)
-        granted, token, expires_at, remaining, waiting = row
+        row = yield self._call(terms, self._try_acquire, args, self._try_acquire_again, within)
+        granted, token, expires_at, remaining, waiting, *_ = row
         left = float(remaining)
         if granted != "t":
             return None, left, waiting == "t"
@@ -270,8 +275,8 @@ class Service:
             presence.name if presence else None,
             "t" if had_ticket else "f",
         )
-        row = yield Call(self._acquire, args, within=within)
-        granted, token, expires_at, remaining, ticket, first, watched, fresh = row
+        row = yield self._call(terms, self._acquire, args, None, within)
+        granted, token, expires_at, remaining, ticket, first, watched, fresh, *_ = row
         left = float(remaining)
         if granted == "t":
             grant = Grant(terms.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at, presence)
@@ -280,6 +285,12 @@ class Service:
             return None, None
         look_in = min(left, LOOK_AT_HOLDER) if watched == "t" else left
         return None, Seat(int(ticket), fresh == "t", first == "t", look_in)
+
+    def _call(self, terms: Terms, sql: bytes, args: tuple[str | None, ...], again: bytes | None, within: float) -> Call:
+        if not terms.claims:
+            return Call(sql, args, again, within)
+        claiming = self._claiming
+        return Call(claiming[sql], (*args, array(terms.claims)), claiming[again] if again else None, within)
 
     def _in_time(self, grant: Grant) -> Steps[Grant | None]:
         """Return the grant, unless its answer took longer than the lease lasts: nobody may act on it then."""
@@ -342,3 +353,9 @@ class Service:
             moment(float(expires_at)),
             float(remaining),
         )
+
+
+def _claiming(call: bytes, place: int) -> bytes:
+    """Return a call that grants, made to raise the fences of the resources in its argument of that number too."""
+    claim = b", CASE WHEN (r).granted THEN fenced_store.claim($%d, (r).token, $3)::text END FROM" % place
+    return call.replace(b" FROM", claim, 1)

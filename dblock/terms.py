@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from dblock.errors import InvalidArgument
 
@@ -31,6 +32,13 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
+class Claimer(Protocol):
+    """What claims resources in another place than the lock's database, such as `FencedStore.claims`."""
+
+    def claim(self, token: int) -> Any:
+        """Raise their fences to this token; something to await, for an AsyncClient."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """One lock's name and the conditions under which it is asked for."""
@@ -45,6 +53,10 @@ class Terms:
     durable: bool = True
     keep_alive: bool = True
     fair: bool = True
+    claims: tuple[str, ...] = ()
+    """The resources whose fences the grant raises."""
+    claimers: tuple[Claimer, ...] = ()
+    """Those that are claimed elsewhere, right after the grant."""
 
 
 def terms(
@@ -55,6 +67,7 @@ def terms(
     durable: bool = True,
     keep_alive: bool = True,
     fair: bool = True,
+    claims: Sequence[str | Claimer] = (),
 ) -> Terms:
     """Check all of them against their limits, or raise InvalidArgument naming the one that is off."""
     name = check_name(name)
@@ -63,7 +76,38 @@ def terms(
         if not isinstance(value, bool):
             raise InvalidArgument(f"The option {option} of lock {_shown(name)} is True or False; got {value!r}.")
     encoded = encode_meta(name, meta)
-    return Terms(name, seconds, check_timeout(name, timeout), encoded, interval(seconds), durable, keep_alive, fair)
+    here, elsewhere = check_claims(name, claims, durable)
+    return Terms(
+        name,
+        seconds,
+        check_timeout(name, timeout),
+        encoded,
+        interval(seconds),
+        durable,
+        keep_alive,
+        fair,
+        here,
+        elsewhere,
+    )
+
+
+def check_claims(
+    name: str, claims: Sequence[str | Claimer], durable: bool
+) -> tuple[tuple[str, ...], tuple[Claimer, ...]]:
+    """Return the resources to claim in the lock's own database, and those who claim elsewhere."""
+    if isinstance(claims, str) or not isinstance(claims, Iterable):
+        raise InvalidArgument(f"The claims of lock {_shown(name)} are a list of resources; got {brief(claims)}.")
+    claims = list(claims)
+    for one in claims:
+        if not callable(getattr(one, "claim", None)) and not (is_text(one) and 1 <= len(str(one).encode()) <= 1024):
+            raise InvalidArgument(
+                f"A claim of lock {_shown(name)} is a resource's name, text of 1 to 1024 bytes without NUL, or what "
+                f"claims elsewhere, such as store.claims(…); got {brief(one)}."
+            )
+    if claims and not durable:
+        raise InvalidArgument(f"Lock {_shown(name)} has durable=False, so it has no token to claim anything with.")
+    here = tuple(one for one in claims if isinstance(one, str))
+    return here, tuple(one for one in claims if not isinstance(one, str))
 
 
 def interval(seconds: float) -> str:

@@ -33,8 +33,9 @@ LAYERS = [
     ["lost"],
     ["lease"],
     ["lock"],
+    ["client_base"],
     ["client"],
-    ["demo"],
+    ["demo", "fence_cli"],
     ["cli"],
     ["__main__"],
 ]
