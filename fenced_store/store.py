@@ -45,6 +45,9 @@ PAUSE = 0.2
 
 VALUE_BYTES = 64 * 2**20
 
+_COLUMNS = "CAST(value AS text), data, version, token, stored_at, stored_by"
+"""The JSON as text, because drivers differ in what they make of it."""
+
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -103,13 +106,8 @@ class _StoreBase:
             " CAST(:token AS bigint), CAST(:number AS bigint), CAST(:value AS jsonb), CAST(:data AS bytea),"
             " CAST(:if_version AS bigint), CAST(:attempt AS uuid), CAST(:history AS integer), CAST(:who AS text))"
         )
-        self._read = text(
-            f"SELECT value, data, version, token, stored_at, stored_by FROM {ours}.read(CAST(:key AS text))"
-        )
-        self._past = text(
-            "SELECT value, data, version, token, stored_at, stored_by"
-            f" FROM {ours}.past(CAST(:key AS text), CAST(:most AS integer))"
-        )
+        self._read = text(f"SELECT {_COLUMNS} FROM {ours}.read(CAST(:key AS text))")
+        self._past = text(f"SELECT {_COLUMNS} FROM {ours}.past(CAST(:key AS text), CAST(:most AS integer))")
         self._claim = text(
             f"SELECT CAST({ours}.claim(CAST(:resources AS text[]), CAST(:token AS bigint), CAST(:who AS text)) AS text)"
         )
@@ -185,8 +183,8 @@ class _StoreBase:
 
     def _values_of(self, rows: Sequence[Any]) -> list[Value]:
         return [
-            Value(value if data is None else bytes(data), version, token, at, by, value is None and data is None)
-            for value, data, version, token, at, by in rows
+            Value(_decoded(encoded, data), version, token, at, by, encoded is None and data is None)
+            for encoded, data, version, token, at, by in rows
         ]
 
     @staticmethod
@@ -390,6 +388,12 @@ def _json(key: str, value: Any) -> str:
     if _ESCAPED_NUL.search(encoded):
         raise InvalidArgument(f"The value of key {shown(key)} contains a NUL, which Postgres cannot store in JSON.")
     return encoded
+
+
+def _decoded(encoded: str | None, data: Any) -> Any:
+    if data is not None:
+        return bytes(data)
+    return None if encoded is None else json.loads(encoded)
 
 
 def _is_lost(error: DBAPIError) -> bool:

@@ -19,6 +19,7 @@ import pytest
 from psycopg import conninfo, sql
 
 import dblock
+import fenced_store
 from dblock import schema, target
 from dblock.lease import TaskLease, ThreadLease
 from tests.support.facade import AsyncClients, Clients, SyncClients
@@ -68,10 +69,11 @@ def server(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def template(server: str) -> Iterator[str]:
-    """The name of a database with the schema installed, to be cloned."""
+    """The name of a database with both schemas installed, to be cloned."""
     name = f"dblock_template_{os.getpid()}"
     with _database(server, name) as dsn:
         schema.install(target.resolve(dsn))
+        fenced_store.install(dsn)
         yield name
 
 
