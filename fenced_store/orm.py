@@ -77,6 +77,6 @@ def raise_ours(engine: Engine | AsyncEngine, schema: str = DEFAULT_SCHEMA) -> No
             return
         if isinstance(counterpart, StaleTokenError) and context.connection is not None:
             note(context.connection.connection.driver_connection, schema, counterpart, who())
-        context.chained_exception = counterpart
+        raise counterpart from context.original_exception
 
-    event.listen(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, "handle_error", said, retval=False)
+    event.listen(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, "handle_error", said)

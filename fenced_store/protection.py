@@ -8,7 +8,8 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -103,28 +104,16 @@ def protected(where: Where, schema: str = DEFAULT_SCHEMA) -> list[Protection]:
         return _listed(connection, schema)
 
 
-class _administering:
-    """A transaction that changes tables; it does not wait for one for long, and says so."""
-
-    def __init__(self, where: Where, schema: str) -> None:
-        self._transaction = transaction(where, schema)
-        self._schema = schema
-
-    def __enter__(self) -> Connection:
-        connection = self._transaction.__enter__()
-        try:
-            check_installed(connection, self._schema)
+@contextmanager
+def _administering(where: Where, schema: str) -> Iterator[Connection]:
+    """Open a transaction that changes tables; it does not wait for one for long, and says so."""
+    try:
+        with transaction(where, schema) as connection:
+            check_installed(connection, schema)
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_WITHIN} s'")
-        except BaseException as error:
-            self._transaction.__exit__(type(error), error, error.__traceback__)
-            raise
-        return connection
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        try:
-            self._transaction.__exit__(kind, error, None)
-        except DBAPIError as failed:
-            raise (_said(failed) or failed) from failed
+            yield connection
+    except DBAPIError as error:
+        raise (_said(error) or error) from error
 
 
 def _said(error: DBAPIError) -> FencedStoreError | None:

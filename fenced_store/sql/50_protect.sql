@@ -50,7 +50,9 @@ DECLARE
     qualified text;
     guard_name text;
     columns text[] := key;
-    parts text[] := '{}';
+    as_text text;
+    new_parts text[] := '{}';
+    old_parts text[] := '{}';
     one record;
     body text;
     arguments text;
@@ -102,15 +104,16 @@ BEGIN
                     USING ERRCODE = 'undefined_column';
             END IF;
             -- As text that no setting of the session has a say in.
-            parts := parts || CASE
+            as_text := CASE
                 WHEN one.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'uuid'::regtype, 'text'::regtype,
                     'varchar'::regtype, 'bpchar'::regtype, 'numeric'::regtype, 'bool'::regtype)
-                    THEN format('(ROW.%I)::text', one.name)
-                WHEN one.atttypid = 'bytea'::regtype THEN format('encode(ROW.%I, ''hex'')', one.name)
-                WHEN one.atttypid = 'timestamptz'::regtype
-                    THEN format('to_jsonb(ROW.%I AT TIME ZONE ''UTC'') #>> ''{}''', one.name)
-                ELSE format('to_jsonb(ROW.%I) #>> ''{}''', one.name)
+                    THEN '(%s.%I)::text'
+                WHEN one.atttypid = 'bytea'::regtype THEN 'encode(%s.%I, ''hex'')'
+                WHEN one.atttypid = 'timestamptz'::regtype THEN 'to_jsonb(%s.%I AT TIME ZONE ''UTC'') #>> ''{}'''
+                ELSE 'to_jsonb(%s.%I) #>> ''{}'''
             END;
+            new_parts := new_parts || format(as_text, 'NEW', one.name);
+            old_parts := old_parts || format(as_text, 'OLD', one.name);
         END LOOP;
         IF EXISTS (
             SELECT FROM pg_attribute AS a
@@ -126,7 +129,7 @@ BEGIN
             ' ADD COLUMN IF NOT EXISTS fence_at timestamptz', qualified
         );
         guard_name := format('%I.%I', it.nspname, 'fenced_store_' || left(md5(resource), 16));
-        body := replace(replace(replace(replace(replace($body$
+        body := format($body$
 DECLARE
     token bigint;
     was text;
@@ -134,38 +137,37 @@ DECLARE
     highest bigint;
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
-        SELECT max(t.fence_token) INTO highest FROM <table> AS t;
-        PERFORM <ours>.guard_whole(<resource>, coalesce(highest, 0), <flags>);
+        SELECT max(t.fence_token) INTO highest FROM %1$s AS t;
+        PERFORM %3$s.guard_whole(%2$L, coalesce(highest, 0), %4$s);
         RETURN NULL;
     END IF;
     IF TG_OP = 'INSERT' THEN
-        token := <ours>.guard(<resource>, <resource> || ':' || <new key>, 0, NULL, <flags>);
+        token := %3$s.guard(%2$L, %2$L || ':' || %5$s, 0, NULL, %4$s);
         NEW.fence_token := coalesce(token, 0);
         NEW.fence_at := CASE WHEN token IS NOT NULL THEN clock_timestamp() END;
         RETURN NEW;
     END IF;
-    was := <resource> || ':' || <old key>;
-    token := <ours>.guard(<resource>, was, OLD.fence_token, OLD.fence_at, <flags>);
+    was := %2$L || ':' || %6$s;
+    token := %3$s.guard(%2$L, was, OLD.fence_token, OLD.fence_at, %4$s);
     IF TG_OP = 'DELETE' THEN
-        PERFORM <ours>.leave_fence(was, greatest(token, OLD.fence_token));
+        PERFORM %3$s.leave_fence(was, greatest(token, OLD.fence_token));
         RETURN OLD;
     END IF;
-    is_now := <resource> || ':' || <new key>;
+    is_now := %2$L || ':' || %5$s;
     IF is_now <> was THEN
-        PERFORM <ours>.leave_fence(was, greatest(token, OLD.fence_token));
-        token := coalesce(<ours>.guard(<resource>, is_now, 0, NULL, <flags>), token);
+        PERFORM %3$s.leave_fence(was, greatest(token, OLD.fence_token));
+        token := coalesce(%3$s.guard(%2$L, is_now, 0, NULL, %4$s), token);
     END IF;
     -- Whatever the statement itself says about these two.
     NEW.fence_token := greatest(token, OLD.fence_token);
     NEW.fence_at := CASE WHEN token IS NULL THEN OLD.fence_at ELSE clock_timestamp() END;
     RETURN NEW;
 END
-$body$, '<table>', qualified), '<resource>', quote_literal(resource)), '<ours>', ours),
-            '<flags>', format('%L::boolean, %L::boolean', strict, warn_only)),
-            '<old key>', '<new key of OLD>');
-        body := replace(replace(body,
-            '<new key of OLD>', format('%s.row_key(%s)', ours, replace(array_to_string(parts, ', '), 'ROW.', 'OLD.'))),
-            '<new key>', format('%s.row_key(%s)', ours, replace(array_to_string(parts, ', '), 'ROW.', 'NEW.')));
+$body$,
+            qualified, resource, ours, format('%L::boolean, %L::boolean', strict, warn_only),
+            format('%s.row_key(%s)', ours, array_to_string(new_parts, ', ')),
+            format('%s.row_key(%s)', ours, array_to_string(old_parts, ', '))
+        );
         EXECUTE format(
             'CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER'
             ' SET search_path = pg_catalog, pg_temp AS %L', guard_name, body

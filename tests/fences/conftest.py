@@ -77,6 +77,12 @@ async def stores(request: pytest.FixtureRequest, dsn: str) -> AsyncIterator[Stor
     await made.close()
 
 
+@pytest.fixture(params=[FencedStore, AsyncFencedStore], ids=["sync", "async"])
+def unreachable(request: pytest.FixtureRequest) -> Any:
+    """A store on a database that is not there, for what must be refused before anything is sent."""
+    return Awaited(request.param("host=/nowhere"))
+
+
 class Users:
     """A transaction of the user's own, of one of the six kinds there are."""
 

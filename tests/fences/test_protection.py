@@ -1,0 +1,450 @@
+"""Fences on tables: raw SQL is refused, whatever it is made of, when its transaction carries a stale token or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import conninfo, sql
+from sqlalchemy import MetaData, Table
+
+import fenced_store
+from fenced_store import FencedStoreError, InvalidArgument, NotInstalled, protect, protected, unprotect
+
+PER = pytest.mark.parametrize("per", ["row", "table"])
+
+
+@pytest.fixture(autouse=True)
+def orders(owner: psycopg.Connection) -> None:
+    owner.execute("SET search_path TO public")
+    owner.execute("CREATE TABLE orders (id int PRIMARY KEY, v text)")
+    owner.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+
+
+def carrying(owner: psycopg.Connection, token: object, *statements: str) -> int:
+    """Run statements in a transaction that carries a token; return how many rows the last one was about."""
+    with owner.transaction():
+        if token is not None:
+            owner.execute("SELECT set_config('fenced_store.token', %s, true)", [str(token)])
+        for statement in statements:
+            count = owner.execute(statement.encode()).rowcount
+    return count
+
+
+def refused(owner: psycopg.Connection, token: object, *statements: str, state: str = "FEN01") -> psycopg.Error:
+    with pytest.raises(psycopg.Error) as caught:
+        carrying(owner, token, *statements)
+    assert caught.value.sqlstate == state, caught.value
+    return caught.value
+
+
+WRITES = [
+    "INSERT INTO orders VALUES (3, 'c')",
+    "UPDATE orders SET v = 'x' WHERE id = 1",
+    "DELETE FROM orders WHERE id = 1",
+    "TRUNCATE orders",
+    "INSERT INTO orders VALUES (1, 'c') ON CONFLICT (id) DO UPDATE SET v = excluded.v",
+    "WITH gone AS (DELETE FROM orders RETURNING *) SELECT count(*) FROM gone",
+    "MERGE INTO orders USING (VALUES (1)) AS s (id) ON orders.id = s.id WHEN MATCHED THEN UPDATE SET v = 'm'",
+]
+
+
+@PER
+@pytest.mark.parametrize("statement", WRITES)
+def test_every_kind_of_write_is_refused_when_stale_and_done_when_not(
+    dsn: str, owner: psycopg.Connection, per: Any, statement: str
+) -> None:
+    if statement.startswith("MERGE") and owner.info.server_version < 150000:
+        pytest.skip("MERGE came with Postgres 15")
+    protect(dsn, "orders", per=per)
+    carrying(owner, 8, "UPDATE orders SET v = 'new'")
+    resource = "public.orders" if per == "table" or "TRUNCATE" in statement else "public.orders:"
+    if statement == WRITES[0] and per == "row":
+        # A row that was never there has a fence only where the table has one.
+        assert carrying(owner, 7, statement) == 1
+        return
+    error = refused(owner, 7, statement)
+    assert f"'{resource}" in str(error)
+    assert owner.execute("SELECT v FROM orders").fetchall() == [("new",), ("new",)]
+    carrying(owner, 8, statement)
+    carrying(owner, 9, "INSERT INTO orders VALUES (9, 'by the next')")
+
+
+@PER
+def test_copy_is_a_write_too(dsn: str, owner: psycopg.Connection, per: Any) -> None:
+    protect(dsn, "orders", per=per, strict=True)
+    with pytest.raises(psycopg.Error) as caught, owner.cursor().copy("COPY orders (id, v) FROM STDIN") as copy:
+        copy.write_row((7, "x"))
+    assert caught.value.sqlstate == "FEN02"
+
+
+@PER
+@pytest.mark.parametrize("statement", WRITES[:4])
+def test_strict_refuses_a_transaction_without_a_token(
+    dsn: str, owner: psycopg.Connection, per: Any, statement: str
+) -> None:
+    protect(dsn, "orders", per=per)
+    carrying(owner, None, "UPDATE orders SET v = 'unfenced'")
+    protect(dsn, "orders", per=per, strict=True)
+    refused(owner, None, statement, state="FEN02")
+    refused(owner, "", statement, state="FEN02")
+    carrying(owner, 1, statement)
+
+
+@PER
+@pytest.mark.parametrize(
+    "bad", ["abc", "-1", "0", "1.5", " 7", "9223372036854775808", "1" * 30, "'; DROP TABLE orders; --"]
+)
+def test_what_is_no_token_is_an_error_of_its_own(dsn: str, owner: psycopg.Connection, per: Any, bad: str) -> None:
+    protect(dsn, "orders", per=per)
+    assert "fenced_store.token" in str(refused(owner, bad, WRITES[1], state="FEN03"))
+    carrying(owner, 2**63 - 1, WRITES[1])
+
+
+def test_the_rows_of_different_locks_do_not_get_in_each_others_way(dsn: str, owner: psycopg.Connection) -> None:
+    protect(dsn, "orders")
+    carrying(owner, 8, "UPDATE orders SET v = 'by 8' WHERE id = 1")
+    carrying(owner, 7, "UPDATE orders SET v = 'by 7' WHERE id = 2")
+    refused(owner, 7, "UPDATE orders SET v = 'both'")
+    assert owner.execute("SELECT v, fence_token FROM orders ORDER BY id").fetchall() == [("by 8", 8), ("by 7", 7)]
+
+
+def test_a_row_that_was_deleted_keeps_its_fence(dsn: str, owner: psycopg.Connection) -> None:
+    protect(dsn, "orders")
+    carrying(owner, 8, "DELETE FROM orders WHERE id = 1")
+    assert "backend" in str(refused(owner, 7, "INSERT INTO orders VALUES (1, 'risen')").diag.message_detail)
+    carrying(owner, 8, "INSERT INTO orders VALUES (1, 'again')")
+    carrying(owner, None, "DELETE FROM orders WHERE id = 1")
+    refused(owner, 7, "INSERT INTO orders VALUES (1, 'risen')")
+    carrying(owner, 5, "INSERT INTO orders VALUES (3, 'new')")
+
+
+def test_a_row_that_changes_its_key_leaves_its_fence_and_meets_the_other(dsn: str, owner: psycopg.Connection) -> None:
+    protect(dsn, "orders")
+    carrying(owner, 8, "UPDATE orders SET id = 5 WHERE id = 1")
+    refused(owner, 7, "INSERT INTO orders VALUES (1, 'in its old place')")
+    refused(owner, 7, "UPDATE orders SET v = 'x' WHERE id = 5")
+    carrying(owner, 9, "DELETE FROM orders WHERE id = 5")
+    refused(owner, 8, "UPDATE orders SET id = 5 WHERE id = 2")
+
+
+def test_an_emptied_table_keeps_its_fence(dsn: str, owner: psycopg.Connection) -> None:
+    protect(dsn, "orders")
+    carrying(owner, 8, "UPDATE orders SET v = 'new' WHERE id = 2")
+    refused(owner, 7, "TRUNCATE orders")
+    carrying(owner, 8, "TRUNCATE orders")
+    refused(owner, 7, "INSERT INTO orders VALUES (1, 'risen')")
+    carrying(owner, 8, "INSERT INTO orders VALUES (1, 'again')")
+
+
+def test_nobody_writes_the_fences_columns_by_hand(dsn: str, owner: psycopg.Connection) -> None:
+    protect(dsn, "orders")
+    carrying(owner, 8, "UPDATE orders SET v = 'new' WHERE id = 1")
+    carrying(owner, None, "UPDATE orders SET fence_token = 1, fence_at = NULL WHERE id = 1")
+    carrying(owner, 8, "UPDATE orders SET fence_token = 1 WHERE id = 1")
+    refused(owner, 7, "UPDATE orders SET v = 'stale' WHERE id = 1")
+    carrying(owner, None, "INSERT INTO orders (id, fence_token) VALUES (3, 99)")
+    carrying(owner, 8, "UPDATE orders SET v = 'x' WHERE id = 3")
+
+
+@PER
+def test_a_claim_refuses_the_stale_before_anything_is_written(
+    dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore, per: Any
+) -> None:
+    made = protect(dsn, "orders", per=per)
+    store.claim(made.row(1) if per == "row" else made.resource, fence=8)
+    refused(owner, 7, "UPDATE orders SET v = 'stale' WHERE id = 1")
+    refused(owner, 7, "DELETE FROM orders WHERE id = 1")
+    if per == "row":
+        carrying(owner, 7, "UPDATE orders SET v = 'another lock' WHERE id = 2")
+        store.claim(made.row(3), fence=8)
+        refused(owner, 7, "INSERT INTO orders VALUES (3, 'stale')")
+        store.claim(made.resource, fence=9)
+        refused(owner, 8, "UPDATE orders SET v = 'x' WHERE id = 2")
+    carrying(owner, 9, "UPDATE orders SET v = 'new'")
+
+
+@PER
+def test_warn_only_lets_everything_through_and_notes_it(dsn: str, owner: psycopg.Connection, per: Any) -> None:
+    protect(dsn, "orders", per=per, strict=True, warn_only=True)
+    told: list[str] = []
+    owner.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
+    carrying(owner, 8, "UPDATE orders SET v = 'new'")
+    assert told == []
+    carrying(owner, 7, "UPDATE orders SET v = 'stale' WHERE id = 1")
+    carrying(owner, None, "DELETE FROM orders WHERE id = 2")
+    assert owner.execute("SELECT v FROM orders").fetchall() == [("stale",)]
+    assert [("token 7" in one, "no fencing token" in one) for one in told] == [(True, False), (False, True)]
+    noted = fenced_store.rejections(dsn)
+    assert [(one.offered, one.stored, one.refused) for one in noted] == [(None, None, False), (7, 8, False)]
+    protect(dsn, "orders", per=per)
+    refused(owner, 7, "UPDATE orders SET v = 'stale' WHERE id = 1")
+
+
+def test_composite_keys_and_keys_of_all_kinds(dsn: str, owner: psycopg.Connection) -> None:
+    owner.execute(
+        "CREATE TABLE many (a text, b timestamptz, c bytea, d uuid, e date, f numeric, v int,"
+        " PRIMARY KEY (b, a, c, d, e, f))"
+    )
+    made = protect(dsn, "many")
+    assert made.key == ("b", "a", "c", "d", "e", "f")
+    row = (
+        "('x,\\y', '2026-01-02 03:04:05+00', '\\x00ff', '00000000-0000-0000-0000-000000000001', '2026-01-02', 1.50, 1)"
+    )
+    carrying(owner, 8, f"INSERT INTO many VALUES {row}", "DELETE FROM many")
+    # The name of a row does not depend on how the session would print its key.
+    for setting in ("TimeZone = 'Asia/Tokyo'", "DateStyle = 'German'", "bytea_output = 'escape'"):
+        refused(owner, 7, f"SET LOCAL {setting}", f"INSERT INTO many VALUES {row}")
+    key = ("2026-01-02T03:04:05", "x,\\y", "00ff", "00000000-0000-0000-0000-000000000001", "2026-01-02", "1.50")
+    assert owner.execute("SELECT token FROM fenced_store.fences WHERE resource = %s", [made.row(*key)]).fetchone() == (
+        8,
+    )
+
+
+def test_keys_that_look_alike_are_told_apart(dsn: str, owner: psycopg.Connection) -> None:
+    owner.execute("CREATE TABLE pairs (a text, b text, v int)")
+    protect(dsn, "pairs", key=["a", "b"])
+    pairs: list[tuple[str | None, str | None]] = [("x,y", "z"), ("x\\", ",z"), (None, "z"), ("\\N", "z"), ("", ",")]
+    for a, b in pairs:
+        owner.execute("INSERT INTO pairs VALUES (%s, %s)", [a, b])
+    carrying(owner, 8, "DELETE FROM pairs")
+    others: list[tuple[str | None, str | None]] = [("x", "y,z"), ("x\\,", "z"), ("N", "z"), (",", ""), (None, None)]
+    for a, b in others:
+        with owner.transaction():
+            owner.execute("SELECT set_config('fenced_store.token', '7', true)")
+            owner.execute("INSERT INTO pairs VALUES (%s, %s)", [a, b])
+    refused(owner, 7, "INSERT INTO pairs VALUES ('x,y', 'z')")
+    refused(owner, 7, "INSERT INTO pairs VALUES (NULL, 'z')")
+
+
+def test_a_key_of_any_length_has_a_fence(dsn: str, owner: psycopg.Connection) -> None:
+    owner.execute("CREATE TABLE long (id text)")
+    made = protect(dsn, "long", key="id")
+    carrying(owner, 8, "INSERT INTO long VALUES (repeat('ü', 100000))", "DELETE FROM long")
+    refused(owner, 7, "INSERT INTO long VALUES (repeat('ü', 100000))")
+    carrying(owner, 7, "INSERT INTO long VALUES (repeat('ü', 99999))")
+    assert owner.execute(
+        "SELECT token FROM fenced_store.fences WHERE resource = %s", [made.row("ü" * 100_000)]
+    ).fetchone() == (8,)
+
+
+@PER
+def test_partitioned_tables_are_covered_with_all_their_parts(
+    dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore, per: Any
+) -> None:
+    owner.execute("CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
+    owner.execute("CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)")
+    made = protect(dsn, "parts", per=per)
+    owner.execute("CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM (10) TO (20)")
+    carrying(owner, 8, "INSERT INTO parts VALUES (1, 'a'), (11, 'b')")
+    for statement in (
+        "UPDATE parts SET v = 'x' WHERE id = 1",
+        "UPDATE parts_1 SET v = 'x'",
+        "UPDATE parts_2 SET v = 'x'",
+        "DELETE FROM parts_2",
+        "TRUNCATE parts",
+        "TRUNCATE parts_1",
+        "UPDATE parts SET id = 15 WHERE id = 1",
+    ):
+        refused(owner, 7, statement)
+    assert [one.resource for one in protected(dsn)] == ["public.parts"]
+    carrying(owner, 9, "UPDATE parts SET id = 15 WHERE id = 1")
+    if per == "row":
+        refused(owner, 8, "INSERT INTO parts VALUES (1, 'risen')")
+    with pytest.raises(InvalidArgument, match="is a partition"):
+        protect(dsn, "parts_1")
+    store.claim(made.resource, fence=10)
+    refused(owner, 9, "INSERT INTO parts_2 VALUES (12, 'x')")
+    unprotect(dsn, "parts")
+    carrying(owner, 1, "TRUNCATE parts_1", "DELETE FROM parts")
+    assert owner.execute("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'zz_fenced%'").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Orders",
+        'a"b',
+        "a.b",
+        "x; DROP TABLE orders",
+        "%s :x %(y)s",
+        "ünï\N{SNOWMAN}",
+        " ",
+        "'",
+        "$body$",
+        "x" * 63,
+        "<table>",
+        "ROW.x",
+    ],
+    ids=ascii,
+)
+@PER
+def test_any_name_that_postgres_takes_can_be_protected(
+    dsn: str, owner: psycopg.Connection, name: str, per: Any
+) -> None:
+    """The table, its schema and its key all of that name."""
+    it = sql.Identifier(name, name)
+    owner.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
+    owner.execute(sql.SQL("CREATE TABLE {} ({} text PRIMARY KEY, v int)").format(it, sql.Identifier(name)))
+    table = Table(name, MetaData(), schema=name)
+    made = protect(dsn, table, per=per)
+    assert made.key == ((name,) if per == "row" else ())
+    assert protected(dsn) == [made]
+    insert = sql.SQL("INSERT INTO {} VALUES ('k', 1)").format(it)
+    carrying(owner, 8, insert.as_string(owner))
+    refused(owner, 7, sql.SQL("UPDATE {} SET v = 2").format(it).as_string(owner))
+    quoted = sql.SQL("{}").format(it).as_string(owner)
+    assert protect(dsn, quoted, per=per, strict=True).strict
+    unprotect(dsn, table)
+    assert protected(dsn) == []
+    assert owner.execute("SELECT count(*) FROM public.orders").fetchone() == (2,)
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "said"),
+    [
+        ("nowhere", {}, "There is no table 'nowhere'"),
+        ('a"b.c.d', {}, "There is no table"),
+        ("x; DROP TABLE orders", {}, "There is no table"),
+        ("", {}, "table's name"),
+        ("a\0b", {}, "NUL"),
+        ("x" * 10_240, {}, "table's name"),
+        (42, {}, "table's name"),
+        ("orders", {"key": "nothing"}, "has no column 'nothing'"),
+        ("orders", {"key": []}, "no primary key"),
+        ("orders", {"key": "a\0"}, "NUL"),
+        ("orders", {"key": "x" * 64}, "column's name"),
+        ("orders", {"key": "fence_token"}, "has no column"),
+        ("orders", {"per": "page"}, "per row or per table"),
+        ("orders", {"per": "table", "key": "id"}, "A key is for"),
+        ("orders", {"strict": "yes"}, "strict is True or False"),
+        ("seen", {}, "is no table"),
+        ("heap", {}, "has no primary key"),
+        ("taken", {}, "which is not ours"),
+        ("fenced_store.fences", {}, "not a table of yours"),
+        ("pg_catalog.pg_class", {}, "not a table of yours"),
+    ],
+    ids=ascii,
+)
+def test_what_cannot_be_protected_is_said_and_nothing_is_changed(
+    dsn: str, owner: psycopg.Connection, table: Any, options: Any, said: str
+) -> None:
+    owner.execute("CREATE VIEW seen AS SELECT * FROM orders")
+    owner.execute("CREATE TABLE heap (v int)")
+    owner.execute("CREATE TABLE taken (id int PRIMARY KEY, fence_token text)")
+    with pytest.raises(InvalidArgument, match=said):
+        protect(dsn, table, **options)
+    assert protected(dsn) == []
+    assert carrying(owner, None, "UPDATE orders SET v = 'untouched'") == 2
+
+
+def test_a_table_that_is_busy_is_not_waited_for_for_long(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fenced_store.protection, "LOCK_WITHIN", 0.2)
+    with psycopg.connect(dsn) as busy:
+        busy.execute("UPDATE orders SET v = 'x'")
+        with pytest.raises(FencedStoreError, match="could not be had within"):
+            protect(dsn, "orders")
+    protect(dsn, "orders")
+
+
+def test_what_was_seen_outlasts_the_fence_and_its_kind(dsn: str, owner: psycopg.Connection) -> None:
+    protect(dsn, "orders")
+    carrying(owner, 8, "UPDATE orders SET v = 'new'")
+    protect(dsn, "orders", strict=True)
+    refused(owner, 7, WRITES[1])
+    protect(dsn, "orders", per="table")
+    refused(owner, 7, WRITES[1])
+    assert "fence_token" not in {column.name for column in owner.execute("SELECT * FROM orders").description or ()}
+    carrying(owner, 9, WRITES[1])
+    unprotect(dsn, "orders")
+    carrying(owner, None, WRITES[1])
+    protect(dsn, "orders")
+    refused(owner, 8, WRITES[1])
+    unprotect(dsn, "orders")
+    with pytest.raises(InvalidArgument, match="not protected"):
+        unprotect(dsn, "orders")
+    leftovers = owner.execute("SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace").fetchall()
+    assert leftovers == []
+
+
+def test_the_highest_token_of_all_is_the_high_water(
+    dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore
+) -> None:
+    assert fenced_store.high_water(dsn) == 0
+    store.put("k", 1, fence=3)
+    assert fenced_store.high_water(dsn) == 3
+    protect(dsn, "orders")
+    carrying(owner, 8, WRITES[1])
+    assert fenced_store.high_water(dsn) == 8
+    store.claim("l", fence=11)
+    assert fenced_store.high_water(dsn) == 11
+
+
+def test_whoever_writes_the_table_needs_no_rights_on_fences(dsn: str, owner: psycopg.Connection, role: str) -> None:
+    """And cannot get around them: not by names of its own in front of ours, nor by calling what the trigger calls."""
+    protect(dsn, "orders")
+    carrying(owner, 8, "UPDATE orders SET v = 'new'")
+    owner.execute(sql.SQL("GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {}").format(sql.Identifier(role)))
+    with psycopg.connect(conninfo.make_conninfo(dsn, user=role, password="app"), autocommit=True) as app:
+        app.execute("CREATE TEMP TABLE fences (resource text, token bigint)")
+        app.execute("SET search_path TO pg_temp, public, pg_catalog")
+        refused(app, 7, "UPDATE public.orders SET v = 'stale'")
+        carrying(app, 8, "UPDATE public.orders SET v = 'mine'")
+        (guard,) = owner.execute(
+            "SELECT tgfoid::regproc::text FROM pg_trigger WHERE tgname = 'zz_fenced_store'"
+        ).fetchone()  # type: ignore[misc]
+        for statement in (
+            f"SELECT {guard}()",
+            "SELECT fenced_store.guard('a', 'b', 0, NULL, false, false)",
+            "SELECT fenced_store.leave_fence('public.orders:1', 99)",
+            "ALTER TABLE orders DISABLE TRIGGER zz_fenced_store",
+            "DROP TRIGGER zz_fenced_store ON orders",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                app.execute(statement.encode())
+
+
+def test_an_owner_without_the_grant_is_told(dsn: str, owner: psycopg.Connection, role: str) -> None:
+    owner.execute(sql.SQL("CREATE SCHEMA {0} AUTHORIZATION {0}").format(sql.Identifier(role)))
+    app = conninfo.make_conninfo(dsn, user=role, password="app")
+    with psycopg.connect(app, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE TABLE {}.mine (id int PRIMARY KEY)").format(sql.Identifier(role)))
+        with pytest.raises(Exception, match="permission denied"):
+            protect(app, f"{role}.mine")
+        fenced_store.grant(dsn, role)
+        with pytest.raises(FencedStoreError, match="be its owner"):
+            protect(app, "orders")
+        made = protect(app, f"{role}.mine")
+        carrying(connection, 8, f"INSERT INTO {role}.mine VALUES (1)")
+        refused(connection, 7, f"DELETE FROM {role}.mine")
+        assert made.resource == f"{role}.mine"
+
+
+def test_fences_left_behind_can_be_forgotten_when_they_are_old(
+    dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore
+) -> None:
+    protect(dsn, "orders")
+    carrying(owner, 8, "DELETE FROM orders")
+    store.claim("claimed", fence=8)
+    assert owner.execute("SELECT fenced_store.forget_left_behind('1 day')").fetchone() == (0,)
+    owner.execute("UPDATE fenced_store.fences SET stored_at = stored_at - interval '2 days'")
+    assert owner.execute("SELECT fenced_store.forget_left_behind('1 day')").fetchone() == (2,)
+    assert owner.execute("SELECT resource FROM fenced_store.fences").fetchall() == [("claimed",)]
+    with pytest.raises(psycopg.Error, match="a day at least"):
+        owner.execute("SELECT fenced_store.forget_left_behind('1 hour')")
+
+
+def test_without_the_schema_it_says_what_to_run(bare_dsn: str) -> None:
+    for call in (
+        lambda: protect(bare_dsn, "orders"),
+        lambda: unprotect(bare_dsn, "orders"),
+        lambda: protected(bare_dsn),
+        lambda: fenced_store.rejections(bare_dsn),
+        lambda: fenced_store.high_water(bare_dsn),
+        lambda: fenced_store.uninstall(bare_dsn),
+    ):
+        with pytest.raises(NotInstalled):
+            call()
