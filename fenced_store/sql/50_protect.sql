@@ -141,6 +141,13 @@ BEGIN
         PERFORM %3$s.guard_whole(%2$L, coalesce(highest, 0), %4$s);
         RETURN NULL;
     END IF;
+    IF TG_WHEN = 'AFTER' THEN
+        -- It may have waited for a row with this key to be deleted, and that one's fence was left behind meanwhile.
+        IF NEW.fence_token > 0 THEN
+            PERFORM %3$s.guard(%2$L, %2$L || ':' || %5$s, 0, NULL, %4$s);
+        END IF;
+        RETURN NULL;
+    END IF;
     IF TG_OP = 'INSERT' THEN
         token := %3$s.guard(%2$L, %2$L || ':' || %5$s, 0, NULL, %4$s);
         NEW.fence_token := coalesce(token, 0);
@@ -186,6 +193,13 @@ $body$,
     -- The last of its kind by its name, so that it sees what the others have made of a row.
     EXECUTE format('CREATE TRIGGER zz_fenced_store BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
         qualified, kind, guard_name, arguments);
+    IF per = 'row' THEN
+        EXECUTE format('CREATE TRIGGER zz_fenced_store_inserted AFTER INSERT ON %s FOR EACH ROW EXECUTE FUNCTION %s()',
+            qualified, guard_name);
+        EXECUTE format('CREATE TRIGGER zz_fenced_store_renamed AFTER UPDATE ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION %s()',
+            qualified, (SELECT string_agg(format('OLD.%1$I IS DISTINCT FROM NEW.%1$I', c), ' OR ') FROM unnest(columns) AS c),
+            guard_name);
+    END IF;
     FOR leaf IN SELECT t.relid FROM pg_partition_tree(target) AS t UNION SELECT target LOOP
         EXECUTE format('CREATE TRIGGER zz_fenced_store_truncate BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION %s(%s)',
             leaf, guard_name, arguments);
@@ -219,6 +233,8 @@ BEGIN
     FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid JOIN pg_namespace AS n ON n.oid = p.pronamespace
     WHERE t.tgrelid = target AND t.tgname = 'zz_fenced_store' AND n.nspname <> current_schema();
     EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store ON %s', target);
+    EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store_inserted ON %s', target);
+    EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store_renamed ON %s', target);
     FOR leaf IN SELECT t.relid FROM pg_partition_tree(target) AS t UNION SELECT target LOOP
         EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store_truncate ON %s', leaf);
     END LOOP;

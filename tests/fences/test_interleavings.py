@@ -1,0 +1,242 @@
+"""Two sessions, one held at the step that matters: a newer holder's fence, claim or write meets an older one's."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+import fenced_store
+from tests.support.sessions import Session, Sessions
+
+
+@pytest.fixture
+def pair(sessions: Sessions, owner: psycopg.Connection) -> tuple[Session, Session]:
+    """Two sessions and a table; the first is the older holder's, the second the newer one's."""
+    owner.execute("CREATE TABLE public.orders (id int PRIMARY KEY, v text)")
+    owner.execute("INSERT INTO public.orders VALUES (1, 'old')")
+    return sessions.open("older"), sessions.open("newer")
+
+
+def begin(session: Session, token: int, isolation: str = "READ COMMITTED") -> None:
+    session.do(f"BEGIN ISOLATION LEVEL {isolation}")
+    session.do("SELECT set_config('fenced_store.token', %s, true)", str(token))
+
+
+def take(token: int) -> str:
+    return f"SELECT fenced_store.raise_fence('ledger', {token})"
+
+
+CLAIM = "SELECT fenced_store.claim(ARRAY[%s], 8)"
+ISOLATIONS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+
+
+def test_two_holders_come_one_after_the_other(pair: tuple[Session, Session]) -> None:
+    older, newer = pair
+    older.do("BEGIN")
+    older.do(take(7))
+    newer.do("BEGIN")
+    waiting = newer.start(take(8))
+    newer.wait_until_blocked()
+    older.do("UPDATE public.orders SET v = 'by the older'")
+    older.do("COMMIT")
+    waiting.result(20)
+    assert newer.do("SELECT v FROM public.orders") == ("by the older",)
+    newer.do("COMMIT")
+
+
+def test_the_older_one_that_comes_second_waits_and_is_refused(pair: tuple[Session, Session]) -> None:
+    older, newer = pair
+    newer.do("BEGIN")
+    newer.do(take(8))
+    waiting = older.start(take(7))
+    older.wait_until_blocked()
+    newer.do("COMMIT")
+    with pytest.raises(psycopg.Error) as caught:
+        waiting.result(20)
+    assert caught.value.sqlstate == "FEN01"
+
+
+def test_if_the_newer_one_rolls_back_the_older_goes_on(pair: tuple[Session, Session]) -> None:
+    older, newer = pair
+    newer.do("BEGIN")
+    newer.do(take(8))
+    waiting = older.start(take(7))
+    older.wait_until_blocked()
+    newer.do("ROLLBACK")
+    waiting.result(20)
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS[1:])
+@pytest.mark.parametrize("first", [7, 8], ids=["another holder", "the same holder"])
+def test_nobody_works_on_what_was_there_before_the_other_committed(
+    pair: tuple[Session, Session], isolation: str, first: int
+) -> None:
+    """A transaction that sees only its beginning must not get the fence after somebody else has had it."""
+    one, other = pair
+    one.do(take(first))
+    one.do("BEGIN")
+    one.do(take(first))
+    other.do(f"BEGIN ISOLATION LEVEL {isolation}")
+    waiting = other.start(take(8))  # takes its snapshot here
+    other.wait_until_blocked()
+    one.do("UPDATE public.orders SET v = 'unseen'")
+    one.do("COMMIT")
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        waiting.result(20)
+
+
+@pytest.mark.parametrize("resource", ["public.orders:1", "public.orders"])
+def test_a_claim_waits_for_a_writer_that_is_past_the_fence(
+    pair: tuple[Session, Session], dsn: str, resource: str
+) -> None:
+    """The older holder's write, under way when the claim comes, lands before it or not at all."""
+    older, newer = pair
+    fenced_store.protect(dsn, "orders")
+    begin(older, 7)
+    older.do("UPDATE public.orders SET v = 'by the older' WHERE id = 1")
+    waiting = newer.start(CLAIM, resource)
+    newer.wait_until_blocked()
+    older.do("COMMIT")
+    waiting.result(20)
+    assert newer.do("SELECT v FROM public.orders") == ("by the older",)
+    begin(older, 7)
+    with pytest.raises(psycopg.Error) as caught:
+        older.do("UPDATE public.orders SET v = 'stale' WHERE id = 1")
+    assert caught.value.sqlstate == "FEN01"
+
+
+@pytest.mark.parametrize("resource", ["public.orders:2", "public.orders"])
+def test_a_claim_waits_for_a_row_that_is_being_inserted(pair: tuple[Session, Session], dsn: str, resource: str) -> None:
+    """There is no row yet whose lock could be waited for."""
+    older, newer = pair
+    fenced_store.protect(dsn, "orders")
+    begin(older, 7)
+    older.do("INSERT INTO public.orders VALUES (2, 'by the older')")
+    waiting = newer.start(CLAIM, resource)
+    newer.wait_until_blocked()
+    older.do("COMMIT")
+    waiting.result(20)
+
+
+def test_a_writer_waits_for_a_claim_that_is_not_through(pair: tuple[Session, Session], dsn: str) -> None:
+    older, newer = pair
+    fenced_store.protect(dsn, "orders")
+    newer.do("BEGIN")
+    newer.do(CLAIM, "public.orders:1")
+    begin(older, 7)
+    waiting = older.start("UPDATE public.orders SET v = 'stale' WHERE id = 1")
+    older.wait_until_blocked()
+    newer.do("COMMIT")
+    with pytest.raises(psycopg.Error) as caught:
+        waiting.result(20)
+    assert caught.value.sqlstate == "FEN01"
+
+
+@pytest.mark.parametrize("per", ["row", "table"])
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("known", [False, True], ids=["first claim", "claimed before"])
+def test_a_claim_binds_transactions_that_began_before_it(
+    pair: tuple[Session, Session], dsn: str, per: str, isolation: str, known: bool
+) -> None:
+    """Stopped with its transaction open and its snapshot taken, the older holder wakes up after the claim."""
+    older, newer = pair
+    fenced_store.protect(dsn, "orders", per=per)  # type: ignore[arg-type]
+    resource = "public.orders:1" if per == "row" else "public.orders"
+    if known:
+        newer.do("SELECT fenced_store.claim(ARRAY[%s], 5)", resource)
+    begin(older, 7, isolation)
+    older.do("SELECT v FROM public.orders")
+    newer.do(CLAIM, resource)
+    with pytest.raises(psycopg.Error) as caught:
+        older.do("UPDATE public.orders SET v = 'stale' WHERE id = 1")
+    assert caught.value.sqlstate in (("FEN01",) if isolation == "READ COMMITTED" else ("FEN01", "40001"))
+    older.do("ROLLBACK")
+    assert newer.do("SELECT v FROM public.orders") == ("old",)
+
+
+def test_a_writer_that_waited_for_a_row_sees_what_became_of_it(pair: tuple[Session, Session], dsn: str) -> None:
+    """The older holder passed the fence's look at the row, waits for the row itself, and must look again."""
+    older, newer = pair
+    fenced_store.protect(dsn, "orders")
+    begin(newer, 8)
+    newer.do("UPDATE public.orders SET v = 'by the newer' WHERE id = 1")
+    begin(older, 7)
+    waiting = older.start("UPDATE public.orders SET v = 'stale' WHERE id = 1")
+    older.wait_until_blocked()
+    newer.do("COMMIT")
+    with pytest.raises(psycopg.Error) as caught:
+        waiting.result(20)
+    assert caught.value.sqlstate == "FEN01"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO public.orders VALUES (1, 'stale')",
+        "INSERT INTO public.orders VALUES (1, 'stale') ON CONFLICT (id) DO UPDATE SET v = excluded.v",
+        "UPDATE public.orders SET id = 1 WHERE id = 2",
+    ],
+)
+def test_a_row_deleted_meanwhile_is_not_put_back(pair: tuple[Session, Session], dsn: str, statement: str) -> None:
+    """The older holder passes the fence, and then waits for the deletion of a row with the same key."""
+    older, newer = pair
+    older.do("INSERT INTO public.orders VALUES (2, 'another')")
+    fenced_store.protect(dsn, "orders")
+    begin(newer, 8)
+    newer.do("DELETE FROM public.orders WHERE id = 1")
+    begin(older, 7)
+    waiting = older.start(statement)
+    older.wait_until_blocked()
+    newer.do("COMMIT")
+    with pytest.raises(psycopg.Error) as caught:
+        waiting.result(20)
+    assert caught.value.sqlstate == "FEN01"
+
+
+def test_a_table_fence_holds_off_everybody_else_until_the_end(pair: tuple[Session, Session], dsn: str) -> None:
+    older, newer = pair
+    fenced_store.protect(dsn, "orders", per="table")
+    begin(newer, 8)
+    newer.do("UPDATE public.orders SET v = 'by the newer'")
+    begin(older, 7)
+    waiting = older.start("INSERT INTO public.orders VALUES (2, 'stale')")
+    older.wait_until_blocked()
+    newer.do("UPDATE public.orders SET v = 'by the newer again'")
+    newer.do("COMMIT")
+    with pytest.raises(psycopg.Error) as caught:
+        waiting.result(20)
+    assert caught.value.sqlstate == "FEN01"
+
+
+def test_a_put_that_waited_for_another_is_refused_by_it(pair: tuple[Session, Session]) -> None:
+    older, newer = pair
+    newer.do("BEGIN")
+    assert newer.do("SELECT outcome FROM fenced_store.write('k', 8, 1, '1', NULL)") == ("stored",)
+    waiting = older.start("SELECT outcome, stored_token FROM fenced_store.write('k', 7, 2, '2', NULL)")
+    older.wait_until_blocked()
+    newer.do("COMMIT")
+    assert waiting.result(20) == ("stale", 8)
+
+
+def test_claims_of_the_same_resources_in_any_order_do_not_wait_for_each_other_in_a_circle(
+    pair: tuple[Session, Session], sessions: Sessions
+) -> None:
+    older, newer = pair
+    names = [f"resource {number}" for number in range(20)]
+    older.do("BEGIN")
+    older.do("SELECT fenced_store.claim(%s, 7)", names)
+    waiting = newer.start("SELECT fenced_store.claim(%s, 8)", names[::-1])
+    newer.wait_until_blocked()
+    older.do("COMMIT")
+    waiting.result(20)
+
+
+def test_a_statement_that_writes_many_rows_holds_few_locks(pair: tuple[Session, Session], dsn: str) -> None:
+    """What all sessions share for such locks is small; a million rows must not use it up."""
+    session, _ = pair
+    fenced_store.protect(dsn, "orders")
+    begin(session, 7)
+    session.do("INSERT INTO public.orders SELECT n, '' FROM generate_series(2, 20000) AS n")
+    (held,) = session.do("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+    assert held <= 65
+    session.do("COMMIT")
