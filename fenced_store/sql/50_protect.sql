@@ -176,7 +176,8 @@ $body$,
             format('%s.row_key(%s)', ours, array_to_string(old_parts, ', '))
         );
         EXECUTE format(
-            'CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER'
+            -- A table that was dropped has left its own behind.
+            'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER'
             ' SET search_path = pg_catalog, pg_temp AS %L', guard_name, body
         );
         EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', guard_name);

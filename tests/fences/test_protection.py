@@ -370,6 +370,17 @@ def test_what_was_seen_outlasts_the_fence_and_its_kind(dsn: str, owner: psycopg.
     assert leftovers == []
 
 
+def test_a_table_made_anew_can_be_protected_anew(dsn: str, owner: psycopg.Connection) -> None:
+    protect(dsn, "orders")
+    carrying(owner, 8, WRITES[2])
+    owner.execute("DROP TABLE orders")
+    assert protected(dsn) == []
+    owner.execute("CREATE TABLE orders (id text PRIMARY KEY, v text)")
+    protect(dsn, "orders")
+    refused(owner, 7, "INSERT INTO orders VALUES ('1', 'risen')")
+    carrying(owner, 8, "INSERT INTO orders VALUES ('1', 'x')")
+
+
 def test_the_highest_token_of_all_is_the_high_water(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore
 ) -> None:
