@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psycopg
 
+import fenced_store
 from dblock.schema import function_files
 
 TOKEN_IN_VALUES = """
@@ -44,5 +47,12 @@ def altered(file: str, right: str, wrong: str) -> str:
     """Return a function's file with one thing changed; it must be there, or the proof would prove nothing."""
     (path,) = (path for path in function_files() if path.name == file)
     text = path.read_text()
+    assert right in text, f"{file} does not contain {right!r} any more: alter something that it does contain"
+    return text.replace(right, wrong)
+
+
+def altered_fence(file: str, right: str, wrong: str) -> str:
+    """Return a file of fenced_store's functions with one thing changed."""
+    text = (Path(fenced_store.__file__).parent / "sql" / file).read_text()
     assert right in text, f"{file} does not contain {right!r} any more: alter something that it does contain"
     return text.replace(right, wrong)

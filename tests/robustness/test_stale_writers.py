@@ -1,0 +1,191 @@
+"""The story that fencing tokens are for: a holder is stopped past its lease, another takes over, the first goes on.
+
+With real processes and SIGSTOP, for each kind of resource; and the same without the fence, to see that it would do
+harm.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import dblock
+from fenced_store import FencedStore, StaleTokenError
+from tests.support.frozen import KINDS, Resources
+from tests.support.mutants import altered_fence
+
+AT_ONCE = 10
+TTL = 0.6
+
+
+class Holders:
+    """Processes that hold locks, and can be stopped."""
+
+    def __init__(self, dsn: str) -> None:
+        root = Path(__file__).parents[2]
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.support.frozen", dsn],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=root,
+            )
+            for _ in range(AT_ONCE)
+        ]
+
+    def say(self, words: list[dict[str, Any]]) -> None:
+        for process, word in zip(self._processes, words, strict=True):
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(word) + "\n")
+            process.stdin.flush()
+
+    def hear(self) -> list[dict[str, Any]]:
+        return [json.loads(process.stdout.readline()) for process in self._processes]  # type: ignore[union-attr]
+
+    def signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            process.send_signal(number)
+
+    def close(self) -> None:
+        self.signal(signal.SIGCONT)
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            process.wait(20)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def stage(server: str, template: str) -> Iterator[tuple[str, Holders, Resources]]:
+    """A database, and holders for all tests of this module: it is their starting that takes time."""
+    from tests.conftest import _database
+
+    with _database(server, "dblock_test_stale_writers", template) as dsn:
+        holders, resources = Holders(dsn), Resources(dsn)
+        yield dsn, holders, resources
+        holders.close()
+        resources.close()
+
+
+def story(
+    stage: tuple[str, Holders, Resources], kind: str, fenced: bool, writes: bool, claims: bool, label: str
+) -> tuple[list[str], list[Any], list[str]]:
+    """Return what the stopped ones were told, what is there in the end, and what the others had written."""
+    dsn, holders, resources = stage
+    names = [f"{label}_{number}" for number in range(AT_ONCE)]
+    resources.prepare(kind, names, fenced)
+    holders.say([{"kind": kind, "name": name, "fenced": fenced, "ttl": TTL} for name in names])
+    tokens = [told["token"] for told in holders.hear()]
+    holders.signal(signal.SIGSTOP)
+    should_be = []
+    with dblock.Client(dsn) as client:
+        for name, token in zip(names, tokens, strict=True):
+            wanted = resources.claims(kind, name) if claims else []
+            lease = client.lock(f"{kind} {name}", claims=wanted).acquire(timeout=20)
+            assert lease.token > token
+            if writes:
+                resources.write(kind, name, lease, f"new {lease.token}", fenced)
+            should_be.append(f"new {lease.token}" if writes else "start")
+        holders.say([{}] * AT_ONCE)
+        holders.signal(signal.SIGCONT)
+        told = [one["told"] for one in holders.hear()]
+    return told, [resources.read(kind, name, fenced) for name in names], should_be
+
+
+HOW = pytest.mark.parametrize("how", ["first write", "claim alone"])
+
+
+@HOW
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+def test_a_stale_write_is_refused_every_time(
+    stage: tuple[str, Holders, Resources], kind: str, how: str, rounds: int
+) -> None:
+    for number in range(rounds):
+        label = f"{kind[:3]}{how[:1]}{rounds}_{number}"
+        told, there, should_be = story(stage, kind, True, how == "first write", how == "claim alone", label)
+        assert told == ["stale"] * AT_ONCE
+        assert there == should_be
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_fence_the_same_does_harm(stage: tuple[str, Holders, Resources], kind: str) -> None:
+    if kind == "key":
+        stage[2]._raw.execute("CREATE TABLE IF NOT EXISTS keys (id text PRIMARY KEY, v text)")
+    told, there, should_be = story(stage, kind, False, True, False, f"{kind[:3]}_bare")
+    assert told == ["written"] * AT_ONCE
+    assert all(found != wanted and found.startswith("stale") for found, wanted in zip(there, should_be, strict=True))
+
+
+WRITERS = 16
+
+
+def shuffled_writes(dsn: str, total: int) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]], Any]:
+    """Let writers send (token, write number) pairs in any order, some twice.
+
+    Return what was accepted, as (version, token, number); all that was sent; and the value in the end.
+    """
+    tokens = total // 10
+    pairs = [(token, number) for token in range(1, tokens + 1) for number in range(1, 11)]
+    random.shuffle(pairs)
+    # All over the place, and rising on the whole, so that not only the first few are accepted.
+    pairs.sort(key=lambda pair: pair[0] + random.gauss(0, 2))
+    accepted: list[tuple[int, int, int]] = []
+
+    def write(writer: int) -> None:
+        with FencedStore(dsn, history=0, writer=f"writer {writer}") as store:
+            for token, number in pairs[writer::WRITERS]:
+                for _ in range(random.choice([1, 1, 1, 2])):
+                    try:
+                        stored = store.put("k", f"{token}.{number}", fence=token, write=number)
+                    except StaleTokenError:
+                        continue
+                    if not stored.repeated:
+                        accepted.append((stored.version, token, number))
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(write, range(WRITERS)))
+    with FencedStore(dsn) as store:
+        last = store.get("k")
+    return sorted(accepted), pairs, last
+
+
+def check(accepted: list[tuple[int, int, int]], pairs: list[tuple[int, int]], last: Any) -> None:
+    assert [version for version, _, _ in accepted] == list(range(1, len(accepted) + 1)), "each was stored once"
+    order = [(token, number) for _, token, number in accepted]
+    assert order == sorted(set(order)), "accepted pairs strictly rise"
+    assert order[-1] == max(pairs)
+    assert last.value == "{}.{}".format(*max(pairs))
+
+
+@pytest.mark.parametrize("total", [3000, pytest.param(50_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+def test_sixteen_writers_with_shuffled_tokens(dsn: str, total: int) -> None:
+    accepted, pairs, last = shuffled_writes(dsn, total)
+    check(accepted, pairs, last)
+    assert len(accepted) > total / 50, "too few were accepted for this to prove much"
+
+
+def test_that_would_notice_a_comparison_that_lets_equals_or_lower_ones_by(dsn: str, owner: psycopg.Connection) -> None:
+    wrong = altered_fence(
+        "30_store.sql",
+        "(excluded.token, excluded.write_number) > (f.token, f.write_number)",
+        "(excluded.token, excluded.write_number) >= (f.token - 20, 0)",
+    )
+    with owner.transaction():
+        owner.execute("SET LOCAL search_path TO fenced_store, pg_temp")
+        owner.execute(wrong.encode())
+    with pytest.raises(AssertionError):
+        check(*shuffled_writes(dsn, 3000))

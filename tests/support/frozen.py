@@ -1,0 +1,118 @@
+"""A holder that is stopped past its lease, and goes on as if nothing had happened.
+
+Run as a program it takes orders on its standard input: acquire a lock, wait for a word, then write as the holder that
+it believes itself to be. It never looks at its lease: only the resource can stop it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import psycopg
+from psycopg import conninfo
+from sqlalchemy import URL, create_engine, text
+
+import dblock
+import fenced_store
+
+KINDS = ["key", "transaction", "row", "table"]
+
+
+class Resources:
+    """One resource of each kind for every name, and how a holder writes to it."""
+
+    def __init__(self, dsn: str) -> None:
+        query = {key: str(value) for key, value in conninfo.conninfo_to_dict(dsn).items()}
+        self._engine = create_engine(URL.create("postgresql+psycopg", query=query))
+        self._store = fenced_store.FencedStore(self._engine)
+        self._raw = psycopg.connect(dsn)
+
+    def prepare(self, kind: str, names: list[str], fenced: bool) -> None:
+        """Make the resources, each holding `start`."""
+        raw = self._raw
+        if kind == "key" and fenced:
+            for name in names:
+                self._store.put(name, "start", if_version=0)
+        elif kind == "table":
+            for name in names:
+                raw.execute(f"CREATE TABLE IF NOT EXISTS whole_{name} (v text)".encode())
+                raw.execute(f"DELETE FROM whole_{name}".encode())
+                raw.execute(f"INSERT INTO whole_{name} VALUES ('start')".encode())
+            raw.commit()
+            if fenced:
+                for name in names:
+                    fenced_store.protect(self._engine, f"whole_{name}", per="table")
+        else:
+            table = f"{kind}s"
+            raw.execute(f"CREATE TABLE IF NOT EXISTS {table} (id text PRIMARY KEY, v text)".encode())
+            raw.execute(f"TRUNCATE {table}".encode())
+            raw.cursor().executemany(f"INSERT INTO {table} VALUES (%s, 'start')".encode(), [[name] for name in names])
+            raw.commit()
+            if kind == "row" and fenced:
+                fenced_store.protect(self._engine, table)
+            elif any(one.resource == f"public.{table}" for one in fenced_store.protected(self._engine)):
+                fenced_store.unprotect(self._engine, table)
+
+    def claims(self, kind: str, name: str) -> list[str]:
+        """Return what a lock for this resource claims."""
+        return [{"row": f"public.rows:{name}", "table": f"public.whole_{name}"}.get(kind, name)]
+
+    def write(self, kind: str, name: str, lease: Any, value: str, fenced: bool) -> None:
+        """Write as the holder of a lease, or without showing it to anybody."""
+        if kind == "key" and fenced:
+            self._store.put(name, value, fence=lease)
+        elif kind == "transaction" and fenced:
+            with self._engine.begin() as connection, fenced_store.fence(connection, name, lease):
+                connection.execute(text("UPDATE transactions SET v = :v WHERE id = :name"), {"v": value, "name": name})
+        else:
+            with self._raw.transaction():
+                self._raw.execute("SELECT set_config('fenced_store.token', %s, true)", [str(lease.token)])
+                if kind == "table":
+                    self._raw.execute(f"UPDATE whole_{name} SET v = %s".encode(), [value])
+                else:
+                    self._raw.execute(f"UPDATE {kind}s SET v = %s WHERE id = %s".encode(), [value, name])
+
+    def read(self, kind: str, name: str, fenced: bool) -> Any:
+        """Return what is there."""
+        if kind == "key" and fenced:
+            found = self._store.get(name)
+            return found and found.value
+        with self._raw.transaction():
+            if kind == "table":
+                return self._raw.execute(f"SELECT v FROM whole_{name}".encode()).fetchone()[0]  # type: ignore[index]
+            return self._raw.execute(f"SELECT v FROM {kind}s WHERE id = %s".encode(), [name]).fetchone()[0]  # type: ignore[index]
+
+    def close(self) -> None:
+        self._raw.close()
+        self._engine.dispose()
+
+
+def main() -> None:
+    """Take orders until there are no more."""
+    dsn = sys.argv[1]
+    resources = Resources(dsn)
+    with dblock.Client(dsn) as client:
+        for line in sys.stdin:
+            order = json.loads(line)
+            kind, name, fenced = order["kind"], order["name"], order["fenced"]
+            lease = client.lock(f"{kind} {name}", ttl=order["ttl"]).acquire()
+            print(json.dumps({"token": lease.token}), flush=True)
+            sys.stdin.readline()  # stopped here
+            try:
+                resources.write(kind, name, lease, f"stale {lease.token}", fenced)
+                told = "written"
+            except (fenced_store.StaleTokenError, psycopg.Error) as error:
+                told = (
+                    "stale"
+                    if fenced_store.errors.translated(error) or not isinstance(error, psycopg.Error)
+                    else str(error)
+                )
+            lease.release()
+            print(json.dumps({"told": told}), flush=True)
+    resources.close()
+
+
+if __name__ == "__main__":
+    main()
