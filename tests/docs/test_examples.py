@@ -10,6 +10,8 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 
+from fenced_store import FencedStore
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -38,6 +40,9 @@ def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.Monke
         example = re.sub(r'Client\("postgresql://[^"]*"\)', "Client()", example)
         example = example.replace("from sqlalchemy import create_engine", "")
         exec(compile(example, str(page), "exec"), names)
+    for opened in names.values():
+        if isinstance(opened, FencedStore):
+            opened.close()
     for engine in made:
         engine.dispose()
 
