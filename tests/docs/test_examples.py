@@ -38,8 +38,10 @@ def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.Monke
     for example in blocks(page, "python"):
         # The servers that examples name are not there; this test's database stands in for them.
         example = re.sub(r'Client\("postgresql://[^"]*"\)', "Client()", example)
-        example = example.replace("from sqlalchemy import create_engine", "")
-        exec(compile(example, str(page), "exec"), names)
+        example = example.replace("import create_engine, ", "import ").replace(
+            "from sqlalchemy import create_engine", ""
+        )
+        exec(compile(example, str(page), "exec", dont_inherit=True), names)
     for opened in names.values():
         if isinstance(opened, FencedStore):
             opened.close()
