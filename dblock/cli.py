@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "demo",
         _demo,
-        "two processes contend for one lock and hand it over (installs the schema if it is missing)",
+        "processes contend for one lock; one is killed, one is frozen (installs what is missing)",
     )
 
     token = commands.add_parser("token", help="the token sequence: look at it, raise it")
@@ -233,7 +233,7 @@ def _demo(options: argparse.Namespace) -> int:
     try:
         target = _target(options)
         schema.install(target, options.schema)
-        print(f"Two workers and one lock, on {target}:\n")
+        print(f"Three workers and one lock, on {target}:\n")
         demo.tell_story(target, options.schema, lambda line: print(line, flush=True))
     finally:
         # What was started for the story ends with it, unless somebody has come to use it meanwhile.

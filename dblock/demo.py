@@ -1,6 +1,6 @@
-"""`dblock demo`: two workers, one lock, told as it happens.
+"""`dblock demo`: workers, one lock, told as it happens.
 
-Two real processes contend for one lock on a real Postgres. This module is both sides: the conductor, who tells the
+Real processes contend for one lock on a real Postgres. This module is both sides: the conductor, who tells the
 workers when to act and prints what they report, and (run as a program) a worker. Nothing they report is made up:
 each line is printed when it has happened, with the token and the time that came with it.
 """
@@ -67,6 +67,12 @@ class _Worker:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def __enter__(self) -> _Worker:
         return self
 
@@ -78,14 +84,21 @@ class _Worker:
 
 
 def tell_story(target: Target, schema: str, say: Callable[[str], None]) -> None:
-    """Let two workers contend for a lock, hand it over, and survive a kill; say each thing as it happens."""
+    """Let workers contend for a lock, hand it over, survive a kill and a freeze; say each thing as it happens."""
+    import fenced_store
+
+    fenced_store.install(target.conninfo())
     began = time.monotonic()
 
     def line(who: str, what: str) -> None:
         say(f"{time.monotonic() - began:6.2f} s  {who:<7} {what}")
 
-    with _Worker("alice", target.conninfo(), schema) as alice, _Worker("bob", target.conninfo(), schema) as bob:
-        for worker in (alice, bob):
+    with (
+        _Worker("alice", target.conninfo(), schema) as alice,
+        _Worker("bob", target.conninfo(), schema) as bob,
+        _Worker("carol", target.conninfo(), schema) as carol,
+    ):
+        for worker in (alice, bob, carol):
             worker.hear()
             line(worker.name, f"is here, process {worker.pid}")
 
@@ -114,9 +127,21 @@ def tell_story(target: Target, schema: str, say: Callable[[str], None]) -> None:
         third = alice.hear()
         after = (time.monotonic() - killed_at) * 1000
         line("alice", f"holds it under token {third['token']}, {after:.0f} ms after: bob was seen to be gone")
-        alice.ask("release")
 
-    tokens = [first["token"], second["token"], third["token"]]
+        alice.stop()
+        line("alice", "is frozen with SIGSTOP, holding the lock")
+        fourth = carol.ask("acquire")
+        line("carol", f"holds it under token {fourth['token']}, when alice's {TTL:g} s are over")
+        line("carol", f"writes the ledger, showing her token: {carol.ask('write')['outcome']}")
+        alice.tell("write")
+        alice.go_on()
+        outcome = alice.hear()["outcome"]
+        line("alice", f"goes on, and writes as if nothing had happened: {outcome}")
+        if outcome == "stored":
+            raise DblockError("A stale write was accepted. This is a bug; please report it.")
+        carol.ask("release")
+
+    tokens = [first["token"], second["token"], third["token"], fourth["token"]]
     line("", f"tokens in the order of the grants: {', '.join(map(str, tokens))}")
     if sorted(set(tokens)) != tokens:
         raise DblockError("The tokens did not rise with the grants. This is a bug; please report it.")
@@ -127,9 +152,11 @@ def _work(name: str, schema: str) -> None:
         sys.stdout.write(json.dumps(what) + "\n")
         sys.stdout.flush()
 
+    import fenced_store
+
     lease: Lease | None = None
     try:
-        with Client(holder=name, schema=schema) as client:
+        with Client(holder=name, schema=schema) as client, fenced_store.FencedStore(os.environ["DBLOCK_DSN"]) as store:
             lock = client.lock(LOCK, ttl=TTL, timeout=30)
             report(ready=True, holder=str(lock.holder()))
             for word in map(str.strip, sys.stdin):
@@ -144,9 +171,15 @@ def _work(name: str, schema: str) -> None:
                 elif lease is not None and word == "renew":
                     lease.renew()
                     report(renewed=True)
+                elif lease is not None and word == "write":
+                    try:
+                        store.put(LOCK, f"written by {name}", fence=lease)
+                        report(outcome="stored")
+                    except fenced_store.StaleTokenError as error:
+                        report(outcome=f"refused, for token {error.stored} was seen")
                 elif lease is not None and word == "release":
                     report(released=lease.release())
-    except DblockError as error:
+    except (DblockError, fenced_store.FencedStoreError) as error:
         report(error=str(error))
 
 

@@ -1,0 +1,119 @@
+"""What fenced_store shows to the world, and how its parts may lean on each other and on dblock."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import fenced_store
+from fenced_store import errors, tokens
+
+PACKAGE = Path(fenced_store.__file__).parent
+
+LAYERS = [
+    ["errors"],
+    ["names", "tokens"],
+    ["engines", "transaction"],
+    ["schema"],
+    ["audit", "store", "protection"],
+    ["fencing", "orm", "alembic_ops"],
+]
+"""From the ground up: a module imports only from rows above its own, as this list reads."""
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_the_public_names_are_these_and_no_more() -> None:
+    assert sorted(fenced_store.__all__) == [
+        "AsyncFencedStore", "Claims", "FenceAhead", "FenceBroken", "FencedMixin", "FencedStore", "FencedStoreError",
+        "InvalidArgument", "MissingToken", "NotInstalled", "OutcomeUnknown", "Protection", "Rejection", "StaleTokenError",
+        "Stored", "Value", "VersionConflict", "ddl", "fence", "grant", "high_water", "install", "protect", "protected",
+        "raise_ours", "rejections", "row", "uninstall", "unprotect",
+    ]  # fmt: skip
+    for name in fenced_store.__all__:
+        assert getattr(fenced_store, name).__doc__, name
+
+
+def test_it_imports_nothing_of_dblocks() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        assert not {name for name in imports(path) if name.split(".")[0] == "dblock"}, path.name
+
+
+def test_it_works_where_there_is_no_dblock_at_all() -> None:
+    script = "import sys; sys.modules['dblock'] = None; import fenced_store; print(fenced_store.row('t', 1))"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "t:1"
+
+
+def test_imports_point_one_way() -> None:
+    level = {module: number for number, row in enumerate(LAYERS) for module in row}
+    assert {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"} == set(level)
+    for path in PACKAGE.glob("*.py"):
+        if path.stem == "__init__":
+            continue
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "fenced_store" and len(parts) > 1 and parts[1] in level:
+                assert level[parts[1]] < level[path.stem], f"{path.stem} imports {parts[1]}"
+
+
+def test_both_kinds_of_store_have_the_same_words() -> None:
+    def words(kind: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(member).parameters)
+            for name, member in inspect.getmembers(kind, callable)
+            if not name.startswith("_")
+        }
+
+    assert words(fenced_store.FencedStore) == words(fenced_store.AsyncFencedStore)
+
+
+def test_every_error_survives_pickling() -> None:
+    now = datetime.now(timezone.utc)
+    made = [
+        errors.StaleTokenError("r", 7, 8, now, "somebody"),
+        errors.StaleTokenError("r", 7, 8, None),
+        errors.StaleTokenError("r", 8, 8, now),
+        errors.MissingToken("r"),
+        errors.VersionConflict("k", 1, 2),
+        errors.VersionConflict("k", 0, 2),
+        errors.VersionConflict("k", 1, 0),
+        errors.OutcomeUnknown("k", 5, "gone."),
+        errors.FenceAhead("a"),
+        errors.FenceBroken("b"),
+        errors.NotInstalled("c"),
+        errors.InvalidArgument("d"),
+    ]
+    for error in made:
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+    kinds = {getattr(fenced_store, name) for name in fenced_store.__all__}
+    ours = {kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Exception)}
+    assert ours - {type(error) for error in made} == {errors.FencedStoreError}
+    for kind in ours:
+        assert kind.__name__ in (errors.__doc__ or "")
+
+
+def test_write_numbers_rise_whatever_the_clock_does() -> None:
+    import time
+
+    first = tokens.next_write()
+    before, times = time.time_ns, iter([first - 10**9, first - 10**9, 2**62])
+    try:
+        time.time_ns = lambda: next(times)
+        assert [tokens.next_write(), tokens.next_write(), tokens.next_write()] == [first + 1, first + 2, 2**62]
+    finally:
+        time.time_ns = before
+        tokens._last = first
