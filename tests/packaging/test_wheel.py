@@ -37,6 +37,8 @@ def test_the_wheel_holds_the_package_its_sql_and_its_migrations(unpacked: Path) 
     names = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     expected = {"dblock/py.typed", "dblock/migrations/env.py"}
     expected |= {f"dblock/sql/{path.name}" for path in (ROOT / "dblock" / "sql").iterdir()}
+    expected |= {f"fenced_store/sql/{path.name}" for path in (ROOT / "fenced_store" / "sql").iterdir()}
+    expected |= {"fenced_store/py.typed"}
     expected |= {f"dblock/migrations/versions/{path.name}" for path in (ROOT / "alembic" / "versions").glob("*.py")}
     assert expected <= names
     assert not {name for name in names if name.startswith(("tests/", "bench/", "alembic/"))}
@@ -48,4 +50,5 @@ def test_the_wheel_installs_its_schema_and_locks(unpacked: Path, bare_dsn: str) 
     assert "CREATE TABLE" in run(unpacked, "-m", "dblock.cli", "install", "--sql")
     script = "import dblock, sys; print(dblock.Client(sys.argv[1]).lock('a').acquire().token)"
     assert run(unpacked, "-c", script, bare_dsn) == "1\n"
+    assert "fenced_store is in" in run(unpacked, "-m", "dblock.cli", "fence", "setup", "--dsn", bare_dsn)
     assert "Removed" in run(unpacked, "-m", "dblock.cli", "uninstall", "--yes", "--dsn", bare_dsn)
