@@ -48,7 +48,7 @@ def row(resource: str, *key: object) -> str:
     parts = ["\\N" if value is None else str(value).replace("\\", "\\\\").replace(",", "\\,") for value in key]
     joined = _check("key", ",".join(parts), 1_000_000)
     if len(joined.encode()) > 512:
-        joined = f"sha256 {hashlib.sha256(joined.encode()).hexdigest()}"
+        joined = f"\\#{hashlib.sha256(joined.encode()).hexdigest()}"
     return check_resource(f"{resource}:{joined}")
 
 

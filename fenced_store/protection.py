@@ -124,7 +124,7 @@ def _said(error: DBAPIError) -> FencedStoreError | None:
             f"The table could not be had within {LOCK_WITHIN} s: a transaction is at work on it. Nothing was changed; "
             "try again when it has ended."
         )
-    if state in ("22023", "42809", "42703", "42701", "42704", "42P01", "42602"):
+    if state in ("22023", "42809", "42703", "42701", "42704", "42710", "42P01", "42602"):
         return InvalidArgument(str(said))
     if state == "42501":
         return FencedStoreError(

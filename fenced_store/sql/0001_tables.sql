@@ -39,6 +39,19 @@ CREATE TABLE versions (
 );
 COMMENT ON TABLE versions IS 'The last versions of each key of the store; one without a value is a deletion.';
 
+CREATE TABLE protections (
+    resource text COLLATE "C" NOT NULL,
+    -- Follows the table when it is renamed; the resource does not.
+    target regclass NOT NULL,
+    per text NOT NULL,
+    strict boolean NOT NULL,
+    warn_only boolean NOT NULL,
+    key text[],
+    CONSTRAINT protections_pkey PRIMARY KEY (resource),
+    CONSTRAINT protections_target_key UNIQUE (target)
+);
+COMMENT ON TABLE protections IS 'The tables that are protected, and how.';
+
 CREATE TABLE rejections (
     id bigint GENERATED ALWAYS AS IDENTITY,
     resource text NOT NULL,

@@ -69,7 +69,9 @@ BEGIN
         left(note_rejection.stored_by, 512), left(coalesce(note_rejection.rejected, describe_session()), 512),
         note_rejection.refused
     ) RETURNING r.id INTO noted;
-    DELETE FROM rejections AS r WHERE r.id <= noted - keep;
+    -- Waits for nobody: whoever deletes them meanwhile does it for us.
+    DELETE FROM rejections AS r
+    WHERE r.id IN (SELECT o.id FROM rejections AS o WHERE o.id <= noted - keep FOR UPDATE SKIP LOCKED);
 EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'A refusal by % could not be noted: %', quote_literal(left(resource, 100)), SQLERRM;
 END

@@ -38,21 +38,19 @@ BEGIN
 END
 $$;
 
--- Waits for those who are at work on rows of a protected table, if these resources are such rows or tables, and keeps others
--- out until the end of the transaction. Rows share 64 gates among all of them, because each one held takes memory that all
--- sessions share, and a statement may write a million rows. guard() goes through the same gates.
-CREATE OR REPLACE FUNCTION hold_gates(resources text[]) RETURNS void
+-- Waits for those who are at work on a row or a table that is protected row by row, and keeps others out until the end of
+-- the transaction. guard() goes through the same gates: 64 for the rows of a table, which share them because each one held
+-- takes memory that all sessions share, and a statement may write a million rows; and one for the table.
+CREATE OR REPLACE FUNCTION hold_gate(table_resource text, resource text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
-DECLARE
-    gate integer;
 BEGIN
-    FOR gate IN SELECT DISTINCT hashtext(r) FROM unnest(resources) AS r ORDER BY 1 LOOP
-        PERFORM pg_advisory_xact_lock(1717921396, gate);
-    END LOOP;
-    FOR gate IN SELECT DISTINCT hashtext(r) & 63 FROM unnest(resources) AS r ORDER BY 1 LOOP
-        PERFORM pg_advisory_xact_lock(1717921395, gate);
-    END LOOP;
+    IF resource = table_resource THEN
+        PERFORM pg_advisory_xact_lock(hashtext(table_resource), 64);
+    ELSE
+        PERFORM pg_advisory_xact_lock_shared(hashtext(table_resource), 64);
+        PERFORM pg_advisory_xact_lock(hashtext(table_resource), hashtext(resource) & 63);
+    END IF;
 END
 $$;
 
@@ -60,34 +58,53 @@ $$;
 -- anything was written with this one. Waits for the transactions that are past these fences already, writers of protected
 -- rows among them. Claiming again with the same token changes nothing.
 --
--- A fence that stands higher than the token means that tokens have gone back, and refuses with SQLSTATE FEN04.
-CREATE OR REPLACE FUNCTION claim(resources text[], token bigint, who text DEFAULT NULL) RETURNS void
+-- `patience` bounds each wait, in seconds; a longer one is an error, lock_not_available, and nothing is claimed. A fence that
+-- stands higher than the token means that tokens have gone back, and refuses with SQLSTATE FEN04.
+CREATE OR REPLACE FUNCTION claim(
+    resources text[], token bigint, who text DEFAULT NULL, patience double precision DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    one text;
+    one record;
     stands bigint;
     ready boolean := commit_durably();
+    ignored text;
 BEGIN
-    -- Everything in one order for all, so that no two claims wait for each other.
-    PERFORM hold_gates(claim.resources);
-    FOR one IN SELECT DISTINCT r COLLATE "C" FROM unnest(claim.resources) AS r ORDER BY 1 LOOP
-        ready := check_resource(one) AND check_token(one, claim.token);
+    IF claim.patience IS NOT NULL THEN
+        ignored := set_config('lock_timeout', greatest(round(claim.patience * 1000), 1)::text, true);
+    END IF;
+    -- In one order for all, so that no two claims wait for each other; gates last, as those who write inside a fence
+    -- come to them.
+    FOR one IN
+        SELECT r.resource, p.resource AS table_resource
+        FROM (SELECT DISTINCT u COLLATE "C" AS resource FROM unnest(claim.resources) AS u) AS r
+        LEFT JOIN LATERAL (
+            SELECT o.resource FROM protections AS o
+            WHERE o.per = 'row' AND (r.resource = o.resource OR starts_with(r.resource, o.resource || ':'))
+            ORDER BY length(o.resource) DESC LIMIT 1
+        ) AS p ON true
+        ORDER BY p.resource IS NOT NULL, p.resource, r.resource <> p.resource, hashtext(r.resource) & 63, r.resource
+    LOOP
+        ready := check_resource(one.resource) AND check_token(one.resource, claim.token);
+        IF one.table_resource IS NOT NULL THEN
+            PERFORM hold_gate(one.table_resource, one.resource);
+        END IF;
         INSERT INTO fences AS f (resource, token, stored_at, stored_by)
-        VALUES (one, claim.token, clock_timestamp(), left(coalesce(claim.who, describe_session()), 512))
+        VALUES (one.resource, claim.token, clock_timestamp(), left(coalesce(claim.who, describe_session()), 512))
         ON CONFLICT (resource) DO UPDATE SET
             token = excluded.token,
-            write_number = 0,
+            write_number = CASE WHEN f.token = excluded.token THEN f.write_number ELSE 0 END,
             stored_at = excluded.stored_at,
             stored_by = excluded.stored_by,
             left_behind = false
-        WHERE f.token < excluded.token;
+        WHERE f.token < excluded.token OR f.token = excluded.token AND f.left_behind;
         IF NOT FOUND THEN
-            SELECT f.token INTO stands FROM fences AS f WHERE f.resource = one;
+            SELECT f.token INTO stands FROM fences AS f WHERE f.resource = one.resource;
             IF stands > claim.token THEN
                 RAISE EXCEPTION 'The fence of resource % stands at token %, above the token % that was just granted.',
-                    quote_literal(left(one, 200)), stands, claim.token
+                    quote_literal(left(one.resource, 200)), stands, claim.token
                     USING ERRCODE = 'FEN04',
                     HINT = format(
                         'Tokens have gone back, by a restore perhaps. Raise them: dblock token raise --above %s', stands

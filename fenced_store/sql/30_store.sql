@@ -32,11 +32,12 @@ BEGIN
         -- One of these says what is wrong.
         ready := check_resource(write.resource) AND check_token(write.resource, write.token);
     END IF;
+    write_number := coalesce(write.write_number, 0);
     IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
         ignored := set_config('synchronous_commit', 'on', true);
     END IF;
     INSERT INTO fences AS f (resource, token, write_number, stored_at, stored_by, version, value, data, attempt)
-    SELECT write.resource, coalesce(write.token, 0), coalesce(write.write_number, 0), clock_timestamp(), write.who,
+    SELECT write.resource, coalesce(write.token, 0), write.write_number, clock_timestamp(), write.who,
            1, write.value, write.data, write.attempt
     WHERE write.if_version IS NULL OR write.if_version = 0
        OR EXISTS (SELECT FROM fences AS o WHERE o.resource = write.resource)

@@ -55,8 +55,8 @@ BEGIN
         END IF;
     END IF;
     -- Who claims the row or its table waits for us from here on, or is done and seen below.
-    ready := pg_advisory_xact_lock_shared(1717921396, hashtext(table_resource)) IS NULL;
-    ready := pg_advisory_xact_lock_shared(1717921395, hashtext(row_resource) & 63) IS NULL;
+    ready := pg_advisory_xact_lock_shared(hashtext(table_resource), 64) IS NULL;
+    ready := pg_advisory_xact_lock_shared(hashtext(table_resource), hashtext(row_resource) & 63) IS NULL;
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         -- Such a transaction sees no claim that is newer than its beginning; but it runs into it here, and fails.
         INSERT INTO fences AS f (resource, token, stored_at, left_behind)
@@ -95,11 +95,25 @@ BEGIN
 END
 $$;
 
--- Checks the token of a transaction that writes a table as a whole, or empties one that is protected row by row: it must
--- not be lower than the highest of its rows, `highest`. Takes the table's fence until the end of the transaction.
-CREATE OR REPLACE FUNCTION guard_whole(
-    table_resource text, highest bigint, strict boolean, warn_only boolean
-) RETURNS void
+-- Tells the token of the fence that stands for a row, for one that is put back without a token of its own; 0 for none.
+CREATE OR REPLACE FUNCTION standing_fence(row_resource text) RETURNS bigint
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+    SELECT coalesce(max(f.token), 0) FROM fences AS f WHERE f.resource = row_resource
+$$;
+
+-- Returns the highest token of all fences that stand for rows of a table, or for the table; 0 for none.
+CREATE OR REPLACE FUNCTION highest_of(table_resource text) RETURNS bigint
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+    SELECT coalesce(max(f.token), 0)
+    FROM fences AS f
+    -- A semicolon comes right after a colon: so this is a range of the index.
+    WHERE f.resource = table_resource OR (f.resource > table_resource || ':' AND f.resource < table_resource || ';')
+$$;
+
+-- Takes the fence of a table as a whole with the token that the transaction carries.
+CREATE OR REPLACE FUNCTION guard_whole(table_resource text, strict boolean, warn_only boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
@@ -111,25 +125,49 @@ BEGIN
         RETURN;
     END IF;
     SELECT f.token, f.stored_at, f.stored_by, f.xmin INTO way FROM fences AS f WHERE f.resource = table_resource;
-    IF FOUND AND way.token = offered AND way.xmin = pg_current_xact_id_if_assigned()::xid AND highest <= offered THEN
+    IF FOUND AND way.token = offered AND way.xmin = pg_current_xact_id_if_assigned()::xid THEN
         RETURN;  -- taken before in this transaction
     END IF;
-    IF greatest(highest, way.token) > offered THEN
-        PERFORM refuse(
-            table_resource, offered, greatest(highest, way.token), CASE WHEN way.token >= highest THEN way.stored_at END,
-            way.stored_by, warn_only
-        );
+    IF NOT warn_only THEN
+        PERFORM raise_fence(table_resource, offered);
         RETURN;
     END IF;
-    -- Looks again, now holding the row. Where it only warns, a refusal here must not stand in the way.
     BEGIN
         PERFORM raise_fence(table_resource, offered);
     EXCEPTION WHEN SQLSTATE 'FEN01' THEN
-        IF NOT warn_only THEN
-            RAISE;
-        END IF;
-        RAISE WARNING '%', SQLERRM;
+        SELECT f.token, f.stored_at, f.stored_by INTO way FROM fences AS f WHERE f.resource = table_resource;
+        PERFORM refuse(table_resource, offered, way.token, way.stored_at, way.stored_by, true);
     END;
+END
+$$;
+
+-- Checks the token of a transaction that empties a table which is protected row by row: it must not be lower than that of any
+-- row, `highest` among those that are there, nor than any fence that stands for one. Whatever it carries, the highest stays
+-- with the table's own fence.
+CREATE OR REPLACE FUNCTION guard_truncate(
+    table_resource text, highest bigint, strict boolean, warn_only boolean
+) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+DECLARE
+    offered CONSTANT bigint := carried_token(table_resource, strict, warn_only);
+    above bigint;
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'Table % is protected row by row, so it is emptied in a READ COMMITTED transaction only.', table_resource
+            USING ERRCODE = 'feature_not_supported',
+            HINT = 'Under another isolation the tokens of its newest rows could not be seen. DELETE works under all of them.';
+    END IF;
+    -- Claims of rows wait for us from here on, or are done and seen below.
+    PERFORM pg_advisory_xact_lock(hashtext(table_resource), 64);
+    above := greatest(highest, highest_of(table_resource));
+    IF offered < above THEN
+        PERFORM refuse(table_resource, offered, above, NULL, NULL, warn_only);
+    ELSIF offered IS NOT NULL THEN
+        PERFORM raise_fence(table_resource, offered);
+        RETURN;
+    END IF;
+    PERFORM leave_fence(table_resource, above);
 END
 $$;
 
@@ -138,7 +176,7 @@ CREATE OR REPLACE FUNCTION guard_table() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 BEGIN
-    PERFORM guard_whole(TG_ARGV[0], 0, TG_ARGV[1]::boolean, TG_ARGV[2]::boolean);
+    PERFORM guard_whole(TG_ARGV[0], TG_ARGV[1]::boolean, TG_ARGV[2]::boolean);
     IF TG_LEVEL = 'STATEMENT' THEN
         RETURN NULL;
     END IF;

@@ -240,3 +240,99 @@ def test_a_statement_that_writes_many_rows_holds_few_locks(pair: tuple[Session, 
     (held,) = session.do("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
     assert held <= 65
     session.do("COMMIT")
+
+
+def test_a_claim_waits_for_a_table_that_is_being_emptied(pair: tuple[Session, Session], dsn: str) -> None:
+    older, newer = pair
+    fenced_store.protect(dsn, "orders")
+    begin(older, 7)
+    older.do("TRUNCATE public.orders")
+    waiting = newer.start(CLAIM, "public.orders:1")
+    newer.wait_until_blocked()
+    older.do("COMMIT")
+    waiting.result(20)
+
+
+def test_a_claim_of_something_else_waits_for_nobody(pair: tuple[Session, Session], dsn: str) -> None:
+    """Not even for one who writes every row of a table."""
+    older, newer = pair
+    fenced_store.protect(dsn, "orders")
+    begin(older, 7)
+    older.do("INSERT INTO public.orders SELECT n, '' FROM generate_series(2, 1000) AS n")
+    newer.do("SET lock_timeout = '1 s'")
+    for name in ("ledger", "public.orders2:1", "public.order", "orders:1"):
+        newer.do(CLAIM, name)
+    older.do("ROLLBACK")
+
+
+def test_a_writer_inside_a_fence_and_a_claim_of_both_do_not_wait_in_a_circle(
+    pair: tuple[Session, Session], dsn: str, owner: psycopg.Connection
+) -> None:
+    """The grant of a lock claims what its holders will take: the fence first, and then the row."""
+    older, newer = pair
+    fenced_store.protect(dsn, "orders")
+    begin(older, 7)
+    older.do(take(7))
+    waiting = newer.start("SELECT fenced_store.claim(ARRAY['public.orders:1', 'ledger'], 8)")
+    newer.wait_until_blocked()
+    older.do("UPDATE public.orders SET v = 'by the older' WHERE id = 1")
+    older.do("COMMIT")
+    waiting.result(20)
+    assert owner.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone() == (0,)
+
+
+def test_a_claim_does_not_wait_for_longer_than_it_is_told(pair: tuple[Session, Session]) -> None:
+    older, newer = pair
+    older.do("BEGIN")
+    older.do(take(7))
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        newer.do("SELECT fenced_store.claim(ARRAY['before', 'ledger'], 8, patience => 0.1)")
+    older.do("COMMIT")
+    assert newer.do("SELECT count(*) FROM fenced_store.fences WHERE resource = 'before'") == (0,)
+
+
+def test_a_note_waits_for_nobody(pair: tuple[Session, Session], owner: psycopg.Connection) -> None:
+    """However many there are, and whoever is about to delete the oldest."""
+    older, newer = pair
+    for key in "kl":
+        owner.execute("SELECT fenced_store.write(%s, 9, 1, '1', NULL)", [key])
+    owner.execute("SELECT fenced_store.write('k', 8, 1, '1', NULL)")
+    owner.execute("ALTER TABLE fenced_store.rejections ALTER COLUMN id RESTART WITH 20000")
+    older.do("BEGIN")
+    older.do("SELECT fenced_store.write('k', 7, 1, '1', NULL)")
+    newer.do("SET lock_timeout = '1 s'")
+    assert newer.do("SELECT outcome FROM fenced_store.write('l', 6, 1, '1', NULL)") == ("stale",)
+    older.do("COMMIT")
+
+
+def test_a_warning_found_after_waiting_is_noted_too(pair: tuple[Session, Session], dsn: str) -> None:
+    older, newer = pair
+    fenced_store.protect(dsn, "orders", per="table", warn_only=True)
+    begin(newer, 8)
+    newer.do("UPDATE public.orders SET v = 'by the newer'")
+    begin(older, 7)
+    waiting = older.start("UPDATE public.orders SET v = 'stale'")
+    older.wait_until_blocked()
+    newer.do("COMMIT")
+    waiting.result(20)
+    older.do("COMMIT")
+    assert [(one.offered, one.stored, one.refused) for one in fenced_store.rejections(dsn)] == [(7, 8, False)]
+
+
+def test_what_is_answered_is_durable_whatever_the_default(pair: tuple[Session, Session]) -> None:
+    session, _ = pair
+    for call in ("write('k', 7, 1, '1', NULL)", "claim('{k}', 8)"):
+        session.do("BEGIN")
+        session.do("SET LOCAL synchronous_commit = off")
+        session.do(f"SELECT fenced_store.{call}")
+        assert session.do("SHOW synchronous_commit") == ("on",)
+        session.do("COMMIT")
+
+
+def test_a_fence_taken_between_two_writes_disturbs_neither(pair: tuple[Session, Session]) -> None:
+    """Both under one token: the number of the write stays the highest that was seen."""
+    session, _ = pair
+    session.do("SELECT fenced_store.write('k', 7, 5, '1', NULL)")
+    session.do("SELECT fenced_store.raise_fence('k', 7, 3)")
+    assert session.do("SELECT outcome FROM fenced_store.write('k', 7, 4, '2', NULL)") == ("stale",)
+    assert session.do("SELECT outcome FROM fenced_store.write('k', 7, 6, '2', NULL)") == ("stored",)
