@@ -118,6 +118,10 @@ class Unavailable(DatabaseError):
     """Whether the database was asked and did not answer in time."""
 
 
+class ClaimBusy(DatabaseError):
+    """A transaction is past a fence that the grant claims. Nobody outside sees this: the grant is tried again."""
+
+
 class NotWritable(DatabaseError):
     """The server takes no writes: a standby, or one set read-only."""
 

@@ -14,6 +14,7 @@ from psycopg import errors as pg
 
 from dblock.errors import (
     AccessDenied,
+    ClaimBusy,
     DatabaseError,
     DblockError,
     InvalidArgument,
@@ -59,6 +60,8 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
     said = error.diag.message_primary or str(error).strip() or type(error).__name__
     if isinstance(error, pg.ReadOnlySqlTransaction):
         return NotWritable()
+    if isinstance(error, pg.LockNotAvailable) and "claim(" in (error.diag.context or ""):
+        return ClaimBusy(said)
     if error.sqlstate == "FEN04":
         return DatabaseError(
             f"The lock was not granted, for what it claims cannot be had: {said} {error.diag.message_hint}"

@@ -88,6 +88,10 @@ class Lock(_LockBase[ThreadL]):
 
     def __init__(self, client: ThreadBacking, terms: Terms) -> None:
         super().__init__(client, terms)
+        if any(inspect.iscoroutinefunction(claimer.claim) for claimer in terms.claimers):
+            raise InvalidArgument(
+                f"A claim of lock {self.name!r} is asynchronous, for an AsyncClient. Give the claims of a FencedStore."
+            )
 
     def try_acquire(self) -> ThreadL | None:
         """Take the lock if it is free at this moment; None when another holds it, or others wait for it in line."""
@@ -139,18 +143,14 @@ class Lock(_LockBase[ThreadL]):
 
     def _claimed(self, lease: ThreadL) -> ThreadL:
         """Have claimed what is to be claimed elsewhere, before the caller learns of the grant."""
-        try:
-            for claimer in self._terms.claimers:
-                answer = claimer.claim(lease.token)
-                if inspect.iscoroutine(answer):
-                    answer.close()
-                    raise InvalidArgument(
-                        f"A claim of lock {self.name!r} is asynchronous; that is for an AsyncClient. Give the claims "
-                        "of a FencedStore."
-                    )
-        except BaseException:
-            lease.release()
-            raise
+        if self._terms.claimers:
+            try:
+                for claimer in self._terms.claimers:
+                    claimer.claim(lease.token)
+                lease.raise_if_lost()
+            except BaseException:
+                lease.release()
+                raise
         return lease
 
     def __enter__(self) -> ThreadL:
@@ -167,6 +167,11 @@ class AsyncLock(_LockBase[TaskL]):
 
     def __init__(self, client: TaskBacking, terms: Terms) -> None:
         super().__init__(client, terms)
+        if not all(inspect.iscoroutinefunction(claimer.claim) for claimer in terms.claimers):
+            raise InvalidArgument(
+                f"A claim of lock {self.name!r} would keep the event loop waiting. Give the claims of an "
+                "AsyncFencedStore."
+            )
 
     async def try_acquire(self) -> TaskL | None:
         """Take the lock if it is free at this moment; None when another holds it, or others wait for it in line."""
@@ -218,14 +223,14 @@ class AsyncLock(_LockBase[TaskL]):
 
     async def _claimed(self, lease: TaskL) -> TaskL:
         """Have claimed what is to be claimed elsewhere, before the caller learns of the grant."""
-        try:
-            for claimer in self._terms.claimers:
-                answer = claimer.claim(lease.token)
-                if inspect.isawaitable(answer):
-                    await answer
-        except BaseException:
-            await lease.release()
-            raise
+        if self._terms.claimers:
+            try:
+                for claimer in self._terms.claimers:
+                    await claimer.claim(lease.token)
+                lease.raise_if_lost()
+            except BaseException:
+                await lease.release()
+                raise
         return lease
 
     async def __aenter__(self) -> TaskL:

@@ -38,7 +38,7 @@ from dblock.calls import (
     moment,
     new_attempt,
 )
-from dblock.errors import DatabaseError
+from dblock.errors import ClaimBusy, DatabaseError
 from dblock.presence import Presence
 from dblock.terms import Terms, interval, quoted
 
@@ -58,6 +58,9 @@ LEAST_PATIENCE = 1.0
 
 GIVE_UP_WITHIN = 2.0
 """Seconds that each step of giving up an unanswered call may take: to cancel it, to see it end, to undo it."""
+
+CLAIM_WITHIN = 0.5
+"""Seconds that a grant waits for those who are past a fence that it claims, before it is undone and tried again."""
 
 TRANSIT_LOOKS = 3
 """How often a single try looks at a lock that is neither held nor to be had."""
@@ -246,7 +249,10 @@ class Service:
             "t" if terms.fair else "f",
             None if ticket is None else str(ticket),
         )
-        row = yield self._call(terms, self._try_acquire, args, self._try_acquire_again, within)
+        try:
+            row = yield self._call(terms, self._try_acquire, args, self._try_acquire_again, within)
+        except ClaimBusy:
+            return None, 0.0, False
         granted, token, expires_at, remaining, waiting, *_ = row
         left = float(remaining)
         if granted != "t":
@@ -275,7 +281,10 @@ class Service:
             presence.name if presence else None,
             "t" if had_ticket else "f",
         )
-        row = yield self._call(terms, self._acquire, args, None, within)
+        try:
+            row = yield self._call(terms, self._acquire, args, None, within)
+        except ClaimBusy:
+            return None, None
         granted, token, expires_at, remaining, ticket, first, watched, fresh, *_ = row
         left = float(remaining)
         if granted == "t":
@@ -290,7 +299,8 @@ class Service:
         if not terms.claims:
             return Call(sql, args, again, within)
         claiming = self._claiming
-        return Call(claiming[sql], (*args, array(terms.claims)), claiming[again] if again else None, within)
+        args = (*args, array(terms.claims), f"{min(within, CLAIM_WITHIN):.3f}")
+        return Call(claiming[sql], args, claiming[again] if again else None, within)
 
     def _in_time(self, grant: Grant) -> Steps[Grant | None]:
         """Return the grant, unless its answer took longer than the lease lasts: nobody may act on it then."""
@@ -357,5 +367,8 @@ class Service:
 
 def _claiming(call: bytes, place: int) -> bytes:
     """Return a call that grants, made to raise the fences of the resources in its argument of that number too."""
-    claim = b", CASE WHEN (r).granted THEN fenced_store.claim($%d, (r).token, $3)::text END FROM" % place
+    claim = b", CASE WHEN (r).granted THEN fenced_store.claim($%d, (r).token, $3, $%d)::text END FROM" % (
+        place,
+        place + 1,
+    )
     return call.replace(b" FROM", claim, 1)

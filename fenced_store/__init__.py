@@ -11,6 +11,7 @@ import logging
 
 from fenced_store.audit import Rejection, high_water, rejections
 from fenced_store.errors import (
+    ClaimTimeout,
     FenceAhead,
     FenceBroken,
     FencedStoreError,
@@ -26,11 +27,11 @@ from fenced_store.names import row
 from fenced_store.orm import FencedMixin, raise_ours
 from fenced_store.protection import Protection, protect, protected, unprotect
 from fenced_store.schema import ddl, grant, install, uninstall
-from fenced_store.store import AsyncFencedStore, Claims, FencedStore, Stored, Value
+from fenced_store.store import AsyncFencedStore, FencedStore, Stored, Value
 
 __all__ = [
     "AsyncFencedStore",
-    "Claims",
+    "ClaimTimeout",
     "FenceAhead",
     "FenceBroken",
     "FencedMixin",

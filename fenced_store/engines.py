@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from fenced_store.errors import InvalidArgument, NotInstalled, sqlstate, translated
+from fenced_store.errors import InvalidArgument, NotInstalled, said_by, sqlstate, translated
 
 Where = str | Engine | AsyncEngine
 """A DSN (URL or keywords), an Engine or an AsyncEngine."""
@@ -63,7 +63,7 @@ def said_as_ours(schema: str) -> Iterator[None]:
 
 def missing(error: BaseException, schema: str) -> NotInstalled | None:
     """Return the error for a database without our schema, if that is what this one means."""
-    if sqlstate(error) in ("3F000", "42883") and schema in str(error):
+    if sqlstate(error) in ("3F000", "42883") and schema in said_by(error)[0]:
         return NotInstalled(
             f"There is no fenced_store in schema {schema!r} of this database. As its owner run: dblock fence setup "
             "(or fenced_store.install(...) from Python)."

@@ -4,6 +4,7 @@ FencedStoreError
 ├── StaleTokenError     a newer holder has written, or claimed, the resource
 ├── MissingToken        a strict fence met a transaction that carries no token
 ├── FenceAhead          a claim found a fence above the token just granted: tokens have gone back
+├── ClaimTimeout        a claim had to wait for too long for a transaction that is past the fence
 ├── VersionConflict     compare-and-set found another version
 ├── OutcomeUnknown      the answer was lost; the same write can be sent again
 ├── FenceBroken         the transaction ended inside its fence, and another was begun
@@ -39,21 +40,37 @@ class StaleTokenError(FencedStoreError):
     """A token lower than the one that the resource has seen: its holder was superseded, and must not go on."""
 
     def __init__(
-        self, resource: str, offered: int, stored: int, stored_at: datetime | None, stored_by: str | None = None
+        self,
+        resource: str,
+        offered: int,
+        stored: int,
+        stored_at: datetime | None,
+        stored_by: str | None = None,
+        *,
+        numbers: tuple[int, int] | None = None,
     ) -> None:
-        when = f", stored at {stored_at.isoformat(sep=' ', timespec='milliseconds')}" if stored_at else ""
+        when = f" at {stored_at.isoformat(sep=' ', timespec='milliseconds')}" if stored_at else ""
         by = f" by {stored_by}" if stored_by else ""
-        same = "another write with this token and number was" if offered == stored else f"token {stored} was"
-        seen = f"{same} seen there{when}{by}" if not when else f"{same}{when[1:]}{by}"
-        super().__init__(
-            f"Resource {shown(resource)} refuses token {offered}: {seen}. "
-            "The lease that this token came with is over: acquire the lock anew and do the work again from the start."
-        )
+        if offered == stored and numbers is not None:
+            # The lease may be as good as ever: its own writes have overtaken each other.
+            which = "another write under the same number" if numbers[0] == numbers[1] else "a later write"
+            said = (
+                f"refuses write {numbers[0]} under token {offered}: {which} of the same holder was stored{when}{by}. "
+                "Let one thread or task write a key under one lease."
+            )
+        else:
+            said = (
+                f"refuses token {offered}: token {stored} was stored{when}{by}. The lease that token {offered} came with "
+                "is over: acquire the lock anew and do the work again from the start."
+            )
+        super().__init__(f"Resource {shown(resource)} {said}")
         self.resource = resource
         self.offered = offered
         self.stored = stored
         self.stored_at = stored_at
         self.stored_by = stored_by
+        self.numbers = numbers
+        """The write numbers, offered and stored, where the tokens are the same."""
 
 
 class MissingToken(FencedStoreError):
@@ -69,6 +86,10 @@ class MissingToken(FencedStoreError):
 
 class FenceAhead(FencedStoreError):
     """A fence stands above the token that was just granted, so tokens have gone back."""
+
+
+class ClaimTimeout(FencedStoreError, TimeoutError):
+    """A transaction that is past a fence has kept a claim waiting for too long; nothing was claimed."""
 
 
 class VersionConflict(FencedStoreError):
@@ -123,9 +144,14 @@ def translated(error: BaseException) -> FencedStoreError | None:
     state = sqlstate(error)
     if state not in (STALE, MISSING, NO_TOKEN, AHEAD):
         return None
-    said, detail, hint = _said(error)
+    said, detail, hint = said_by(error)
+    try:
+        found = json.loads(detail) if detail else {}
+    except ValueError:
+        return None
+    if state in (STALE, MISSING) and "resource" not in found:
+        return None  # somebody else's
     if state == STALE:
-        found = json.loads(detail)
         at = found["stored_at"]
         return StaleTokenError(
             found["resource"],
@@ -135,11 +161,12 @@ def translated(error: BaseException) -> FencedStoreError | None:
             found["stored_by"],
         )
     if state == MISSING:
-        return MissingToken(json.loads(detail)["resource"])
+        return MissingToken(found["resource"])
     return FenceAhead(f"{said} {hint}") if state == AHEAD else InvalidArgument(said)
 
 
-def _said(error: BaseException) -> tuple[str, str, str]:
+def said_by(error: BaseException) -> tuple[str, str, str]:
+    """Return the message of a database's error, its detail and its hint."""
     original = getattr(error, "orig", None) or error
     diag = getattr(original, "diag", None)
     if diag is not None:

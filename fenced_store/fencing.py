@@ -24,8 +24,8 @@ TAKE = (
     " set_config('fenced_store.token', CAST({carried} AS text), true), CAST(pg_current_xact_id() AS text)"
 )
 LEAVE = (
-    "SELECT set_config('fenced_store.token', CAST({carried} AS text), true),"
-    " CAST(pg_current_xact_id_if_assigned() AS text)"
+    "SELECT current_setting('fenced_store.token', true),"
+    " set_config('fenced_store.token', CAST({carried} AS text), true), CAST(pg_current_xact_id_if_assigned() AS text)"
 )
 
 
@@ -86,8 +86,8 @@ class Fence:
         except Exception as failed:
             self._refuse(failed)
             raise
-        if not self._transaction.ended:
-            self._check_same(self._transaction.row(LEAVE, carried=self._before)[1])
+        self._check_open()
+        self._check_same(self._transaction.row(LEAVE, carried=self._before))
 
     async def __aenter__(self) -> Fence:
         if not self._transaction.is_async:
@@ -115,8 +115,8 @@ class Fence:
         except Exception as failed:
             await self._refuse_async(failed)
             raise
-        if not self._transaction.ended:
-            self._check_same((await self._transaction.row_async(LEAVE, carried=self._before))[1])
+        self._check_open()
+        self._check_same(await self._transaction.row_async(LEAVE, carried=self._before))
 
     def _refuse(self, error: BaseException) -> None:
         """Raise our counterpart of a refusal by the database, once it is noted."""
@@ -136,12 +136,22 @@ class Fence:
     def _counterpart(self, error: BaseException) -> FencedStoreError | None:
         return translated(error) or missing(error, self._schema)
 
-    def _check_same(self, now: str | None) -> None:
+    def _check_open(self) -> None:
+        if self._transaction.ended:
+            raise self._broken("ended")
+
+    def _check_same(self, row: tuple[Any, ...]) -> None:
+        carried, _, now = row
         if now != self._inside:
-            raise FenceBroken(
-                f"The transaction in which the fence of {shown(self._resource)} was taken has ended inside its "
-                "body, and another was begun: what was done since is not protected. Commit after the body."
-            )
+            raise self._broken("ended, and another was begun")
+        if carried != str(self.token):
+            raise self._broken("went back to a savepoint from before the fence, or changed fenced_store.token")
+
+    def _broken(self, what: str) -> FenceBroken:
+        return FenceBroken(
+            f"Inside the fence of {shown(self._resource)} its transaction {what}: what was done since is not "
+            "protected. Commit or roll back after the body."
+        )
 
 
 def fence(

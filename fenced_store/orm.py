@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, ClassVar
@@ -76,7 +77,12 @@ def raise_ours(engine: Engine | AsyncEngine, schema: str = DEFAULT_SCHEMA) -> No
         if counterpart is None:
             return
         if isinstance(counterpart, StaleTokenError) and context.connection is not None:
-            note(context.connection.connection.driver_connection, schema, counterpart, who())
+            written = (context.connection.connection.driver_connection, schema, counterpart, who())
+            if isinstance(engine, AsyncEngine):
+                # Not in the event loop, which would stand still meanwhile.
+                threading.Thread(target=note, args=written, daemon=True).start()
+            else:
+                note(*written)
         raise counterpart from context.original_exception
 
     event.listen(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, "handle_error", said)

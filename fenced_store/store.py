@@ -25,6 +25,7 @@ from sqlalchemy.exc import DBAPIError
 
 from fenced_store.engines import Where, async_engine_of, engine_of, missing
 from fenced_store.errors import (
+    ClaimTimeout,
     InvalidArgument,
     OutcomeUnknown,
     StaleTokenError,
@@ -42,6 +43,9 @@ TRIES = 4
 
 PAUSE = 0.2
 """Seconds before the second sending, twice as long before each further one."""
+
+PATIENCE = 5.0
+"""Seconds that a claim waits for those who are past a fence, unless told otherwise."""
 
 VALUE_BYTES = 64 * 2**20
 
@@ -109,7 +113,8 @@ class _StoreBase:
         self._read = text(f"SELECT {_COLUMNS} FROM {ours}.read(CAST(:key AS text))")
         self._past = text(f"SELECT {_COLUMNS} FROM {ours}.past(CAST(:key AS text), CAST(:most AS integer))")
         self._claim = text(
-            f"SELECT CAST({ours}.claim(CAST(:resources AS text[]), CAST(:token AS bigint), CAST(:who AS text)) AS text)"
+            f"SELECT CAST({ours}.claim(CAST(:resources AS text[]), CAST(:token AS bigint), CAST(:who AS text),"
+            " CAST(:patience AS double precision)) AS text)"
         )
 
     def _writing(
@@ -156,11 +161,23 @@ class _StoreBase:
             },
         )
 
+    def _claiming(self, resources: Sequence[str], fence: int | HasToken, patience: float) -> dict[str, Any]:
+        if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not 0 < patience < 86_400:
+            raise InvalidArgument(
+                f"The patience of a claim is more than 0 s and less than a day; got {patience!r:.80}."
+            )
+        return {
+            "resources": _resources(resources),
+            "token": token_of(fence),
+            "who": self._writer or who(fence),
+            "patience": patience,
+        }
+
     def _outcome(self, write: _Write, row: Sequence[Any]) -> Stored:
         outcome, version, token, number, stored_at = row
         if outcome == "stale":
             assert write.token is not None
-            raise StaleTokenError(write.key, write.token, token, stored_at)
+            raise StaleTokenError(write.key, write.token, token, stored_at, numbers=(write.number, number))
         if outcome == "conflict":
             assert write.if_version is not None
             raise VersionConflict(write.key, write.if_version, version)
@@ -175,6 +192,10 @@ class _StoreBase:
         if tries < TRIES and (lost or sqlstate(error) in ("40001", "40P01")):
             return PAUSE * 2.0 ** (tries - 1) if lost else 0.01
         counterpart = translated(error) or missing(error, self._schema)
+        if write is None and sqlstate(error) == "55P03":
+            counterpart = ClaimTimeout(
+                "What was to be claimed could not be: a transaction is past its fence, and goes on. Nothing was claimed."
+            )
         if counterpart is None and lost and sent and write is not None:
             counterpart = OutcomeUnknown(write.key, write.number, str(error.orig).strip())
         if counterpart is None:
@@ -247,10 +268,12 @@ class FencedStore(_StoreBase):
         """Name resources of this store for `client.lock(…, claims=[store.claims("a", "b")])`."""
         return Claims(self, resources)
 
-    def claim(self, *resources: str, fence: int | HasToken) -> None:
-        """Raise these fences to a token before anything is written with it, and refuse all lower ones from now on."""
-        values = {"resources": _resources(resources), "token": token_of(fence), "who": self._writer or who(fence)}
-        self._run(None, self._claim, values)
+    def claim(self, *resources: str, fence: int | HasToken, patience: float = PATIENCE) -> None:
+        """Raise these fences to a token before anything is written with it, and refuse all lower ones from now on.
+
+        Waits for transactions that are past these fences already; ClaimTimeout when that takes longer than `patience`.
+        """
+        self._run(None, self._claim, self._claiming(resources, fence, patience))
 
     def _run(self, write: _Write | None, statement: TextClause, values: dict[str, Any]) -> Sequence[Any]:
         tries, sent = 0, False
@@ -318,14 +341,16 @@ class AsyncFencedStore(_StoreBase):
         values = {"key": check_resource(key), "most": self._most(most)}
         return self._values_of(await self._run(None, self._past, values))
 
-    def claims(self, *resources: str) -> Claims:
+    def claims(self, *resources: str) -> AsyncClaims:
         """Name resources of this store for `client.lock(…, claims=[store.claims("a", "b")])`."""
-        return Claims(self, resources)
+        return AsyncClaims(self, resources)
 
-    async def claim(self, *resources: str, fence: int | HasToken) -> None:
-        """Raise these fences to a token before anything is written with it, and refuse all lower ones from now on."""
-        values = {"resources": _resources(resources), "token": token_of(fence), "who": self._writer or who(fence)}
-        await self._run(None, self._claim, values)
+    async def claim(self, *resources: str, fence: int | HasToken, patience: float = PATIENCE) -> None:
+        """Raise these fences to a token before anything is written with it, and refuse all lower ones from now on.
+
+        Waits for transactions that are past these fences already; ClaimTimeout when that takes longer than `patience`.
+        """
+        await self._run(None, self._claim, self._claiming(resources, fence, patience))
 
     async def _run(self, write: _Write | None, statement: TextClause, values: dict[str, Any]) -> Sequence[Any]:
         tries, sent = 0, False
@@ -353,18 +378,27 @@ class AsyncFencedStore(_StoreBase):
 
 
 class Claims:
-    """Resources of a store, to be claimed with each grant of a lock; made by `store.claims`."""
+    """Resources of a store, to be claimed with each grant of a lock; made by `FencedStore.claims`."""
 
-    def __init__(self, store: FencedStore | AsyncFencedStore, resources: Sequence[str]) -> None:
+    def __init__(self, store: FencedStore, resources: Sequence[str]) -> None:
         self._store = store
         self.resources = tuple(_resources(resources))
 
-    def claim(self, token: int) -> Any:
-        """Claim them for this token; something to await if the store is asynchronous."""
-        return self._store.claim(*self.resources, fence=token)
+    def claim(self, token: int) -> None:
+        """Claim them for this token."""
+        self._store.claim(*self.resources, fence=token)
 
-    def __repr__(self) -> str:
-        return f"<Claims {', '.join(map(repr, self.resources))}>"
+
+class AsyncClaims:
+    """Resources of a store, to be claimed with each grant of a lock; made by `AsyncFencedStore.claims`."""
+
+    def __init__(self, store: AsyncFencedStore, resources: Sequence[str]) -> None:
+        self._store = store
+        self.resources = tuple(_resources(resources))
+
+    async def claim(self, token: int) -> None:
+        """Claim them for this token."""
+        await self._store.claim(*self.resources, fence=token)
 
 
 def _resources(resources: Sequence[str]) -> list[str]:

@@ -158,7 +158,7 @@ BEGIN
             qualified USING ERRCODE = 'wrong_object_type';
     ELSIF it.nspname = current_schema() OR it.nspname IN ('pg_catalog', 'information_schema') THEN
         RAISE EXCEPTION '% is not a table of yours.', qualified USING ERRCODE = 'wrong_object_type';
-    ELSIF NOT has_schema_privilege(it.relowner, ours, 'USAGE')
+    ELSIF NOT has_schema_privilege(it.relowner, current_schema(), 'USAGE')
         OR NOT has_function_privilege(it.relowner, ours || '.leave_fence(text, bigint)', 'EXECUTE')
     THEN
         -- The trigger runs with the owner's rights, whoever puts it there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import psycopg
@@ -117,12 +118,45 @@ async def test_it_is_not_waited_for_without_end(clients: Clients, sessions: Sess
     older = sessions.open()
     older.do("BEGIN")
     older.do("SELECT fenced_store.raise_fence('r', 1)")
-    lock = clients(patience=1).lock("a", claims=["r"])
-    with pytest.raises(dblock.Unavailable):
-        await lock.acquire(timeout=1)
-    older.do("COMMIT")
+    lock = clients().lock("a", claims=["r"])
+    with pytest.raises(dblock.LockTimeout):
+        await lock.acquire(timeout=1.2)
+    assert await lock.try_acquire() is None
     assert await lock.holder() is None
+    older.do("COMMIT")
     assert await lock.try_acquire() is not None
+
+
+async def test_a_claim_elsewhere_is_not_waited_for_without_end(clients: Clients, sessions: Sessions) -> None:
+    older = sessions.open()
+    older.do("BEGIN")
+    older.do("SELECT fenced_store.raise_fence('r', 1)")
+    store = elsewhere(clients, clients.dsn)
+    with pytest.raises(fenced_store.ClaimTimeout):
+        answer = store.claim("r", fence=9, patience=0.2)
+        if answer is not None:
+            await answer
+    older.do("COMMIT")
+    closing = store.close()
+    if closing is not None:
+        await closing
+
+
+async def test_a_lease_that_ran_out_while_claiming_is_not_handed_out(clients: Clients) -> None:
+    class Slow:
+        def claim(self, token: int) -> None:
+            time.sleep(0.6)
+
+    class AsyncSlow:
+        async def claim(self, token: int) -> None:
+            await asyncio.sleep(0.6)
+
+    slow = AsyncSlow() if isinstance(clients, AsyncClients) else Slow()
+    lock = clients().lock("a", claims=[slow], ttl=0.3, keep_alive=False)
+    with pytest.raises(dblock.LeaseLost):
+        await lock.acquire()
+    with pytest.raises(dblock.LeaseLost):
+        await lock.try_acquire()
 
 
 async def test_a_fence_in_another_database_is_claimed_before_acquire_returns(clients: Clients, bare_dsn: str) -> None:
@@ -150,13 +184,13 @@ async def test_a_fence_in_another_database_is_claimed_before_acquire_returns(cli
         await closing
 
 
-async def test_an_asynchronous_claim_is_not_for_a_synchronous_client(dsn: str) -> None:
-    store = AsyncFencedStore(dsn)
-    with dblock.Client(dsn) as client:
-        lock = client.lock("a", claims=[store.claims("r")])
-        with pytest.raises(dblock.InvalidArgument, match="AsyncClient"):
-            lock.acquire()
-        assert lock.holder() is None
+async def test_claims_are_of_the_clients_own_kind(dsn: str) -> None:
+    """The one would never be awaited, the other would keep the event loop from everything else."""
+    asynchronous, synchronous = AsyncFencedStore("host=/nowhere"), FencedStore("host=/nowhere")
+    with pytest.raises(dblock.InvalidArgument, match="claims of a FencedStore"):
+        dblock.Client("host=/nowhere").lock("a", claims=[asynchronous.claims("r")])
+    with pytest.raises(dblock.InvalidArgument, match="claims of an AsyncFencedStore"):
+        dblock.AsyncClient("host=/nowhere").lock("a", claims=[synchronous.claims("r")])
 
 
 async def test_a_cancelled_claim_elsewhere_gives_the_lock_back(dsn: str) -> None:

@@ -91,14 +91,24 @@ async def test_a_fence_inside_another_gives_the_token_back(users: Users) -> None
         assert await users.run("SELECT current_setting('fenced_store.token')") == "9"
 
 
-async def test_what_comes_after_a_commit_inside_is_not_passed_off_as_protected(users: Users) -> None:
-    async with users.fenced("ledger", 7):
-        await users.run(SPEND)
-        await users.commit()  # last in the body: nothing is left unprotected
-    with pytest.raises(FenceBroken, match="not protected"):
+@pytest.mark.parametrize("then", [False, True], ids=["last in the body", "and another transaction"])
+async def test_a_transaction_that_ends_inside_is_not_passed_off_as_protected(users: Users, then: bool) -> None:
+    with pytest.raises(FenceBroken, match="its transaction ended"):
         async with users.fenced("ledger", 7):
-            await users.commit()
             await users.run(SPEND)
+            await users.commit()
+            if then:
+                await users.run(SPEND)
+    await users.rollback()
+
+
+async def test_nor_is_one_that_goes_back_to_before_the_fence(users: Users) -> None:
+    await users.run("SAVEPOINT before")
+    with pytest.raises(FenceBroken, match="savepoint"):
+        async with users.fenced("ledger", 7):
+            await users.run("ROLLBACK TO before")
+            await users.run(SPEND)
+    await users.rollback()
 
 
 async def test_a_refusal_inside_the_body_is_ours_too(users: Users, dsn: str) -> None:

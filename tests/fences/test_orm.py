@@ -118,7 +118,7 @@ def test_autogenerate_leaves_our_columns_alone(engine: Engine, owner: psycopg.Co
 
 def test_a_migration_puts_a_fence_on_and_takes_it_off(engine: Engine, owner: psycopg.Connection, dsn: str) -> None:
     owner.execute('CREATE SCHEMA "a:b%"')
-    owner.execute('CREATE TABLE "a:b%"."Or\'ders :x" (a int, "b""c" int)')
+    owner.execute('CREATE TABLE "a:b%"."Or\'ders :x" (a int, "b""c" int, PRIMARY KEY (a, "b""c"))')
     with engine.begin() as connection:
         op: Any = Operations(MigrationContext.configure(connection))
         op.fence_table("Or'ders :x", schema="a:b%", key=["a", 'b"c'], strict=True)

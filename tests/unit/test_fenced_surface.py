@@ -38,10 +38,10 @@ def imports(path: Path) -> set[str]:
 
 def test_the_public_names_are_these_and_no_more() -> None:
     assert sorted(fenced_store.__all__) == [
-        "AsyncFencedStore", "Claims", "FenceAhead", "FenceBroken", "FencedMixin", "FencedStore", "FencedStoreError",
-        "InvalidArgument", "MissingToken", "NotInstalled", "OutcomeUnknown", "Protection", "Rejection",
-        "StaleTokenError", "Stored", "Value", "VersionConflict", "ddl", "fence", "grant", "high_water", "install",
-        "protect", "protected", "raise_ours", "rejections", "row", "uninstall", "unprotect",
+        "AsyncFencedStore", "ClaimTimeout", "FenceAhead", "FenceBroken", "FencedMixin", "FencedStore",
+        "FencedStoreError", "InvalidArgument", "MissingToken", "NotInstalled", "OutcomeUnknown", "Protection",
+        "Rejection", "StaleTokenError", "Stored", "Value", "VersionConflict", "ddl", "fence", "grant", "high_water",
+        "install", "protect", "protected", "raise_ours", "rejections", "row", "uninstall", "unprotect",
     ]  # fmt: skip
     for name in fenced_store.__all__:
         assert getattr(fenced_store, name).__doc__, name
@@ -85,7 +85,9 @@ def test_every_error_survives_pickling() -> None:
     made = [
         errors.StaleTokenError("r", 7, 8, now, "somebody"),
         errors.StaleTokenError("r", 7, 8, None),
-        errors.StaleTokenError("r", 8, 8, now),
+        errors.StaleTokenError("r", 8, 8, now, numbers=(1, 2)),
+        errors.StaleTokenError("r", 8, 8, now, numbers=(2, 2)),
+        errors.ClaimTimeout("t"),
         errors.MissingToken("r"),
         errors.VersionConflict("k", 1, 2),
         errors.VersionConflict("k", 0, 2),
