@@ -60,8 +60,8 @@ class StaleTokenError(FencedStoreError):
             )
         else:
             said = (
-                f"refuses token {offered}: token {stored} was stored{when}{by}. The lease that token {offered} came with "
-                "is over: acquire the lock anew and do the work again from the start."
+                f"refuses token {offered}: token {stored} was stored{when}{by}. The lease that token {offered} came "
+                "with is over: acquire the lock anew and do the work again from the start."
             )
         super().__init__(f"Resource {shown(resource)} {said}")
         self.resource = resource

@@ -194,7 +194,7 @@ class _StoreBase:
         counterpart = translated(error) or missing(error, self._schema)
         if write is None and sqlstate(error) == "55P03":
             counterpart = ClaimTimeout(
-                "What was to be claimed could not be: a transaction is past its fence, and goes on. Nothing was claimed."
+                "What was to be claimed could not be: a transaction past its fence goes on. Nothing was claimed."
             )
         if counterpart is None and lost and sent and write is not None:
             counterpart = OutcomeUnknown(write.key, write.number, str(error.orig).strip())
