@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import TextClause, text
 from sqlalchemy.exc import DBAPIError
@@ -83,14 +84,21 @@ class Value:
     deleted: bool = False
 
 
-@dataclass(frozen=True)
-class _Write:
+class _Write(NamedTuple):
     key: str
-    fence: int | HasToken | None
     token: int | None
     number: int
     if_version: int | None
+    statement: TextClause
     values: dict[str, Any]
+
+
+_KINDS = {
+    "key": "text", "token": "bigint", "number": "bigint", "value": "jsonb", "data": "bytea", "if_version": "bigint",
+    "attempt": "uuid", "who": "text",
+}  # fmt: skip
+_REPEATED, _STALE, _CONFLICT = 1, 2, 3
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class _StoreBase:
@@ -105,11 +113,9 @@ class _StoreBase:
         self._history = history
         self._writer = check_resource(writer) if writer is not None else None
         ours = bindable(schema)
-        self._write = text(
-            f"SELECT outcome, version, stored_token, stored_write, stored_at FROM {ours}.write(CAST(:key AS text),"
-            " CAST(:token AS bigint), CAST(:number AS bigint), CAST(:value AS jsonb), CAST(:data AS bytea),"
-            " CAST(:if_version AS bigint), CAST(:attempt AS uuid), CAST(:history AS integer), CAST(:who AS text))"
-        )
+        self._ours = ours
+        self._writes: dict[tuple[str, ...], TextClause] = {}
+        """The statement for each set of values that a write may come with: what is not there need not be sent."""
         self._read = text(f"SELECT {_COLUMNS} FROM {ours}.read(CAST(:key AS text))")
         self._past = text(f"SELECT {_COLUMNS} FROM {ours}.past(CAST(:key AS text), CAST(:most AS integer))")
         self._claim = text(
@@ -139,27 +145,39 @@ class _StoreBase:
             raise InvalidArgument(
                 f"A version is a whole number, 0 for a key that is not there; got {if_version!r:.80}."
             )
-        number = next_write() if write is None else check_write(write)
-        is_bytes = isinstance(value, (bytes, bytearray, memoryview))
-        return _Write(
-            key,
-            fence,
-            token,
-            number,
-            if_version,
-            {
-                "key": key,
-                "token": token,
-                "number": number,
-                "value": None if delete or is_bytes else _json(key, value),
-                "data": bytes(value) if is_bytes and not delete else None,
-                "if_version": if_version,
-                # Without a token it is this that tells the same write from another.
-                "attempt": None if token is not None else str(uuid.UUID(int=number)),
-                "history": self._history,
-                "who": self._writer or who(fence),
-            },
-        )
+        values: dict[str, Any] = {"key": key}
+        if token is not None:
+            number = next_write() if write is None else check_write(write)
+            values |= {"token": token, "number": number}
+        else:
+            # Numbers order writes under a token. Without one, it is only to tell the same write from another.
+            number = random.getrandbits(62) + 1 if write is None else check_write(write)
+            values["attempt"] = str(uuid.UUID(int=number))
+        if if_version is not None:
+            values["if_version"] = if_version
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            values["data"] = bytes(value)
+        elif not delete:
+            values["value"] = _json(key, value)
+        values["who"] = self._writer or who(fence)
+        return _Write(key, token, number, if_version, self._statement(tuple(values)), values)
+
+    def _statement(self, given: tuple[str, ...]) -> TextClause:
+        statement = self._writes.get(given)
+        if statement is None:
+            value = {name: f"CAST(:{name} AS {kind})" if name in given else "NULL" for name, kind in _KINDS.items()}
+            # As a column and not as a table, which Postgres would first write down. OFFSET 0, so that it is called
+            # once. One array of numbers, because each column that comes back takes its time in the driver.
+            statement = self._writes[given] = text(
+                "SELECT ARRAY[CASE (r).outcome WHEN 'stored' THEN 0 WHEN 'repeated' THEN 1 WHEN 'stale' THEN 2 ELSE 3"
+                " END, (r).version, (r).stored_token, (r).stored_write,"
+                " CAST(date_part('epoch', (r).stored_at) * 1e6 AS bigint)]"
+                f" FROM (SELECT {self._ours}.write({value['key']}, {value['token']}, {value['number']},"
+                f" {value['value']}, {value['data']},"
+                f" {value['if_version']}, {value['attempt']}, {self._history}, {value['who']}) AS r"
+                " OFFSET 0) AS a"
+            )
+        return statement
 
     def _claiming(self, resources: Sequence[str], fence: int | HasToken, patience: float) -> dict[str, Any]:
         if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not 0 < patience < 86_400:
@@ -174,14 +192,16 @@ class _StoreBase:
         }
 
     def _outcome(self, write: _Write, row: Sequence[Any]) -> Stored:
-        outcome, version, token, number, stored_at = row
-        if outcome == "stale":
+        outcome, version, token, number, at = row[0]
+        stored_at = None if at is None else _EPOCH + timedelta(microseconds=at)
+        if outcome == _STALE:
             assert write.token is not None
             raise StaleTokenError(write.key, write.token, token, stored_at, numbers=(write.number, number))
-        if outcome == "conflict":
+        if outcome == _CONFLICT:
             assert write.if_version is not None
             raise VersionConflict(write.key, write.if_version, version)
-        return Stored(write.key, version, token, number, stored_at, outcome == "repeated")
+        assert stored_at is not None
+        return Stored(write.key, version, token, number, stored_at, outcome == _REPEATED)
 
     def _failed(self, write: _Write | None, error: DBAPIError, tries: int, sent: bool) -> float:
         """Return how long to wait before the same is sent again, or raise what the error means.
@@ -227,7 +247,7 @@ class FencedStore(_StoreBase):
         machine and process.
         """
         super().__init__(schema, history, writer)
-        self._engine, self._ours = engine_of(where)
+        self._engine, self._is_ours = engine_of(where)
         self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def put(
@@ -246,14 +266,14 @@ class FencedStore(_StoreBase):
         given only to send the same write again.
         """
         made = self._writing(key, value, fence, if_version, write, False)
-        return self._outcome(made, self._run(made, self._write, made.values)[0])
+        return self._outcome(made, self._run(made, made.statement, made.values)[0])
 
     def delete(
         self, key: str, *, fence: int | HasToken | None = None, if_version: int | None = None, write: int | None = None
     ) -> Stored:
         """Delete a key on the same terms as `put`. Its fence stays."""
         made = self._writing(key, None, fence, if_version, write, True)
-        return self._outcome(made, self._run(made, self._write, made.values)[0])
+        return self._outcome(made, self._run(made, made.statement, made.values)[0])
 
     def get(self, key: str) -> Value | None:
         """Return what is stored, or None."""
@@ -288,7 +308,7 @@ class FencedStore(_StoreBase):
 
     def close(self) -> None:
         """Close what was opened for this store; a user's engine stays as it is."""
-        if self._ours:
+        if self._is_ours:
             self._engine.dispose()
 
     def __enter__(self) -> FencedStore:
@@ -308,7 +328,7 @@ class AsyncFencedStore(_StoreBase):
     ) -> None:
         """Name the database; nothing is opened yet. An engine is the user's, and stays open."""
         super().__init__(schema, history, writer)
-        self._engine, self._ours = async_engine_of(where)
+        self._engine, self._is_ours = async_engine_of(where)
         self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     async def put(
@@ -322,14 +342,14 @@ class AsyncFencedStore(_StoreBase):
     ) -> Stored:
         """Store a value, JSON or bytes; raise StaleTokenError when a newer holder has written or claimed the key."""
         made = self._writing(key, value, fence, if_version, write, False)
-        return self._outcome(made, (await self._run(made, self._write, made.values))[0])
+        return self._outcome(made, (await self._run(made, made.statement, made.values))[0])
 
     async def delete(
         self, key: str, *, fence: int | HasToken | None = None, if_version: int | None = None, write: int | None = None
     ) -> Stored:
         """Delete a key on the same terms as `put`. Its fence stays."""
         made = self._writing(key, None, fence, if_version, write, True)
-        return self._outcome(made, (await self._run(made, self._write, made.values))[0])
+        return self._outcome(made, (await self._run(made, made.statement, made.values))[0])
 
     async def get(self, key: str) -> Value | None:
         """Return what is stored, or None."""
@@ -365,7 +385,7 @@ class AsyncFencedStore(_StoreBase):
 
     async def close(self) -> None:
         """Close what was opened for this store; a user's engine stays as it is."""
-        if self._ours:
+        if self._is_ours:
             await self._engine.dispose()
 
     async def __aenter__(self) -> AsyncFencedStore:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from fenced_store.errors import InvalidArgument
 
 MOST = 2**63 - 1
+_HOST = socket.gethostname()
 
 _lock = threading.Lock()
 _last = 0
@@ -59,7 +60,7 @@ def check_write(write: int) -> int:
 def who(fence: int | HasToken | None = None) -> str:
     """Say who writes, for those who will ask later: the machine, the process, and the lock if it has a name."""
     name = getattr(fence, "name", None)
-    return f"{socket.gethostname()} pid {os.getpid()}" + (f" lock {name!a:.200}" if isinstance(name, str) else "")
+    return f"{_HOST} pid {os.getpid()}" + (f" lock {name!a:.200}" if isinstance(name, str) else "")
 
 
 def _begin_anew() -> None:

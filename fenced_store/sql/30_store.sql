@@ -36,28 +36,44 @@ BEGIN
     IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
         ignored := set_config('synchronous_commit', 'on', true);
     END IF;
-    INSERT INTO fences AS f (resource, token, write_number, stored_at, stored_by, version, value, data, attempt)
-    SELECT write.resource, coalesce(write.token, 0), write.write_number, clock_timestamp(), write.who,
-           1, write.value, write.data, write.attempt
-    WHERE write.if_version IS NULL OR write.if_version = 0
-       OR EXISTS (SELECT FROM fences AS o WHERE o.resource = write.resource)
-    ON CONFLICT (resource) DO UPDATE SET
-        token = coalesce(write.token, f.token),
-        write_number = CASE WHEN write.token IS NULL THEN f.write_number ELSE excluded.write_number END,
-        stored_at = excluded.stored_at,
-        stored_by = excluded.stored_by,
-        version = f.version + 1,
-        value = excluded.value,
-        data = excluded.data,
-        attempt = excluded.attempt,
-        left_behind = false
-    WHERE (write.token IS NULL OR (excluded.token, excluded.write_number) > (f.token, f.write_number))
-      AND (
-          write.if_version IS NULL
-          OR write.if_version = CASE WHEN f.value IS NULL AND f.data IS NULL THEN 0 ELSE f.version END
-      )
-    RETURNING 'stored', f.version, f.token, f.write_number, f.stored_at
-    INTO outcome, version, stored_token, stored_write, stored_at;
+    IF write.if_version IS NULL THEN
+        INSERT INTO fences AS f (resource, token, write_number, stored_at, stored_by, version, value, data)
+        VALUES (
+            write.resource, write.token, write.write_number, clock_timestamp(), write.who, 1, write.value, write.data
+        )
+        ON CONFLICT (resource) DO UPDATE SET
+            token = excluded.token,
+            write_number = excluded.write_number,
+            stored_at = excluded.stored_at,
+            stored_by = excluded.stored_by,
+            version = f.version + 1,
+            value = excluded.value,
+            data = excluded.data,
+            attempt = NULL,
+            left_behind = false
+        WHERE (excluded.token, excluded.write_number) > (f.token, f.write_number)
+        RETURNING 'stored', f.version, f.token, f.write_number, f.stored_at
+        INTO outcome, version, stored_token, stored_write, stored_at;
+    ELSE
+        INSERT INTO fences AS f (resource, token, write_number, stored_at, stored_by, version, value, data, attempt)
+        SELECT write.resource, coalesce(write.token, 0), write.write_number, clock_timestamp(), write.who,
+               1, write.value, write.data, write.attempt
+        WHERE write.if_version = 0 OR EXISTS (SELECT FROM fences AS o WHERE o.resource = write.resource)
+        ON CONFLICT (resource) DO UPDATE SET
+            token = coalesce(write.token, f.token),
+            write_number = CASE WHEN write.token IS NULL THEN f.write_number ELSE excluded.write_number END,
+            stored_at = excluded.stored_at,
+            stored_by = excluded.stored_by,
+            version = f.version + 1,
+            value = excluded.value,
+            data = excluded.data,
+            attempt = excluded.attempt,
+            left_behind = false
+        WHERE (write.token IS NULL OR (excluded.token, excluded.write_number) > (f.token, f.write_number))
+          AND write.if_version = CASE WHEN f.value IS NULL AND f.data IS NULL THEN 0 ELSE f.version END
+        RETURNING 'stored', f.version, f.token, f.write_number, f.stored_at
+        INTO outcome, version, stored_token, stored_write, stored_at;
+    END IF;
     IF FOUND THEN
         IF write.keep > 0 THEN
             INSERT INTO versions (
