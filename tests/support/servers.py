@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
+import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,9 @@ from pathlib import Path
 from dblock.embedded import Server
 
 DEFAULT_IMAGE = "postgres:17"
+
+_fresh: list[Server] = []
+"""A server that has been made, and nothing done with; once there is need of one."""
 
 
 @contextmanager
@@ -38,11 +43,25 @@ def private_server(settings: Mapping[str, str] | None = None) -> Iterator[Server
     folder = new_folder()
     server = Server(folder, settings=settings, dies_with_us=True)
     try:
+        _copy_fresh_data(server)
         server.start()
         yield server
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy_fresh_data(server: Server) -> None:
+    """Save initdb its time: begin with a copy of what it makes."""
+    if not _fresh:
+        template = Server(new_folder(), dies_with_us=True)
+        atexit.register(shutil.rmtree, template.folder, ignore_errors=True)
+        template.start()
+        template.stop()
+        _fresh.append(template)
+    server.folder.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700)
+    # With its owner: root's server runs under an account of its own.
+    subprocess.run(["cp", "-a", _fresh[0].data, server.data], check=True)
 
 
 def new_folder() -> Path:
