@@ -38,16 +38,21 @@ class InvalidArgument(DblockError, ValueError):
 class LockTimeout(DblockError, TimeoutError):
     """The lock was still held by another when the timeout passed."""
 
-    def __init__(self, name: str, timeout: float) -> None:
+    def __init__(self, name: str, timeout: float, claims: bool = False) -> None:
         self.name = name
         self.timeout = timeout
+        self.claims = claims
+        """Whether it claims resources, and may have waited for a transaction that is past one of their fences."""
+        way = "another holds it, or others come first"
+        if claims:
+            way = "another holds it, others come first, or a transaction is past the fence of what it claims"
         super().__init__(
-            f"Lock {name!r} was not acquired within {timeout:g} s: another holds it, or others come first. "
+            f"Lock {name!r} was not acquired within {timeout:g} s: {way}. "
             "Wait longer, or ask lock.holder() who has it and lock.queue() who waits."
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.name, self.timeout)
+        return type(self), (self.name, self.timeout, self.claims)
 
 
 class LeaseLost(DblockError):

@@ -62,6 +62,9 @@ def add_commands(
     install.add_argument(
         "--warn-only", action="store_true", help="refuse nothing; warn, and note what would be refused"
     )
+    add(
+        "uninstall", _uninstall, "remove fenced_store's schema, every fence and every stored value with it"
+    ).add_argument("--yes", action="store_true", help="do not ask")
     add("list", _list, "tell which tables are protected, and how")
     add("remove", _remove, "take the fence off a table").add_argument("table", metavar="TABLE")
     log = add("log", _log, "tell who was refused, by what, and who was in the way; the newest first")
@@ -109,6 +112,18 @@ def _setup(options: argparse.Namespace, engine: Engine) -> None:
     print(f"fenced_store is in schema {options.fences!r}{'.' if made else '; nothing to do.'}")
 
 
+def _uninstall(options: argparse.Namespace, engine: Engine) -> None:
+    import fenced_store
+
+    if not options.yes:
+        raise DblockError(
+            f"This removes schema {options.fences!r}, with every fence, stored value and note in it. Add --yes to go "
+            f"on."
+        )
+    fenced_store.uninstall(engine, options.fences)
+    print(f"Removed fenced_store from schema {options.fences!r}.")
+
+
 def _grant(options: argparse.Namespace, engine: Engine) -> None:
     import fenced_store
 
@@ -121,6 +136,7 @@ def _install(options: argparse.Namespace, engine: Engine) -> None:
 
     if not _is_there(engine, options.fences) and fenced_store.install(engine, options.fences):
         print(f"Set up fenced_store in schema {options.fences!r}.")
+    before = {one.resource: _how(one) for one in fenced_store.protected(engine, options.fences)}
     made = fenced_store.protect(
         engine,
         options.table,
@@ -130,7 +146,8 @@ def _install(options: argparse.Namespace, engine: Engine) -> None:
         warn_only=options.warn_only,
         schema=options.fences,
     )
-    print(f"Table {made.resource} is protected {_how(made)}.")
+    was = before.get(made.resource)
+    print(f"Table {made.resource} is protected {_how(made)}{f'; it was {was}' if was and was != _how(made) else ''}.")
 
 
 def _is_there(engine: Engine, schema: str) -> bool:
@@ -157,7 +174,8 @@ def _list(options: argparse.Namespace, engine: Engine) -> None:
 def _how(protection: Any) -> str:
     how = f"per row, by {', '.join(protection.key)}" if protection.per == "row" else "per table"
     how += ", strictly" if protection.strict else ""
-    return how + (", only warning" if protection.warn_only else "")
+    how += ", only warning" if protection.warn_only else ""
+    return how + ("" if protection.enabled else ", but its triggers are DISABLED")
 
 
 def _remove(options: argparse.Namespace, engine: Engine) -> None:

@@ -6,7 +6,9 @@ A lock object holds nothing by itself. It may be shared by threads or tasks; eac
 from __future__ import annotations
 
 import inspect
+import math
 import threading
+import time
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +22,9 @@ from dblock.terms import Seconds, Terms, check_timeout
 L = TypeVar("L", bound="ThreadLease | TaskLease")
 ThreadL = TypeVar("ThreadL", bound=ThreadLease)
 TaskL = TypeVar("TaskL", bound=TaskLease)
+
+CLAIM_ELSEWHERE = 5.0
+"""Seconds that a claim in another database may take at most."""
 
 _OWN_TIMEOUT: Any = object()
 """Stands for the timeout that the lock was made with."""
@@ -59,6 +64,14 @@ class _LockBase(Generic[L]):
         finally:
             self._crowded = any(place.sat for place in places)
 
+    def _timed_out(self, seconds: float | None) -> LockTimeout:
+        return LockTimeout(self.name, seconds or 0.0, bool(self._terms.claims or self._terms.claimers))
+
+    def _patience(self, lease: ThreadLease | TaskLease, timeout: float | None, began: float) -> float:
+        """Return how long a claim elsewhere may take: no longer than there is, nor than we believe in the lease."""
+        left = math.inf if timeout is None else timeout - (time.monotonic() - began)
+        return max(min(left, lease.remaining(), CLAIM_ELSEWHERE), 0.05)
+
     def _enter(self, owner: object, lease: L) -> L:
         self._bodies.setdefault(owner, []).append(lease)
         return lease
@@ -95,10 +108,10 @@ class Lock(_LockBase[ThreadL]):
 
     def try_acquire(self) -> ThreadL | None:
         """Take the lock if it is free at this moment; None when another holds it, or others wait for it in line."""
-        attempt = new_attempt()
+        attempt, began = new_attempt(), time.monotonic()
         try:
             grant = self._client._run(self._service.try_acquire(self._terms, attempt))
-            return self._claimed(self._lease(grant)) if grant else None
+            return self._claimed(self._lease(grant), 0.5, began) if grant else None
         except BaseException as error:
             self._abandon(attempt, error)
             raise
@@ -106,15 +119,16 @@ class Lock(_LockBase[ThreadL]):
     def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> ThreadL:
         """Wait in line for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
-        attempt = new_attempt()
+        attempt, began = new_attempt(), time.monotonic()
         try:
             grant = self._client._run(self._acquiring(seconds, attempt))
-            if grant is not None:
-                return self._claimed(self._lease(grant))
+            lease = self._claimed(self._lease(grant), seconds, began) if grant is not None else None
+            if lease is not None:
+                return lease
         except BaseException as error:
             self._abandon(attempt, error)
             raise
-        raise LockTimeout(self.name, seconds or 0.0)
+        raise self._timed_out(seconds)
 
     def _abandon(self, attempt: str, error: BaseException) -> None:
         """Give back what the attempt may have been granted, for a caller who does not get it."""
@@ -141,13 +155,18 @@ class Lock(_LockBase[ThreadL]):
         lease: ThreadL = kind(self._client, hold)
         return lease
 
-    def _claimed(self, lease: ThreadL) -> ThreadL:
-        """Have claimed what is to be claimed elsewhere, before the caller learns of the grant."""
+    def _claimed(self, lease: ThreadL, timeout: float | None, began: float) -> ThreadL | None:
+        """Have claimed what is to be claimed elsewhere, before the caller learns of the grant; None if it takes too
+        long.
+        """
         if self._terms.claimers:
             try:
                 for claimer in self._terms.claimers:
-                    claimer.claim(lease.token)
+                    claimer.claim(lease.token, self._patience(lease, timeout, began))
                 lease.raise_if_lost()
+            except TimeoutError:
+                lease.release()
+                return None
             except BaseException:
                 lease.release()
                 raise
@@ -175,10 +194,10 @@ class AsyncLock(_LockBase[TaskL]):
 
     async def try_acquire(self) -> TaskL | None:
         """Take the lock if it is free at this moment; None when another holds it, or others wait for it in line."""
-        attempt = new_attempt()
+        attempt, began = new_attempt(), time.monotonic()
         try:
             grant = await self._client._run(self._service.try_acquire(self._terms, attempt))
-            return await self._claimed(self._lease(grant)) if grant else None
+            return await self._claimed(self._lease(grant), 0.5, began) if grant else None
         except BaseException as error:
             await self._abandon(attempt, error)
             raise
@@ -186,15 +205,16 @@ class AsyncLock(_LockBase[TaskL]):
     async def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> TaskL:
         """Wait in line for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
         seconds = self._timeout(timeout)
-        attempt = new_attempt()
+        attempt, began = new_attempt(), time.monotonic()
         try:
             grant = await self._client._run(self._acquiring(seconds, attempt))
-            if grant is not None:
-                return await self._claimed(self._lease(grant))
+            lease = await self._claimed(self._lease(grant), seconds, began) if grant is not None else None
+            if lease is not None:
+                return lease
         except BaseException as error:
             await self._abandon(attempt, error)
             raise
-        raise LockTimeout(self.name, seconds or 0.0)
+        raise self._timed_out(seconds)
 
     async def _abandon(self, attempt: str, error: BaseException) -> None:
         """Give back what the attempt may have been granted, for a caller who does not get it."""
@@ -221,13 +241,18 @@ class AsyncLock(_LockBase[TaskL]):
         lease: TaskL = kind(self._client, hold)
         return lease
 
-    async def _claimed(self, lease: TaskL) -> TaskL:
-        """Have claimed what is to be claimed elsewhere, before the caller learns of the grant."""
+    async def _claimed(self, lease: TaskL, timeout: float | None, began: float) -> TaskL | None:
+        """Have claimed what is to be claimed elsewhere, before the caller learns of the grant; None if it takes too
+        long.
+        """
         if self._terms.claimers:
             try:
                 for claimer in self._terms.claimers:
-                    await claimer.claim(lease.token)
+                    await claimer.claim(lease.token, self._patience(lease, timeout, began))
                 lease.raise_if_lost()
+            except TimeoutError:
+                await lease.release()
+                return None
             except BaseException:
                 await lease.release()
                 raise

@@ -35,8 +35,8 @@ _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 class Claimer(Protocol):
     """What claims resources in another place than the lock's database, such as `FencedStore.claims`."""
 
-    def claim(self, token: int) -> Any:
-        """Raise their fences to this token; something to await, for an AsyncClient."""
+    def claim(self, token: int, patience: float) -> Any:
+        """Raise their fences to this token, or raise TimeoutError after so many seconds; async for an AsyncClient."""
 
 
 @dataclass(frozen=True)

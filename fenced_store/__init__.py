@@ -11,6 +11,7 @@ import logging
 
 from fenced_store.audit import Rejection, high_water, rejections
 from fenced_store.errors import (
+    AccessDenied,
     ClaimTimeout,
     FenceAhead,
     FenceBroken,
@@ -30,6 +31,7 @@ from fenced_store.schema import ddl, grant, install, uninstall
 from fenced_store.store import AsyncFencedStore, FencedStore, Stored, Value
 
 __all__ = [
+    "AccessDenied",
     "AsyncFencedStore",
     "ClaimTimeout",
     "FenceAhead",

@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from alembic.autogenerate import renderers
+from alembic.autogenerate import comparators, renderers
 from alembic.autogenerate.api import AutogenContext
 from alembic.operations import MigrateOperation, Operations
+from alembic.operations.ops import UpgradeOps
+from sqlalchemy import text
 
-from fenced_store.names import DEFAULT_SCHEMA, check_column, check_schema, check_table, literal, quoted
+from fenced_store.names import DEFAULT_SCHEMA, check_key, check_schema, check_table, literal, quoted
+from fenced_store.orm import FENCE
+from fenced_store.schema import bindable
 
 OUR_COLUMNS = ("fence_token", "fence_at")
 OUR_SCHEMAS = ("fenced_store", "dblock")
@@ -36,7 +40,7 @@ class FenceTableOp(MigrateOperation):
     def __init__(
         self,
         table: str,
-        key: Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
         per: str = "row",
         strict: bool = False,
         warn_only: bool = False,
@@ -44,7 +48,7 @@ class FenceTableOp(MigrateOperation):
         fences: str = DEFAULT_SCHEMA,
     ) -> None:
         self.table, self.schema = check_table(table), schema
-        self.key = None if key is None else [check_column(one) for one in ([key] if isinstance(key, str) else key)]
+        self.key = check_key(key)
         self.per, self.strict, self.warn_only = per, strict, warn_only
         self.fences = check_schema(fences)
 
@@ -62,8 +66,7 @@ class FenceTableOp(MigrateOperation):
         fences: str = DEFAULT_SCHEMA,
     ) -> Any:
         """Put a fence on a table; `schema` is the table's, `fences` the schema of fenced_store."""
-        columns = [key] if isinstance(key, str) else key
-        return operations.invoke(cls(table, columns, per, strict, warn_only, schema, fences))
+        return operations.invoke(cls(table, key, per, strict, warn_only, schema, fences))
 
     def reverse(self) -> UnfenceTableOp:
         """Return the operation that takes the fence off again."""
@@ -102,17 +105,48 @@ def _unfence(operations: Operations, operation: UnfenceTableOp) -> None:
     _execute(operations, f"SELECT {quoted(operation.fences)}.unprotect_table({_name(operation)})")
 
 
+@comparators.dispatch_for("schema")
+def _find_unfenced(context: AutogenContext, upgrade: UpgradeOps, schemas: Any) -> None:
+    """Have autogenerate write `op.fence_table` for each class with FencedMixin whose table has no fence yet."""
+    for table in context.sorted_tables:
+        options = table.info.get(FENCE)
+        if options is not None and not _is_fenced(context, table.schema, table.name, options):
+            upgrade.ops.append(FenceTableOp(table.name, schema=table.schema, **_named(options)))
+
+
+def _is_fenced(context: AutogenContext, schema: str | None, name: str, options: dict[str, Any]) -> bool:
+    connection = context.connection
+    fences = options.get("schema", DEFAULT_SCHEMA)
+    if (
+        connection is None
+        or not connection.execute(
+            text("SELECT to_regprocedure(:name)"), {"name": f"{quoted(fences)}.protected_tables()"}
+        ).scalar()
+    ):
+        return False
+    table = f"{quoted(schema)}.{quoted(name)}" if schema else quoted(name)
+    found = text(f"SELECT 1 FROM {bindable(fences)}.protected_tables() AS p WHERE p.target = to_regclass(:table)")
+    return connection.execute(found, {"table": table}).scalar() is not None
+
+
+def _named(options: dict[str, Any]) -> dict[str, Any]:
+    return {"fences" if name == "schema" else name: value for name, value in options.items()}
+
+
 @renderers.dispatch_for(FenceTableOp)
 def _render_fence(context: AutogenContext, operation: FenceTableOp) -> str:
+    context.imports.add("import fenced_store.alembic_ops")
     return (
         f"op.fence_table({operation.table!r}, key={operation.key!r}, per={operation.per!r},"
-        f" strict={operation.strict!r}, warn_only={operation.warn_only!r}, schema={operation.schema!r})"
+        f" strict={operation.strict!r}, warn_only={operation.warn_only!r}, schema={operation.schema!r},"
+        f" fences={operation.fences!r})"
     )
 
 
 @renderers.dispatch_for(UnfenceTableOp)
 def _render_unfence(context: AutogenContext, operation: UnfenceTableOp) -> str:
-    return f"op.unfence_table({operation.table!r}, schema={operation.schema!r})"
+    context.imports.add("import fenced_store.alembic_ops")
+    return f"op.unfence_table({operation.table!r}, schema={operation.schema!r}, fences={operation.fences!r})"
 
 
 def _name(operation: FenceTableOp | UnfenceTableOp) -> str:

@@ -6,7 +6,9 @@ it writes the note, over a short connection of its own. That may fail; the refus
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -64,13 +66,19 @@ def rejections(
         check_installed(connection, schema)
         grants = f"{quoted(check_schema(locks))}.distributed_locks"
         may_read = connection.execute(
-            text("SELECT CASE WHEN to_regclass(:grants) IS NOT NULL THEN has_table_privilege(:grants, 'SELECT') END"),
-            {"grants": grants},
+            text(
+                "SELECT has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE')"
+                " FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+                " WHERE n.nspname = :locks AND c.relname = 'distributed_locks'"
+            ),
+            {"locks": locks},
         ).scalar()
         names, join = "NULL, NULL", ""
         if may_read:
             names = "l.name, l.holder"
-            join = f"LEFT JOIN {grants} AS l ON l.token = r.stored_token".replace(":", r"\:")
+            # By whom as well: a token that is somebody else's number is no grant of ours.
+            join = f"LEFT JOIN {grants} AS l ON l.token = r.stored_token AND starts_with(r.stored_by, l.holder)"
+            join = join.replace(":", r"\:")
         found = connection.execute(
             text(
                 "SELECT r.resource, r.offered_token, r.stored_token, r.stored_at, r.stored_by, r.rejected_at,"
@@ -92,19 +100,32 @@ def high_water(where: Where, schema: str = DEFAULT_SCHEMA) -> int:
 
 
 def note(driver: Any, schema: str, error: StaleTokenError, who: str) -> None:
-    """Write a refusal down, or log that it could not be."""
+    """Write a refusal down, or log that it could not be; the caller waits for a moment and no longer."""
+
+    def write(conninfo: str, statement: bytes) -> None:
+        try:
+            with psycopg.connect(conninfo, autocommit=True) as connection:
+                connection.execute(statement)
+        except Exception as failed:
+            logger.warning("a refusal by %r could not be noted: %s", error.resource, failed)
+
     try:
-        with psycopg.connect(_beside(driver), autocommit=True) as connection:
-            connection.execute(_record(schema, error, who))
+        writing = threading.Thread(target=write, args=(_beside(driver), _record(schema, error, who)), daemon=True)
+        writing.start()
+        writing.join(2 * NOTE_WITHIN)
     except Exception as failed:
         logger.warning("a refusal by %r could not be noted: %s", error.resource, failed)
 
 
 async def note_async(driver: Any, schema: str, error: StaleTokenError, who: str) -> None:
-    """Write a refusal down, or log that it could not be."""
-    try:
+    """Write a refusal down, or log that it could not be; the caller waits for a moment and no longer."""
+
+    async def write() -> None:
         async with await psycopg.AsyncConnection.connect(_beside(driver), autocommit=True) as connection:
             await connection.execute(_record(schema, error, who))
+
+    try:
+        await asyncio.wait_for(write(), 2 * NOTE_WITHIN)
     except Exception as failed:
         logger.warning("a refusal by %r could not be noted: %s", error.resource, failed)
 

@@ -11,7 +11,15 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from fenced_store.errors import InvalidArgument, NotInstalled, said_by, sqlstate, translated
+from fenced_store.errors import (
+    AccessDenied,
+    FencedStoreError,
+    InvalidArgument,
+    NotInstalled,
+    said_by,
+    sqlstate,
+    translated,
+)
 
 Where = str | Engine | AsyncEngine
 """A DSN (URL or keywords), an Engine or an AsyncEngine."""
@@ -61,12 +69,23 @@ def said_as_ours(schema: str) -> Iterator[None]:
         raise counterpart from error
 
 
-def missing(error: BaseException, schema: str) -> NotInstalled | None:
-    """Return the error for a database without our schema, if that is what this one means."""
-    if sqlstate(error) in ("3F000", "42883") and schema in said_by(error)[0]:
+def missing(error: BaseException, schema: str) -> FencedStoreError | None:
+    """Return the error for a database without our schema, or without the right to it, if that is what this one
+    means.
+    """
+    state, said = sqlstate(error), said_by(error)[0]
+    if state in ("3F000", "42883") and schema in said:
         return NotInstalled(
             f"There is no fenced_store in schema {schema!r} of this database. As its owner run: dblock fence setup "
             "(or fenced_store.install(...) from Python)."
+        )
+    if state == "42501":
+        return AccessDenied(
+            f"The database refused: {said}. To write through fences a role needs: dblock fence grant ROLE. To protect "
+            f"a table it "
+            "must own it too, and may create functions in the table's schema. The log and the high-water mark are for "
+            "the "
+            "role that ran dblock fence setup."
         )
     return None
 
@@ -87,4 +106,12 @@ def _connector(dsn: object, connect: Callable[..., Any]) -> Callable[[], Any]:
     for prefix in ("postgresql+psycopg://", "postgresql+psycopg_async://", "postgres://"):
         if dsn.startswith(prefix):
             conninfo = "postgresql://" + dsn[len(prefix) :]
+    try:
+        psycopg.conninfo.conninfo_to_dict(conninfo)
+    except psycopg.Error:
+        # What libpq said is left out: it quotes what it could not read, and that may hold a password.
+        raise InvalidArgument(
+            "The DSN cannot be read (it is not shown here, for it may hold a password). Give a URL like "
+            "postgresql://user@host/database, or keywords like: host=localhost dbname=database."
+        ) from None
     return lambda: connect(conninfo)

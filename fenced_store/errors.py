@@ -2,12 +2,13 @@
 
 FencedStoreError
 ├── StaleTokenError     a newer holder has written, or claimed, the resource
+│   └── FenceAhead      a claim found a fence above its token: another was granted the lock, or tokens have gone back
 ├── MissingToken        a strict fence met a transaction that carries no token
-├── FenceAhead          a claim found a fence above the token just granted: tokens have gone back
 ├── ClaimTimeout        a claim had to wait for too long for a transaction that is past the fence
 ├── VersionConflict     compare-and-set found another version
 ├── OutcomeUnknown      the answer was lost; the same write can be sent again
 ├── FenceBroken         the transaction ended inside its fence, and another was begun
+├── AccessDenied        the role may not do this
 ├── NotInstalled        the schema is not there, or is of another revision
 └── InvalidArgument     (also a ValueError) what was asked for cannot be
 """
@@ -84,8 +85,20 @@ class MissingToken(FencedStoreError):
         self.resource = resource
 
 
-class FenceAhead(FencedStoreError):
-    """A fence stands above the token that was just granted, so tokens have gone back."""
+class FenceAhead(StaleTokenError):
+    """A claim found a fence above its token: another was granted the lock since, or tokens have gone back."""
+
+    def __init__(self, resource: str, offered: int, stored: int) -> None:
+        FencedStoreError.__init__(
+            self,
+            f"Resource {shown(resource)} refuses to be claimed with token {offered}: its fence stands at token "
+            f"{stored}. If "
+            "another was granted the lock since, acquire it anew. If not, tokens have gone back, by a restore "
+            "perhaps: raise "
+            f"them above, with dblock by: dblock token raise --above {stored}",
+        )
+        self.resource, self.offered, self.stored = resource, offered, stored
+        self.stored_at = self.stored_by = self.numbers = None
 
 
 class ClaimTimeout(FencedStoreError, TimeoutError):
@@ -120,6 +133,10 @@ class FenceBroken(FencedStoreError):
     """The transaction that a fence was taken in has ended inside its body, and another one was begun there."""
 
 
+class AccessDenied(FencedStoreError):
+    """The database refused: the role may not do this. The message says what it needs."""
+
+
 class NotInstalled(FencedStoreError):
     """The schema of fenced_store is missing in this database, or is of another revision than this version needs."""
 
@@ -144,12 +161,12 @@ def translated(error: BaseException) -> FencedStoreError | None:
     state = sqlstate(error)
     if state not in (STALE, MISSING, NO_TOKEN, AHEAD):
         return None
-    said, detail, hint = said_by(error)
+    said, detail, _ = said_by(error)
     try:
         found = json.loads(detail) if detail else {}
     except ValueError:
         return None
-    if state in (STALE, MISSING) and "resource" not in found:
+    if state != NO_TOKEN and "resource" not in found:
         return None  # somebody else's
     if state == STALE:
         at = found["stored_at"]
@@ -162,7 +179,9 @@ def translated(error: BaseException) -> FencedStoreError | None:
         )
     if state == MISSING:
         return MissingToken(found["resource"])
-    return FenceAhead(f"{said} {hint}") if state == AHEAD else InvalidArgument(said)
+    if state == AHEAD:
+        return FenceAhead(found["resource"], found["offered"], found["stored"])
+    return InvalidArgument(said)
 
 
 def said_by(error: BaseException) -> tuple[str, str, str]:

@@ -8,6 +8,7 @@ can be committed by accident.
 
 from __future__ import annotations
 
+import random
 from types import TracebackType
 from typing import Any
 
@@ -19,13 +20,16 @@ from fenced_store.tokens import HasToken, next_write, token_of, who
 from fenced_store.transaction import UsersTransaction
 
 TAKE = (
-    "SELECT current_setting('fenced_store.token', true), CAST({schema}.raise_fence(CAST({resource} AS text),"
+    "SELECT current_setting('fenced_store.token', true), current_setting('fenced_store.fence', true),"
+    " CAST({schema}.raise_fence(CAST({resource} AS text),"
     " CAST({token} AS bigint), CAST({write} AS bigint), CAST({who} AS text)) AS text),"
-    " set_config('fenced_store.token', CAST({carried} AS text), true), CAST(pg_current_xact_id() AS text)"
+    " set_config('fenced_store.token', CAST({carried} AS text), true),"
+    " set_config('fenced_store.fence', CAST({fence} AS text), true), CAST(pg_current_xact_id() AS text)"
 )
 LEAVE = (
-    "SELECT current_setting('fenced_store.token', true),"
-    " set_config('fenced_store.token', CAST({carried} AS text), true), CAST(pg_current_xact_id_if_assigned() AS text)"
+    "SELECT current_setting('fenced_store.token', true), current_setting('fenced_store.fence', true),"
+    " set_config('fenced_store.token', CAST({carried} AS text), true),"
+    " set_config('fenced_store.fence', CAST({fence} AS text), true), CAST(pg_current_xact_id_if_assigned() AS text)"
 )
 
 
@@ -46,7 +50,9 @@ class Fence:
             )
         self._connection = connection
         self._transaction = UsersTransaction(connection, schema)
-        self._before = ""
+        self._name = f"{random.getrandbits(64):x}"
+        """By which it is known in the transaction: a fence that was undone takes its name with it."""
+        self._before: dict[str, str] = {}
         self._inside: str | None = None
 
     @property
@@ -57,6 +63,7 @@ class Fence:
             "write": next_write(),
             "who": who(self._holder),
             "carried": str(self.token),
+            "fence": self._name,
         }
 
     def __enter__(self) -> Fence:
@@ -70,7 +77,7 @@ class Fence:
         except Exception as error:
             self._refuse(error)
             raise
-        self._before, self._inside = row[0] or "", row[3]
+        self._before, self._inside = {"carried": row[0] or "", "fence": row[1] or ""}, row[5]
         return self
 
     def __exit__(
@@ -79,7 +86,7 @@ class Fence:
         if error is not None:
             self._refuse(error)
             if self._transaction.usable:
-                self._transaction.row(LEAVE, carried=self._before)
+                self._transaction.row(LEAVE, **self._before)
             return
         try:
             self._transaction.flush()
@@ -87,7 +94,7 @@ class Fence:
             self._refuse(failed)
             raise
         self._check_open()
-        self._check_same(self._transaction.row(LEAVE, carried=self._before))
+        self._check_same(self._transaction.row(LEAVE, **self._before))
 
     async def __aenter__(self) -> Fence:
         if not self._transaction.is_async:
@@ -99,7 +106,7 @@ class Fence:
         except Exception as error:
             await self._refuse_async(error)
             raise
-        self._before, self._inside = row[0] or "", row[3]
+        self._before, self._inside = {"carried": row[0] or "", "fence": row[1] or ""}, row[5]
         return self
 
     async def __aexit__(
@@ -108,7 +115,7 @@ class Fence:
         if error is not None:
             await self._refuse_async(error)
             if self._transaction.usable and isinstance(error, Exception):
-                await self._transaction.row_async(LEAVE, carried=self._before)
+                await self._transaction.row_async(LEAVE, **self._before)
             return
         try:
             await self._transaction.flush_async()
@@ -116,7 +123,7 @@ class Fence:
             await self._refuse_async(failed)
             raise
         self._check_open()
-        self._check_same(await self._transaction.row_async(LEAVE, carried=self._before))
+        self._check_same(await self._transaction.row_async(LEAVE, **self._before))
 
     def _refuse(self, error: BaseException) -> None:
         """Raise our counterpart of a refusal by the database, once it is noted."""
@@ -141,10 +148,10 @@ class Fence:
             raise self._broken("ended")
 
     def _check_same(self, row: tuple[Any, ...]) -> None:
-        carried, _, now = row
+        carried, name, _, _, now = row
         if now != self._inside:
             raise self._broken("ended, and another was begun")
-        if carried != str(self.token):
+        if (carried, name) != (str(self.token), self._name):
             raise self._broken("went back to a savepoint from before the fence, or changed fenced_store.token")
 
     def _broken(self, what: str) -> FenceBroken:

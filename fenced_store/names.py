@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import enum
 import hashlib
+import ipaddress
 import re
+import uuid
+from collections.abc import Sequence
 
 from fenced_store.errors import InvalidArgument, shown
 
@@ -36,20 +42,61 @@ def check_column(column: str) -> str:
     return _check("column's name", column, 63)
 
 
+def check_key(key: str | Sequence[str] | None) -> list[str] | None:
+    """Return the columns of a key as a list; None for those of the primary key."""
+    if key is None:
+        return None
+    if not isinstance(key, (str, Sequence)) or not key:
+        raise InvalidArgument(f"A key is the name of a column, or several; got {key!r:.80}.")
+    return [check_column(one) for one in ([key] if isinstance(key, str) else key)]
+
+
 def row(resource: str, *key: object) -> str:
     """Return the resource of one row of a protected table, to claim it: `row("public.orders", 42)`.
 
-    The key is given as Postgres prints it. Several columns are given in the order in which the table was protected by
-    them.
+    Several columns are given in the order in which the table was protected by them. A value is of the Python type that
+    the column's values have; text is taken as it is, so give no text for a number or a UUID, and no blanks at the end
+    of char(n).
     """
     check_resource(resource)
     if not key:
         raise InvalidArgument("A row is named by its key; none was given.")
-    parts = ["\\N" if value is None else str(value).replace("\\", "\\\\").replace(",", "\\,") for value in key]
-    joined = _check("key", ",".join(parts), 1_000_000)
+    joined = ",".join(_as_text(value).replace("\\", "\\\\").replace(",", "\\,") for value in key)
+    if "\0" in joined or _SURROGATE.search(joined):
+        raise InvalidArgument(f"The key {shown(joined)} is not text that Postgres can store.")
     if len(joined.encode()) > 512:
         joined = f"\\#{hashlib.sha256(joined.encode()).hexdigest()}"
     return check_resource(f"{resource}:{joined}")
+
+
+def _as_text(value: object) -> str:
+    """Return a value of a key as the trigger of a protected table writes it."""
+    if isinstance(value, enum.Enum):
+        return _as_text(value.value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, (int, uuid.UUID, ipaddress.IPv4Address, ipaddress.IPv6Address)):
+        return str(value)
+    if isinstance(value, decimal.Decimal) and value.is_finite():
+        text = format(value, "f")
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+        return "0" if text in ("-0", "") else text
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).hex()
+    if isinstance(value, datetime.datetime):
+        moment = value.astimezone(datetime.timezone.utc).replace(tzinfo=None) if value.tzinfo else value
+        return _trimmed(moment.isoformat())
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    if isinstance(value, datetime.time) and value.tzinfo is None:
+        return _trimmed(value.isoformat())
+    raise InvalidArgument(f"A key of a protected row cannot be {type(value).__name__} {value!r:.80}.")
+
+
+def _trimmed(moment: str) -> str:
+    return moment.rstrip("0") if "." in moment else moment
 
 
 def quoted(identifier: str) -> str:

@@ -13,10 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Mapped, Mapper, mapped_column
 
 from fenced_store.audit import note
-from fenced_store.errors import StaleTokenError, translated
-from fenced_store.names import DEFAULT_SCHEMA, quoted
+from fenced_store.errors import InvalidArgument, StaleTokenError, translated
+from fenced_store.names import DEFAULT_SCHEMA, check_key, quoted
 from fenced_store.schema import bindable, check_installed
 from fenced_store.tokens import who
+
+FENCE = "fenced_store"
+"""Where a table's `info` has the options of its fence."""
 
 
 class FencedMixin:
@@ -42,13 +45,13 @@ def _fence_when_created(mapper: Mapper[Any], kind: type[FencedMixin]) -> None:
     table = mapper.local_table
     if not isinstance(table, Table) or "fence_token" not in table.c:
         return
-    options = dict(kind.__fence__)
-    schema = options.pop("schema", DEFAULT_SCHEMA)
+    options = _checked(kind)
+    table.info[FENCE] = options
+    schema = options.get("schema", DEFAULT_SCHEMA)
 
     def protect(target: Table, connection: Connection, **_: Any) -> None:
         check_installed(connection, schema)
         name = f"{quoted(target.schema)}.{quoted(target.name)}" if target.schema else quoted(target.name)
-        key = options.get("key")
         connection.execute(
             text(
                 f"SELECT {bindable(schema)}.protect_table(CAST(:target AS regclass), CAST(:key AS text[]),"
@@ -56,7 +59,7 @@ def _fence_when_created(mapper: Mapper[Any], kind: type[FencedMixin]) -> None:
             ),
             {
                 "target": name,
-                "key": [key] if isinstance(key, str) else key,
+                "key": check_key(options.get("key")),
                 "per": options.get("per", "row"),
                 "strict": options.get("strict", False),
                 "warn_only": options.get("warn_only", False),
@@ -66,11 +69,26 @@ def _fence_when_created(mapper: Mapper[Any], kind: type[FencedMixin]) -> None:
     event.listen(table, "after_create", protect)
 
 
+def _checked(kind: type[FencedMixin]) -> dict[str, Any]:
+    options = dict(kind.__fence__)
+    if unknown := set(options) - {"key", "per", "strict", "warn_only", "schema"}:
+        raise InvalidArgument(f"__fence__ of {kind.__name__} has no option {', '.join(map(repr, sorted(unknown)))}.")
+    for option in ("strict", "warn_only"):
+        if not isinstance(options.get(option, False), bool):
+            raise InvalidArgument(
+                f"__fence__ of {kind.__name__}: {option} is True or False; got {options[option]!r:.80}."
+            )
+    check_key(options.get("key"))
+    return options
+
+
 def raise_ours(engine: Engine | AsyncEngine, schema: str = DEFAULT_SCHEMA) -> None:
     """Have an engine raise StaleTokenError and MissingToken wherever the database refuses, not only inside `fence`.
 
     A flush at commit, after the body of `fence`, is such a place.
     """
+    if not isinstance(engine, (Engine, AsyncEngine)):
+        raise InvalidArgument(f"raise_ours takes an Engine or an AsyncEngine; got {type(engine).__name__}.")
 
     def said(context: ExceptionContext) -> None:
         counterpart = translated(context.original_exception)

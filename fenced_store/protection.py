@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from fenced_store import names
 from fenced_store.engines import Where, transaction
 from fenced_store.errors import FencedStoreError, InvalidArgument, sqlstate
-from fenced_store.names import DEFAULT_SCHEMA, check_column, check_schema, check_table, quoted
+from fenced_store.names import DEFAULT_SCHEMA, check_schema, check_table, quoted
 from fenced_store.schema import bindable, check_installed
 
 LOCK_WITHIN = 5
@@ -41,6 +41,8 @@ class Protection:
     """Whether it refuses a transaction that carries no token."""
     warn_only: bool
     """Whether it lets everything through and only notes it."""
+    enabled: bool = True
+    """False where somebody has disabled its triggers, and it protects nothing."""
 
     def row(self, *key: object) -> str:
         """Return the resource of one row, to claim it."""
@@ -70,7 +72,7 @@ def protect(
     everything: see what would happen before it does. Takes the table for a moment, and rewrites nothing.
     """
     check_schema(schema)
-    columns = None if key is None else [check_column(one) for one in ([key] if isinstance(key, str) else key)]
+    columns = names.check_key(key)
     for option, value in (("strict", strict), ("warn_only", warn_only)):
         if not isinstance(value, bool):
             raise InvalidArgument(f"{option} is True or False; got {value!r:.80}.")
@@ -126,11 +128,9 @@ def _said(error: DBAPIError) -> FencedStoreError | None:
         )
     if state in ("22023", "42809", "42703", "42701", "42704", "42710", "42P01", "42602"):
         return InvalidArgument(str(said))
-    if state == "42501":
-        return FencedStoreError(
-            f"The database refused: {said}. To protect a table, be its owner, and have been granted fenced_store: "
-            "dblock fence grant ROLE."
-        )
+    if state == "2BP01":
+        detail = getattr(getattr(error.orig, "diag", None), "message_detail", None)
+        return FencedStoreError(f"The database refused: {said}. {detail or ''}".strip())
     return None
 
 
@@ -155,6 +155,6 @@ def _oid(connection: Connection, table: str | Table) -> str:
 
 def _listed(connection: Connection, schema: str) -> list[Protection]:
     rows = connection.execute(
-        text(f"SELECT resource, per, key, strict, warn_only FROM {bindable(schema)}.protected_tables()")
+        text(f"SELECT resource, per, key, strict, warn_only, enabled FROM {bindable(schema)}.protected_tables()")
     )
-    return [Protection(resource, per, tuple(key or ()), strict, warn) for resource, per, key, strict, warn in rows]
+    return [Protection(one.resource, one.per, tuple(one.key or ()), *one[3:]) for one in rows]

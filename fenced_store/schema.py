@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import Connection, text
 
 from fenced_store.engines import Where, transaction
-from fenced_store.errors import InvalidArgument, NotInstalled
+from fenced_store.errors import AccessDenied, InvalidArgument, NotInstalled
 from fenced_store.names import DEFAULT_SCHEMA, check_schema, literal, quoted
 
 REVISION = 1
@@ -32,8 +32,14 @@ API = (
     "standing_fence",
     "highest_of",
     "as_text",
+    "has_columns",
+    "highest_in",
+    "guard_emptying",
+    "resource_of",
+    "make_guard",
     "note_protection",
     "note_unprotection",
+    "owns_columns",
     "row_key",
     "protect_table",
     "unprotect_table",
@@ -93,6 +99,21 @@ def grant(where: Where, role: str, schema: str = DEFAULT_SCHEMA) -> None:
             f"GRANT EXECUTE ON FUNCTION {functions} TO {quoted(role)}",
         ):
             connection.exec_driver_sql(statement.replace("%", "%%"))
+        refused = connection.execute(
+            text(
+                "SELECT count(*) FROM pg_proc AS p WHERE p.pronamespace = CAST(:schema AS regnamespace)"
+                " AND p.proname = ANY(:names) AND NOT has_function_privilege(:role, p.oid, 'EXECUTE')"
+                " OR NOT has_schema_privilege(:role, CAST(:schema AS regnamespace), 'USAGE')"
+            ),
+            {"schema": quoted(schema), "names": list(API), "role": role},
+        ).scalar_one()
+        if refused:
+            # A GRANT by someone without the right to give it is only a warning to Postgres.
+            raise AccessDenied(
+                f"Role {role!r} was granted nothing: this login may not grant on schema {schema!r}. Run dblock fence "
+                f"grant as "
+                "the role that ran dblock fence setup."
+            )
 
 
 def statements(schema: str, before: int = 0) -> list[str]:

@@ -156,7 +156,7 @@ class _StoreBase:
         if if_version is not None:
             values["if_version"] = if_version
         if isinstance(value, (bytes, bytearray, memoryview)):
-            values["data"] = bytes(value)
+            values["data"] = _bounded(key, bytes(value))
         elif not delete:
             values["value"] = _json(key, value)
         values["who"] = self._writer or who(fence)
@@ -224,7 +224,14 @@ class _StoreBase:
 
     def _values_of(self, rows: Sequence[Any]) -> list[Value]:
         return [
-            Value(_decoded(encoded, data), version, token, at, by, encoded is None and data is None)
+            Value(
+                _decoded(encoded, data),
+                version,
+                token,
+                at.astimezone(timezone.utc),
+                by,
+                encoded is None and data is None,
+            )
             for encoded, data, version, token, at, by in rows
         ]
 
@@ -404,9 +411,9 @@ class Claims:
         self._store = store
         self.resources = tuple(_resources(resources))
 
-    def claim(self, token: int) -> None:
+    def claim(self, token: int, patience: float = PATIENCE) -> None:
         """Claim them for this token."""
-        self._store.claim(*self.resources, fence=token)
+        self._store.claim(*self.resources, fence=token, patience=patience)
 
 
 class AsyncClaims:
@@ -416,9 +423,9 @@ class AsyncClaims:
         self._store = store
         self.resources = tuple(_resources(resources))
 
-    async def claim(self, token: int) -> None:
+    async def claim(self, token: int, patience: float = PATIENCE) -> None:
         """Claim them for this token."""
-        await self._store.claim(*self.resources, fence=token)
+        await self._store.claim(*self.resources, fence=token, patience=patience)
 
 
 def _resources(resources: Sequence[str]) -> list[str]:
@@ -437,11 +444,20 @@ def _json(key: str, value: Any) -> str:
         ) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"The value of key {shown(key)} is neither bytes nor JSON: {error}.") from None
-    if size > VALUE_BYTES:
-        raise InvalidArgument(f"The value of key {shown(key)} takes {size} bytes; {VALUE_BYTES} are the most.")
+    _check_size(key, size)
     if _ESCAPED_NUL.search(encoded):
         raise InvalidArgument(f"The value of key {shown(key)} contains a NUL, which Postgres cannot store in JSON.")
     return encoded
+
+
+def _bounded(key: str, data: bytes) -> bytes:
+    _check_size(key, len(data))
+    return data
+
+
+def _check_size(key: str, size: int) -> None:
+    if size > VALUE_BYTES:
+        raise InvalidArgument(f"The value of key {shown(key)} takes {size} bytes; {VALUE_BYTES} (64 MiB) are the most.")
 
 
 def _decoded(encoded: str | None, data: Any) -> Any:

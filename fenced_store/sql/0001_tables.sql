@@ -13,6 +13,10 @@ CREATE TABLE fences (
     version bigint NOT NULL DEFAULT 0,
     value jsonb,
     data bytea,
+    -- Of the value, where the fence was raised since without a write: who wrote it, when, and with which token.
+    value_token bigint,
+    value_at timestamptz,
+    value_by text,
     -- Names the last write that carried no token, to know it again.
     attempt uuid,
     -- Left behind by a row that was deleted, or by a look at one: the only fences that may ever be forgotten.
@@ -47,6 +51,8 @@ CREATE TABLE protections (
     strict boolean NOT NULL,
     warn_only boolean NOT NULL,
     key text[],
+    -- Whether the fence has added its columns, and so may drop them.
+    own_columns boolean NOT NULL,
     CONSTRAINT protections_pkey PRIMARY KEY (resource),
     CONSTRAINT protections_target_key UNIQUE (target)
 );

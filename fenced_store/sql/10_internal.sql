@@ -85,7 +85,9 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     said CONSTANT text := format(
-        'Resource %L refuses token %s: token %s was stored at %s.', left(resource, 200), offered, stored, stored_at
+        'Resource %L %s token %s: token %s was %s.', left(resource, 200),
+        CASE WHEN warn_only THEN 'would refuse' ELSE 'refuses' END, offered, stored,
+        coalesce('stored at ' || stored_at, 'seen there')
     );
 BEGIN
     IF warn_only THEN

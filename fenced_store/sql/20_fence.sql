@@ -26,6 +26,9 @@ BEGIN
         END,
         stored_at = clock_timestamp(),
         stored_by = excluded.stored_by,
+        value_token = coalesce(f.value_token, f.token),
+        value_at = coalesce(f.value_at, f.stored_at),
+        value_by = coalesce(f.value_by, f.stored_by),
         left_behind = false
     WHERE f.token <= excluded.token;
     IF NOT FOUND THEN
@@ -58,8 +61,8 @@ $$;
 -- anything was written with this one. Waits for the transactions that are past these fences already, writers of protected
 -- rows among them. Claiming again with the same token changes nothing.
 --
--- `patience` bounds each wait, in seconds; a longer one is an error, lock_not_available, and nothing is claimed. A fence that
--- stands higher than the token means that tokens have gone back, and refuses with SQLSTATE FEN04.
+-- `patience` bounds the waiting, in seconds; a longer one is an error, lock_not_available, and nothing is claimed. A fence that
+-- stands higher refuses with SQLSTATE FEN04: another was granted the lock since, or tokens have gone back.
 CREATE OR REPLACE FUNCTION claim(
     resources text[], token bigint, who text DEFAULT NULL, patience double precision DEFAULT NULL
 ) RETURNS void
@@ -71,10 +74,11 @@ DECLARE
     stands bigint;
     ready boolean := commit_durably();
     ignored text;
+    before CONSTANT text := current_setting('lock_timeout');
+    gives_up CONSTANT timestamptz := clock_timestamp() + make_interval(secs => claim.patience);
 BEGIN
-    IF claim.patience IS NOT NULL THEN
-        ignored := set_config('lock_timeout', greatest(round(claim.patience * 1000), 1)::text, true);
-    END IF;
+    -- Whoever changes what is protected waits for us, or is done and seen below.
+    LOCK TABLE protections IN ROW SHARE MODE;
     -- In one order for all, so that no two claims wait for each other; gates last, as those who write inside a fence
     -- come to them.
     FOR one IN
@@ -88,6 +92,12 @@ BEGIN
         ORDER BY p.resource IS NOT NULL, p.resource, r.resource <> p.resource, hashtext(r.resource) & 63, r.resource
     LOOP
         ready := check_resource(one.resource) AND check_token(one.resource, claim.token);
+        IF claim.patience IS NOT NULL THEN
+            ignored := set_config(
+                'lock_timeout',
+                greatest(round(date_part('epoch', gives_up - clock_timestamp()) * 1000), 1)::text || 'ms', true
+            );
+        END IF;
         IF one.table_resource IS NOT NULL THEN
             PERFORM hold_gate(one.table_resource, one.resource);
         END IF;
@@ -98,19 +108,27 @@ BEGIN
             write_number = CASE WHEN f.token = excluded.token THEN f.write_number ELSE 0 END,
             stored_at = excluded.stored_at,
             stored_by = excluded.stored_by,
+            value_token = coalesce(f.value_token, f.token),
+            value_at = coalesce(f.value_at, f.stored_at),
+            value_by = coalesce(f.value_by, f.stored_by),
             left_behind = false
         WHERE f.token < excluded.token OR f.token = excluded.token AND f.left_behind;
         IF NOT FOUND THEN
             SELECT f.token INTO stands FROM fences AS f WHERE f.resource = one.resource;
             IF stands > claim.token THEN
-                RAISE EXCEPTION 'The fence of resource % stands at token %, above the token % that was just granted.',
-                    quote_literal(left(one.resource, 200)), stands, claim.token
+                RAISE EXCEPTION 'Resource % refuses to be claimed with token %: its fence stands at token %.',
+                    quote_literal(left(one.resource, 200)), claim.token, stands
                     USING ERRCODE = 'FEN04',
+                    DETAIL = json_build_object('resource', one.resource, 'offered', claim.token, 'stored', stands)::text,
                     HINT = format(
-                        'Tokens have gone back, by a restore perhaps. Raise them: dblock token raise --above %s', stands
+                        'If another was granted the lock since, acquire it anew. If not, tokens have gone back, by a restore'
+                        ' perhaps: raise them above, with dblock by: dblock token raise --above %s', stands
                     );
             END IF;
         END IF;
     END LOOP;
+    IF claim.patience IS NOT NULL THEN
+        ignored := set_config('lock_timeout', before, true);
+    END IF;
 END
 $$;

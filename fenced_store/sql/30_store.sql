@@ -28,7 +28,7 @@ DECLARE
     seen record;
     ignored text;
 BEGIN
-    IF (octet_length(write.resource) BETWEEN 1 AND 1024 AND (write.token >= 1 OR write.if_version >= 0)) IS NOT TRUE THEN
+    IF (octet_length(write.resource) BETWEEN 1 AND 1024 AND coalesce(write.token >= 1, write.if_version >= 0)) IS NOT TRUE THEN
         -- One of these says what is wrong.
         ready := check_resource(write.resource) AND check_token(write.resource, write.token);
     END IF;
@@ -49,6 +49,9 @@ BEGIN
             version = f.version + 1,
             value = excluded.value,
             data = excluded.data,
+            value_token = NULL,
+            value_at = NULL,
+            value_by = NULL,
             attempt = NULL,
             left_behind = false
         WHERE (excluded.token, excluded.write_number) > (f.token, f.write_number)
@@ -67,6 +70,9 @@ BEGIN
             version = f.version + 1,
             value = excluded.value,
             data = excluded.data,
+            value_token = NULL,
+            value_at = NULL,
+            value_by = NULL,
             attempt = excluded.attempt,
             left_behind = false
         WHERE (write.token IS NULL OR (excluded.token, excluded.write_number) > (f.token, f.write_number))
@@ -142,7 +148,8 @@ CREATE OR REPLACE FUNCTION read(
 ) RETURNS SETOF record
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
-    SELECT f.value, f.data, f.version, f.token, f.stored_at, f.stored_by
+    SELECT f.value, f.data, f.version, coalesce(f.value_token, f.token), coalesce(f.value_at, f.stored_at),
+           coalesce(f.value_by, f.stored_by)
     FROM fences AS f
     WHERE f.resource = read.resource AND (f.value IS NOT NULL OR f.data IS NOT NULL)
 $$;

@@ -1,92 +1,23 @@
--- Puts fences on tables. What changes a table runs with the rights of whoever calls it, who must own the table.
+-- Puts fences on tables. What changes a table runs with the rights of whoever calls it, who must own the table. The triggers
+-- run with the rights of the owner of this schema, and touch nothing but the row and our own tables.
 
 -- Writes the values of a key as one piece of text, no two keys the same one.
 CREATE OR REPLACE FUNCTION row_key(VARIADIC key text[]) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-    -- A backslash before anything but a backslash, a comma or an N comes of no key.
+    -- A backslash before anything but a backslash or a comma comes of no key.
     SELECT CASE WHEN octet_length(k) <= 512 THEN k ELSE '\#' || encode(sha256(convert_to(k, 'UTF8')), 'hex') END
     FROM (
-        SELECT string_agg(coalesce(replace(replace(v, '\', '\\'), ',', '\,'), '\N'), ',' ORDER BY place) AS k
+        SELECT string_agg(replace(replace(v, '\', '\\'), ',', '\,'), ',' ORDER BY place) AS k
         FROM unnest(key) WITH ORDINALITY AS u (v, place)
     ) AS joined
 $$;
 
--- Lists the protected tables, those that the caller cannot touch among them.
-CREATE OR REPLACE FUNCTION protected_tables(
-    OUT resource text, OUT target regclass, OUT per text, OUT strict boolean, OUT warn_only boolean, OUT key text[]
-) RETURNS SETOF record
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
-AS $$
-    SELECT p.resource, p.target, p.per, p.strict, p.warn_only, p.key
-    FROM protections AS p
-    WHERE EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = p.target AND t.tgname = 'zz_fenced_store')
-    ORDER BY p.resource
-$$;
-
--- Notes that a table is protected, and how; returns the name of its resource, which is the table's at the first time. Only for
--- those who own the table.
-CREATE OR REPLACE FUNCTION note_protection(
-    target regclass, per text, strict boolean, warn_only boolean, key text[]
-) RETURNS text
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
-AS $$
-#variable_conflict use_column
-DECLARE
-    named text;
-    other regclass;
-BEGIN
-    PERFORM check_owner(note_protection.target);
-    SELECT p.resource INTO named FROM protections AS p WHERE p.target = note_protection.target;
-    IF NOT FOUND THEN
-        SELECT format('%I.%I', n.nspname, c.relname) INTO named
-        FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = note_protection.target;
-        SELECT p.target INTO other
-        FROM protections AS p JOIN pg_class AS c ON c.oid = p.target
-        WHERE p.resource = named;
-        IF FOUND THEN
-            RAISE EXCEPTION 'The name % is still that of the fence of table %, which was renamed. Unprotect that one first.',
-                named, other USING ERRCODE = 'duplicate_object';
-        END IF;
-        -- That of a table which was dropped.
-        DELETE FROM protections AS p WHERE p.resource = named;
-    END IF;
-    INSERT INTO protections AS p (resource, target, per, strict, warn_only, key)
-    VALUES (
-        named, note_protection.target, note_protection.per, note_protection.strict, note_protection.warn_only,
-        note_protection.key
-    )
-    ON CONFLICT (resource) DO UPDATE
-    SET per = excluded.per, strict = excluded.strict, warn_only = excluded.warn_only, key = excluded.key;
-    RETURN named;
-END
-$$;
-
--- Forgets that a table is protected.
-CREATE OR REPLACE FUNCTION note_unprotection(target regclass) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
-AS $$
-#variable_conflict use_column
-BEGIN
-    PERFORM check_owner(note_unprotection.target);
-    DELETE FROM protections AS p WHERE p.target = note_unprotection.target;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION check_owner(target regclass) RETURNS void
-LANGUAGE plpgsql STABLE
-AS $$
-BEGIN
-    IF NOT EXISTS (
-        SELECT FROM pg_class AS c WHERE c.oid = target AND pg_has_role(session_user, c.relowner, 'MEMBER')
-    ) THEN
-        RAISE EXCEPTION 'must be owner of table %', target USING ERRCODE = 'insufficient_privilege';
-    END IF;
-END
-$$;
-
 -- Returns how to write a column of a key as text, with places for the row and the column, so that equal values give equal text
 -- and no setting of the session has a say. NULL for a type of which that cannot be said.
+--
+-- Each begins with concat(), which asks the type's own output function: a cast may be one that a user has made, and would be
+-- run with the rights of whoever the trigger runs for.
 CREATE OR REPLACE FUNCTION as_text(kind oid, sorting oid) RETURNS text
 LANGUAGE plpgsql STABLE
 AS $$
@@ -98,18 +29,250 @@ BEGIN
         RETURN as_text(base.typbasetype, sorting);
     ELSIF EXISTS (SELECT FROM pg_collation AS c WHERE c.oid = sorting AND NOT c.collisdeterministic) THEN
         RETURN NULL;
-    ELSIF base.typtype = 'e' THEN
-        -- By its own output, and not by a cast, which its owner may have made.
-        RETURN 'concat(%s.%I)';
     END IF;
     RETURN CASE
-        WHEN kind IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'oid'::regtype, 'bool'::regtype, 'uuid'::regtype,
-            'text'::regtype, 'varchar'::regtype, 'bpchar'::regtype, 'name'::regtype) THEN '(%s.%I)::text'
-        WHEN kind = 'numeric'::regtype THEN 'trim_scale(%s.%I)::text'
-        WHEN kind = 'bytea'::regtype THEN 'encode(%s.%I, ''hex'')'
-        WHEN kind IN ('date'::regtype, 'timestamp'::regtype) THEN 'to_jsonb(%s.%I) #>> ''{}'''
-        WHEN kind = 'timestamptz'::regtype THEN 'to_jsonb(%s.%I AT TIME ZONE ''UTC'') #>> ''{}'''
+        WHEN base.typtype = 'e' OR kind IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'oid'::regtype,
+            'bool'::regtype, 'uuid'::regtype, 'text'::regtype, 'varchar'::regtype, 'name'::regtype, 'time'::regtype,
+            'inet'::regtype, 'cidr'::regtype, 'macaddr'::regtype) THEN 'concat(%s.%I)'
+        WHEN kind = 'bpchar'::regtype THEN 'rtrim(concat(%s.%I), '' '')'
+        WHEN kind = 'numeric'::regtype THEN 'trim_scale(concat(%s.%I)::numeric)::text'
+        WHEN kind = 'bytea'::regtype THEN 'encode(concat(%s.%I)::bytea, ''hex'')'
+        WHEN kind = 'date'::regtype THEN 'to_jsonb(concat(%s.%I)::date) #>> ''{}'''
+        WHEN kind = 'timestamp'::regtype THEN 'to_jsonb(concat(%s.%I)::timestamp) #>> ''{}'''
+        WHEN kind = 'timestamptz'::regtype
+            THEN 'to_jsonb(concat(%s.%I)::timestamptz AT TIME ZONE ''UTC'') #>> ''{}'''
     END;
+END
+$$;
+
+-- Lists the protected tables, those that the caller cannot touch among them.
+CREATE OR REPLACE FUNCTION protected_tables(
+    OUT resource text, OUT target regclass, OUT per text, OUT strict boolean, OUT warn_only boolean, OUT key text[],
+    OUT enabled boolean
+) RETURNS SETOF record
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+    SELECT p.resource, p.target, p.per, p.strict, p.warn_only, p.key, t.tgenabled IN ('O', 'A')
+    FROM protections AS p
+    JOIN pg_trigger AS t ON t.tgrelid = p.target AND t.tgname = 'zz_fenced_store'
+    ORDER BY p.resource
+$$;
+
+-- Returns the name of a table's resource: the one that it has, or will have. Whoever goes on to protect the table waits here for
+-- claims that are under way, and claims that come wait for him.
+CREATE OR REPLACE FUNCTION resource_of(target regclass) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    named text;
+    other regclass;
+BEGIN
+    LOCK TABLE protections IN EXCLUSIVE MODE;
+    SELECT p.resource INTO named FROM protections AS p WHERE p.target = resource_of.target;
+    IF FOUND THEN
+        RETURN named;
+    END IF;
+    SELECT format('%I.%I', n.nspname, c.relname) INTO named
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = resource_of.target;
+    SELECT p.target INTO other FROM protections AS p JOIN pg_class AS c ON c.oid = p.target WHERE p.resource = named;
+    IF FOUND THEN
+        RAISE EXCEPTION 'The name % is still that of the fence of table %, which was renamed. Unprotect that one first.',
+            named, other USING ERRCODE = 'duplicate_object';
+    END IF;
+    RETURN named;
+END
+$$;
+
+-- Makes the function that guards the rows of a table with this key, and lets the table's owner make a trigger of it. On any
+-- other table it does no harm: whatever the rows are made of, no code of their owner's is run.
+CREATE OR REPLACE FUNCTION make_guard(target regclass, key text[]) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+DECLARE
+    resource CONSTANT text := resource_of(target);
+    guard_name CONSTANT text := format('%I.%I', current_schema(), 'guard_' || left(md5(resource), 16));
+    new_parts text[] := '{}';
+    old_parts text[] := '{}';
+    one record;
+    body text;
+BEGIN
+    FOR one IN
+        SELECT u.name, as_text(a.atttypid, a.attcollation) AS pattern
+        FROM unnest(key) WITH ORDINALITY AS u (name, place)
+        JOIN pg_attribute AS a ON a.attrelid = target AND a.attname = u.name AND a.attnum > 0 AND NOT a.attisdropped
+        ORDER BY u.place
+    LOOP
+        new_parts := new_parts || format(one.pattern, 'NEW', one.name);
+        old_parts := old_parts || format(one.pattern, 'OLD', one.name);
+    END LOOP;
+    body := format($body$
+DECLARE
+    is_strict CONSTANT boolean := TG_ARGV[1];
+    warn_only CONSTANT boolean := TG_ARGV[2];
+    token bigint;
+    was text;
+    is_now text;
+BEGIN
+    IF TG_WHEN = 'AFTER' THEN
+        -- It may have waited for a row with this key to be deleted, and that one's fence was left behind meanwhile.
+        IF NEW.fence_token > 0 AND NOT warn_only THEN
+            PERFORM guard(%1$L, %1$L || ':' || row_key(%2$s), 0, NULL, is_strict, warn_only);
+        END IF;
+        RETURN NULL;
+    END IF;
+    IF TG_OP = 'INSERT' THEN
+        is_now := %1$L || ':' || row_key(%2$s);
+        token := guard(%1$L, is_now, 0, NULL, is_strict, warn_only);
+        NEW.fence_token := coalesce(token, standing_fence(is_now));
+        NEW.fence_at := CASE WHEN token IS NOT NULL THEN clock_timestamp() END;
+        RETURN NEW;
+    END IF;
+    was := %1$L || ':' || row_key(%3$s);
+    token := guard(%1$L, was, OLD.fence_token, OLD.fence_at, is_strict, warn_only);
+    IF TG_OP = 'DELETE' THEN
+        PERFORM leave_fence(was, greatest(token, OLD.fence_token));
+        RETURN OLD;
+    END IF;
+    is_now := %1$L || ':' || row_key(%2$s);
+    IF is_now <> was THEN
+        PERFORM leave_fence(was, greatest(token, OLD.fence_token));
+        token := coalesce(guard(%1$L, is_now, 0, NULL, is_strict, warn_only), token);
+        -- Should it move to another partition, it will be inserted there as a row without a past.
+        PERFORM leave_fence(is_now, greatest(token, OLD.fence_token));
+    END IF;
+    -- Whatever the statement itself says about these two.
+    NEW.fence_token := greatest(token, OLD.fence_token);
+    NEW.fence_at := CASE WHEN token IS NULL THEN OLD.fence_at ELSE clock_timestamp() END;
+    RETURN NEW;
+END
+$body$, resource, array_to_string(new_parts, ', '), array_to_string(old_parts, ', '));
+    EXECUTE format(
+        'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS %L',
+        guard_name, body
+    );
+    FOR one IN
+        SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS grantee
+        FROM pg_proc AS p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
+        WHERE p.oid = to_regprocedure(guard_name || '()') AND a.grantee <> p.proowner
+    LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM %s', guard_name, one.grantee);
+    END LOOP;
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO %s', guard_name, (SELECT c.relowner::regrole FROM pg_class AS c WHERE c.oid = target));
+    EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard_name, 'The fence of ' || resource);
+    -- Against this one all transactions of a stricter isolation look, and none should wait for another that makes it.
+    INSERT INTO fences AS f (resource, token, stored_at) VALUES (resource, 0, clock_timestamp()) ON CONFLICT DO NOTHING;
+    RETURN guard_name;
+END
+$$;
+
+-- Notes what the triggers of a table say, once they are there: only its owner can have made them.
+CREATE OR REPLACE FUNCTION note_protection(target regclass) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    named CONSTANT text := resource_of(note_protection.target);
+    said text[];
+    per text;
+    its_key text[];
+BEGIN
+    SELECT (
+            -- Each argument ends with a zero byte; what is not ASCII is in the database's own encoding.
+            SELECT array_agg(convert_from(decode(piece, 'hex'), getdatabaseencoding()) ORDER BY place)
+            FROM unnest(string_to_array(regexp_replace(encode(t.tgargs, 'hex'), '(..)', '\1 ', 'g'), '00 '))
+                 WITH ORDINALITY AS pieces (piece, place)
+            WHERE place <= t.tgnargs
+        ), CASE WHEN p.proname = 'guard_table' THEN 'table' ELSE 'row' END
+    INTO said, per
+    FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
+    WHERE t.tgrelid = note_protection.target AND t.tgname = 'zz_fenced_store'
+      AND p.pronamespace = quote_ident(current_schema())::regnamespace
+      AND p.proname IN ('guard_table', 'guard_' || left(md5(named), 16));
+    IF NOT FOUND OR said[1] <> named THEN
+        RAISE EXCEPTION '% has no fence that could be noted.', note_protection.target USING ERRCODE = 'undefined_object';
+    END IF;
+    its_key := CASE WHEN per = 'row' THEN said[5:] END;
+    -- That of a table which was dropped.
+    DELETE FROM protections AS p WHERE p.resource = named AND p.target <> note_protection.target;
+    INSERT INTO protections AS p (resource, target, per, strict, warn_only, own_columns, key)
+    VALUES (named, note_protection.target, per, said[2]::boolean, said[3]::boolean, said[4]::boolean, its_key)
+    ON CONFLICT (resource) DO UPDATE SET
+        per = excluded.per, strict = excluded.strict, warn_only = excluded.warn_only, key = excluded.key,
+        own_columns = excluded.own_columns;
+    RETURN named;
+END
+$$;
+
+-- Forgets a table that has no fence any more, and drops what guarded it.
+CREATE OR REPLACE FUNCTION note_unprotection(target regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    named CONSTANT text := resource_of(note_unprotection.target);
+BEGIN
+    IF EXISTS (
+        SELECT FROM pg_trigger AS t WHERE t.tgrelid = note_unprotection.target AND t.tgname = 'zz_fenced_store'
+    ) THEN
+        RAISE EXCEPTION '% still has its fence.', note_unprotection.target USING ERRCODE = 'object_in_use';
+    END IF;
+    DELETE FROM protections AS p WHERE p.target = note_unprotection.target;
+    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()', current_schema(), 'guard_' || left(md5(named), 16));
+END
+$$;
+
+-- Tells whether a fence has added the columns of this table that only a fence needs.
+CREATE OR REPLACE FUNCTION owns_columns(target regclass) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+    SELECT coalesce(bool_or(p.own_columns), false) FROM protections AS p WHERE p.target = owns_columns.target
+$$;
+
+-- Tells whether the columns of a fence are on a table, and are what they should be; NULL where neither is there. With another
+-- type, reading one could run code of the table's owner with the rights of whoever reads.
+CREATE OR REPLACE FUNCTION has_columns(target regclass) RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    SELECT CASE WHEN count(*) > 0 THEN
+        count(*) = 2 AND bool_and(
+            a.attgenerated = '' AND a.attidentity = '' AND CASE a.attname
+                WHEN 'fence_token' THEN a.atttypid = 'int8'::regtype AND a.attnotnull AND a.atthasdef
+                ELSE a.atttypid = 'timestamptz'::regtype
+            END
+        )
+    END
+    FROM pg_attribute AS a
+    WHERE a.attrelid = target AND a.attname IN ('fence_token', 'fence_at') AND NOT a.attisdropped
+$$;
+
+-- Returns the highest token of a table's rows, 0 for none; an error where not all rows can be seen.
+CREATE OR REPLACE FUNCTION highest_in(target regclass) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off
+AS $$
+DECLARE
+    highest bigint;
+BEGIN
+    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS SHARE MODE', target);
+    IF has_columns(target) IS NOT TRUE
+        OR NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = target AND c.relkind IN ('r', 'p'))
+    THEN
+        RAISE EXCEPTION 'Table % is protected row by row, and its columns fence_token and fence_at are not what they were.',
+            target USING ERRCODE = 'wrong_object_type', HINT = 'Its owner can protect it anew, or put them back.';
+    END IF;
+    EXECUTE format('SELECT max(fence_token) FROM %s', target) INTO highest;
+    RETURN coalesce(highest, 0);
+END
+$$;
+
+-- The trigger before TRUNCATE of a table that is protected row by row. Runs as whoever empties the table, who must be able to
+-- read it and to use fenced_store.
+CREATE OR REPLACE FUNCTION guard_emptying() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
+AS $$
+BEGIN
+    PERFORM guard_truncate(TG_ARGV[0], highest_in(TG_RELID), TG_ARGV[1]::boolean, TG_ARGV[2]::boolean);
+    RETURN NULL;
 END
 $$;
 
@@ -130,40 +293,41 @@ DECLARE
     qualified text;
     guard_name text;
     columns text[] := key;
-    pattern text;
-    new_parts text[] := '{}';
-    old_parts text[] := '{}';
     one record;
-    body text;
     arguments text;
     kind text;
     leaf regclass;
+    adds boolean := false;
 BEGIN
-    SELECT c.oid, c.relname, c.relkind, c.relispartition, c.relowner, n.nspname INTO it
+    SELECT c.relkind, c.relispartition, n.nspname INTO it
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = target;
-    qualified := format('%I.%I', it.nspname, it.relname);
     IF per NOT IN ('row', 'table') OR per IS NULL THEN
         RAISE EXCEPTION 'A table is protected per row or per table, not per %.', quote_nullable(per)
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF it.relkind NOT IN ('r', 'p') THEN
-        RAISE EXCEPTION '% is no table, so it cannot be protected.', qualified USING ERRCODE = 'wrong_object_type';
+        RAISE EXCEPTION '% is no table, so it cannot be protected.', target USING ERRCODE = 'wrong_object_type';
     ELSIF it.relispartition THEN
-        RAISE EXCEPTION '% is a partition. Protect the table that it is a part of.', qualified
+        RAISE EXCEPTION '% is a partition. Protect the table that it is a part of.', target
             USING ERRCODE = 'wrong_object_type';
+    ELSIF it.nspname = current_schema() OR it.nspname IN ('pg_catalog', 'information_schema') THEN
+        RAISE EXCEPTION '% is not a table of yours.', target USING ERRCODE = 'wrong_object_type';
+    END IF;
+    resource := resource_of(target);
+    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', target);
+    SELECT c.oid, c.relname, c.relkind, n.nspname INTO it
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = target;
+    qualified := format('%I.%I', it.nspname, it.relname);
+    IF to_regclass(qualified) IS DISTINCT FROM target OR NOT EXISTS (
+        SELECT FROM pg_locks AS l
+        WHERE l.locktype = 'relation' AND l.relation = target AND l.pid = pg_backend_pid() AND l.mode = 'AccessExclusiveLock'
+    ) THEN
+        RAISE EXCEPTION '% was renamed meanwhile. Try again.', qualified USING ERRCODE = 'object_in_use';
     ELSIF EXISTS (
         SELECT FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
         WHERE target IN (i.inhparent, i.inhrelid) AND NOT c.relispartition
     ) THEN
         RAISE EXCEPTION '% inherits, or is inherited from; what is written through the one would pass the fence of the other.',
             qualified USING ERRCODE = 'wrong_object_type';
-    ELSIF it.nspname = current_schema() OR it.nspname IN ('pg_catalog', 'information_schema') THEN
-        RAISE EXCEPTION '% is not a table of yours.', qualified USING ERRCODE = 'wrong_object_type';
-    ELSIF NOT has_schema_privilege(it.relowner, current_schema(), 'USAGE')
-        OR NOT has_function_privilege(it.relowner, ours || '.leave_fence(text, bigint)', 'EXECUTE')
-    THEN
-        -- The trigger runs with the owner's rights, whoever puts it there.
-        RAISE EXCEPTION 'permission denied: the owner of %, role %, has not been granted fenced_store', qualified,
-            it.relowner::regrole USING ERRCODE = 'insufficient_privilege';
     END IF;
     IF per = 'row' THEN
         IF columns IS NULL THEN
@@ -176,35 +340,22 @@ BEGIN
             RAISE EXCEPTION '% has no primary key. Say which columns tell its rows apart, or protect it per table.',
                 qualified USING ERRCODE = 'invalid_parameter_value';
         END IF;
-    ELSIF columns IS NOT NULL THEN
-        RAISE EXCEPTION 'A key is for a table that is protected per row.' USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-
-    -- What it had before goes, but for the tokens: they pass to the table's own fence if the rows' are to go.
-    PERFORM unprotect_table(target, per <> 'row', false);
-
-    IF per = 'row' THEN
-        FOR one IN SELECT u.name, u.place, a.attnum, a.atttypid, a.attcollation, a.attnotnull, a.attgenerated
-            FROM unnest(columns) WITH ORDINALITY AS u (name, place)
+        FOR one IN SELECT u.name, a.attnum, a.atttypid, a.attcollation, a.attnotnull, a.attgenerated
+            FROM unnest(columns) AS u (name)
             LEFT JOIN pg_attribute AS a
                 ON a.attrelid = target AND a.attname = u.name AND a.attnum > 0 AND NOT a.attisdropped
-            ORDER BY u.place
         LOOP
             IF one.attnum IS NULL OR one.name IN ('fence_token', 'fence_at') THEN
                 RAISE EXCEPTION '% has no column % to tell its rows apart by.', qualified, quote_nullable(one.name)
                     USING ERRCODE = 'undefined_column';
-            END IF;
-            pattern := as_text(one.atttypid, one.attcollation);
-            IF pattern IS NULL OR one.attgenerated <> '' OR NOT one.attnotnull THEN
+            ELSIF as_text(one.atttypid, one.attcollation) IS NULL OR one.attgenerated <> '' OR NOT one.attnotnull THEN
                 RAISE EXCEPTION 'Column % of % cannot tell rows apart for a fence: %.', quote_literal(one.name), qualified,
                     CASE
                         WHEN one.attgenerated <> '' THEN 'it is generated, and known too late'
                         WHEN NOT one.attnotnull THEN 'it may be NULL'
-                        ELSE format('values of type %s can be equal and look different', format_type(one.atttypid, NULL))
+                        ELSE format('equal values of type %s may not look the same', format_type(one.atttypid, NULL))
                     END USING ERRCODE = 'invalid_parameter_value', HINT = 'Name other columns, or protect the table as a whole.';
             END IF;
-            new_parts := new_parts || format(pattern, 'NEW', one.name);
-            old_parts := old_parts || format(pattern, 'OLD', one.name);
         END LOOP;
         IF NOT EXISTS (
             SELECT FROM pg_index AS i
@@ -219,80 +370,30 @@ BEGIN
                 array_to_string(columns, ', ')
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'Make one that is not deferrable, or protect it per table.';
         END IF;
-        IF EXISTS (
-            SELECT FROM pg_attribute AS a
-            WHERE a.attrelid = target AND a.attname IN ('fence_token', 'fence_at') AND NOT a.attisdropped
-              AND a.atttypid <> CASE a.attname WHEN 'fence_token' THEN 'int8'::regtype ELSE 'timestamptz'::regtype END
-        ) THEN
-            RAISE EXCEPTION '% already has a column fence_token or fence_at of another type, which is not ours.', qualified
-                USING ERRCODE = 'duplicate_column';
-        END IF;
-        -- Neither rewrites the table.
-        EXECUTE format(
-            'ALTER TABLE %s ADD COLUMN IF NOT EXISTS fence_token bigint NOT NULL DEFAULT 0,'
-            ' ADD COLUMN IF NOT EXISTS fence_at timestamptz', qualified
-        );
+    ELSIF columns IS NOT NULL THEN
+        RAISE EXCEPTION 'A key is for a table that is protected per row.' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    resource := note_protection(target, per, strict, warn_only, columns);
 
+    adds := per = 'row' AND owns_columns(target);
+    -- What it had before goes, but for the tokens: they pass to the table's own fence if the rows' are to go.
+    PERFORM unprotect_table(target, per <> 'row', false);
+    IF EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = target AND t.tgname = 'zz_fenced_store') THEN
+        RAISE EXCEPTION '% is protected already, by a fenced_store in another schema.', qualified
+            USING ERRCODE = 'duplicate_object';
+    END IF;
     IF per = 'row' THEN
-        guard_name := format('%I.%I', it.nspname, 'fenced_store_' || left(md5(resource), 16));
-        body := format($body$
-DECLARE
-    token bigint;
-    was text;
-    is_now text;
-    highest bigint;
-BEGIN
-    IF TG_OP = 'TRUNCATE' THEN
-        EXECUTE format('SELECT max(t.fence_token) FROM %%s AS t', TG_RELID::regclass) INTO highest;
-        PERFORM %2$s.guard_truncate(%1$L, coalesce(highest, 0), %3$L, %4$L);
-        RETURN NULL;
-    END IF;
-    IF TG_WHEN = 'AFTER' THEN
-        -- It may have waited for a row with this key to be deleted, and that one's fence was left behind meanwhile.
-        IF NEW.fence_token > 0 AND NOT %4$L THEN
-            PERFORM %2$s.guard(%1$L, %1$L || ':' || %5$s, 0, NULL, %3$L, %4$L);
+        IF NOT has_columns(target) THEN
+            RAISE EXCEPTION '% already has a column fence_token or fence_at of another kind, which is not ours.', qualified
+                USING ERRCODE = 'duplicate_column',
+                HINT = 'A table may bring both: fence_token bigint NOT NULL DEFAULT 0, fence_at timestamptz.';
+        ELSIF has_columns(target) IS NULL THEN
+            -- Rewrites nothing.
+            adds := true;
+            EXECUTE format(
+                'ALTER TABLE %s ADD COLUMN fence_token bigint NOT NULL DEFAULT 0, ADD COLUMN fence_at timestamptz', qualified
+            );
         END IF;
-        RETURN NULL;
-    END IF;
-    IF TG_OP = 'INSERT' THEN
-        is_now := %1$L || ':' || %5$s;
-        token := %2$s.guard(%1$L, is_now, 0, NULL, %3$L, %4$L);
-        NEW.fence_token := coalesce(token, %2$s.standing_fence(is_now));
-        NEW.fence_at := CASE WHEN token IS NOT NULL THEN clock_timestamp() END;
-        RETURN NEW;
-    END IF;
-    was := %1$L || ':' || %6$s;
-    token := %2$s.guard(%1$L, was, OLD.fence_token, OLD.fence_at, %3$L, %4$L);
-    IF TG_OP = 'DELETE' THEN
-        PERFORM %2$s.leave_fence(was, greatest(token, OLD.fence_token));
-        RETURN OLD;
-    END IF;
-    is_now := %1$L || ':' || %5$s;
-    IF is_now <> was THEN
-        PERFORM %2$s.leave_fence(was, greatest(token, OLD.fence_token));
-        token := coalesce(%2$s.guard(%1$L, is_now, 0, NULL, %3$L, %4$L), token);
-    END IF;
-    -- Whatever the statement itself says about these two.
-    NEW.fence_token := greatest(token, OLD.fence_token);
-    NEW.fence_at := CASE WHEN token IS NULL THEN OLD.fence_at ELSE clock_timestamp() END;
-    RETURN NEW;
-END
-$body$,
-            resource, ours, strict, warn_only,
-            format('%s.row_key(%s)', ours, array_to_string(new_parts, ', ')),
-            format('%s.row_key(%s)', ours, array_to_string(old_parts, ', '))
-        );
-        -- A table that was dropped has left its own behind.
-        EXECUTE format(
-            'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER'
-            ' SET search_path = pg_catalog, pg_temp AS %L', guard_name, body
-        );
-        EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM PUBLIC', guard_name);
-        EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard_name, 'fenced_store: the fence of ' || resource);
-        -- Never with more rights than the table's owner has, who could have it run what he likes.
-        EXECUTE format('ALTER FUNCTION %s() OWNER TO %s', guard_name, it.relowner::regrole);
+        guard_name := make_guard(target, columns);
         kind := 'ROW';
     ELSE
         guard_name := ours || '.guard_table';
@@ -300,22 +401,25 @@ $body$,
         kind := CASE it.relkind WHEN 'p' THEN 'ROW' ELSE 'STATEMENT' END;
     END IF;
 
-    arguments := concat_ws(', ', quote_literal(resource), quote_literal(strict), quote_literal(warn_only));
+    arguments := concat_ws(', ',
+        quote_literal(resource), quote_literal(strict), quote_literal(warn_only), quote_literal(adds),
+        (SELECT string_agg(quote_literal(c), ', ' ORDER BY place) FROM unnest(columns) WITH ORDINALITY AS u (c, place)));
     -- The last of its kind by its name, so that it sees what the others have made of a row.
     EXECUTE format('CREATE TRIGGER zz_fenced_store BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
         qualified, kind, guard_name, arguments);
     IF per = 'row' THEN
-        EXECUTE format('CREATE TRIGGER zz_fenced_store_inserted AFTER INSERT ON %s FOR EACH ROW EXECUTE FUNCTION %s()',
-            qualified, guard_name);
-        EXECUTE format('CREATE TRIGGER zz_fenced_store_renamed AFTER UPDATE ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION %s()',
+        EXECUTE format('CREATE TRIGGER zz_fenced_store_inserted AFTER INSERT ON %s FOR EACH ROW EXECUTE FUNCTION %s(%s)',
+            qualified, guard_name, arguments);
+        EXECUTE format(
+            'CREATE TRIGGER zz_fenced_store_renamed AFTER UPDATE ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION %s(%s)',
             qualified, (SELECT string_agg(format('OLD.%1$I IS DISTINCT FROM NEW.%1$I', c), ' OR ') FROM unnest(columns) AS c),
-            guard_name);
+            guard_name, arguments);
     END IF;
     FOR leaf IN SELECT t.relid FROM pg_partition_tree(target) AS t UNION SELECT target LOOP
         EXECUTE format('CREATE TRIGGER zz_fenced_store_truncate BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION %s(%s)',
-            leaf, guard_name, arguments);
+            leaf, CASE per WHEN 'row' THEN ours || '.guard_emptying' ELSE guard_name END, arguments);
     END LOOP;
-    RETURN resource;
+    RETURN note_protection(target);
 END
 $$;
 
@@ -329,8 +433,6 @@ AS $$
 DECLARE
     was record;
     leaf regclass;
-    guard_of text;
-    highest bigint;
 BEGIN
     SELECT * INTO was FROM protected_tables() AS p WHERE p.target = unprotect_table.target;
     IF NOT FOUND THEN
@@ -339,28 +441,25 @@ BEGIN
         END IF;
         RETURN false;
     END IF;
+    PERFORM resource_of(target);
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', target);
-    SELECT format('%I.%I', n.nspname, p.proname) INTO guard_of
-    FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid JOIN pg_namespace AS n ON n.oid = p.pronamespace
-    WHERE t.tgrelid = target AND t.tgname = 'zz_fenced_store' AND n.nspname <> current_schema();
+    IF was.per = 'row' AND drop_columns THEN
+        PERFORM leave_fence(was.resource, greatest(highest_in(target), highest_of(was.resource)));
+    END IF;
     EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store ON %s', target);
     EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store_inserted ON %s', target);
     EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store_renamed ON %s', target);
     FOR leaf IN
         SELECT t.relid FROM pg_partition_tree(target) AS t
         UNION SELECT target
-        -- And what was a part of it once.
-        UNION SELECT t.tgrelid::regclass FROM pg_trigger AS t
-        WHERE t.tgname = 'zz_fenced_store_truncate' AND t.tgfoid = to_regprocedure(guard_of || '()')
+        -- And what was a part of it once, if it is ours still.
+        UNION SELECT t.tgrelid::regclass FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+        WHERE t.tgname = 'zz_fenced_store_truncate' AND pg_has_role(c.relowner, 'USAGE')
+          AND position(convert_to(was.resource, getdatabaseencoding()) || '\x00'::bytea IN t.tgargs) = 1
     LOOP
         EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store_truncate ON %s', leaf);
     END LOOP;
-    IF guard_of IS NOT NULL THEN
-        EXECUTE format('DROP FUNCTION %s()', guard_of);
-    END IF;
-    IF was.per = 'row' AND drop_columns THEN
-        EXECUTE format('SELECT max(fence_token) FROM %s', target) INTO highest;
-        PERFORM leave_fence(was.resource, greatest(highest, highest_of(was.resource)));
+    IF was.per = 'row' AND drop_columns AND owns_columns(target) THEN
         EXECUTE format('ALTER TABLE %s DROP COLUMN fence_token, DROP COLUMN fence_at', target);
     END IF;
     IF must_exist THEN

@@ -16,17 +16,15 @@ $$;
 -- Returns the highest token that any fence here has seen, in protected tables too; 0 for none. Runs with the caller's
 -- rights, who must be able to read them all: the owner, usually.
 CREATE OR REPLACE FUNCTION high_water() RETURNS bigint
-LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 DECLARE
     highest bigint;
-    one bigint;
     target regclass;
 BEGIN
     SELECT greatest(max(f.token), 0) INTO highest FROM fences AS f;
     FOR target IN SELECT p.target FROM protected_tables() AS p WHERE p.per = 'row' LOOP
-        EXECUTE format('SELECT max(fence_token) FROM %s', target) INTO one;
-        highest := greatest(highest, one);
+        highest := greatest(highest, highest_in(target));
     END LOOP;
     RETURN highest;
 END

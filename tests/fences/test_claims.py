@@ -144,11 +144,11 @@ async def test_a_claim_elsewhere_is_not_waited_for_without_end(clients: Clients,
 
 async def test_a_lease_that_ran_out_while_claiming_is_not_handed_out(clients: Clients) -> None:
     class Slow:
-        def claim(self, token: int) -> None:
+        def claim(self, token: int, patience: float) -> None:
             time.sleep(0.6)
 
     class AsyncSlow:
-        async def claim(self, token: int) -> None:
+        async def claim(self, token: int, patience: float) -> None:
             await asyncio.sleep(0.6)
 
     slow = AsyncSlow() if isinstance(clients, AsyncClients) else Slow()
@@ -195,7 +195,7 @@ async def test_claims_are_of_the_clients_own_kind(dsn: str) -> None:
 
 async def test_a_cancelled_claim_elsewhere_gives_the_lock_back(dsn: str) -> None:
     class Never:
-        async def claim(self, token: int) -> None:
+        async def claim(self, token: int, patience: float) -> None:
             await asyncio.sleep(60)
 
     async with dblock.AsyncClient(dsn) as client:
