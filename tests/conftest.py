@@ -4,7 +4,7 @@
     --postgres=container    testcontainers; DBLOCK_TEST_IMAGE names the image
     --postgres=DSN          a server of yours, on which the run makes and drops databases
 
-Each test gets a database cloned from a template with the schema installed, which takes some 30 ms.
+Each test gets a database cloned from a template with the schema installed, which takes some 20 ms.
 """
 
 from __future__ import annotations
@@ -158,7 +158,11 @@ class _database:
         self._server, self._name, self._template = server, name, template
 
     def __enter__(self) -> str:
-        statement = "CREATE DATABASE {}" + (" TEMPLATE {}" if self._template else "")
+        with psycopg.connect(self._server) as server:
+            # By copying its files, which is many times as quick as writing them to the log where nothing waits for a
+            # disk.
+            by_file = " STRATEGY = FILE_COPY" if server.info.server_version >= 150000 else ""
+        statement = "CREATE DATABASE {}" + (" TEMPLATE {}" if self._template else "") + by_file
         self._run(statement, self._name, *([self._template] if self._template else []))
         return conninfo.make_conninfo(self._server, dbname=self._name)
 

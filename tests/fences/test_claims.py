@@ -142,6 +142,41 @@ async def test_a_claim_elsewhere_is_not_waited_for_without_end(clients: Clients,
         await closing
 
 
+async def test_a_claim_elsewhere_keeps_to_the_locks_timeout(clients: Clients, sessions: Sessions) -> None:
+    older = sessions.open()
+    older.do("BEGIN")
+    older.do("SELECT fenced_store.raise_fence('r', 1)")
+    store = elsewhere(clients, clients.dsn)
+    lock = clients().lock("a", claims=[store.claims("r")])
+    began = time.monotonic()
+    with pytest.raises(dblock.LockTimeout, match="past the fence of what it claims"):
+        await lock.acquire(timeout=1)
+    assert time.monotonic() - began < 3
+    assert await lock.try_acquire() is None
+    assert await lock.holder() is None
+    older.do("COMMIT")
+    closing = store.close()
+    if closing is not None:
+        await closing
+
+
+@pytest.mark.parametrize("error", [dblock.DatabaseError("no"), RuntimeError("no")], ids=repr)
+async def test_whatever_a_claim_elsewhere_raises_the_lock_is_given_back(clients: Clients, error: Exception) -> None:
+    class Failing:
+        def claim(self, token: int, patience: float) -> None:
+            raise error
+
+    class AsyncFailing:
+        async def claim(self, token: int, patience: float) -> None:
+            raise error
+
+    lock = clients().lock("a", claims=[AsyncFailing() if isinstance(clients, AsyncClients) else Failing()])
+    for call in (lock.acquire, lock.try_acquire):
+        with pytest.raises(type(error)):
+            await call()
+        assert await lock.holder() is None
+
+
 async def test_a_lease_that_ran_out_while_claiming_is_not_handed_out(clients: Clients) -> None:
     class Slow:
         def claim(self, token: int, patience: float) -> None:

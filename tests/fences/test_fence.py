@@ -102,7 +102,9 @@ async def test_a_transaction_that_ends_inside_is_not_passed_off_as_protected(use
     await users.rollback()
 
 
-async def test_nor_is_one_that_goes_back_to_before_the_fence(users: Users) -> None:
+@pytest.mark.parametrize("carried", ["", "7"])
+async def test_nor_is_one_that_goes_back_to_before_the_fence(users: Users, carried: str) -> None:
+    await users.run(f"SELECT set_config('fenced_store.token', '{carried}', true)")
     await users.run("SAVEPOINT before")
     with pytest.raises(FenceBroken, match="savepoint"):
         async with users.fenced("ledger", 7):

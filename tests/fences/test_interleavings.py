@@ -132,7 +132,7 @@ def test_a_writer_waits_for_a_claim_that_is_not_through(pair: tuple[Session, Ses
     assert caught.value.sqlstate == "FEN01"
 
 
-@pytest.mark.parametrize("per", ["row", "table"])
+@pytest.mark.parametrize("per", ["row", "table", "row, all of them"])
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 @pytest.mark.parametrize("known", [False, True], ids=["first claim", "claimed before"])
 def test_a_claim_binds_transactions_that_began_before_it(
@@ -140,7 +140,7 @@ def test_a_claim_binds_transactions_that_began_before_it(
 ) -> None:
     """Stopped with its transaction open and its snapshot taken, the older holder wakes up after the claim."""
     older, newer = pair
-    fenced_store.protect(dsn, "orders", per=per)  # type: ignore[arg-type]
+    fenced_store.protect(dsn, "orders", per="table" if per == "table" else "row")
     resource = "public.orders:1" if per == "row" else "public.orders"
     if known:
         newer.do("SELECT fenced_store.claim(ARRAY[%s], 5)", resource)
@@ -218,17 +218,76 @@ def test_a_put_that_waited_for_another_is_refused_by_it(pair: tuple[Session, Ses
     assert waiting.result(20) == ("stale", 8)
 
 
-def test_claims_of_the_same_resources_in_any_order_do_not_wait_for_each_other_in_a_circle(
-    pair: tuple[Session, Session], sessions: Sessions
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("public.orders:1", "public.orders:2")])
+def test_claims_of_the_same_resources_in_any_order_do_not_wait_in_a_circle(
+    pair: tuple[Session, Session], sessions: Sessions, owner: psycopg.Connection, dsn: str, first: str, second: str
 ) -> None:
-    older, newer = pair
-    names = [f"resource {number}" for number in range(20)]
-    older.do("BEGIN")
-    older.do("SELECT fenced_store.claim(%s, 7)", names)
-    waiting = newer.start("SELECT fenced_store.claim(%s, 8)", names[::-1])
-    newer.wait_until_blocked()
-    older.do("COMMIT")
+    """One is held between its two; the other, given them the other way round, must come to the same one first."""
+    fenced_store.protect(dsn, "orders")
+    # They come in the order of their gates.
+    slots = "SELECT r FROM unnest(ARRAY[%s, %s]) AS r ORDER BY hashtext(r) & 63"
+    (first,), (second,) = owner.execute(slots, [first, second]).fetchall()
+    _, other = pair
+    owner.execute("SELECT pg_advisory_lock(4711)")
+    owner.execute(
+        f"""
+        CREATE FUNCTION public.stop() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF current_setting('application_name') = 'held' AND NEW.resource = '{second}' THEN
+                PERFORM pg_advisory_xact_lock_shared(4711);
+            END IF;
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER stop BEFORE INSERT ON fenced_store.fences FOR EACH ROW EXECUTE FUNCTION public.stop();
+        """.encode()
+    )
+    held = sessions.open("held")
+    claiming = held.start("SELECT fenced_store.claim(%s, 8)", [first, second])
+    held.wait_until_blocked()
+    waiting = other.start("SELECT fenced_store.claim(%s, 9)", [second, first])
+    other.wait_until_blocked()
+    owner.execute("SELECT pg_advisory_unlock(4711)")
+    claiming.result(20)
     waiting.result(20)
+
+
+def test_a_claim_under_way_is_waited_for_by_whoever_protects_the_table(pair: tuple[Session, Session]) -> None:
+    """It knows nothing of a fence that is not there yet; so the fence must come after it."""
+    newer, protecting = pair
+    newer.do("BEGIN")
+    newer.do(CLAIM, "public.orders:1")
+    waiting = protecting.start("SELECT fenced_store.protect_table('public.orders')")
+    protecting.wait_until_blocked()
+    newer.do("COMMIT")
+    waiting.result(20)
+    begin(newer, 7)
+    with pytest.raises(psycopg.Error) as caught:
+        newer.do("UPDATE public.orders SET v = 'stale'")
+    assert caught.value.sqlstate == "FEN01"
+
+
+def test_a_claim_leaves_the_callers_own_timeout_alone(pair: tuple[Session, Session]) -> None:
+    session, _ = pair
+    session.do("BEGIN")
+    session.do("SET LOCAL lock_timeout = '7 s'")
+    session.do("SELECT fenced_store.claim('{a}', 8, patience => 0.5)")
+    assert session.do("SHOW lock_timeout") == ("7s",)
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS[1:])
+def test_writers_of_different_rows_do_not_wait_for_each_other(
+    pair: tuple[Session, Session], dsn: str, isolation: str
+) -> None:
+    one, other = pair
+    one.do("INSERT INTO public.orders VALUES (2, 'two')")
+    fenced_store.protect(dsn, "orders")
+    begin(one, 7, isolation)
+    begin(other, 8, isolation)
+    one.do("UPDATE public.orders SET v = 'x' WHERE id = 1")
+    other.do("SET LOCAL lock_timeout = '1 s'")
+    other.do("UPDATE public.orders SET v = 'y' WHERE id = 2")
+    one.do("COMMIT")
+    other.do("COMMIT")
 
 
 def test_a_statement_that_writes_many_rows_holds_few_locks(pair: tuple[Session, Session], dsn: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from alembic.autogenerate import compare_metadata, render_python_code
+from alembic.autogenerate import compare_metadata, produce_migrations, render_python_code
 from alembic.migration import MigrationContext
 from alembic.operations import Operations, ops
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, Text
@@ -149,6 +149,49 @@ def test_a_migration_can_be_printed_and_run_by_hand(owner: psycopg.Connection, d
 def test_the_operations_can_be_written_into_a_migration() -> None:
     fencing = FenceTableOp("orders", ["id"], strict=True, schema="shop")
     written = render_python_code(ops.UpgradeOps([fencing, fencing.reverse()]))
-    assert "op.fence_table('orders', key=['id'], per='row', strict=True, warn_only=False, schema='shop')" in written
-    assert "op.unfence_table('orders', schema='shop')" in written
+    given = "key=['id'], per='row', strict=True, warn_only=False, schema='shop', fences='fenced_store'"
+    assert f"op.fence_table('orders', {given})" in written
+    assert "op.unfence_table('orders', schema='shop', fences='fenced_store')" in written
     assert isinstance(fencing.reverse(), UnfenceTableOp)
+
+
+def test_autogenerate_finds_classes_whose_tables_have_no_fence(engine: Engine, owner: psycopg.Connection) -> None:
+    """Where migrations make the tables, nothing else would put the fence on."""
+    owner.execute('CREATE SCHEMA "shop floor"')
+
+    def found() -> list[FenceTableOp]:
+        with engine.connect() as connection:
+            context = MigrationContext.configure(
+                connection, opts={"include_object": include_object, "include_schemas": True}
+            )
+            made = produce_migrations(context, Base.metadata).upgrade_ops
+            assert made is not None
+            return [one for one in made.ops if isinstance(one, FenceTableOp)]
+
+    one, other = sorted(found(), key=lambda op: op.table)
+    assert (one.table, one.schema, one.strict, one.per) == ("Orders", "shop floor", True, "row")
+    assert (other.table, other.per) == ("whole", "table")
+    Base.metadata.create_all(engine)
+    assert found() == []
+    fenced_store.unprotect(engine, "whole")
+    assert [op.table for op in found()] == ["whole"]
+    Base.metadata.drop_all(engine)
+
+
+@pytest.mark.parametrize("options", [{"strickt": True}, {"strict": "yes"}, {"key": 5}, {"key": []}], ids=repr)
+def test_options_of_the_mixin_are_checked(options: dict[str, Any]) -> None:
+    class Other(DeclarativeBase):
+        pass
+
+    with pytest.raises(fenced_store.InvalidArgument):
+        type(
+            "Wrong",
+            (FencedMixin, Other),
+            {"__tablename__": "wrong", "__fence__": options, "id": Column(Integer, primary_key=True)},
+        )
+
+
+def test_raise_ours_takes_an_engine_and_shows_no_dsn() -> None:
+    with pytest.raises(fenced_store.InvalidArgument) as caught:
+        fenced_store.raise_ours("postgresql://me:secret@host/db")  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)

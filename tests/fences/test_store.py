@@ -147,6 +147,33 @@ async def test_a_claim_refuses_the_stale_before_anything_is_written(stores: Stor
         await store.claim("k", fence=7)
 
 
+async def test_a_claim_that_comes_late_is_stale_like_any_other(stores: Stores) -> None:
+    store = stores()
+    await store.claim("k", fence=8)
+    with pytest.raises(StaleTokenError) as caught:
+        await store.claim("k", fence=7)
+    assert (caught.value.resource, caught.value.offered, caught.value.stored) == ("k", 7, 8)
+    assert "acquire it anew" in str(caught.value)
+
+
+async def test_what_is_read_says_who_wrote_it_whatever_was_claimed_since(stores: Stores) -> None:
+    store = stores(writer="the writer")
+    stored = await store.put("k", "v", fence=3)
+    await stores(writer="the next one").claim("k", fence=8)
+    read = await store.get("k")
+    assert (read.token, read.stored_at, read.stored_by) == (3, stored.stored_at, "the writer")
+    await store.put("k", "w", fence=8)
+    assert (await store.get("k")).token == 8
+
+
+async def test_a_write_of_a_version_that_comes_late_again_is_not_stored_again(stores: Stores) -> None:
+    store = stores()
+    await store.put("k", 1, fence=7, if_version=0, write=5)
+    await store.delete("k", fence=7, write=6)
+    assert (await store.put("k", 1, fence=7, if_version=0, write=5)).repeated
+    assert await store.get("k") is None
+
+
 async def test_compare_and_set_needs_no_lock(stores: Stores) -> None:
     store = stores()
     assert (await store.put("k", 1, if_version=0)).version == 1
@@ -316,6 +343,7 @@ async def test_what_the_database_is_offered_it_checks_again(owner: psycopg.Conne
         ("write(repeat('x', 1025), 1, 1, '1', NULL)", "22023"),
         ("write('k', 0, 1, '1', NULL)", "FEN03"),
         ("write('k', NULL, 1, '1', NULL)", "FEN03"),
+        ("write('k', -5, 1, '1', NULL, if_version => 0)", "FEN03"),
         ("raise_fence('k', -1)", "FEN03"),
         ("raise_fence('', 1)", "22023"),
         ("claim('{k}', 0)", "FEN03"),
@@ -345,6 +373,30 @@ def test_a_lease_is_a_fence_and_an_efficiency_lease_is_not(
         store.put("k", 2, fence=wasteful)  # type: ignore[arg-type]
 
 
+def test_another_services_token_is_not_taken_for_a_grant_of_dblocks(
+    client: dblock.Client, store: fenced_store.FencedStore, dsn: str
+) -> None:
+    lease = client.lock("not involved").acquire()
+    store.put("k", 1, fence=lease.token + 1)
+    client.lock("not involved either").acquire()
+    with pytest.raises(StaleTokenError):
+        store.put("k", 2, fence=lease.token)
+    owned = fenced_store.rejections(dsn)[0]
+    assert owned.stored == lease.token + 1
+    with fenced_store.FencedStore(dsn, writer="zookeeper") as other:
+        other.put("l", 1, fence=lease.token + 1)
+        with pytest.raises(StaleTokenError):
+            other.put("l", 1, fence=lease.token)
+    assert fenced_store.rejections(dsn)[0].lock is None
+
+
+@pytest.mark.parametrize("dsn", ["nonsense", "sqlite://", "postgresql://me:sec ret@host:x y/"])
+def test_a_dsn_that_cannot_be_read_is_refused_and_not_shown(dsn: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        fenced_store.FencedStore(dsn)
+    assert "sec ret" not in str(caught.value)
+
+
 def test_another_services_token_is_as_good(store: fenced_store.FencedStore) -> None:
     class Etcd:
         token = 4_611_686_018_427_387_904
@@ -358,9 +410,13 @@ async def test_a_role_with_the_grant_can_raise_a_fence_and_not_lower_it(
     from psycopg import conninfo
 
     app = conninfo.make_conninfo(stores.dsn, user=role, password="app")
-    with pytest.raises(Exception, match="permission denied"):
+    with pytest.raises(fenced_store.AccessDenied, match="dblock fence grant ROLE"):
         await stores(app).put("k", 1, fence=8)
     fenced_store.grant(stores.dsn, role)
+    with pytest.raises(fenced_store.AccessDenied, match="was granted nothing"):
+        fenced_store.grant(app, "pg_monitor")
+    with pytest.raises(fenced_store.AccessDenied, match="for the role that ran"):
+        fenced_store.rejections(app)
     await stores(app).put("k", 1, fence=8)
     with psycopg.connect(app, autocommit=True) as connection:
         for statement in (
