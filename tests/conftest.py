@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -77,11 +79,32 @@ def template(server: str) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(scope="session")
+def _clones(server: str, template: str) -> Iterator[Callable[[], _database]]:
+    """Hands out databases cloned beforehand, while other tests were waiting for something."""
+    with ThreadPoolExecutor(1) as beside:
+
+        def begin() -> Future[_database]:
+            made = _database(server, f"dblock_test_{os.getpid()}_{next(_numbers)}", template)
+            return beside.submit(lambda: (made.__enter__(), made)[1])
+
+        ahead = deque(begin() for _ in range(3))
+
+        def take() -> _database:
+            ahead.append(begin())
+            return ahead.popleft().result()
+
+        yield take
+        for clone in ahead:
+            clone.result().__exit__()
+
+
 @pytest.fixture
-def dsn(server: str, template: str) -> Iterator[str]:
-    """A database with the schema installed, for this test alone."""
-    with _database(server, f"dblock_test_{os.getpid()}_{next(_numbers)}", template) as dsn:
-        yield dsn
+def dsn(_clones: Callable[[], _database]) -> Iterator[str]:
+    """A database with both schemas installed, for this test alone."""
+    clone = _clones()
+    yield clone.dsn
+    clone.__exit__()
 
 
 @pytest.fixture
@@ -156,15 +179,12 @@ def role(server: str, _roles: list[str]) -> str:
 class _database:
     def __init__(self, server: str, name: str, template: str | None = None) -> None:
         self._server, self._name, self._template = server, name, template
+        self.dsn = conninfo.make_conninfo(server, dbname=name)
 
     def __enter__(self) -> str:
-        with psycopg.connect(self._server) as server:
-            # By copying its files, which is many times as quick as writing them to the log where nothing waits for a
-            # disk.
-            by_file = " STRATEGY = FILE_COPY" if server.info.server_version >= 150000 else ""
-        statement = "CREATE DATABASE {}" + (" TEMPLATE {}" if self._template else "") + by_file
+        statement = "CREATE DATABASE {}" + (" TEMPLATE {}" if self._template else "")
         self._run(statement, self._name, *([self._template] if self._template else []))
-        return conninfo.make_conninfo(self._server, dbname=self._name)
+        return self.dsn
 
     def __exit__(self, *_: object) -> None:
         self._run("DROP DATABASE {} WITH (FORCE)", self._name)
