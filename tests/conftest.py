@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import psycopg
@@ -79,32 +77,11 @@ def template(server: str) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(scope="session")
-def _clones(server: str, template: str) -> Iterator[Callable[[], _database]]:
-    """Hands out databases cloned beforehand, while other tests were waiting for something."""
-    with ThreadPoolExecutor(1) as beside:
-
-        def begin() -> Future[_database]:
-            made = _database(server, f"dblock_test_{os.getpid()}_{next(_numbers)}", template)
-            return beside.submit(lambda: (made.__enter__(), made)[1])
-
-        ahead = deque(begin() for _ in range(3))
-
-        def take() -> _database:
-            ahead.append(begin())
-            return ahead.popleft().result()
-
-        yield take
-        for clone in ahead:
-            clone.result().__exit__()
-
-
 @pytest.fixture
-def dsn(_clones: Callable[[], _database]) -> Iterator[str]:
+def dsn(server: str, template: str) -> Iterator[str]:
     """A database with both schemas installed, for this test alone."""
-    clone = _clones()
-    yield clone.dsn
-    clone.__exit__()
+    with _database(server, f"dblock_test_{os.getpid()}_{next(_numbers)}", template) as dsn:
+        yield dsn
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def running_server(which: str) -> Iterator[str]:
     """Yield the DSN of the server that --postgres names."""
     if which == "embedded":
         # What survives a crash of the machine is not what these tests are about; those that are make their own.
-        with private_server({"fsync": "off"}) as server:
+        with private_server({"fsync": "off"}, in_memory=True) as server:
             yield server.url
     elif which == "container":
         from testcontainers.community.postgres import PostgresContainer
@@ -38,9 +38,9 @@ def running_server(which: str) -> Iterator[str]:
 
 
 @contextmanager
-def private_server(settings: Mapping[str, str] | None = None) -> Iterator[Server]:
+def private_server(settings: Mapping[str, str] | None = None, in_memory: bool = False) -> Iterator[Server]:
     """Yield an embedded server of our own, which goes when we do."""
-    folder = new_folder()
+    folder = new_folder(_memory() if in_memory else None)
     server = Server(folder, settings=settings, dies_with_us=True)
     try:
         _copy_fresh_data(server)
@@ -64,9 +64,17 @@ def _copy_fresh_data(server: Server) -> None:
     subprocess.run(["cp", "-a", _fresh[0].data, server.data], check=True)
 
 
-def new_folder() -> Path:
+def _memory() -> Path | None:
+    """Find a file system in memory with room enough: each test makes hundreds of files, and drops them again."""
+    shared = Path("/dev/shm")
+    if os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 4 * 2**30:
+        return shared
+    return None
+
+
+def new_folder(where: Path | None = None) -> Path:
     """Name a folder that does not exist yet, where the account of root's servers can reach it too.
 
     pytest's own temporary folders are closed to every other account.
     """
-    return Path(tempfile.gettempdir()) / f"dblock-test-{uuid.uuid4().hex[:12]}"
+    return (where or Path(tempfile.gettempdir())) / f"dblock-test-{uuid.uuid4().hex[:12]}"
