@@ -23,6 +23,7 @@ import fenced_store
 from dblock import schema, target
 from dblock.lease import TaskLease, ThreadLease
 from tests.support.facade import AsyncClients, Clients, SyncClients
+from tests.support.quality import Checks
 from tests.support.servers import private_server, running_server
 from tests.support.sessions import Sessions
 
@@ -39,6 +40,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="takes minutes; run with --long"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.config.option.collectonly and any("test_quality" in item.nodeid for item in session.items):
+        session.config.stash[Checks.key] = Checks()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if Checks.key in config.stash:
+        config.stash[Checks.key].close()
 
 
 @pytest.fixture(autouse=True)

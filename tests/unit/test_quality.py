@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.quality import TOOLS, Checks
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("tool", [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]], ids=" ".join)
-def test_the_whole_tree_is_clean(tool: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("tool", TOOLS, ids=" ".join)
+def test_the_whole_tree_is_clean(tool: list[str], request: pytest.FixtureRequest) -> None:
+    code, said = request.config.stash[Checks.key].result(tool)
+    assert code == 0, said

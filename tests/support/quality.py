@@ -1,0 +1,41 @@
+"""The linter, the formatter and the type checker, run beside the tests that wait for something else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
+
+
+class Checks:
+    """All of them, begun as soon as it is known that their results will be asked for."""
+
+    key: ClassVar[pytest.StashKey[Checks]] = pytest.StashKey()
+
+    def __init__(self) -> None:
+        self._begun: dict[str, tuple[subprocess.Popen[str], IO[Any]]] = {}
+        for tool in TOOLS:
+            said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed below, when all is over
+            command = [sys.executable, "-m", *tool]
+            began = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, text=True)
+            self._begun[" ".join(tool)] = began, said
+
+    def result(self, tool: list[str]) -> tuple[int, str]:
+        """Wait for one, and return its exit code and all that it said."""
+        process, said = self._begun[" ".join(tool)]
+        code = process.wait()
+        said.seek(0)
+        return code, said.read()
+
+    def close(self) -> None:
+        for process, said in self._begun.values():
+            process.kill()
+            process.wait()
+            said.close()
