@@ -73,7 +73,7 @@ def missing(error: BaseException, schema: str) -> FencedStoreError | None:
     """Return the error for a database without our schema, or without the right to it, if that is what this one
     means.
     """
-    state, said = sqlstate(error), said_by(error)[0]
+    state, (said, _, hint) = sqlstate(error), said_by(error)
     if state in ("3F000", "42883") and schema in said:
         return NotInstalled(
             f"There is no fenced_store in schema {schema!r} of this database. As its owner run: dblock fence setup "
@@ -81,7 +81,8 @@ def missing(error: BaseException, schema: str) -> FencedStoreError | None:
         )
     if state == "42501":
         return AccessDenied(
-            f"The database refused: {said}. To write through fences a role needs: dblock fence grant ROLE. To protect "
+            f"The database refused: {said.rstrip('.')}. {hint + ' ' if hint else ''}To write through fences a role "
+            f"needs: dblock fence grant ROLE. To protect "
             f"a table it "
             "must own it too, and may create functions in the table's schema. The log and the high-water mark are for "
             "the "

@@ -35,6 +35,8 @@ API = (
     "has_columns",
     "highest_in",
     "guard_emptying",
+    "guard_name",
+    "lock_exactly",
     "resource_of",
     "make_guard",
     "note_protection",

@@ -12,7 +12,14 @@ AS $$
 DECLARE
     ready boolean := check_resource(raise_fence.resource) AND check_token(raise_fence.resource, raise_fence.token);
     found_there record;
+    table_resource text;
 BEGIN
+    SELECT p.resource INTO table_resource
+    FROM protections AS p
+    WHERE p.per = 'row' AND (raise_fence.resource = p.resource OR starts_with(raise_fence.resource, p.resource || ':'));
+    IF FOUND THEN
+        PERFORM hold_gate(table_resource, raise_fence.resource);
+    END IF;
     INSERT INTO fences AS f (resource, token, write_number, stored_at, stored_by)
     VALUES (
         raise_fence.resource, raise_fence.token, raise_fence.write_number, clock_timestamp(),
@@ -77,6 +84,9 @@ DECLARE
     before CONSTANT text := current_setting('lock_timeout');
     gives_up CONSTANT timestamptz := clock_timestamp() + make_interval(secs => claim.patience);
 BEGIN
+    IF claim.patience IS NOT NULL THEN
+        ignored := set_config('lock_timeout', greatest(round(claim.patience * 1000), 1)::text || 'ms', true);
+    END IF;
     -- Whoever changes what is protected waits for us, or is done and seen below.
     LOCK TABLE protections IN ROW SHARE MODE;
     -- In one order for all, so that no two claims wait for each other; gates last, as those who write inside a fence

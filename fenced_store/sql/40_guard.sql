@@ -21,7 +21,7 @@ BEGIN
         RAISE EXCEPTION 'Resource % refuses a transaction that carries no fencing token.', quote_literal(left(resource, 200))
             USING ERRCODE = 'FEN02',
             DETAIL = json_build_object('resource', resource)::text,
-            HINT = 'Write inside fence(...), or say so first: SET LOCAL fenced_store.token = ''…''';
+            HINT = 'Write inside fence(...), or say so first: SET LOCAL fenced_store.token = ''...''';
     END IF;
     IF said !~ '^[0-9]{1,19}$' OR said::numeric NOT BETWEEN 1 AND 9223372036854775807 THEN
         RAISE EXCEPTION 'fenced_store.token is %, which is no fencing token: a whole number from 1.',

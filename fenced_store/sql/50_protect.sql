@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION row_key(VARIADIC key text[]) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
     -- A backslash before anything but a backslash or a comma comes of no key.
-    SELECT CASE WHEN octet_length(k) <= 512 THEN k ELSE '\#' || encode(sha256(convert_to(k, 'UTF8')), 'hex') END
+    SELECT CASE WHEN octet_length(convert_to(k, 'UTF8')) <= 512 THEN k ELSE '\#' || encode(sha256(convert_to(k, 'UTF8')), 'hex') END
     FROM (
         SELECT string_agg(replace(replace(v, '\', '\\'), ',', '\,'), ',' ORDER BY place) AS k
         FROM unnest(key) WITH ORDINALITY AS u (v, place)
@@ -58,17 +58,15 @@ AS $$
     ORDER BY p.resource
 $$;
 
--- Returns the name of a table's resource: the one that it has, or will have. Whoever goes on to protect the table waits here for
--- claims that are under way, and claims that come wait for him.
+-- Returns the name of a table's resource: the one that it has, or will have.
 CREATE OR REPLACE FUNCTION resource_of(target regclass) RETURNS text
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
     named text;
     other regclass;
 BEGIN
-    LOCK TABLE protections IN EXCLUSIVE MODE;
     SELECT p.resource INTO named FROM protections AS p WHERE p.target = resource_of.target;
     IF FOUND THEN
         RETURN named;
@@ -84,6 +82,17 @@ BEGIN
 END
 $$;
 
+-- Names the function that guards the rows of a table by a key. Of one name there is only ever one body.
+CREATE OR REPLACE FUNCTION guard_name(target regclass, resource text, key text[]) RETURNS text
+LANGUAGE sql STABLE
+AS $$
+    SELECT 'guard_' || left(md5(concat_ws(' ', resource, key::text, (
+        SELECT string_agg(as_text(a.atttypid, a.attcollation), ' ' ORDER BY u.place)
+        FROM unnest(key) WITH ORDINALITY AS u (name, place)
+        JOIN pg_attribute AS a ON a.attrelid = target AND a.attname = u.name AND a.attnum > 0 AND NOT a.attisdropped
+    ))), 24)
+$$;
+
 -- Makes the function that guards the rows of a table with this key, and lets the table's owner make a trigger of it. On any
 -- other table it does no harm: whatever the rows are made of, no code of their owner's is run.
 CREATE OR REPLACE FUNCTION make_guard(target regclass, key text[]) RETURNS text
@@ -91,7 +100,8 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 DECLARE
     resource CONSTANT text := resource_of(target);
-    guard_name CONSTANT text := format('%I.%I', current_schema(), 'guard_' || left(md5(resource), 16));
+    its_name CONSTANT text := format('%I.%I', current_schema(), guard_name(target, resource, key));
+    settings text := 'SET search_path FROM CURRENT';
     new_parts text[] := '{}';
     old_parts text[] := '{}';
     one record;
@@ -103,6 +113,10 @@ BEGIN
         JOIN pg_attribute AS a ON a.attrelid = target AND a.attname = u.name AND a.attnum > 0 AND NOT a.attisdropped
         ORDER BY u.place
     LOOP
+        IF one.pattern LIKE '%timestamptz%' THEN
+            -- Other styles print zones by names that do not tell them apart.
+            settings := settings || ' SET DateStyle = ''ISO, YMD''';
+        END IF;
         new_parts := new_parts || format(one.pattern, 'NEW', one.name);
         old_parts := old_parts || format(one.pattern, 'OLD', one.name);
     END LOOP;
@@ -114,6 +128,16 @@ DECLARE
     was text;
     is_now text;
 BEGIN
+    -- With columns of other types, which their owner may make of them, what is done below could run code of his.
+    IF TG_OP = 'DELETE' THEN
+        IF pg_typeof(OLD.fence_token)::oid <> 20 OR pg_typeof(OLD.fence_at)::oid <> 1184 THEN
+            RAISE EXCEPTION 'Table %% is protected, and its columns fence_token and fence_at are not what they were.', TG_RELID::regclass
+                USING ERRCODE = 'wrong_object_type';
+        END IF;
+    ELSIF pg_typeof(NEW.fence_token)::oid <> 20 OR pg_typeof(NEW.fence_at)::oid <> 1184 THEN
+        RAISE EXCEPTION 'Table %% is protected, and its columns fence_token and fence_at are not what they were.', TG_RELID::regclass
+            USING ERRCODE = 'wrong_object_type';
+    END IF;
     IF TG_WHEN = 'AFTER' THEN
         -- It may have waited for a row with this key to be deleted, and that one's fence was left behind meanwhile.
         IF NEW.fence_token > 0 AND NOT warn_only THEN
@@ -148,21 +172,21 @@ BEGIN
 END
 $body$, resource, array_to_string(new_parts, ', '), array_to_string(old_parts, ', '));
     EXECUTE format(
-        'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS %L',
-        guard_name, body
+        'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER %s AS %L',
+        its_name, settings, body
     );
     FOR one IN
         SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS grantee
         FROM pg_proc AS p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
-        WHERE p.oid = to_regprocedure(guard_name || '()') AND a.grantee <> p.proowner
+        WHERE p.oid = to_regprocedure(its_name || '()') AND a.grantee <> p.proowner
     LOOP
-        EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM %s', guard_name, one.grantee);
+        EXECUTE format('REVOKE ALL ON FUNCTION %s() FROM %s', its_name, one.grantee);
     END LOOP;
-    EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO %s', guard_name, (SELECT c.relowner::regrole FROM pg_class AS c WHERE c.oid = target));
-    EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard_name, 'The fence of ' || resource);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO %s', its_name, (SELECT c.relowner::regrole FROM pg_class AS c WHERE c.oid = target));
+    EXECUTE format('COMMENT ON FUNCTION %s() IS %L', its_name, 'The fence of ' || resource);
     -- Against this one all transactions of a stricter isolation look, and none should wait for another that makes it.
     INSERT INTO fences AS f (resource, token, stored_at) VALUES (resource, 0, clock_timestamp()) ON CONFLICT DO NOTHING;
-    RETURN guard_name;
+    RETURN its_name;
 END
 $$;
 
@@ -177,6 +201,8 @@ DECLARE
     per text;
     its_key text[];
 BEGIN
+    -- Claims that are under way are waited for, for they know nothing of this; those that come wait for us.
+    LOCK TABLE protections IN EXCLUSIVE MODE;
     SELECT (
             -- Each argument ends with a zero byte; what is not ASCII is in the database's own encoding.
             SELECT array_agg(convert_from(decode(piece, 'hex'), getdatabaseencoding()) ORDER BY place)
@@ -188,13 +214,21 @@ BEGIN
     FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
     WHERE t.tgrelid = note_protection.target AND t.tgname = 'zz_fenced_store'
       AND p.pronamespace = quote_ident(current_schema())::regnamespace
-      AND p.proname IN ('guard_table', 'guard_' || left(md5(named), 16));
-    IF NOT FOUND OR said[1] <> named THEN
+      AND (p.proname = 'guard_table' OR starts_with(p.proname, 'guard_'));
+    IF NOT FOUND OR said[1] <> named
+        OR per = 'row' AND NOT EXISTS (
+            SELECT FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
+            WHERE t.tgrelid = note_protection.target AND t.tgname = 'zz_fenced_store'
+              AND p.proname = guard_name(note_protection.target, named, said[5:])
+        )
+    THEN
         RAISE EXCEPTION '% has no fence that could be noted.', note_protection.target USING ERRCODE = 'undefined_object';
     END IF;
     its_key := CASE WHEN per = 'row' THEN said[5:] END;
     -- That of a table which was dropped.
-    DELETE FROM protections AS p WHERE p.resource = named AND p.target <> note_protection.target;
+    DELETE FROM protections AS p
+    WHERE p.resource = named AND p.target <> note_protection.target
+       OR p.resource <> named AND p.target = note_protection.target;
     INSERT INTO protections AS p (resource, target, per, strict, warn_only, own_columns, key)
     VALUES (named, note_protection.target, per, said[2]::boolean, said[3]::boolean, said[4]::boolean, its_key)
     ON CONFLICT (resource) DO UPDATE SET
@@ -210,15 +244,19 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    named CONSTANT text := resource_of(note_unprotection.target);
+    was record;
 BEGIN
     IF EXISTS (
         SELECT FROM pg_trigger AS t WHERE t.tgrelid = note_unprotection.target AND t.tgname = 'zz_fenced_store'
     ) THEN
         RAISE EXCEPTION '% still has its fence.', note_unprotection.target USING ERRCODE = 'object_in_use';
     END IF;
-    DELETE FROM protections AS p WHERE p.target = note_unprotection.target;
-    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()', current_schema(), 'guard_' || left(md5(named), 16));
+    LOCK TABLE protections IN EXCLUSIVE MODE;
+    DELETE FROM protections AS p WHERE p.target = note_unprotection.target RETURNING p.resource, p.key INTO was;
+    IF FOUND AND was.key IS NOT NULL THEN
+        EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()',
+            current_schema(), guard_name(note_unprotection.target, was.resource, was.key));
+    END IF;
 END
 $$;
 
@@ -246,15 +284,42 @@ AS $$
     WHERE a.attrelid = target AND a.attname IN ('fence_token', 'fence_at') AND NOT a.attisdropped
 $$;
 
+-- Takes the lock of a table by its number: it may be renamed while its name is waited for.
+CREATE OR REPLACE FUNCTION lock_exactly(target regclass, strength text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
+AS $$
+BEGIN
+    EXECUTE format('LOCK TABLE %s IN %s MODE', target, strength);
+    IF NOT EXISTS (
+        SELECT FROM pg_locks AS l
+        WHERE l.locktype = 'relation' AND l.relation = target AND l.pid = pg_backend_pid() AND l.granted
+          AND l.mode = replace(initcap(strength), ' ', '') || 'Lock'
+          AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+    ) THEN
+        RAISE EXCEPTION '% was renamed meanwhile. Try again.', target USING ERRCODE = 'object_in_use';
+    END IF;
+END
+$$;
+
 -- Returns the highest token of a table's rows, 0 for none; an error where not all rows can be seen.
+--
+-- Only for its owner, or for a table of a superuser's: to look at a table can run code that its owner has put into an
+-- index, say, with the rights of whoever looks.
 CREATE OR REPLACE FUNCTION highest_in(target regclass) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off
 AS $$
 DECLARE
     highest bigint;
+    its_owner name;
 BEGIN
-    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS SHARE MODE', target);
-    IF has_columns(target) IS NOT TRUE
+    PERFORM lock_exactly(target, 'ACCESS SHARE');
+    SELECT r.rolname INTO its_owner
+    FROM pg_class AS c JOIN pg_roles AS r ON r.oid = c.relowner
+    WHERE c.oid = target AND r.rolname <> current_user AND NOT r.rolsuper;
+    IF FOUND THEN
+        RAISE EXCEPTION 'Table % belongs to role %, and only that role may look for its highest token.', target, its_owner
+            USING ERRCODE = 'insufficient_privilege', HINT = 'To look could run code of that role''s. Connect as that role.';
+    ELSIF has_columns(target) IS NOT TRUE
         OR NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = target AND c.relkind IN ('r', 'p'))
     THEN
         RAISE EXCEPTION 'Table % is protected row by row, and its columns fence_token and fence_at are not what they were.',
@@ -265,8 +330,7 @@ BEGIN
 END
 $$;
 
--- The trigger before TRUNCATE of a table that is protected row by row. Runs as whoever empties the table, who must be able to
--- read it and to use fenced_store.
+-- The trigger before TRUNCATE of a table that is protected row by row. Runs as whoever empties the table, who must own it.
 CREATE OR REPLACE FUNCTION guard_emptying() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
@@ -312,17 +376,12 @@ BEGIN
     ELSIF it.nspname = current_schema() OR it.nspname IN ('pg_catalog', 'information_schema') THEN
         RAISE EXCEPTION '% is not a table of yours.', target USING ERRCODE = 'wrong_object_type';
     END IF;
+    PERFORM lock_exactly(target, 'ACCESS EXCLUSIVE');
     resource := resource_of(target);
-    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', target);
     SELECT c.oid, c.relname, c.relkind, n.nspname INTO it
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = target;
     qualified := format('%I.%I', it.nspname, it.relname);
-    IF to_regclass(qualified) IS DISTINCT FROM target OR NOT EXISTS (
-        SELECT FROM pg_locks AS l
-        WHERE l.locktype = 'relation' AND l.relation = target AND l.pid = pg_backend_pid() AND l.mode = 'AccessExclusiveLock'
-    ) THEN
-        RAISE EXCEPTION '% was renamed meanwhile. Try again.', qualified USING ERRCODE = 'object_in_use';
-    ELSIF EXISTS (
+    IF EXISTS (
         SELECT FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
         WHERE target IN (i.inhparent, i.inhrelid) AND NOT c.relispartition
     ) THEN
@@ -376,7 +435,10 @@ BEGIN
 
     adds := per = 'row' AND owns_columns(target);
     -- What it had before goes, but for the tokens: they pass to the table's own fence if the rows' are to go.
-    PERFORM unprotect_table(target, per <> 'row', false);
+    PERFORM unprotect_table(
+        target, per <> 'row', false,
+        (SELECT p.key IS DISTINCT FROM columns FROM protected_tables() AS p WHERE p.target = protect_table.target)
+    );
     IF EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = target AND t.tgname = 'zz_fenced_store') THEN
         RAISE EXCEPTION '% is protected already, by a fenced_store in another schema.', qualified
             USING ERRCODE = 'duplicate_object';
@@ -426,13 +488,14 @@ $$;
 -- Takes the fence off a table; false where there was none. The highest token of its rows stays with the table's own fence,
 -- so that a fence put on later does not begin below it.
 CREATE OR REPLACE FUNCTION unprotect_table(
-    target regclass, drop_columns boolean DEFAULT true, must_exist boolean DEFAULT true
+    target regclass, drop_columns boolean DEFAULT true, must_exist boolean DEFAULT true, sum_up boolean DEFAULT true
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 DECLARE
     was record;
     leaf regclass;
+    highest bigint;
 BEGIN
     SELECT * INTO was FROM protected_tables() AS p WHERE p.target = unprotect_table.target;
     IF NOT FOUND THEN
@@ -441,10 +504,19 @@ BEGIN
         END IF;
         RETURN false;
     END IF;
-    PERFORM resource_of(target);
-    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', target);
-    IF was.per = 'row' AND drop_columns THEN
-        PERFORM leave_fence(was.resource, greatest(highest_in(target), highest_of(was.resource)));
+    PERFORM lock_exactly(target, 'ACCESS EXCLUSIVE');
+    IF was.per = 'row' AND (drop_columns OR sum_up) THEN
+        highest := greatest(highest_in(target), highest_of(was.resource));
+    ELSE
+        highest := highest_of(was.resource);
+    END IF;
+    IF drop_columns OR sum_up THEN
+        PERFORM leave_fence(was.resource, highest);
+        -- It may have been renamed, and would be protected under its new name then.
+        PERFORM leave_fence(
+            (SELECT format('%I.%I', n.nspname, c.relname)
+             FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = target), highest
+        );
     END IF;
     EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store ON %s', target);
     EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store_inserted ON %s', target);

@@ -395,3 +395,27 @@ def test_a_fence_taken_between_two_writes_disturbs_neither(pair: tuple[Session, 
     session.do("SELECT fenced_store.raise_fence('k', 7, 3)")
     assert session.do("SELECT outcome FROM fenced_store.write('k', 7, 4, '2', NULL)") == ("stale",)
     assert session.do("SELECT outcome FROM fenced_store.write('k', 7, 6, '2', NULL)") == ("stored",)
+
+
+def test_a_fence_of_a_row_holds_off_those_who_write_it(pair: tuple[Session, Session], dsn: str) -> None:
+    """Taken by name, as the resource of a transaction, it is the same fence that the table's trigger looks at."""
+    older, newer = pair
+    fenced_store.protect(dsn, "orders")
+    newer.do("BEGIN")
+    newer.do("SELECT fenced_store.raise_fence('public.orders:1', 8)")
+    begin(older, 7)
+    waiting = older.start("UPDATE public.orders SET v = 'stale' WHERE id = 1")
+    older.wait_until_blocked()
+    newer.do("COMMIT")
+    with pytest.raises(psycopg.Error) as caught:
+        waiting.result(20)
+    assert caught.value.sqlstate == "FEN01"
+
+
+def test_patience_covers_every_wait_of_a_claim(pair: tuple[Session, Session], dsn: str) -> None:
+    protecting, newer = pair
+    protecting.do("BEGIN")
+    protecting.do("SELECT fenced_store.protect_table('public.orders')")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        newer.do("SELECT fenced_store.claim(ARRAY['ledger'], 8, patience => 0.1)")
+    protecting.do("ROLLBACK")
