@@ -36,6 +36,7 @@ API = (
     "highest_in",
     "guard_emptying",
     "guard_name",
+    "is_plain",
     "lock_exactly",
     "resource_of",
     "make_guard",

@@ -82,12 +82,19 @@ BEGIN
 END
 $$;
 
+-- Tells whether values of a type are short and need no escaping, so that a key of one of them is its own text.
+CREATE OR REPLACE FUNCTION is_plain(kind oid) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT kind IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'oid'::regtype, 'uuid'::regtype, 'bool'::regtype)
+$$;
+
 -- Names the function that guards the rows of a table by a key. Of one name there is only ever one body.
 CREATE OR REPLACE FUNCTION guard_name(target regclass, resource text, key text[]) RETURNS text
 LANGUAGE sql STABLE
 AS $$
     SELECT 'guard_' || left(md5(concat_ws(' ', resource, key::text, (
-        SELECT string_agg(as_text(a.atttypid, a.attcollation), ' ' ORDER BY u.place)
+        SELECT string_agg(as_text(a.atttypid, a.attcollation) || is_plain(a.atttypid), ' ' ORDER BY u.place)
         FROM unnest(key) WITH ORDINALITY AS u (name, place)
         JOIN pg_attribute AS a ON a.attrelid = target AND a.attname = u.name AND a.attnum > 0 AND NOT a.attisdropped
     ))), 24)
@@ -102,13 +109,14 @@ DECLARE
     resource CONSTANT text := resource_of(target);
     its_name CONSTANT text := format('%I.%I', current_schema(), guard_name(target, resource, key));
     settings text := 'SET search_path FROM CURRENT';
+    plain boolean := cardinality(key) = 1;
     new_parts text[] := '{}';
     old_parts text[] := '{}';
     one record;
     body text;
 BEGIN
     FOR one IN
-        SELECT u.name, as_text(a.atttypid, a.attcollation) AS pattern
+        SELECT u.name, as_text(a.atttypid, a.attcollation) AS pattern, is_plain(a.atttypid) AS plain
         FROM unnest(key) WITH ORDINALITY AS u (name, place)
         JOIN pg_attribute AS a ON a.attrelid = target AND a.attname = u.name AND a.attnum > 0 AND NOT a.attisdropped
         ORDER BY u.place
@@ -119,6 +127,7 @@ BEGIN
         END IF;
         new_parts := new_parts || format(one.pattern, 'NEW', one.name);
         old_parts := old_parts || format(one.pattern, 'OLD', one.name);
+        plain := plain AND one.plain;
     END LOOP;
     body := format($body$
 DECLARE
@@ -141,24 +150,24 @@ BEGIN
     IF TG_WHEN = 'AFTER' THEN
         -- It may have waited for a row with this key to be deleted, and that one's fence was left behind meanwhile.
         IF NEW.fence_token > 0 AND NOT warn_only THEN
-            PERFORM guard(%1$L, %1$L || ':' || row_key(%2$s), 0, NULL, is_strict, warn_only);
+            PERFORM guard(%1$L, %1$L || ':' || %2$s, 0, NULL, is_strict, warn_only);
         END IF;
         RETURN NULL;
     END IF;
     IF TG_OP = 'INSERT' THEN
-        is_now := %1$L || ':' || row_key(%2$s);
+        is_now := %1$L || ':' || %2$s;
         token := guard(%1$L, is_now, 0, NULL, is_strict, warn_only);
         NEW.fence_token := coalesce(token, standing_fence(is_now));
         NEW.fence_at := CASE WHEN token IS NOT NULL THEN clock_timestamp() END;
         RETURN NEW;
     END IF;
-    was := %1$L || ':' || row_key(%3$s);
+    was := %1$L || ':' || %3$s;
     token := guard(%1$L, was, OLD.fence_token, OLD.fence_at, is_strict, warn_only);
     IF TG_OP = 'DELETE' THEN
         PERFORM leave_fence(was, greatest(token, OLD.fence_token));
         RETURN OLD;
     END IF;
-    is_now := %1$L || ':' || row_key(%2$s);
+    is_now := %1$L || ':' || %2$s;
     IF is_now <> was THEN
         PERFORM leave_fence(was, greatest(token, OLD.fence_token));
         token := coalesce(guard(%1$L, is_now, 0, NULL, is_strict, warn_only), token);
@@ -170,7 +179,9 @@ BEGIN
     NEW.fence_at := CASE WHEN token IS NULL THEN OLD.fence_at ELSE clock_timestamp() END;
     RETURN NEW;
 END
-$body$, resource, array_to_string(new_parts, ', '), array_to_string(old_parts, ', '));
+$body$, resource,
+        CASE WHEN plain THEN new_parts[1] ELSE format('row_key(%s)', array_to_string(new_parts, ', ')) END,
+        CASE WHEN plain THEN old_parts[1] ELSE format('row_key(%s)', array_to_string(old_parts, ', ')) END);
     EXECUTE format(
         'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER %s AS %L',
         its_name, settings, body

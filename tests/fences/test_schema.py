@@ -144,7 +144,7 @@ def test_every_function_that_a_role_may_call_is_there_and_guarded(owner: psycopg
     assert {name for name, _, _ in rows} == set(schema.API)
     as_the_user = {
         "protect_table", "unprotect_table", "row_key", "as_text", "has_columns", "highest_in", "guard_emptying",
-        "guard_name", "lock_exactly",
+        "guard_name", "lock_exactly", "is_plain",
     }  # fmt: skip
     for name, as_owner, settings in rows:
         assert as_owner == (name not in as_the_user), name
