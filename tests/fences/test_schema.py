@@ -153,6 +153,7 @@ def test_every_function_that_a_role_may_call_is_there_and_guarded(owner: psycopg
             "row_key",
             "has_columns",
             "guard_name",
+            "is_plain",
         ), name
 
 
