@@ -28,7 +28,8 @@ from fenced_store.names import row
 from fenced_store.orm import FencedMixin, raise_ours
 from fenced_store.protection import Protection, protect, protected, unprotect
 from fenced_store.schema import ddl, grant, install, uninstall
-from fenced_store.store import AsyncFencedStore, FencedStore, Stored, Value
+from fenced_store.store import AsyncFencedStore, FencedStore
+from fenced_store.values import Stored, Value
 
 __all__ = [
     "AccessDenied",

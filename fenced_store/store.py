@@ -10,13 +10,10 @@ Each write is one call in a transaction of its own, made durable before it is an
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import re
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -38,6 +35,7 @@ from fenced_store.errors import (
 from fenced_store.names import DEFAULT_SCHEMA, check_resource, check_schema
 from fenced_store.schema import bindable
 from fenced_store.tokens import HasToken, check_write, next_write, token_of, who
+from fenced_store.values import Stored, Value, bounded, decoded, encoded
 
 TRIES = 4
 """How often a write is sent before its outcome is called unknown."""
@@ -48,40 +46,8 @@ PAUSE = 0.2
 PATIENCE = 5.0
 """Seconds that a claim waits for those who are past a fence, unless told otherwise."""
 
-VALUE_BYTES = 64 * 2**20
-
 _COLUMNS = "CAST(value AS text), data, version, token, stored_at, stored_by"
 """The JSON as text, because drivers differ in what they make of it."""
-
-_ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A write that was accepted."""
-
-    key: str
-    version: int
-    """Counts the writes of this key, deletions included."""
-    token: int
-    write: int
-    stored_at: datetime
-    repeated: bool
-    """Whether it had been accepted before, and this was the same one again."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """One version of a key."""
-
-    value: Any
-    """What was stored, JSON or bytes; None for a deletion."""
-    version: int
-    token: int
-    """The token that its writer carried; 0 if none ever did."""
-    stored_at: datetime
-    stored_by: str | None
-    deleted: bool = False
 
 
 class _Write(NamedTuple):
@@ -156,9 +122,9 @@ class _StoreBase:
         if if_version is not None:
             values["if_version"] = if_version
         if isinstance(value, (bytes, bytearray, memoryview)):
-            values["data"] = _bounded(key, bytes(value))
+            values["data"] = bounded(key, bytes(value))
         elif not delete:
-            values["value"] = _json(key, value)
+            values["value"] = encoded(key, value)
         values["who"] = self._writer or who(fence)
         return _Write(key, token, number, if_version, self._statement(tuple(values)), values)
 
@@ -225,14 +191,14 @@ class _StoreBase:
     def _values_of(self, rows: Sequence[Any]) -> list[Value]:
         return [
             Value(
-                _decoded(encoded, data),
+                decoded(json_text, data),
                 version,
                 token,
                 at.astimezone(timezone.utc),
                 by,
-                encoded is None and data is None,
+                json_text is None and data is None,
             )
-            for encoded, data, version, token, at, by in rows
+            for json_text, data, version, token, at, by in rows
         ]
 
     @staticmethod
@@ -432,38 +398,6 @@ def _resources(resources: Sequence[str]) -> list[str]:
     if not resources:
         raise InvalidArgument("A claim names at least one resource; none was given.")
     return [check_resource(resource) for resource in resources]
-
-
-def _json(key: str, value: Any) -> str:
-    try:
-        encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        size = len(encoded.encode())
-    except UnicodeEncodeError:
-        raise InvalidArgument(
-            f"The value of key {shown(key)} holds half of a surrogate pair; it is not text."
-        ) from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"The value of key {shown(key)} is neither bytes nor JSON: {error}.") from None
-    _check_size(key, size)
-    if _ESCAPED_NUL.search(encoded):
-        raise InvalidArgument(f"The value of key {shown(key)} contains a NUL, which Postgres cannot store in JSON.")
-    return encoded
-
-
-def _bounded(key: str, data: bytes) -> bytes:
-    _check_size(key, len(data))
-    return data
-
-
-def _check_size(key: str, size: int) -> None:
-    if size > VALUE_BYTES:
-        raise InvalidArgument(f"The value of key {shown(key)} takes {size} bytes; {VALUE_BYTES} (64 MiB) are the most.")
-
-
-def _decoded(encoded: str | None, data: Any) -> Any:
-    if data is not None:
-        return bytes(data)
-    return None if encoded is None else json.loads(encoded)
 
 
 def _is_lost(error: DBAPIError) -> bool:

@@ -17,7 +17,7 @@ PACKAGE = Path(fenced_store.__file__).parent
 
 LAYERS = [
     ["errors"],
-    ["names", "tokens"],
+    ["names", "tokens", "values"],
     ["engines", "transaction"],
     ["schema"],
     ["audit", "store", "protection"],
