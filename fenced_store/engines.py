@@ -34,15 +34,15 @@ def engine_of(where: Where) -> tuple[Engine, bool]:
     return create_engine("postgresql+psycopg://", creator=_connector(where, psycopg.connect)), True
 
 
-def async_engine_of(where: Where) -> tuple[AsyncEngine, bool]:
-    """Return an asynchronous engine, and whether it is ours to dispose of."""
+def async_engine_of(where: Where, **options: Any) -> tuple[AsyncEngine, bool]:
+    """Return an asynchronous engine, and whether it is ours to dispose of; then it is made with these options."""
     if isinstance(where, AsyncEngine):
         _checked(where.sync_engine)
         return where, False
     if isinstance(where, Engine):
         raise InvalidArgument("This needs an AsyncEngine or a DSN; got an Engine, which only a FencedStore can use.")
     connect = _connector(where, psycopg.AsyncConnection.connect)
-    return create_async_engine("postgresql+psycopg://", async_creator=connect), True
+    return create_async_engine("postgresql+psycopg://", async_creator=connect, **options), True
 
 
 @contextmanager

@@ -8,6 +8,8 @@ FencedStoreError
 ├── VersionConflict     compare-and-set found another version
 ├── OutcomeUnknown      the answer was lost; the same write can be sent again
 ├── FenceBroken         the transaction ended inside its fence, and another was begun
+├── ObjectBusy          others changed an object again and again; nothing was stored
+├── ObjectDamaged       what is stored of an object is not what a fence has left there
 ├── AccessDenied        the role may not do this
 ├── NotInstalled        the schema is not there, or is of another revision
 └── InvalidArgument     (also a ValueError) what was asked for cannot be
@@ -131,6 +133,26 @@ class OutcomeUnknown(FencedStoreError):
 
 class FenceBroken(FencedStoreError):
     """The transaction that a fence was taken in has ended inside its body, and another one was begun there."""
+
+
+class ObjectBusy(FencedStoreError, TimeoutError):
+    """Others have changed an object each time before the write could; nothing was stored."""
+
+    def __init__(self, path: str, tries: int) -> None:
+        super().__init__(
+            f"Object {shown(path)} was changed by others each of {tries} times before this write could be done; "
+            f"nothing "
+            "was stored. Write it under one lock."
+        )
+        self.path = path
+
+
+class ObjectDamaged(FencedStoreError):
+    """What is stored of an object is not what a fence has left there: somebody has gone around it, or it was lost."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(f"Object {shown(path)} is damaged: {what}")
+        self.path = path
 
 
 class AccessDenied(FencedStoreError):

@@ -16,7 +16,7 @@ from fenced_store.audit import note, note_async
 from fenced_store.engines import missing
 from fenced_store.errors import FenceBroken, FencedStoreError, InvalidArgument, StaleTokenError, shown, translated
 from fenced_store.names import DEFAULT_SCHEMA, check_resource, check_schema
-from fenced_store.tokens import HasToken, next_write, token_of, who
+from fenced_store.tokens import HasToken, check_free, next_write, token_of, who
 from fenced_store.transaction import UsersTransaction
 
 TAKE = (
@@ -36,12 +36,22 @@ LEAVE = (
 class Fence:
     """A fence around a part of a transaction; made by `fence`."""
 
-    def __init__(self, connection: Any, resource: str, holder: int | HasToken, live: bool, schema: str) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        resource: str,
+        holder: int | HasToken,
+        live: bool,
+        schema: str,
+        write: int | None = None,
+    ) -> None:
         self._resource = check_resource(resource)
         self._holder = holder
         self.token = token_of(holder)
         """The token that everything inside is written with."""
+        check_free(self._resource, holder, connection)
         self._live = live
+        self._write = write
         self._schema = check_schema(schema)
         if live and not hasattr(holder, "assert_held"):
             raise InvalidArgument(
@@ -60,7 +70,7 @@ class Fence:
         return {
             "resource": self._resource,
             "token": self.token,
-            "write": next_write(),
+            "write": next_write() if self._write is None else self._write,
             "who": who(self._holder),
             "carried": str(self.token),
             "fence": self._name,

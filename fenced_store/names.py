@@ -15,6 +15,7 @@ from fenced_store.errors import InvalidArgument, shown
 
 DEFAULT_SCHEMA = "fenced_store"
 RESOURCE_BYTES = 1024
+PATH_BYTES = 800
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -97,6 +98,19 @@ def _as_text(value: object) -> str:
 
 def _trimmed(moment: str) -> str:
     return moment.rstrip("0") if "." in moment else moment
+
+
+def check_path(path: str) -> str:
+    """Return the path of an object if every store can have it as it is."""
+    _check("path", path, PATH_BYTES)
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise InvalidArgument(
+            f"The path {shown(path)} has a part that is empty, '.' or '..'; write it like 'reports/2026/july.csv'."
+        )
+    if any(ord(character) < 32 or ord(character) == 127 for character in path):
+        raise InvalidArgument(f"The path {shown(path)} holds a control character, which not every store can have.")
+    return path
 
 
 def quoted(identifier: str) -> str:

@@ -34,7 +34,7 @@ from fenced_store.errors import (
 )
 from fenced_store.names import DEFAULT_SCHEMA, check_resource, check_schema
 from fenced_store.schema import bindable
-from fenced_store.tokens import HasToken, check_write, next_write, token_of, who
+from fenced_store.tokens import HasToken, check_free, check_write, token_of, who, write_of
 from fenced_store.values import Stored, Value, bounded, decoded, encoded
 
 TRIES = 4
@@ -105,6 +105,8 @@ class _StoreBase:
                 "replace: without either, two writers would undo each other."
             )
         token = None if fence is None else token_of(fence)
+        if fence is not None:
+            check_free(key, fence)
         if if_version is not None and (
             isinstance(if_version, bool) or not isinstance(if_version, int) or not 0 <= if_version < 2**63
         ):
@@ -113,7 +115,8 @@ class _StoreBase:
             )
         values: dict[str, Any] = {"key": key}
         if token is not None:
-            number = next_write() if write is None else check_write(write)
+            assert fence is not None
+            number = write_of(fence) if write is None else check_write(write)
             values |= {"token": token, "number": number}
         else:
             # Numbers order writes under a token. Without one, it is only to tell the same write from another.
@@ -150,6 +153,8 @@ class _StoreBase:
             raise InvalidArgument(
                 f"The patience of a claim is more than 0 s and less than a day; got {patience!r:.80}."
             )
+        for resource in resources:
+            check_free(resource, fence)
         return {
             "resources": _resources(resources),
             "token": token_of(fence),
@@ -373,7 +378,7 @@ class AsyncFencedStore(_StoreBase):
 class Claims:
     """Resources of a store, to be claimed with each grant of a lock; made by `FencedStore.claims`."""
 
-    def __init__(self, store: FencedStore, resources: Sequence[str]) -> None:
+    def __init__(self, store: Any, resources: Sequence[str]) -> None:
         self._store = store
         self.resources = tuple(_resources(resources))
 
@@ -385,7 +390,7 @@ class Claims:
 class AsyncClaims:
     """Resources of a store, to be claimed with each grant of a lock; made by `AsyncFencedStore.claims`."""
 
-    def __init__(self, store: AsyncFencedStore, resources: Sequence[str]) -> None:
+    def __init__(self, store: Any, resources: Sequence[str]) -> None:
         self._store = store
         self.resources = tuple(_resources(resources))
 

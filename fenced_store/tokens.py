@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Protocol
 
-from fenced_store.errors import InvalidArgument
+from fenced_store.errors import InvalidArgument, shown
 
 MOST = 2**63 - 1
 _HOST = socket.gethostname()
@@ -50,6 +50,22 @@ def next_write() -> int:
         return _last
 
 
+def write_of(fence: int | HasToken) -> int:
+    """Return the number of the next write with this fence: its own if it stands for one write, such as a request's."""
+    number = getattr(fence, "write", None)
+    return number if isinstance(number, int) and not isinstance(number, bool) else next_write()
+
+
+def check_free(resource: str, fence: int | HasToken, connection: Any = None) -> None:
+    """Refuse to wait for a fence that is held by the very one who asks, on another connection."""
+    held = getattr(fence, "connection", None)
+    if held is not None and held is not connection and getattr(fence, "resource", None) == resource:
+        raise InvalidArgument(
+            f"The fence of {shown(resource)} is held by this request, which would wait for itself. Write on "
+            "request.state.fencing.connection, or let the middleware go on with hold=False."
+        )
+
+
 def check_write(write: int) -> int:
     """Return a write number that the caller gave, if it can be one."""
     if isinstance(write, bool) or not isinstance(write, int) or not 1 <= write <= MOST:
@@ -59,6 +75,9 @@ def check_write(write: int) -> int:
 
 def who(fence: int | HasToken | None = None) -> str:
     """Say who writes, for those who will ask later: the machine, the process, and the lock if it has a name."""
+    by = getattr(fence, "by", None)
+    if isinstance(by, str):
+        return f"{_HOST} pid {os.getpid()} for {by:.300}"
     name = getattr(fence, "name", None)
     return f"{_HOST} pid {os.getpid()}" + (f" lock {name!a:.200}" if isinstance(name, str) else "")
 

@@ -17,12 +17,12 @@ PACKAGE = Path(fenced_store.__file__).parent
 
 LAYERS = [
     ["errors"],
-    ["names", "tokens", "values"],
-    ["engines", "transaction"],
-    ["schema"],
+    ["names", "tokens", "values", "steps", "conformance"],
+    ["marks", "engines", "transaction"],
+    ["schema", "conditional", "pointed"],
     ["audit", "store", "protection"],
-    ["fencing", "orm"],
-    ["alembic_ops"],
+    ["fencing", "orm", "objects"],
+    ["alembic_ops", "asgi", "httpx_auth"],
 ]
 """From the ground up: a module imports only from rows above its own, as this list reads."""
 
@@ -40,9 +40,10 @@ def imports(path: Path) -> set[str]:
 def test_the_public_names_are_these_and_no_more() -> None:
     assert sorted(fenced_store.__all__) == [
         "AccessDenied", "AsyncFencedStore", "ClaimTimeout", "FenceAhead", "FenceBroken", "FencedMixin", "FencedStore",
-        "FencedStoreError", "InvalidArgument", "MissingToken", "NotInstalled", "OutcomeUnknown", "Protection",
-        "Rejection", "StaleTokenError", "Stored", "Value", "VersionConflict", "ddl", "fence", "grant", "high_water",
-        "install", "protect", "protected", "raise_ours", "rejections", "row", "uninstall", "unprotect",
+        "FencedStoreError", "InvalidArgument", "MissingToken", "NotInstalled", "ObjectBusy", "ObjectDamaged",
+        "OutcomeUnknown", "Protection", "Rejection", "StaleTokenError", "Stored", "Value", "VersionConflict", "ddl",
+        "fence", "grant", "high_water", "install", "protect", "protected", "raise_ours", "rejections", "row",
+        "uninstall", "unprotect",
     ]  # fmt: skip
     for name in fenced_store.__all__:
         assert getattr(fenced_store, name).__doc__, name
@@ -97,6 +98,8 @@ def test_every_error_survives_pickling() -> None:
         errors.FenceAhead("r", 7, 8),
         errors.AccessDenied("no"),
         errors.FenceBroken("b"),
+        errors.ObjectBusy("p", 3),
+        errors.ObjectDamaged("p", "gone."),
         errors.NotInstalled("c"),
         errors.InvalidArgument("d"),
     ]

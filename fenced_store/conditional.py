@@ -1,0 +1,226 @@
+"""Objects in a store with conditional put: the token rides on the object, and a write replaces the version it looked
+at.
+
+Guarantee: an object accepts a write only if its (token, write number) is greater than the pair that the object carries;
+the store compares and replaces in one act, because every accepted write changes what the condition is about. A version
+never comes back: where it is a digest of the body, as on S3, the pair is sealed into the body (`marks.seal`).
+
+Looking and writing are two requests. Whatever happens between them changes the version, so that the write is turned
+down and its writer looks again: a stale one is then told so, a newer one goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+
+from fenced_store.errors import InvalidArgument, ObjectBusy, OutcomeUnknown
+from fenced_store.marks import ATTRIBUTE, Mark, is_claimed, is_repeated, mark_in, seal, value_of
+from fenced_store.steps import Ask, Steps
+from fenced_store.tokens import HasToken, token_of
+
+_log = logging.getLogger("fenced_store")
+
+TRIES = 4
+"""How often a write without an answer is looked for and sent again before its outcome is called unknown."""
+
+PAUSE = 0.2
+"""Seconds before the second sending, twice as long before each further one."""
+
+RACES = 200
+"""How often a write may be overtaken by others."""
+
+REFUSED = (NotSupportedError, NotImplementedError, PermissionDeniedError, UnauthenticatedError, PermissionError)
+"""Answers after which nothing was stored."""
+
+
+OTHERS_FIRST = (AlreadyExistsError, PreconditionError)
+"""Answers that say that the version is another by now."""
+
+
+class Wanted(NamedTuple):
+    """What is to be put in the place of what was found."""
+
+    mark: Mark
+    data: bytes
+    attributes: dict[str, Any]
+
+
+class Found(NamedTuple):
+    """An object as it was looked at."""
+
+    mark: Mark | None
+    meta: Any
+    attributes: dict[str, Any]
+    body: bytes
+
+    @property
+    def version(self) -> dict[str, Any]:
+        """What a write names in order to replace this and nothing else."""
+        return _version(self.meta)
+
+
+class Conditional:
+    """The way of stores that can compare: S3, Google Cloud Storage, Azure, and memory."""
+
+    def __init__(self, sealed: bool, probe: bool) -> None:
+        self._sealed = sealed
+        self._unproved = probe
+
+    def put(self, path: str, mark: Mark, data: bytes, attributes: dict[str, str], fence: Any) -> Steps[bool]:
+        """Store a value or a deletion; return whether it had been stored before."""
+        wanted = Wanted(mark, data, attributes)
+
+        def decide(there: Found | None) -> Wanted | None:
+            stored = there and there.mark
+            return None if is_repeated(path, stored, mark, there and there.meta["last_modified"]) else wanted
+
+        return (yield from self._replace(path, mark.write, False, decide))
+
+    def claim(self, path: str, fence: int | HasToken, by: str, patience: float) -> Steps[None]:
+        """Raise the fence of an object, and leave its value as it is."""
+        token = token_of(fence)
+
+        def decide(there: Found | None) -> Wanted | None:
+            if is_claimed(path, there and there.mark, token):
+                return None
+            if there is None:
+                return Wanted(Mark.of(token, 0, None, by), b"", {})
+            before = there.mark or Mark.of(0, 0, there.body, "")
+            return Wanted(before.claimed(token, by), value_of(path, before, there.body), there.attributes)
+
+        yield from self._replace(path, None, True, decide)
+
+    def get(self, path: str) -> Steps[Found | None]:
+        """Return an object with its value, or None."""
+        found = yield from _look(path, True)
+        if found is None or found.mark is None:
+            return found
+        return None if found.mark.deleted else found._replace(body=value_of(path, found.mark, found.body))
+
+    def sweep(self, prefix: str, fence: int | HasToken | None, by: str, patience: float) -> Steps[list[str]]:
+        """Return that there is nothing to sweep: an object is replaced where it is."""
+        yield from ()
+        return []
+
+    def _replace(
+        self, path: str, number: int | None, whole: bool, decide: Callable[[Found | None], Wanted | None]
+    ) -> Steps[bool]:
+        """Look, decide and replace, until it is done or refused; return whether nothing was left to do at first look.
+
+        A lost answer is no harm: the next look shows whether it is there. `number` is that of the write.
+        """
+        yield from self._prove(path)
+        sent, unanswered = False, 0
+        for tries in range(RACES):
+            try:
+                there = yield from _look(path, whole)
+                wanted = decide(there)
+                if wanted is None:
+                    return tries == 0
+                sent = True
+                yield self._put(path, there, wanted)
+                return False
+            except OTHERS_FIRST:
+                yield Ask("sleep", random.uniform(0, 0.01))
+            except REFUSED:
+                raise
+            except FileNotFoundError:
+                if there is None:
+                    raise  # there is no bucket
+            except (BaseError, OSError) as error:
+                unanswered += 1
+                if not sent or (unanswered == TRIES and number is None):
+                    raise
+                if unanswered == TRIES:
+                    assert number is not None
+                    raise OutcomeUnknown(path, number, f"{_first_line(error)}.") from error
+                yield Ask("sleep", PAUSE * 2.0 ** (unanswered - 1))
+        raise ObjectBusy(path, RACES)
+
+    def _put(self, path: str, there: Found | None, wanted: Wanted) -> Ask:
+        body = wanted.data + seal(wanted.mark) if self._sealed else wanted.data
+        return Ask(
+            "objects",
+            "put",
+            (path, body),
+            {
+                "mode": "create" if there is None else there.version,
+                "attributes": {**wanted.attributes, ATTRIBUTE: wanted.mark.text()},
+                "use_multipart": False,
+            },
+        )
+
+    def _prove(self, path: str) -> Steps[None]:
+        """Try once whether the store heeds conditions: one that does not would let everybody in, and say nothing."""
+        if not self._unproved:
+            return
+        beside = f"{path}.fence-probe-{uuid.uuid4().hex}"
+        fault: Exception | None = None
+        try:
+            heeds = yield from _heeds_conditions(beside)
+            if not heeds:
+                fault = InvalidArgument(
+                    "This store does not heed conditions: it has replaced an object that it was told to leave as it "
+                    "is. "
+                    "No fence can hold there; give pointers=FencedStore(...) to keep the fence in Postgres."
+                )
+        except (NotSupportedError, NotImplementedError):
+            fault = InvalidArgument(
+                "This store has no conditional put. Give pointers=FencedStore(...) to keep the fence in Postgres."
+            )
+        except Exception as error:
+            fault = error
+        try:
+            yield Ask("objects", "delete", (beside,))
+        except (BaseError, OSError) as error:
+            _log.debug("The probe %s was left behind: %s", beside, _first_line(error))
+        if fault is not None:
+            raise fault
+        self._unproved = False
+
+
+def _heeds_conditions(beside: str) -> Steps[bool]:
+    first = yield Ask("objects", "put", (beside, b"1"), {"mode": "create"})
+    yield Ask("objects", "put", (beside, b"2"), {"mode": _version(first)})
+    for mode in ("create", _version(first)):
+        try:
+            yield Ask("objects", "put", (beside, b"3"), {"mode": mode})
+        except OTHERS_FIRST:
+            continue
+        return False
+    return True
+
+
+def _version(meta: Any) -> dict[str, str]:
+    version = {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
+    if not version:
+        raise InvalidArgument("This store tells no version of its objects, so none can be compared.")
+    return version
+
+
+def _look(path: str, whole: bool) -> Steps[Found | None]:
+    try:
+        found = yield Ask("objects", "get", (path,), {"options": {"head": not whole}})
+        body = (yield Ask("body", found)) if whole else b""
+    except FileNotFoundError:
+        return None
+    mark = mark_in(path, found.attributes)
+    kept = {name: value for name, value in found.attributes.items() if name != ATTRIBUTE}
+    return Found(mark, found.meta, kept, body)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,269 @@
+"""What a fenced resource must promise, and the checks that show whether one does.
+
+Write a Backend for your resource, and let each check open it:
+
+    @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+    def test_my_resource_conforms(check):
+        check(lambda: MyBackend("redis://localhost"))
+
+Each raises AssertionError with what was promised and what happened. They know nothing of how a backend works: they look
+at what it answers, and when. A check that passes has found nothing; run those with many writers more than once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+from fenced_store.errors import StaleTokenError
+
+WRITERS = 16
+WRITES = 320
+
+
+class Backend(Protocol):
+    """A resource with a fence, as one of its writers sees it.
+
+    The promise, for each resource by itself: the fence is the greatest (token, write number) that was accepted or
+    claimed, a claim counting as number 0. A write is accepted if and only if its pair is greater than the fence, or it
+    is the very write that raised it; comparing, raising the fence and writing are one act that nothing comes between,
+    whichever process, thread or machine the other writers are on. The fence never falls: deleting keeps it.
+    """
+
+    def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
+        """Write, or delete with None. Return whether this very write, the latest, had been accepted before.
+
+        Raise StaleTokenError, and change nothing, when the pair is not greater than the fence.
+        """
+        ...
+
+    def claim(self, resource: str, token: int) -> None:
+        """Raise the fence to (token, 0) and leave the value as it is; do nothing if it stands at this token.
+
+        Raise StaleTokenError, and change nothing, when it stands at a higher one.
+        """
+        ...
+
+    def read(self, resource: str) -> bytes | None:
+        """Return the value; None where nothing was written, or it was deleted."""
+        ...
+
+
+Open = Callable[[], Backend]
+"""Opens the resource once more, as another writer would. If the backend has a close(), it is called at the end."""
+
+
+def accepts_what_rises(opens: Open) -> None:
+    """Writes under rising pairs are accepted, and read back whole."""
+    with _opened(opens) as backend:
+        name = _name()
+        _same(backend.read(name), None, "A resource that nobody has written to holds nothing")
+        for pair, data in [((5, 1), b"a"), ((5, 2), b""), ((6, 1), bytes(range(256))), ((2**63 - 1, 1), b"z")]:
+            _same(backend.write(name, data, *pair), False, f"The write {pair} is new, and not answered as repeated")
+            _same(backend.read(name), data, f"What was written under {pair} is read back")
+
+
+def refuses_a_lower_token(opens: Open) -> None:
+    """A token lower than the one seen is refused, whatever its number, and changes nothing."""
+    with _opened(opens) as backend, _opened(opens) as another:
+        name = _name()
+        backend.write(name, b"new", 8, 1)
+        for one in (backend, another):
+            for number in (1, 2, 2**63 - 1):
+                error = _refused((8, 1), one.write, name, b"old", 7, number)
+                _same((error.offered, error.stored), (7, 8), "The refusal says which token came, and which was seen")
+        _same(another.read(name), b"new", "A refused write changes nothing")
+
+
+def refuses_a_lower_number_of_the_same_token(opens: Open) -> None:
+    """Under one token, writes are accepted in the order of their numbers."""
+    with _opened(opens) as backend:
+        name = _name()
+        backend.write(name, b"2", 8, 2)
+        _refused((8, 2), backend.write, name, b"1", 8, 1)
+        _same(backend.write(name, b"3", 8, 3), False, "A higher number under the same token is accepted")
+        _same(backend.read(name), b"3", "The latest write is what is read")
+
+
+def knows_the_same_write_sent_twice(opens: Open) -> None:
+    """The latest write sent again is answered as done; another one under its number is refused."""
+    with _opened(opens) as backend, _opened(opens) as another:
+        name = _name()
+        backend.write(name, b"once", 8, 5)
+        _same(another.write(name, b"once", 8, 5), True, "The same write sent twice is answered as repeated")
+        _refused((8, 5), another.write, name, b"other", 8, 5)
+        _refused((8, 5), another.write, name, None, 8, 5)
+        _same(backend.read(name), b"once", "Neither changed anything")
+        backend.write(name, None, 8, 6)
+        _same(another.write(name, None, 8, 6), True, "The same deletion sent twice is answered as repeated")
+        _refused((8, 6), another.write, name, b"", 8, 6)
+
+
+def keeps_its_fence_when_deleted(opens: Open) -> None:
+    """A deletion is a write: it is refused like one, and the fence outlives the value."""
+    with _opened(opens) as backend, _opened(opens) as another:
+        name = _name()
+        backend.write(name, b"there", 8, 1)
+        _refused((8, 1), backend.write, name, None, 7, 9)
+        _same(backend.read(name), b"there", "A refused deletion deletes nothing")
+        backend.write(name, None, 9, 1)
+        _same(another.read(name), None, "What was deleted is not there")
+        _refused((9, 1), another.write, name, b"back", 8, 2)
+        another.write(name, b"new", 9, 2)
+        _same(backend.read(name), b"new", "A newer write brings it back")
+
+
+def a_claim_refuses_before_anything_is_written(opens: Open) -> None:
+    """From a claim on, lower tokens are refused, and the value is as it was."""
+    with _opened(opens) as backend, _opened(opens) as another:
+        name, empty = _name(), _name()
+        backend.write(name, b"before", 7, 1)
+        for one in (name, empty):
+            backend.claim(one, 8)
+            backend.claim(one, 8)
+            _refused((8, 0), another.write, one, b"late", 7, 2)
+            _refused((8, 0), another.claim, one, 7)
+        _same(another.read(name), b"before", "A claim leaves the value as it was")
+        _same(another.read(empty), None, "A claim of what is not there makes nothing")
+        for one in (name, empty):
+            _same(another.write(one, b"after", 8, 1), False, "Whoever has claimed a resource may write to it")
+            another.claim(one, 8)
+            _refused((8, 1), another.write, one, b"x", 8, 1)
+            _same(backend.read(one), b"after", "A claim under the token of the latest write changes nothing")
+
+
+def keeps_resources_apart(opens: Open) -> None:
+    """Each resource has a fence of its own, whatever its name."""
+    with _opened(opens) as backend:
+        stem = _name()
+        names = [f"{stem}{suffix}" for suffix in ("", "x", "/x", ".x", "-x", " x", "%2Fx", "ü", "X")]
+        for number, name in enumerate(names, 1):
+            backend.write(name, str(number).encode(), 100 - number, 1)
+        for number, name in enumerate(names, 1):
+            _same(backend.read(name), str(number).encode(), f"{name!a} is a resource of its own")
+
+
+def many_writers_are_accepted_in_order(opens: Open) -> None:
+    """Whatever many writers do at once, what is accepted rises, and the highest is there in the end."""
+    _storm(opens, lambda pair: f"{pair[0]}.{pair[1]}".encode())
+
+
+def many_writers_of_the_same_bytes_too(opens: Open) -> None:
+    """The same, where all write the same: a fence that watches the value would not see it change."""
+    _storm(opens, lambda pair: b"the same")
+
+
+def a_claim_holds_against_a_write_under_way(opens: Open) -> None:
+    """A write that was on its way when a higher token was claimed is refused, or was there before."""
+    with _opened(opens) as holder, _opened(opens) as stale, ThreadPoolExecutor(1) as thread:
+        for number in range(1, 41):
+            name = _name()
+            holder.write(name, b"first", 1, 1)
+            sent = thread.submit(_accepted, stale.write, name, b"stale", 2, 1)
+            time.sleep(random.uniform(0, 0.003))
+            holder.claim(name, 3)
+            there = holder.read(name)
+            accepted = sent.result()
+            after = holder.read(name)
+            _same(after, there, f"In round {number}: what a claimer reads stays, until it writes itself")
+            _same(
+                after == b"stale", accepted, f"In round {number}: an accepted write is there, and a refused one is not"
+            )
+
+
+CHECKS: list[Callable[[Open], None]] = [
+    accepts_what_rises,
+    refuses_a_lower_token,
+    refuses_a_lower_number_of_the_same_token,
+    knows_the_same_write_sent_twice,
+    keeps_its_fence_when_deleted,
+    a_claim_refuses_before_anything_is_written,
+    keeps_resources_apart,
+    many_writers_are_accepted_in_order,
+    many_writers_of_the_same_bytes_too,
+    a_claim_holds_against_a_write_under_way,
+]
+"""All of them. Each takes what opens the backend."""
+
+
+class _Sent(NamedTuple):
+    pair: tuple[int, int]
+    began: float
+    ended: float
+
+
+def _storm(opens: Open, data_of: Callable[[tuple[int, int]], bytes]) -> None:
+    """Let many write at once, with pairs that rise on the whole and are shuffled in detail."""
+    name = _name()
+    pairs = [(token, number) for token in range(1, WRITES // 4 + 1) for number in range(1, 5)]
+    pairs.sort(key=lambda pair: pair[0] + random.gauss(0, 2))
+    accepted: list[_Sent] = []
+    ready = threading.Barrier(WRITERS)
+
+    def write(writer: int) -> None:
+        with _opened(opens) as backend:
+            ready.wait(60)
+            for pair in pairs[writer::WRITERS]:
+                began = time.monotonic()
+                if _accepted(backend.write, name, data_of(pair), *pair):
+                    accepted.append(_Sent(pair, began, time.monotonic()))
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(write, range(WRITERS)))
+    highest = max(sent.pair for sent in accepted)
+    _same(highest, max(pairs), "The highest pair is accepted, whoever else writes")
+    done: tuple[int, int] = (0, 0)
+    ends = sorted((sent.ended, sent.pair) for sent in accepted)
+    for sent in sorted(accepted, key=lambda sent: sent.began):
+        while ends and ends[0][0] < sent.began:
+            done = max(done, ends.pop(0)[1])
+        assert sent.pair > done, (
+            f"{sent.pair} was accepted, and sent only after {done} had been: what is accepted rises"
+        )
+    with _opened(opens) as backend:
+        _same(backend.read(name), data_of(highest), "In the end the value is that of the highest pair")
+        below = (highest[0], highest[1] - 1)
+        _refused(highest, backend.write, name, b"late", *below)
+
+
+def _accepted(write: Callable[..., bool], *args: Any) -> bool:
+    try:
+        write(*args)
+    except StaleTokenError:
+        return False
+    return True
+
+
+def _refused(fence: tuple[int, int], act: Callable[..., object], *args: Any) -> StaleTokenError:
+    try:
+        act(*args)
+    except StaleTokenError as error:
+        return error
+    raise AssertionError(
+        f"{act.__name__}{args!r:.200} was let by, though the fence stands at {fence}: it raises StaleTokenError"
+    )
+
+
+def _same(found: object, wanted: object, promise: str) -> None:
+    assert found == wanted, f"{promise}; expected {wanted!r:.200}, got {found!r:.200}"
+
+
+def _name() -> str:
+    return f"conformance-{uuid.uuid4().hex}"
+
+
+@contextmanager
+def _opened(opens: Open) -> Iterator[Backend]:
+    backend = opens()
+    try:
+        yield backend
+    finally:
+        close = getattr(backend, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,137 @@
+"""What an object carries of its fence, in one attribute: the highest (token, write number) that it has accepted.
+
+The attribute is JSON, so that a person sees it with any tool of the store's, and one for everything, because stores
+differ in what names they allow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from fenced_store.errors import FenceAhead, InvalidArgument, ObjectDamaged, StaleTokenError, shown
+from fenced_store.tokens import MOST
+
+ATTRIBUTE = "fence"
+_BY_BYTES = 300
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The fence of an object, and what of its body is the value."""
+
+    token: int
+    write: int
+    length: int
+    digest: str
+    by: str
+    deleted: bool = False
+    value_token: int | None = None
+    """The token under which the value was written, where the fence has been claimed above it since."""
+
+    @classmethod
+    def of(cls, token: int, write: int, data: bytes | None, by: str) -> Mark:
+        """Return the mark for a value; None stands for a deletion."""
+        value = data or b""
+        return cls(token, write, len(value), hashlib.sha256(value).hexdigest(), _plain(by), data is None)
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """What is compared."""
+        return self.token, self.write
+
+    def claimed(self, token: int, by: str) -> Mark:
+        """Return the mark of the same value, with its fence raised."""
+        wrote = self.token if self.value_token is None else self.value_token
+        return replace(self, token=token, write=0, by=_plain(by), value_token=wrote)
+
+    def is_same_write(self, other: Mark) -> bool:
+        """Tell whether both are one write, sent twice."""
+        mine, others = (self.pair, self.digest, self.deleted), (other.pair, other.digest, other.deleted)
+        return mine == others and self.value_token is None and other.value_token is None
+
+    def text(self) -> str:
+        """Return it as the attribute holds it: ASCII without line breaks, as a header must be."""
+        kept = {name: value for name, value in asdict(self).items() if value is not None and value is not False}
+        return json.dumps(kept, separators=(",", ":"))
+
+
+def mark_in(path: str, attributes: Mapping[str, Any]) -> Mark | None:
+    """Return the mark among an object's attributes; None for an object that nobody has written through a fence."""
+    text = attributes.get(ATTRIBUTE)
+    if text is None:
+        return None
+    try:
+        found = Mark(**json.loads(text))
+        sound = (
+            0 <= found.write <= MOST
+            and 1 <= found.token <= MOST
+            and found.length >= 0
+            and isinstance(found.digest, str)
+            and isinstance(found.by, str)
+        )
+    except (TypeError, ValueError):
+        sound = False
+    if not sound:
+        # To take it for no fence at all would let everybody in.
+        raise ObjectDamaged(
+            path, f"its attribute {ATTRIBUTE!r} cannot be read: {text!a:.200}. Put right what wrote there."
+        )
+    return found
+
+
+def is_repeated(path: str, stored: Mark | None, offered: Mark, at: datetime | None) -> bool:
+    """Tell whether a write was accepted before; raise StaleTokenError if it comes too late."""
+    if stored is None or offered.pair > stored.pair:
+        return False
+    if offered.is_same_write(stored):
+        return True
+    raise StaleTokenError(path, offered.token, stored.token, at, stored.by, numbers=(offered.write, stored.write))
+
+
+def is_claimed(path: str, stored: Mark | None, token: int) -> bool:
+    """Tell whether a fence stands at this token already; raise FenceAhead if it is past it."""
+    if stored is not None and stored.token > token:
+        raise FenceAhead(path, token, stored.token)
+    return stored is not None and stored.token == token
+
+
+def value_of(path: str, mark: Mark, stored: bytes) -> bytes:
+    """Return the value in what is stored, if it is what the mark was made for."""
+    value = stored[: mark.length]
+    if len(value) != mark.length or hashlib.sha256(value).hexdigest() != mark.digest:
+        raise ObjectDamaged(
+            path, f"its body is not the one that was written under token {mark.value_token or mark.token}."
+        )
+    return value
+
+
+def seal(mark: Mark) -> bytes:
+    """Return what makes a body unlike every other: the pair, written in blanks and tabs.
+
+    S3's ETag is a digest of the body. Were the same bytes stored under a higher token, it would be as it was, and a
+    writer that had looked before would be let in after. Blanks at its end leave most kinds of text as good as they
+    were.
+    """
+    bits = format(mark.token << 63 | mark.write, "0126b")
+    return b"\n" + bits.translate({ord("0"): " ", ord("1"): "\t"}).encode()
+
+
+def check_attributes(attributes: Mapping[str, str] | None) -> dict[str, str]:
+    """Return a user's attributes, if they leave ours alone."""
+    given = dict(attributes or {})
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidArgument(f"Attributes of an object are text; got {name!r:.80}: {value!r:.80}.")
+        if name.lower() == ATTRIBUTE:
+            raise InvalidArgument(f"The attribute {shown(name)} is where the fence is; give yours another name.")
+    return given
+
+
+def _plain(by: str) -> str:
+    """Return who wrote it as one line of printable ASCII that no header's reader will change."""
+    return " ".join(by.encode("ascii", "backslashreplace").decode().split())[:_BY_BYTES]

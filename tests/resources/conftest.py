@@ -1,0 +1,63 @@
+"""What the tests of resources beyond Postgres share: stores of objects of each kind, and services."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from obstore.store import LocalStore, MemoryStore, S3Store
+
+from fenced_store import FencedStore
+from fenced_store.objects import FencedObjects
+from tests.support.s3 import bucket, new_bucket, running_s3
+
+
+@pytest.fixture(scope="session")
+def s3_address() -> Iterator[str]:
+    with running_s3() as address:
+        yield address
+
+
+@pytest.fixture
+def s3(s3_address: str) -> S3Store:
+    """A bucket of this test's own."""
+    return bucket(s3_address, new_bucket(s3_address))
+
+
+class Place:
+    """Somewhere to keep objects, which several may use at once, each through objects of its own."""
+
+    def __init__(self, kind: str, store: Any, dsn: str | None) -> None:
+        self.kind = kind
+        self.store = store
+        self._dsn = dsn
+        self._opened: list[FencedStore] = []
+
+    def objects(self, **options: Any) -> FencedObjects:
+        if self._dsn is None:
+            return FencedObjects(self.store, **options)
+        self._opened.append(FencedStore(self._dsn))
+        return FencedObjects(self.store, pointers=self._opened[-1], **options)
+
+    def close(self) -> None:
+        for opened in self._opened:
+            opened.close()
+
+
+@pytest.fixture(params=["s3", "memory", "files"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "s3":
+        made = Place("s3", request.getfixturevalue("s3"), None)
+    elif request.param == "memory":
+        made = Place("memory", MemoryStore(), None)
+    else:
+        made = Place("files", LocalStore(tmp_path), request.getfixturevalue("dsn"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def objects(place: Place) -> FencedObjects:
+    return place.objects()

@@ -1,0 +1,79 @@
+"""An S3 server in a process of its own, on loopback: moto's, made to serve one request after the other.
+
+S3 compares and replaces in one act. moto looks first and replaces then, in as many threads as there are requests, so
+two of them might both be told that they were first; a lock around each request gives it what S3 has.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from obstore.store import S3Store
+
+
+@contextmanager
+def running_s3() -> Iterator[str]:
+    """Run a server, and yield its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.s3"], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()
+
+
+def new_bucket(address: str) -> str:
+    """Make a bucket, and return its name."""
+    name = f"bucket-{uuid.uuid4().hex[:16]}"
+    assert httpx.put(f"{address}/{name}", timeout=20).status_code == 200
+    return name
+
+
+def bucket(address: str, name: str) -> S3Store:
+    """Return a bucket as obstore's user has it."""
+    return S3Store(
+        name,
+        endpoint=address,
+        access_key_id="nobody",
+        secret_access_key="nothing",
+        region="us-east-1",
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True},
+    )
+
+
+def main() -> None:
+    """Serve until killed."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - the name it has there
+            pass
+
+    one_by_one = threading.Lock()
+    moto = DomainDispatcherApplication(create_backend_app)
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        with one_by_one:
+            return [b"".join(moto(environ, start_response))]
+
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet)
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
