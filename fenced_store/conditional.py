@@ -134,7 +134,8 @@ class Conditional:
                 yield self._put(path, there, wanted)
                 return False
             except OTHERS_FIRST:
-                yield Ask("sleep", random.uniform(0, 0.01))
+                # Longer and longer, up to half a second: each time but one of the many can be first.
+                yield Ask("sleep", random.uniform(0, 0.008 * 2.0 ** min(tries, 6)))
             except REFUSED:
                 raise
             except FileNotFoundError:

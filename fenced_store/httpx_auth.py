@@ -13,7 +13,7 @@ from datetime import datetime
 import httpx
 
 from fenced_store.errors import StaleTokenError
-from fenced_store.tokens import HasToken, next_write, token_of
+from fenced_store.tokens import HasToken, token_of, write_of
 
 
 class FencingAuth(httpx.Auth):
@@ -67,7 +67,7 @@ class FencingAuth(httpx.Auth):
         if check is not None:
             check()
         request.headers["Fencing-Token"] = str(self._token)
-        request.headers["Fencing-Write"] = str(next_write())
+        request.headers["Fencing-Write"] = str(write_of(self._fence))
 
     @staticmethod
     def _refuse(response: httpx.Response) -> None:
