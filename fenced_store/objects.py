@@ -78,10 +78,8 @@ class _ObjectsBase:
         return self._writer or who(fence)
 
     def _mark(self, data: bytes | None, fence: int | HasToken, write: int | None) -> Mark:
-        if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
-            raise InvalidArgument(f"An object is bytes; got {type(data).__name__}.")
         number = write_of(fence) if write is None else check_write(write)
-        return Mark.of(token_of(fence), number, None if data is None else bytes(data), self._by(fence))
+        return Mark.of(token_of(fence), number, data, self._by(fence))
 
     def _read(self, path: str, found: Found | Read | None) -> Object | None:
         if found is None:
@@ -136,8 +134,9 @@ class FencedObjects(_ObjectsBase):
         `fence` is a lease or a token. `write` numbers the writes under a token; by default it comes by itself, and is
         given only to send the same write again. `attributes` are the store's, such as Content-Type.
         """
-        mark, kept = self._mark(data, fence, write), check_attributes(attributes)
-        repeated = self._runner.run(self._way.put(self._check(path), mark, bytes(data), kept, fence))
+        body, kept = _bytes(data), check_attributes(attributes)
+        mark = self._mark(body, fence, write)
+        repeated = self._runner.run(self._way.put(self._check(path), mark, body, kept, fence))
         return StoredObject(path, mark.token, mark.write, repeated)
 
     def delete(self, path: str, *, fence: int | HasToken, write: int | None = None) -> StoredObject:
@@ -203,8 +202,9 @@ class AsyncFencedObjects(_ObjectsBase):
         attributes: Mapping[str, str] | None = None,
     ) -> StoredObject:
         """Store an object; raise StaleTokenError when a newer holder has written or claimed it."""
-        mark, kept = self._mark(data, fence, write), check_attributes(attributes)
-        repeated = await self._runner.run(self._way.put(self._check(path), mark, bytes(data), kept, fence))
+        body, kept = _bytes(data), check_attributes(attributes)
+        mark = self._mark(body, fence, write)
+        repeated = await self._runner.run(self._way.put(self._check(path), mark, body, kept, fence))
         return StoredObject(path, mark.token, mark.write, repeated)
 
     async def delete(self, path: str, *, fence: int | HasToken, write: int | None = None) -> StoredObject:
@@ -231,6 +231,12 @@ class AsyncFencedObjects(_ObjectsBase):
         if prefix:
             check_path(prefix)
         return await self._runner.run(self._way.sweep(prefix, fence, self._by(fence), PATIENCE))
+
+
+def _bytes(data: Any) -> bytes:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(f"An object is bytes; got {type(data).__name__}.")
+    return bytes(data)
 
 
 def _folder_of(store: Any) -> Path | None:

@@ -6,6 +6,7 @@ two of them might both be told that they were first; a lock around each request 
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -54,6 +55,13 @@ def bucket(address: str, name: str) -> S3Store:
     )
 
 
+def accepted_in_order(address: str, path: str) -> list[tuple[int, int]]:
+    """Return the pairs under which an object, /bucket/path, was stored, in the order in which the server did it."""
+    told = httpx.get(f"{address}/accepted", timeout=20).json()
+    marks = [json.loads(mark) for where, mark in told if where == path]
+    return [(mark["token"], mark["write"]) for mark in marks]
+
+
 def main() -> None:
     """Serve until killed."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -66,9 +74,21 @@ def main() -> None:
     one_by_one = threading.Lock()
     moto = DomainDispatcherApplication(create_backend_app)
 
+    accepted: list[tuple[str, str]] = []
+
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        if environ["PATH_INFO"] == "/accepted":
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps(accepted).encode()]
+
+        def noted(status: str, headers: Any, *more: Any) -> Any:
+            mark = environ.get("HTTP_X_AMZ_META_FENCE")
+            if environ["REQUEST_METHOD"] == "PUT" and status.startswith("200") and mark:
+                accepted.append((environ["PATH_INFO"], mark))
+            return start_response(status, headers, *more)
+
         with one_by_one:
-            return [b"".join(moto(environ, start_response))]
+            return [b"".join(moto(environ, noted))]
 
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet)
     print(f"http://127.0.0.1:{server.server_port}", flush=True)
