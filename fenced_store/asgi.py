@@ -55,10 +55,10 @@ _SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
 _NUMBER = re.compile(rb"[1-9][0-9]{0,18}")
 _NAME = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(:path)?\}")
 _BOUNDS = text(
-    "SELECT set_config('lock_timeout', :patience, true), set_config('idle_in_transaction_session_timeout', :within, "
-    "true),"
+    "SELECT current_setting('lock_timeout'), set_config('lock_timeout', :patience, true),"
+    " set_config('idle_in_transaction_session_timeout', :within, true),"
     " set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply')"
-    " THEN current_setting('synchronous_commit') ELSE 'on' END, true), current_setting('lock_timeout')"
+    " THEN current_setting('synchronous_commit') ELSE 'on' END, true)"
 )
 _log = logging.getLogger("fenced_store")
 
@@ -130,10 +130,13 @@ class FencingMiddleware:
                 await self._served_after(scope, receive, answer, guard)
         except _Refusal as refusal:
             await answer.replace(refusal.status, refusal.problem)
-        except FencedStoreError as error:
-            if answer.begun or not isinstance(error, (StaleTokenError, MissingToken, ClaimTimeout, OutcomeUnknown)):
+        except (StaleTokenError, MissingToken, ClaimTimeout, OutcomeUnknown) as error:
+            if answer.begun:
                 raise
             await answer.replace(*_problem_of(error))
+        except Exception:
+            await answer.flush()  # the framework's own word on it
+            raise
 
     async def _served_inside(self, scope: Scope, receive: Receive, answer: _Answer, guard: Guard) -> None:
         """Serve a request while its fence is held."""
@@ -184,7 +187,7 @@ class _Held:
 
     async def _take(self) -> None:
         guard, connection = self._guard, self._connection
-        before = (await connection.execute(_BOUNDS, self._owner.bounds)).one()[3]
+        before = (await connection.execute(_BOUNDS, self._owner.bounds)).one()[0]
         self._fence = Fence(connection, guard.resource, guard, False, self._owner._schema, write=0)
         await self._fence.__aenter__()
         await connection.execute(text("SELECT set_config('lock_timeout', :before, true)"), {"before": before})
@@ -235,18 +238,21 @@ class _Answer:
         self.before_end: Callable[[bool], Awaitable[None]] | None = None
 
     async def held_back(self, message: Message) -> None:
-        """Take a message, and send all of them when the last is there and what they say has been stored."""
+        """Take a message, and send all of them when the last is there and what they say has been stored.
+
+        A 500 waits until the application is through with it, for what it raises then may be ours to say.
+        """
         if self._ended:
             await self._send(message)
             return
         self._status = message.get("status", self._status)
         self._waiting.append(message)
         last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        if last or message["type"] == "http.response.pathsend":
+        if (last or message["type"] == "http.response.pathsend") and self._status != HTTPStatus.INTERNAL_SERVER_ERROR:
             await self.finish()
 
     async def passed_on(self, message: Message) -> None:
-        """Pass a message on; but a 500 waits, for it may be how a framework says what is ours to say."""
+        """Pass a message on; but a 500 waits."""
         self._status = message.get("status", self._status)
         if self._status == HTTPStatus.INTERNAL_SERVER_ERROR and not self.begun:
             self._waiting.append(message)
@@ -261,6 +267,11 @@ class _Answer:
         self._ended = True
         if self.before_end is not None:
             await self.before_end(0 < self._status < HTTPStatus.BAD_REQUEST)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Send what was held back."""
+        self._ended = True
         for message in self._waiting:
             self.begun = True
             await self._send(message)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -331,6 +333,73 @@ def test_sixteen_writers_are_accepted_in_order(s3_address: str, s3: S3Store) -> 
     assert sorted(told) == done, "who was told that it was stored, and nobody else, was stored"
     assert done[-1] == max(pairs)
     assert len(done) >= 5, "too few were accepted for this to prove much"
+
+
+RACER = """
+import json, sys
+from fenced_store import StaleTokenError
+from fenced_store.objects import FencedObjects
+from tests.support.s3 import bucket
+from tests.support.steps import Stepwise
+objects = FencedObjects(bucket(sys.argv[1], sys.argv[2]), probe=False)
+token = int(sys.argv[3])
+for path in sys.stdin:
+    writer = Stepwise(objects, lambda objects: objects.put(path.strip(), str(token).encode(), fence=token)).until("put")
+    print("looked", flush=True)
+    sys.stdin.readline()
+    try:
+        writer.finish()
+        print("stored", flush=True)
+    except StaleTokenError as error:
+        print(error, flush=True)
+"""
+
+
+def test_two_processes_race_for_one_version(s3_address: str, s3: S3Store) -> None:
+    """Both have looked at the same ETag, and write at the same moment: the higher is there in the end, and the lower
+    was first or is told why not.
+    """
+    name = str(s3.config["bucket"])
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, s3_address, name, str(token)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        for token in (7, 8)
+    ]
+
+    def say(racer: Any, word: str) -> None:
+        racer.stdin.write(f"{word}\n")
+        racer.stdin.flush()
+
+    def hear(racer: Any) -> str:
+        return str(racer.stdout.readline()).strip()
+
+    objects, told = FencedObjects(s3), []
+    for round_ in range(30):
+        path = f"raced/{round_}"
+        if round_ % 2:
+            objects.put(path, b"first", fence=1)
+        for racer in racers:
+            say(racer, path)
+        assert [hear(racer) for racer in racers] == ["looked", "looked"]
+        for racer in racers if round_ % 3 else reversed(racers):
+            say(racer, "go on")
+        lower, higher = (hear(racer) for racer in racers)
+        found = objects.get(path)
+        assert found is not None
+        assert (found.data, found.token, higher) == (b"8", 8, "stored")
+        assert lower == "stored" or "refuses token 7: token 8 was stored" in lower
+        order = [token for token, _ in accepted_in_order(s3_address, f"/{name}/{path}")]
+        assert order[-2:] == [7, 8] if lower == "stored" else order[-1:] == [8]
+        told.append(lower)
+    assert "stored" in told
+    assert len(set(told)) > 1, "it went both ways"
+    for racer in racers:
+        racer.communicate()
 
 
 # Answers that are lost.

@@ -21,8 +21,11 @@ import pytest
 
 import dblock
 from fenced_store import FencedStore, StaleTokenError
+from tests.support.backends import TABLE
 from tests.support.frozen import KINDS, Resources
 from tests.support.mutants import altered_fence
+from tests.support.s3 import new_bucket, running_s3
+from tests.support.service import running_service
 
 AT_ONCE = 10
 TTL = 0.6
@@ -31,11 +34,11 @@ TTL = 0.6
 class Holders:
     """Processes that hold locks, and can be stopped."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, where: dict[str, str]) -> None:
         root = Path(__file__).parents[2]
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.support.frozen", dsn],
+                [sys.executable, "-m", "tests.support.frozen", dsn, json.dumps(where)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -69,12 +72,24 @@ class Holders:
 
 
 @pytest.fixture(scope="module")
-def stage(server: str, template: str) -> Iterator[tuple[str, Holders, Resources]]:
-    """A database, and holders for all tests of this module: it is their starting that takes time."""
+def stage(
+    server: str, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Holders, Resources]]:
+    """A database, an S3 server, a folder and a service, and holders for all tests of this module: it is their starting
+    that takes time.
+    """
     from tests.conftest import _database
 
-    with _database(server, "dblock_test_stale_writers", template) as dsn:
-        holders, resources = Holders(dsn), Resources(dsn)
+    with (
+        _database(server, "dblock_test_stale_writers", template) as dsn,
+        running_s3() as s3,
+        running_service(dsn) as http,
+    ):
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(TABLE.format("things").encode())
+        files = str(tmp_path_factory.mktemp("files"))
+        where = {"s3": s3, "bucket": new_bucket(s3), "files": files, "http": http}
+        holders, resources = Holders(dsn, where), Resources(dsn, where)
         yield dsn, holders, resources
         holders.close()
         resources.close()

@@ -10,29 +10,47 @@ import json
 import sys
 from typing import Any
 
+import httpx
 import psycopg
+from obstore.store import LocalStore
 from psycopg import conninfo
 from sqlalchemy import URL, create_engine, text
 
 import dblock
 import fenced_store
+from fenced_store.httpx_auth import FencingAuth
+from fenced_store.objects import FencedObjects
+from tests.support.backends import Numbered
+from tests.support.s3 import bucket
 
-KINDS = ["key", "transaction", "row", "table"]
+KINDS = ["key", "transaction", "row", "table", "s3", "files", "http"]
+BEYOND = {"s3", "files", "http"}
+"""Those that are not in Postgres."""
 
 
 class Resources:
     """One resource of each kind for every name, and how a holder writes to it."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, where: dict[str, str]) -> None:
+        """`where` has the S3 server and bucket, the folder of files, and the address of tests.support.service."""
         query = {key: str(value) for key, value in conninfo.conninfo_to_dict(dsn).items()}
         self._engine = create_engine(URL.create("postgresql+psycopg", query=query))
         self._store = fenced_store.FencedStore(self._engine)
         self._raw = psycopg.connect(dsn)
+        self._stores: dict[str, Any] = {"s3": bucket(where["s3"], where["bucket"]), "files": LocalStore(where["files"])}
+        self._objects = {
+            "s3": FencedObjects(self._stores["s3"]),
+            "files": FencedObjects(self._stores["files"], pointers=self._store),
+        }
+        self._http = httpx.Client(base_url=where["http"], timeout=30)
 
     def prepare(self, kind: str, names: list[str], fenced: bool) -> None:
         """Make the resources, each holding `start`."""
         raw = self._raw
-        if kind == "key" and fenced:
+        if kind in BEYOND:
+            for name in names:
+                self.write(kind, name, Numbered(1, 1), "start", fenced)
+        elif kind == "key" and fenced:
             for name in names:
                 self._store.put(name, "start", if_version=0)
         elif kind == "table":
@@ -55,13 +73,26 @@ class Resources:
             elif any(one.resource == f"public.{table}" for one in fenced_store.protected(self._engine)):
                 fenced_store.unprotect(self._engine, table)
 
-    def claims(self, kind: str, name: str) -> list[str]:
+    def claims(self, kind: str, name: str) -> list[Any]:
         """Return what a lock for this resource claims."""
+        if kind in self._objects:
+            return [self._objects[kind].claims(name)]
+        if kind == "http":
+            return [f"stored:{name}"]
         return [{"row": f"public.rows:{name}", "table": f"public.whole_{name}"}.get(kind, name)]
 
     def write(self, kind: str, name: str, lease: Any, value: str, fenced: bool) -> None:
         """Write as the holder of a lease, or without showing it to anybody."""
-        if kind == "key" and fenced:
+        if kind == "http":
+            # The token, and not the lease, which would know that it is lost.
+            auth = FencingAuth(lease.token) if fenced else httpx.USE_CLIENT_DEFAULT
+            folder = "stored" if fenced else "bare"
+            self._http.put(f"/{folder}/{name}", content=value, auth=auth).raise_for_status()
+        elif kind in self._objects and fenced:
+            self._objects[kind].put(name, value.encode(), fence=lease)
+        elif kind in self._objects:
+            self._stores[kind].put(name, value.encode())
+        elif kind == "key" and fenced:
             self._store.put(name, value, fence=lease)
         elif kind == "transaction" and fenced:
             with self._engine.begin() as connection, fenced_store.fence(connection, name, lease):
@@ -76,6 +107,13 @@ class Resources:
 
     def read(self, kind: str, name: str, fenced: bool) -> Any:
         """Return what is there."""
+        if kind == "http":
+            return self._http.get(f"/{'stored' if fenced else 'bare'}/{name}").raise_for_status().text
+        if kind in self._objects and fenced:
+            there = self._objects[kind].get(name)
+            return there and there.data.decode()
+        if kind in self._objects:
+            return bytes(self._stores[kind].get(name).bytes()).decode()
         if kind == "key" and fenced:
             found = self._store.get(name)
             return found and found.value
@@ -85,6 +123,7 @@ class Resources:
             return self._raw.execute(f"SELECT v FROM {kind}s WHERE id = %s".encode(), [name]).fetchone()[0]  # type: ignore[index]
 
     def close(self) -> None:
+        self._http.close()
         self._raw.close()
         self._engine.dispose()
 
@@ -92,7 +131,7 @@ class Resources:
 def main() -> None:
     """Take orders until there are no more."""
     dsn = sys.argv[1]
-    resources = Resources(dsn)
+    resources = Resources(dsn, json.loads(sys.argv[2]))
     with dblock.Client(dsn) as client:
         for line in sys.stdin:
             order = json.loads(line)

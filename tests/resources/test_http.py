@@ -1,0 +1,732 @@
+"""HTTP: which requests are let by, and what still holds when the handler writes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import psycopg
+import pytest
+from fastapi import FastAPI
+from fastapi import Request as FastRequest
+from sqlalchemy import NullPool, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+import dblock
+import fenced_store
+from fenced_store import AsyncFencedStore, FencedStore, InvalidArgument, NotInstalled, StaleTokenError
+from fenced_store.asgi import FencingMiddleware
+from fenced_store.httpx_auth import FencingAuth
+from tests.fences.conftest import url
+from tests.support.backends import TABLE
+from tests.support.service import running_service
+
+Handler = Callable[[Request], Awaitable[Response]]
+RULES = {"* /things/{name}": "thing:{name}"}
+
+
+@pytest.fixture
+async def engine(dsn: str) -> AsyncIterator[AsyncEngine]:
+    made = create_async_engine(url(dsn), poolclass=NullPool)
+    yield made
+    await made.dispose()
+
+
+class Web:
+    """Applications of one handler each, behind the middleware, and how to speak to them."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+        self._clients: list[httpx.AsyncClient] = []
+
+    def serve(self, handler: Handler, rules: Any = None, **options: Any) -> httpx.AsyncClient:
+        methods = ["GET", "PUT", "DELETE", "POST", "PATCH"]
+        app = Starlette(routes=[Route("/things/{name}", handler, methods=methods)])
+        app.add_middleware(FencingMiddleware, **{"fences": self.engine, "rules": rules or RULES, **options})
+        return self.client(app)
+
+    def client(self, app: Any) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self._clients.append(httpx.AsyncClient(transport=transport, base_url="http://service", timeout=20))
+        return self._clients[-1]
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+
+@pytest.fixture
+async def web(engine: AsyncEngine) -> AsyncIterator[Web]:
+    made = Web(engine)
+    yield made
+    await made.close()
+
+
+async def fine(request: Request) -> Response:
+    return JSONResponse({"token": request.state.fencing.token, "write": request.state.fencing.write})
+
+
+def shows(token: Any) -> dict[str, str]:
+    return {"Fencing-Token": str(token)}
+
+
+def is_problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = answer.json()
+    assert problem["type"] == f"urn:fenced-store:{kind}"
+    assert problem["status"] == status
+    assert problem["title"]
+    assert problem["detail"]
+    return problem
+
+
+# What is let by.
+
+
+async def test_a_token_that_is_not_stale_is_let_by(web: Web) -> None:
+    client = web.serve(fine)
+    for token in (7, 7, 8, 2**63 - 1):
+        answer = await client.put("/things/a", headers=shows(token))
+        assert (answer.status_code, answer.json()) == (200, {"token": token, "write": None})
+
+
+async def test_a_stale_one_is_told_what_and_why(web: Web, dsn: str) -> None:
+    client = web.serve(fine)
+    await client.put("/things/a", headers=shows(8))
+    for method in ("PUT", "POST", "PATCH", "DELETE"):
+        answer = await client.request(method, "/things/a", headers=shows(7))
+        problem = is_problem(answer, 409, "stale-token")
+        assert (problem["resource"], problem["offered"], problem["stored"]) == ("thing:a", 7, 8)
+        assert problem["stored_at"]
+        assert "Acquire the lock anew" in problem["detail"]
+        assert "pid" not in answer.text, "who was first is not for every caller"
+    noted = fenced_store.rejections(dsn)[0]
+    assert (noted.resource, noted.offered, noted.stored) == ("thing:a", 7, 8)
+    assert "DELETE '/things/a'" in str(noted.rejected)
+
+
+async def test_without_a_token_nothing_is_done(web: Web) -> None:
+    problem = is_problem(await web.serve(fine).put("/things/a"), 428, "token-required")
+    assert problem["resource"] == "thing:a"
+
+
+BAD = [
+    b"", b" ", b"abc", b"0", b"-1", b"+7", b"007", b"1.5", b"1e3", b"0x10", b"7 8", b"7,8", b"7;", b"\"7\"", b"\xb2",
+    b"\xd9\xa7", b"9223372036854775808", b"9" * 19, b"9" * 8000, b"NaN", b"inf", b"True", b"null", b"7_0", b"'; --",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("header", ["Fencing-Token", "Fencing-Write"])
+@pytest.mark.parametrize("value", BAD, ids=lambda value: ascii(value[:12]))
+async def test_a_header_that_cannot_be_read(web: Web, header: str, value: bytes) -> None:
+    client = web.serve(fine)
+    sent = [(b"Fencing-Token", b"7")] if header != "Fencing-Token" else []
+    answer = await client.put("/things/a", headers=[*sent, (header.encode(), value)])
+    problem = is_problem(answer, 400, "malformed-header")
+    assert header in problem["title"]
+    assert len(answer.content) < 600
+
+
+async def test_two_tokens_are_none(web: Web) -> None:
+    answer = await web.serve(fine).put("/things/a", headers=[("Fencing-Token", "7"), ("fencing-token", "8")])
+    assert "2 of them" in is_problem(answer, 400, "malformed-header")["detail"]
+
+
+async def test_a_number_comes_with_it(web: Web) -> None:
+    answer = await web.serve(fine).put("/things/a", headers={**shows(7), "FENCING-WRITE": " 12 "})
+    assert answer.json() == {"token": 7, "write": 12}
+
+
+# Which requests are meant.
+
+
+async def unguarded(request: Request) -> Response:
+    return PlainTextResponse("fencing" if hasattr(request.state, "fencing") else "free")
+
+
+async def asked(client: httpx.AsyncClient, method: str, path: str) -> str:
+    answer = await client.request(method, path, headers=shows(1))
+    return answer.text
+
+
+async def test_a_rule_says_method_and_path(web: Web) -> None:
+    client = web.serve(unguarded, {"PUT,PATCH /things/{name}": "thing:{name}", "POST /things/special": "special"})
+    assert [await asked(client, method, "/things/a") for method in ("GET", "PUT", "PATCH", "POST", "DELETE")] == [
+        "free", "fencing", "fencing", "free", "free",
+    ]  # fmt: skip
+    assert await asked(client, "POST", "/things/special") == "fencing"
+    assert await asked(client, "HEAD", "/things/a") == ""
+
+
+async def test_reading_needs_no_token_where_a_rule_is_for_writing(web: Web) -> None:
+    client = web.serve(unguarded)
+    for method in ("GET", "HEAD"):
+        assert (await client.request(method, "/things/a")).status_code == 200
+
+
+async def test_a_rule_may_be_a_function(web: Web) -> None:
+    client = web.serve(fine, lambda scope: scope["path"].upper() if scope["method"] == "PUT" else None)
+    await client.put("/things/a", headers=shows(8))
+    problem = is_problem(await client.put("/things/a", headers=shows(7)), 409, "stale-token")
+    assert problem["resource"] == "/THINGS/A"
+
+
+@pytest.mark.parametrize("name", ["ü", "a b", "a%25b", "%2e%2e", "'; DROP TABLE x", "{name}", "\\1", "a\nb", "\x7f"])
+async def test_whatever_the_path_is_called(web: Web, name: str) -> None:
+    client, path = web.serve(fine), f"/things/{quote(name, safe='')}"
+    assert (await client.put(path, headers=shows(8))).status_code == 200
+    problem = is_problem(await client.put(path, headers=shows(7)), 409, "stale-token")
+    assert problem["resource"] == f"thing:{name}"
+
+
+@pytest.mark.parametrize("path", ["/things/%00", "/things/" + "x" * 1100])
+async def test_a_path_that_names_no_resource(web: Web, path: str) -> None:
+    is_problem(await web.serve(fine).put(path, headers=shows(7)), 400, "bad-resource")
+
+
+async def test_an_application_under_another(web: Web) -> None:
+    inner = Starlette(routes=[Route("/things/{name}", fine, methods=["PUT"])])
+    inner.add_middleware(FencingMiddleware, fences=web.engine, rules=RULES)
+    client = web.client(Starlette(routes=[Mount("/sub", inner)]))
+    await client.put("/sub/things/a", headers=shows(8))
+    is_problem(await client.put("/sub/things/a", headers=shows(7)), 409, "stale-token")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [{"PUT": "a"}, {"/things": "a"}, {"PUT things": "a"}, {"PUT /a": ""}, {"PUT /{a}": "{b}"}, {"": "a"}],
+    ids=str,
+)
+async def test_a_rule_that_cannot_be(engine: AsyncEngine, rules: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument):
+        FencingMiddleware(fine, fences=engine, rules=rules)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"within": 0}, {"patience": -1}, {"within": "1"}, {"patience": True}], ids=str)
+async def test_a_bound_that_cannot_be(engine: AsyncEngine, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="number of seconds"):
+        FencingMiddleware(fine, fences=engine, rules=RULES, **options)  # type: ignore[arg-type]
+
+
+async def test_what_is_not_http_goes_by(engine: AsyncEngine) -> None:
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+
+    guarded = FencingMiddleware(app, fences=engine, rules=RULES)
+    for kind in ("websocket", "lifespan"):
+        await guarded({"type": kind, "path": "/things/a"}, None, None)  # type: ignore[arg-type]
+    assert seen == ["websocket", "lifespan"]
+
+
+async def test_its_own_engine_ends_with_the_application(dsn: str, owner: psycopg.Connection) -> None:
+    inner = Starlette(routes=[Route("/things/{name}", fine, methods=["PUT"])])
+    app = FencingMiddleware(inner, fences=dsn, rules=RULES)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        assert (await client.put("/things/a", headers=shows(7))).status_code == 200
+    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    assert owner.execute(others).fetchone() == (1,)
+    said = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+
+    async def receive() -> Any:
+        return next(said)
+
+    async def send(message: Any) -> None:
+        pass
+
+    await app({"type": "lifespan", "app": inner, "state": {}}, receive, send)
+    await asyncio.sleep(0.1)
+    assert owner.execute(others).fetchone() == (0,)
+
+
+# What still holds when the handler writes.
+
+
+class Halfway:
+    """A handler that stops in the middle, for tokens that are told to, and then writes."""
+
+    def __init__(self, write: Callable[[Request], Awaitable[None]]) -> None:
+        self.write = write
+        self.stops: set[int] = set()
+        self.halfway, self.go_on = asyncio.Event(), asyncio.Event()
+        self.order: list[str] = []
+
+    async def serve(self, request: Request) -> Response:
+        token = request.state.fencing.token
+        self.order.append(f"{token} begins")
+        if token in self.stops:
+            self.halfway.set()
+            await self.go_on.wait()
+        await self.write(request)
+        self.order.append(f"{token} writes")
+        return JSONResponse({})
+
+
+@pytest.mark.parametrize("hold", [True, False])
+async def test_the_fence_is_held_while_the_handler_is_at_work(web: Web, hold: bool) -> None:
+    """A handler that writes where no fence is. Held, it is done before the next begins; not held, it is too late, and
+    writes over what its successor wrote.
+    """
+    ledger: list[int] = []
+
+    async def write(request: Request) -> None:
+        ledger.append(request.state.fencing.token)
+
+    handler = Halfway(write)
+    handler.stops = {7}
+    client = web.serve(handler.serve, hold=hold)
+    stale = asyncio.create_task(client.put("/things/a", headers=shows(7)))
+    await handler.halfway.wait()
+    newer = asyncio.create_task(client.put("/things/a", headers=shows(8)))
+    elsewhere = await client.put("/things/b", headers=shows(8))
+    assert elsewhere.status_code == 200, "another resource is not held up"
+    ledger.clear()
+    done, _ = await asyncio.wait([newer], timeout=0.5)
+    assert bool(done) != hold
+    handler.go_on.set()
+    assert [(await one).status_code for one in (stale, newer)] == [200, 200]
+    assert ledger == ([7, 8] if hold else [8, 7]), "in the order of their tokens, if it is held"
+    is_problem(await client.put("/things/a", headers=shows(7)), 409, "stale-token")
+
+
+async def test_a_claim_waits_for_the_handler(web: Web, dsn: str) -> None:
+    async def nothing(request: Request) -> None:
+        pass
+
+    handler = Halfway(nothing)
+    handler.stops = {7}
+    client = web.serve(handler.serve)
+    stale = asyncio.create_task(client.put("/things/a", headers=shows(7)))
+    await handler.halfway.wait()
+    store = AsyncFencedStore(dsn)
+    claim = asyncio.create_task(store.claim("thing:a", fence=8))
+    done, _ = await asyncio.wait([claim], timeout=0.3)
+    assert not done
+    handler.go_on.set()
+    assert (await stale).status_code == 200
+    await claim
+    await store.close()
+
+
+async def test_a_token_shown_again_with_the_write_is_refused_then(web: Web, dsn: str) -> None:
+    store = AsyncFencedStore(dsn)
+
+    async def write(request: Request) -> None:
+        await store.put("ledger", request.state.fencing.token, fence=request.state.fencing)
+
+    handler = Halfway(write)
+    handler.stops = {7}
+    client = web.serve(handler.serve, hold=False)
+    stale = asyncio.create_task(client.put("/things/a", headers=shows(7)))
+    await handler.halfway.wait()
+    assert (await client.put("/things/a", headers=shows(8))).status_code == 200
+    handler.go_on.set()
+    problem = is_problem(await stale, 409, "stale-token")
+    assert (problem["resource"], problem["offered"], problem["stored"]) == ("ledger", 7, 8)
+    found = await store.get("ledger")
+    assert found is not None
+    assert found.value == 8
+    await store.close()
+
+
+async def test_a_request_sent_twice_is_stored_once(web: Web, dsn: str) -> None:
+    """Its number is the caller's, so the store knows it again, whichever process of the service it comes to."""
+    store = AsyncFencedStore(dsn)
+
+    async def handler(request: Request) -> Response:
+        done = await store.put("thing:a", (await request.body()).decode(), fence=request.state.fencing)
+        return JSONResponse({"repeated": done.repeated})
+
+    client = web.serve(handler, hold=False)
+    headers = {**shows(7), "Fencing-Write": "5"}
+    told = [(await client.put("/things/a", content=b"one", headers=headers)).json()["repeated"] for _ in range(2)]
+    assert told == [False, True]
+    other = await client.put("/things/a", content=b"two", headers={**shows(7), "Fencing-Write": "4"})
+    is_problem(other, 409, "stale-token")
+    await store.close()
+
+
+# The transaction that holds the fence is the handler's to write in.
+
+
+@pytest.fixture
+def rows(owner: psycopg.Connection) -> Callable[[], list[int]]:
+    owner.execute("CREATE TABLE public.rows (token bigint)")
+    return lambda: [token for (token,) in owner.execute("SELECT token FROM public.rows ORDER BY 1").fetchall()]
+
+
+async def insert(request: Request) -> None:
+    fencing = request.state.fencing
+    await fencing.connection.execute(text("INSERT INTO public.rows VALUES (:token)"), {"token": fencing.token})
+
+
+@pytest.mark.parametrize("status", [200, 201, 303, 400, 404, 409, 500])
+async def test_what_it_writes_is_stored_if_the_answer_is_good(
+    web: Web, rows: Callable[[], list[int]], status: int
+) -> None:
+    async def handler(request: Request) -> Response:
+        await insert(request)
+        return PlainTextResponse("said", status_code=status, headers={"x-said": "yes"})
+
+    client = web.serve(handler)
+    answer = await client.put("/things/a", headers=shows(7))
+    assert (answer.status_code, answer.text, answer.headers["x-said"]) == (status, "said", "yes")
+    assert rows() == ([7] if status < 400 else [])
+    is_problem(await client.put("/things/a", headers=shows(6)), 409, "stale-token")
+
+
+async def test_what_failed_is_undone_and_the_fence_stays(web: Web, rows: Callable[[], list[int]]) -> None:
+    async def handler(request: Request) -> Response:
+        await insert(request)
+        raise RuntimeError("gone wrong")
+
+    client = web.serve(handler)
+    answer = await client.put("/things/a", headers=shows(7))
+    assert answer.status_code == 500
+    assert rows() == []
+    is_problem(await client.put("/things/a", headers=shows(6)), 409, "stale-token")
+
+
+async def test_a_statement_that_fails_in_it_is_no_end_of_the_fence(web: Web, rows: Callable[[], list[int]]) -> None:
+    async def handler(request: Request) -> Response:
+        await insert(request)
+        try:
+            await request.state.fencing.connection.execute(text("SELECT 1 / 0"))
+        except Exception:
+            return PlainTextResponse("failed", status_code=422)
+        raise AssertionError
+
+    client = web.serve(handler)
+    assert (await client.put("/things/a", headers=shows(7))).status_code == 422
+    assert rows() == []
+    is_problem(await client.put("/things/a", headers=shows(6)), 409, "stale-token")
+
+
+async def test_nobody_is_told_of_what_was_not_stored(
+    web: Web, rows: Callable[[], list[int]], owner: psycopg.Connection
+) -> None:
+    """The answer waits for the commit: if that fails, it is another one."""
+
+    async def handler(request: Request) -> Response:
+        await insert(request)
+        pid = (await request.state.fencing.connection.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+        owner.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+        return PlainTextResponse("all is well")
+
+    problem = is_problem(await web.serve(handler).put("/things/a", headers=shows(7)), 503, "fence-lost")
+    assert "not known" in problem["detail"]
+    assert rows() == []
+
+
+async def test_an_answer_in_parts_waits_for_the_commit_too(
+    web: Web, rows: Callable[[], list[int]], owner: psycopg.Connection
+) -> None:
+    async def handler(request: Request) -> Response:
+        await insert(request)
+
+        async def parts() -> AsyncIterator[bytes]:
+            for part in (b"one ", b"two ", b"three"):
+                await asyncio.sleep(0.01)
+                assert rows() == []
+                yield part
+
+        return StreamingResponse(parts())
+
+    answer = await web.serve(handler).put("/things/a", headers=shows(7))
+    assert (answer.status_code, answer.content) == (200, b"one two three")
+    assert rows() == [7]
+
+
+async def test_what_comes_after_the_answer_is_outside(web: Web, rows: Callable[[], list[int]]) -> None:
+    seen = []
+
+    async def later() -> None:
+        seen.append(rows())
+
+    async def handler(request: Request) -> Response:
+        await insert(request)
+        return PlainTextResponse("said", background=BackgroundTask(later))
+
+    await web.serve(handler).put("/things/a", headers=shows(7))
+    assert seen == [[7]], "it runs when all is stored, and the fence let go"
+
+
+async def test_a_handler_that_takes_too_long_loses_its_fence_and_is_told(
+    web: Web, rows: Callable[[], list[int]]
+) -> None:
+    async def write(request: Request) -> None:
+        if request.state.fencing.token != 7:
+            await insert(request)
+
+    handler = Halfway(write)
+    handler.stops = {7}
+    client = web.serve(handler.serve, within=0.3)
+    slow = asyncio.create_task(client.put("/things/a", headers=shows(7)))
+    await handler.halfway.wait()
+    newer = await client.put("/things/a", headers=shows(8))
+    assert newer.status_code == 200
+    handler.go_on.set()
+    is_problem(await slow, 503, "fence-lost")
+    assert rows() == [8]
+
+
+async def test_who_waits_for_too_long_is_told(web: Web) -> None:
+    async def nothing(request: Request) -> None:
+        pass
+
+    handler = Halfway(nothing)
+    handler.stops = {7}
+    client = web.serve(handler.serve, patience=0.2)
+    slow = asyncio.create_task(client.put("/things/a", headers=shows(7)))
+    await handler.halfway.wait()
+    answer = await client.put("/things/a", headers=shows(8))
+    is_problem(answer, 503, "busy")
+    assert answer.headers["retry-after"] == "1"
+    handler.go_on.set()
+    assert (await slow).status_code == 200
+    assert (await client.put("/things/a", headers=shows(8))).status_code == 200
+
+
+async def test_its_bounds_are_not_the_handlers(web: Web) -> None:
+    async def handler(request: Request) -> Response:
+        ask = text("SELECT current_setting('lock_timeout'), current_setting('synchronous_commit')")
+        return JSONResponse(list((await request.state.fencing.connection.execute(ask)).one()))
+
+    async with web.engine.begin() as connection:
+        name = (await connection.execute(text("SELECT current_database()"))).scalar_one()
+        await connection.execute(text(f'ALTER DATABASE "{name}" SET synchronous_commit = off'))
+        await connection.execute(text(f'ALTER DATABASE "{name}" SET lock_timeout = 12345'))
+    assert (await web.serve(handler).put("/things/a", headers=shows(7))).json() == ["12345ms", "on"]
+
+
+async def test_waiting_for_oneself_is_said_at_once(web: Web, dsn: str) -> None:
+    store = AsyncFencedStore(dsn)
+    told: list[str] = []
+
+    async def handler(request: Request) -> Response:
+        fencing = request.state.fencing
+        for act in (store.put("thing:a", 1, fence=fencing), store.claim("thing:a", fence=fencing)):
+            with pytest.raises(InvalidArgument, match=r"wait for itself.*hold=False") as caught:
+                await act
+            told.append(str(caught.value))
+        async with web.engine.connect() as another:
+            with pytest.raises(InvalidArgument, match="wait for itself"):
+                fenced_store.fence(another, "thing:a", fencing)
+        async with fenced_store.fence(fencing.connection, "thing:a", fencing):
+            pass
+        await store.put("another", 1, fence=fencing)
+        return PlainTextResponse("")
+
+    assert (await web.serve(handler).put("/things/a", headers=shows(7))).status_code == 200
+    assert len(told) == 2
+    await store.close()
+
+
+async def test_a_caller_that_goes_away_leaves_nothing_held(web: Web, owner: psycopg.Connection) -> None:
+    async def nothing(request: Request) -> None:
+        pass
+
+    handler = Halfway(nothing)
+    handler.stops = {7}
+    client = web.serve(handler.serve)
+    gone = asyncio.create_task(client.put("/things/a", headers=shows(7)))
+    await handler.halfway.wait()
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert (await client.put("/things/a", headers=shows(8))).status_code == 200
+    idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
+    assert owner.execute(idle).fetchone() == (0,)
+
+
+# When something is missing.
+
+
+async def test_without_a_database_nothing_is_let_by(web: Web) -> None:
+    called = []
+
+    async def handler(request: Request) -> Response:
+        called.append(1)
+        return PlainTextResponse("")
+
+    nowhere = create_async_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+    answer = await web.serve(handler, fences=nowhere).put("/things/a", headers=shows(7))
+    is_problem(answer, 503, "unreachable")
+    assert called == []
+    await nowhere.dispose()
+
+
+async def test_without_fenced_store_it_says_what_to_do(bare_dsn: str) -> None:
+    engine = create_async_engine(url(bare_dsn), poolclass=NullPool)
+    app = FencingMiddleware(Starlette(), fences=engine, rules=RULES)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        with pytest.raises(NotInstalled, match="dblock fence setup"):
+            await client.put("/things/a", headers=shows(7))
+    await engine.dispose()
+
+
+async def test_it_may_stand_outside_of_the_application_too(web: Web, dsn: str) -> None:
+    """Where the framework has already answered 500 to what is ours to say."""
+    store = AsyncFencedStore(dsn)
+    await store.put("ledger", 0, fence=9)
+
+    async def handler(request: Request) -> Response:
+        await store.put("ledger", 1, fence=request.state.fencing)
+        return PlainTextResponse("")
+
+    inner = Starlette(routes=[Route("/things/{name}", handler, methods=["PUT"])])
+    for hold in (True, False):
+        client = web.client(FencingMiddleware(inner, fences=web.engine, rules=RULES, hold=hold))
+        is_problem(await client.put("/things/a", headers=shows(8)), 409, "stale-token")
+    await store.close()
+
+
+async def test_fastapi_as_it_is(web: Web, dsn: str) -> None:
+    app = FastAPI()
+    store = FencedStore(dsn)
+    app.add_middleware(
+        FencingMiddleware, fences=web.engine, rules={"PUT /ledgers/{ledger}": "web:{ledger}"}, hold=False
+    )
+
+    @app.put("/ledgers/{ledger}")
+    def put(ledger: str, total: int, request: FastRequest) -> dict[str, int]:
+        stored = store.put(ledger, total, fence=request.state.fencing)
+        return {"version": stored.version}
+
+    client = web.client(app)
+    answer = await client.put("/ledgers/a", params={"total": 5}, headers=shows(7))
+    assert (answer.status_code, answer.json()) == (200, {"version": 1})
+    assert (await client.put("/ledgers/a", params={"total": "x"}, headers=shows(7))).status_code == 422
+    store.claim("a", fence=9)
+    is_problem(await client.put("/ledgers/a", params={"total": 5}, headers=shows(8)), 409, "stale-token")
+    is_problem(await client.put("/ledgers/a", params={"total": 5}), 428, "token-required")
+    store.close()
+
+
+# The caller's side.
+
+
+async def test_the_hook_sends_a_leases_token_and_raises_when_refused(web: Web, dsn: str) -> None:
+    client = web.serve(fine)
+    async with dblock.AsyncClient(dsn) as locks:
+        async with locks.lock("a") as lease:
+            first = (await client.put("/things/a", auth=FencingAuth(lease))).json()
+            again = (await client.put("/things/a", auth=FencingAuth(lease))).json()
+            assert first["token"] == again["token"] == lease.token
+            assert first["write"] < again["write"]
+            await client.put("/things/a", headers=shows(lease.token + 1))
+            with pytest.raises(StaleTokenError) as caught:
+                await client.put("/things/a", auth=FencingAuth(lease))
+            assert (caught.value.resource, caught.value.offered) == ("thing:a", lease.token)
+            assert caught.value.stored == lease.token + 1
+            assert caught.value.stored_at is not None
+        with pytest.raises(dblock.LeaseLost):
+            await client.put("/things/a", auth=FencingAuth(lease))
+
+
+def test_the_hook_is_there_for_threads_and_beside_another() -> None:
+    seen: list[httpx.Request] = []
+    answers = iter([
+        httpx.Response(200),
+        httpx.Response(409, json={"type": "about:blank", "title": "somebody else's"}),
+        httpx.Response(409, text="not even a document"),
+        httpx.Response(409, json={"type": "urn:fenced-store:stale-token"}),
+        httpx.Response(
+            409,
+            json={"type": "urn:fenced-store:stale-token", "resource": "r", "offered": 7, "stored": 8, "stored_at":
+            None},
+        ),
+    ])  # fmt: skip
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return next(answers)
+
+    auth = FencingAuth(7, httpx.BasicAuth("me", "secret"))
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://service", auth=auth) as client:
+        assert [client.put("/").status_code for _ in range(4)] == [200, 409, 409, 409]
+        with pytest.raises(StaleTokenError, match="refuses token 7: token 8"):
+            client.put("/")
+    assert {request.headers["fencing-token"] for request in seen} == {"7"}
+    assert all(request.headers["authorization"].startswith("Basic ") for request in seen)
+    assert len({request.headers["fencing-write"] for request in seen}) == 5
+
+
+def test_the_hook_lets_another_have_its_rounds() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if "authorization" not in request.headers:
+            challenge = 'Digest realm="r", nonce="n", qop="auth", algorithm=MD5'
+            return httpx.Response(401, headers={"www-authenticate": challenge})
+        return httpx.Response(200, text=request.headers["fencing-token"])
+
+    auth = FencingAuth(7, httpx.DigestAuth("me", "secret"))
+    with httpx.Client(transport=httpx.MockTransport(answer)) as client:
+        assert client.put("http://service/", auth=auth).text == "7"
+
+
+def test_the_hook_takes_a_token_only() -> None:
+    for fence in (0, None, "7", object()):
+        with pytest.raises(InvalidArgument):
+            FencingAuth(fence)  # type: ignore[arg-type]
+
+
+# Many at once, on a real server.
+
+
+@pytest.fixture
+def service(dsn: str, owner: psycopg.Connection) -> Iterator[str]:
+    owner.execute(TABLE.format("public.things").encode())
+    with running_service(dsn) as address:
+        yield address
+
+
+CLIENTS = 64
+
+
+@pytest.mark.parametrize("folder", ["held", "stored"])
+async def test_sixty_four_clients_at_once(service: str, owner: psycopg.Connection, folder: str) -> None:
+    """Whatever they send: what is accepted rises, what is refused says why, and nothing is a 500."""
+    told: Counter[int] = Counter()
+    accepted: list[tuple[float, float, int]] = []
+    clock = asyncio.get_running_loop().time
+    start = clock()
+
+    async def caller(client: httpx.AsyncClient, number: int) -> None:
+        for round_ in range(4):
+            token = 1 + int((clock() - start) * 400) + random.randint(0, 60)
+            headers = {**shows(token), "Fencing-Write": str(round_ * CLIENTS + number + 1)}
+            kind = random.randrange(6)
+            if kind == 0:
+                headers["Fencing-Token"] = random.choice(["-1", "x", "9" * 40, "0"])
+            elif kind == 1:
+                del headers["Fencing-Token"]
+            began = clock()
+            answer = await client.put(f"/{folder}/one", content=f"{token}".encode(), headers=headers)
+            told[answer.status_code] += 1
+            if answer.status_code == 200:
+                accepted.append((began, clock(), token))
+            else:
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert answer.json()["status"] == answer.status_code
+
+    limits = httpx.Limits(max_connections=CLIENTS)
+    async with httpx.AsyncClient(base_url=service, timeout=60, limits=limits) as client:
+        await asyncio.gather(*(caller(client, number) for number in range(CLIENTS)))
+    assert set(told) <= {200, 400, 409, 428}, told
+    assert min(told[status] for status in (200, 400, 409, 428)) > 5, told
+    for began, _, token in accepted:
+        assert not [one for one in accepted if one[1] < began and one[2] > token], "what is accepted rises"
+    async with httpx.AsyncClient(base_url=service) as client:
+        assert int((await client.get(f"/{folder}/one")).content) == max(token for _, _, token in accepted)
