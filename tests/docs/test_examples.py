@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
+from obstore.store import MemoryStore
 from sqlalchemy import create_engine
 
 from fenced_store import FencedStore
@@ -20,9 +23,30 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
+def calling(app: Any) -> httpx.Client:
+    """Return a client whose every request is the whole life of an application: it starts, answers and ends."""
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        heard: asyncio.Queue[Any] = asyncio.Queue()
+        await said.put({"type": "lifespan.startup"})
+        life = asyncio.create_task(app({"type": "lifespan", "state": {}}, said.get, heard.put))
+        await heard.get()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+            got = await client.send(httpx.Request(request.method, request.url, headers=request.headers))
+        await said.put({"type": "lifespan.shutdown"})
+        await life
+        return httpx.Response(got.status_code, headers=got.headers, content=got.content)
+
+    transport = httpx.MockTransport(lambda request: asyncio.run(answer(request)))
+    return httpx.Client(transport=transport, base_url="https://ledger.example")
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
-def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DBLOCK_DSN", dsn)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE ledgers (ledger text PRIMARY KEY, total bigint)")
     made: list[Any] = []
 
     def engine_of_this_test(url: str) -> Any:
@@ -30,6 +54,8 @@ def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.Monke
         return made[-1]
 
     names: dict[str, Any] = {
+        "MemoryStore": MemoryStore,
+        "calling": calling,
         "close_invoice": lambda *args, **options: None,
         "create_engine": engine_of_this_test,
         "DSN": dsn,
@@ -38,6 +64,8 @@ def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.Monke
     for example in blocks(page, "python"):
         # The servers that examples name are not there; this test's database stands in for them.
         example = re.sub(r'Client\("postgresql://[^"]*"\)', "Client()", example)
+        example = example.replace('httpx.Client(base_url="https://ledger.example")', "calling(app)")
+        example = example.replace('S3Store("reports")', "MemoryStore()").replace("/srv/reports", str(tmp_path))
         example = example.replace("import create_engine, ", "import ").replace(
             "from sqlalchemy import create_engine", ""
         )
