@@ -115,6 +115,15 @@ class Conditional:
         yield from ()
         return []
 
+    def high_water(self, prefix: str) -> Steps[int]:
+        """Return the highest token that any object carries."""
+        highest = 0
+        for path in (yield Ask("objects", "list", (prefix or None,))):
+            found = yield from _look(path, False)
+            if found is not None and found.mark is not None:
+                highest = max(highest, found.mark.token)
+        return highest
+
     def _replace(
         self, path: str, number: int | None, whole: bool, decide: Callable[[Found | None], Wanted | None]
     ) -> Steps[bool]:

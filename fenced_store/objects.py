@@ -167,9 +167,14 @@ class FencedObjects(_ObjectsBase):
         Takes nothing that is in use or may yet be, whoever is at work. What a writer that died has left above the
         current version goes with the next version; with a `fence`, whose token claims each object, it goes now.
         """
-        if prefix:
-            check_path(prefix)
-        return self._runner.run(self._way.sweep(prefix, fence, self._by(fence), PATIENCE))
+        return self._runner.run(self._way.sweep(_prefix(prefix), fence, self._by(fence), PATIENCE))
+
+    def high_water(self, prefix: str = "") -> int:
+        """Return the highest token that these objects have seen, 0 for none: after a restore, tokens must be above it.
+
+        Looks at every object. With pointers it knows the tokens of the bodies; the claims, `fenced_store.high_water`.
+        """
+        return self._runner.run(self._way.high_water(_prefix(prefix)))
 
 
 class AsyncFencedObjects(_ObjectsBase):
@@ -228,9 +233,17 @@ class AsyncFencedObjects(_ObjectsBase):
 
     async def sweep(self, prefix: str = "", *, fence: int | HasToken | None = None) -> list[str]:
         """Remove bodies that no pointer will ever point to, in a folder and below; return their names."""
-        if prefix:
-            check_path(prefix)
-        return await self._runner.run(self._way.sweep(prefix, fence, self._by(fence), PATIENCE))
+        return await self._runner.run(self._way.sweep(_prefix(prefix), fence, self._by(fence), PATIENCE))
+
+    async def high_water(self, prefix: str = "") -> int:
+        """Return the highest token that these objects have seen, 0 for none: after a restore, tokens must be above
+        it.
+        """
+        return await self._runner.run(self._way.high_water(_prefix(prefix)))
+
+
+def _prefix(prefix: str) -> str:
+    return check_path(prefix) if prefix else ""
 
 
 def _bytes(data: Any) -> bytes:

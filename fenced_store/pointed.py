@@ -132,6 +132,11 @@ class Pointed:
                     removed.append(name)
         return removed
 
+    def high_water(self, prefix: str) -> Steps[int]:
+        """Return the highest token that any body was written under, whether it is pointed to or not."""
+        names = yield Ask("objects", "list", (prefix or None,))
+        return max((_pair_of(name)[0] for name in names if _BODY.fullmatch(name)), default=0)
+
     def _put_body(self, path: str, mark: Mark, name: str, data: bytes, fence: Any) -> Steps[bool]:
         """Store a body; return whether that is needless, because the same write was accepted before."""
         try:

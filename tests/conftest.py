@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -28,6 +29,9 @@ from tests.support.servers import private_server, running_server
 from tests.support.sessions import Sessions
 
 _numbers = itertools.count()
+
+# A run in the background of a shell ignores Ctrl-C, and so would all that it starts; some tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -187,11 +187,27 @@ async def test_they_are_there_for_asyncio(place: Place, dsn: str) -> None:
     assert found is not None
     assert (found.data, found.token, found.attributes["owner"]) == (b"one", 7, "me")
     await objects.put("a", b"two", fence=8)
+    assert await objects.high_water() == 8
     assert len(await objects.sweep()) == (1 if place.kind == "files" else 0)
     await objects.delete("a", fence=8)
     assert await objects.get("a") is None
     if pointers is not None:
         await pointers.close()
+
+
+def test_the_highest_token_that_objects_have_seen(place: Place) -> None:
+    objects = place.objects()
+    assert objects.high_water() == 0
+    place.store.put("somebody/elses", b"no fence")
+    for path, token in (("a", 7), ("in/b", 9), ("in/deep/c", 12), ("inn/d", 3)):
+        objects.put(path, b"one", fence=token)
+    objects.delete("in/deep/c", fence=12)
+    assert [objects.high_water(prefix) for prefix in ("", "in", "in/deep", "inn", "not/there")] == [12, 12, 12, 3, 0]
+    if place.kind != "files":  # there it is the fenced store that knows of claims
+        objects.claim("inn/d", fence=20)
+        assert objects.high_water() == 20
+    with pytest.raises(InvalidArgument):
+        objects.high_water("../x")
 
 
 def test_a_grant_claims_objects(place: Place, client: dblock.Client) -> None:
