@@ -174,18 +174,27 @@ class Conditional:
         )
 
     def _prove(self, path: str) -> Steps[None]:
-        """Try once whether the store heeds conditions: one that does not would let everybody in, and say nothing."""
+        """Try once whether the store can hold a fence: one that cannot would let everybody in, and say nothing."""
         if not self._unproved:
             return
-        beside = f"{path}.fence-probe-{uuid.uuid4().hex}"
+        for tries in range(1, TRIES + 1):
+            try:
+                yield from self._try_out(f"{path}.fence-probe-{uuid.uuid4().hex}")
+                break
+            except OTHERS_FIRST:
+                # Nobody else knows the name: an answer was lost, and obstore has sent the same again.
+                if tries == TRIES:
+                    raise
+        self._unproved = False
+
+    def _try_out(self, beside: str) -> Steps[None]:
         fault: Exception | None = None
         try:
-            heeds = yield from _heeds_conditions(beside)
-            if not heeds:
+            lack = yield from _lack(beside, self._sealed)
+            if lack is not None:
                 fault = InvalidArgument(
-                    "This store does not heed conditions: it has replaced an object that it was told to leave as it "
-                    "is. "
-                    "No fence can hold there; give pointers=FencedStore(...) to keep the fence in Postgres."
+                    f"This store {lack}. No fence can hold there; give pointers=FencedStore(...) to keep the fence in "
+                    "Postgres."
                 )
         except (NotSupportedError, NotImplementedError):
             fault = InvalidArgument(
@@ -199,19 +208,28 @@ class Conditional:
             _log.debug("The probe %s was left behind: %s", beside, _first_line(error))
         if fault is not None:
             raise fault
-        self._unproved = False
 
 
-def _heeds_conditions(beside: str) -> Steps[bool]:
-    first = yield Ask("objects", "put", (beside, b"1"), {"mode": "create"})
-    yield Ask("objects", "put", (beside, b"2"), {"mode": _version(first)})
+def _lack(beside: str, sealed: bool) -> Steps[str | None]:
+    """Return what a store lacks, None if nothing: attributes that come back, a version that never does, and conditions
+    that are heeded.
+    """
+    attributes = {ATTRIBUTE: Mark.of(1, 1, b"1", "probe").text()}
+    first = yield Ask("objects", "put", (beside, b"1"), {"mode": "create", "attributes": attributes})
+    found = yield Ask("objects", "get", (beside,), {"options": {"head": True}})
+    if found.attributes.get(ATTRIBUTE) != attributes[ATTRIBUTE]:
+        return f"does not keep the attribute {ATTRIBUTE!r} of an object, where its fence would be"
+    # The same bytes, unless bodies are sealed.
+    second = yield Ask("objects", "put", (beside, b"2" if sealed else b"1"), {"mode": _version(first)})
+    if _version(second) == _version(first):
+        return "gives the same version to what was stored anew"
     for mode in ("create", _version(first)):
         try:
             yield Ask("objects", "put", (beside, b"3"), {"mode": mode})
         except OTHERS_FIRST:
             continue
-        return False
-    return True
+        return "does not heed conditions: it has replaced an object that it was told to leave as it is"
+    return None
 
 
 def _version(meta: Any) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -17,7 +18,15 @@ from fenced_store.errors import FenceAhead, InvalidArgument, ObjectDamaged, Stal
 from fenced_store.tokens import MOST
 
 ATTRIBUTE = "fence"
+NAMES = re.compile("[a-z0-9][a-z0-9_-]*")
+AZURE_NAMES = re.compile("[a-z_][a-z0-9_]*")
+"""The names that attributes may have: those that come back as they were."""
+
 _BY_BYTES = 300
+_PLAIN = re.compile("[ -~]*")
+_HEADERS = {
+    "cache-control", "content-disposition", "content-encoding", "content-language", "content-type", "storage-class",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class Mark:
     deleted: bool = False
     value_token: int | None = None
     """The token under which the value was written, where the fence has been claimed above it since."""
+    value_write: int | None = None
+    """Its number, likewise."""
 
     @classmethod
     def of(cls, token: int, write: int, data: bytes | None, by: str) -> Mark:
@@ -44,15 +55,21 @@ class Mark:
         """What is compared."""
         return self.token, self.write
 
+    @property
+    def value_pair(self) -> tuple[int, int]:
+        """What the value was written under, which is the fence unless that was claimed since."""
+        if self.value_token is None or self.value_write is None:
+            return self.pair
+        return self.value_token, self.value_write
+
     def claimed(self, token: int, by: str) -> Mark:
         """Return the mark of the same value, with its fence raised."""
-        wrote = self.token if self.value_token is None else self.value_token
-        return replace(self, token=token, write=0, by=_plain(by), value_token=wrote)
+        wrote, number = self.value_pair
+        return replace(self, token=token, write=0, by=_plain(by), value_token=wrote, value_write=number)
 
     def is_same_write(self, other: Mark) -> bool:
-        """Tell whether both are one write, sent twice."""
-        mine, others = (self.pair, self.digest, self.deleted), (other.pair, other.digest, other.deleted)
-        return mine == others and self.value_token is None and other.value_token is None
+        """Tell whether what is there was written by the very same write."""
+        return (self.value_pair, self.digest, self.deleted) == (other.value_pair, other.digest, other.deleted)
 
     def text(self) -> str:
         """Return it as the attribute holds it: ASCII without line breaks, as a header must be."""
@@ -89,7 +106,7 @@ def is_repeated(path: str, stored: Mark | None, offered: Mark, at: datetime | No
     if stored is None or offered.pair > stored.pair:
         return False
     if offered.is_same_write(stored):
-        return True
+        return True  # perhaps with a claim since, which came while the answer was lost
     raise StaleTokenError(path, offered.token, stored.token, at, stored.by, numbers=(offered.write, stored.write))
 
 
@@ -121,14 +138,25 @@ def seal(mark: Mark) -> bytes:
     return b"\n" + bits.translate({ord("0"): " ", ord("1"): "\t"}).encode()
 
 
-def check_attributes(attributes: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a user's attributes, if they leave ours alone."""
+def check_attributes(attributes: Mapping[str, str] | None, names: re.Pattern[str]) -> dict[str, str]:
+    """Return a user's attributes, if the store can keep them as they are and they leave ours alone."""
     given = dict(attributes or {})
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidArgument(f"Attributes of an object are text; got {name!r:.80}: {value!r:.80}.")
         if name.lower() == ATTRIBUTE:
             raise InvalidArgument(f"The attribute {shown(name)} is where the fence is; give yours another name.")
+        if name.lower() not in _HEADERS and not names.fullmatch(name):
+            raise InvalidArgument(
+                f"The attribute {shown(name)} has a name that this store would change or refuse. Take one of "
+                f"{names.pattern}, or a header such as Content-Type."
+            )
+        if not _PLAIN.fullmatch(value) or value != value.strip():
+            raise InvalidArgument(
+                f"The attribute {shown(name)} has the value {shown(value)}. Stores keep printable ASCII without "
+                f"blanks at "
+                "either end; encode it."
+            )
     return given
 
 

@@ -19,7 +19,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
 from fenced_store.conditional import Conditional, Found
 from fenced_store.errors import InvalidArgument
-from fenced_store.marks import Mark, check_attributes
+from fenced_store.marks import AZURE_NAMES, NAMES, Mark, check_attributes
 from fenced_store.names import check_path, check_resource
 from fenced_store.pointed import Pointed, Read, check_body_path
 from fenced_store.steps import AsyncRunner, Runner
@@ -56,6 +56,7 @@ class _ObjectsBase:
 
     def __init__(self, store: Any, pointers: Any, namespace: str, writer: str | None, probe: bool) -> None:
         self._writer = check_resource(writer) if writer is not None else None
+        self._names = AZURE_NAMES if isinstance(store, AzureStore) else NAMES
         self._way: Conditional | Pointed
         if pointers is not None:
             self._way = Pointed(namespace, _folder_of(store))
@@ -134,7 +135,7 @@ class FencedObjects(_ObjectsBase):
         `fence` is a lease or a token. `write` numbers the writes under a token; by default it comes by itself, and is
         given only to send the same write again. `attributes` are the store's, such as Content-Type.
         """
-        body, kept = _bytes(data), check_attributes(attributes)
+        body, kept = _bytes(data), check_attributes(attributes, self._names)
         mark = self._mark(body, fence, write)
         repeated = self._runner.run(self._way.put(self._check(path), mark, body, kept, fence))
         return StoredObject(path, mark.token, mark.write, repeated)
@@ -207,7 +208,7 @@ class AsyncFencedObjects(_ObjectsBase):
         attributes: Mapping[str, str] | None = None,
     ) -> StoredObject:
         """Store an object; raise StaleTokenError when a newer holder has written or claimed it."""
-        body, kept = _bytes(data), check_attributes(attributes)
+        body, kept = _bytes(data), check_attributes(attributes, self._names)
         mark = self._mark(body, fence, write)
         repeated = await self._runner.run(self._way.put(self._check(path), mark, body, kept, fence))
         return StoredObject(path, mark.token, mark.write, repeated)

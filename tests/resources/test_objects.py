@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from obstore.exceptions import GenericError
-from obstore.store import HTTPStore, LocalStore, MemoryStore, S3Store
+from obstore.exceptions import AlreadyExistsError, GenericError
+from obstore.store import AzureStore, HTTPStore, LocalStore, MemoryStore, S3Store
 
 import dblock
 from fenced_store import (
@@ -162,6 +162,22 @@ def test_arguments_that_cannot_be(objects: FencedObjects, dsn: str, tmp_path: Pa
     assert objects.get("a") is None
 
 
+@pytest.mark.parametrize("name", ["Owner", "my name", "ü", "", "-a", "a:b", "x" * 3 + "\n"])
+def test_attributes_that_would_come_back_otherwise(objects: FencedObjects, name: str) -> None:
+    with pytest.raises(InvalidArgument, match="a name that this store would change or refuse"):
+        objects.put("a", b"", fence=1, attributes={name: "x"})
+    for value in ("ü", " x", "x ", "a\nb", "\x00", "\x7f"):
+        with pytest.raises(InvalidArgument, match="printable ASCII"):
+            objects.put("a", b"", fence=1, attributes={"owner": value})
+
+
+def test_azure_takes_fewer_names() -> None:
+    objects = AsyncFencedObjects(AzureStore("container", account_name="a", account_key="AAAA"))
+    for name in ("my-name", "1x"):
+        with pytest.raises(InvalidArgument, match="would change or refuse"):
+            objects.put("a", b"", fence=1, attributes={name: "x"}).send(None)
+
+
 def test_both_kinds_have_the_same_words() -> None:
     def words(kind: type) -> dict[str, list[str]]:
         return {
@@ -260,7 +276,7 @@ def test_an_object_that_was_there_before_is_taken_on(s3: S3Store) -> None:
 def test_the_same_bytes_under_a_newer_token_are_another_version(s3: S3Store, sealed: bool) -> None:
     """S3's ETag says which bytes there are, not whose. Without the seal the stale writer is let in, which is why."""
     FencedObjects(s3).put("a", b"the same", fence=5)
-    stale, newer = FencedObjects(s3, probe=False), FencedObjects(s3)
+    stale, newer = FencedObjects(s3, probe=False), FencedObjects(s3, probe=False)
     for one in (stale, newer):
         assert isinstance(one._way, conditional.Conditional)
         one._way._sealed = sealed
@@ -456,6 +472,22 @@ def test_a_lost_answer_is_looked_for(unreliable: Unreliable, faults: list[str]) 
     assert found.data == b"one"
 
 
+def test_a_claim_that_comes_while_an_answer_is_lost(unreliable: Unreliable) -> None:
+    """What is there was written by this very write: it is done, and the claimer has seen it."""
+    objects = FencedObjects(unreliable, probe=False)
+    unreliable.faults = ["after"]
+    writer = Stepwise(objects, lambda objects: objects.put("a", b"one", fence=7)).until("put")
+    writer.step()
+    FencedObjects(unreliable, probe=False).claim("a", fence=8)
+    writer.finish()
+    stored = json.loads(unreliable.get("a").attributes["fence"])
+    assert objects.put("a", b"one", fence=7, write=stored["value_write"]).repeated
+    with pytest.raises(StaleTokenError):
+        objects.put("a", b"two", fence=7, write=stored["value_write"])
+    FencedObjects(unreliable, probe=False).claim("a", fence=9)
+    assert objects.put("a", b"one", fence=7, write=stored["value_write"]).repeated
+
+
 @pytest.mark.parametrize("last", ["before", "after"])
 def test_an_answer_that_never_comes_is_unknown_and_can_be_sent_again(unreliable: Unreliable, last: str) -> None:
     unreliable.faults = ["before"] * 3 + [last]
@@ -516,6 +548,46 @@ def test_a_store_that_does_not_heed_conditions_is_found_out(heeds: str) -> None:
         with pytest.raises(InvalidArgument, match="does not heed conditions"):
             FencedObjects(store).claim("a", fence=7)
     assert names_in(store) == [], "nothing was stored, and no probe left behind"
+
+
+def test_a_store_that_keeps_no_attributes_is_found_out() -> None:
+    class Forgets(MemoryStore):
+        def put(self, *args: Any, attributes: Any = None, **options: Any) -> Any:
+            return super().put(*args, **options)
+
+    store = Forgets()
+    with pytest.raises(InvalidArgument, match="does not keep the attribute 'fence'"):
+        FencedObjects(store).put("a", b"one", fence=7)
+    assert names_in(store) == []
+
+
+def test_a_store_whose_versions_come_back_is_found_out(s3: S3Store) -> None:
+    """S3's would, were the bodies not sealed."""
+    objects = FencedObjects(s3)
+    assert isinstance(objects._way, conditional.Conditional)
+    objects._way._sealed = False
+    with pytest.raises(InvalidArgument, match="gives the same version to what was stored anew"):
+        objects.put("a", b"one", fence=7)
+    assert names_in(s3) == []
+
+
+def test_a_probe_whose_answer_was_lost_is_tried_anew() -> None:
+    class SendsTwice(MemoryStore):
+        times = 2
+
+        def put(self, *args: Any, **options: Any) -> Any:
+            stored = super().put(*args, **options)
+            if self.times and "probe" in args[0]:
+                self.times -= 1
+                return super().put(*args, **options)
+            return stored
+
+    store = SendsTwice()
+    FencedObjects(store).put("a", b"one", fence=7)
+    assert names_in(store) == ["a"]
+    store.times = 1000
+    with pytest.raises(AlreadyExistsError):
+        FencedObjects(store).put("a", b"one", fence=7)
 
 
 def test_a_store_that_can_set_no_conditions_is_found_out() -> None:
