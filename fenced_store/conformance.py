@@ -7,12 +7,15 @@ Write a Backend for your resource, and let each check open it:
         check(lambda: MyBackend("redis://localhost"))
 
 Each raises AssertionError with what was promised and what happened. They know nothing of how a backend works: they look
-at what it answers, and when. A check that passes has found nothing; run those with many writers more than once.
+at what it answers, and when. A check that passes has found nothing; run those with many writers more than once. The
+writers are threads of one process: a lock that only this process knows of would pass, and so would a fence that is lost
+with it.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 import uuid
@@ -33,13 +36,17 @@ class Backend(Protocol):
     The promise, for each resource by itself: the fence is the greatest (token, write number) that was accepted or
     claimed, a claim counting as number 0. A write is accepted if and only if its pair is greater than the fence, or it
     is the very write that raised it; comparing, raising the fence and writing are one act that nothing comes between,
-    whichever process, thread or machine the other writers are on. The fence never falls: deleting keeps it.
+    whichever process, thread or machine the other writers are on. The fence never falls: deleting keeps it. Tokens and
+    numbers are whole ones, up to 2^63 - 1. A resource is named by any text.
+
+    A backend may raise a TimeoutError when others keep it from writing; then it has stored nothing.
     """
 
     def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
-        """Write, or delete with None. Return whether this very write, the latest, had been accepted before.
+        """Write, or delete with None. Return whether this very write had been accepted before; then change nothing.
 
-        Raise StaleTokenError, and change nothing, when the pair is not greater than the fence.
+        Raise StaleTokenError, and change nothing, when the pair is not greater than the fence. A write that was
+        accepted, and superseded since, may be answered either way.
         """
         ...
 
@@ -104,9 +111,44 @@ def knows_the_same_write_sent_twice(opens: Open) -> None:
         _refused((8, 5), another.write, name, b"other", 8, 5)
         _refused((8, 5), another.write, name, None, 8, 5)
         _same(backend.read(name), b"once", "Neither changed anything")
+        _refused((8, 5), another.write, name, b"cone", 8, 5)
         _let_by(backend.write, name, None, 8, 6)
         _same(_let_by(another.write, name, None, 8, 6), True, "The same deletion sent twice is answered as repeated")
         _refused((8, 6), another.write, name, b"", 8, 6)
+
+
+def a_write_that_comes_again_later_changes_nothing(opens: Open) -> None:
+    """A write that was accepted, and superseded since, is answered as done or refused; the value stays."""
+    with _opened(opens) as backend, _opened(opens) as another:
+        name = _name()
+        _let_by(backend.write, name, b"1", 8, 1)
+        _let_by(backend.write, name, b"2", 8, 2)
+        _accepted(another.write, name, b"1", 8, 1)
+        _same(backend.read(name), b"2", "A write sent again after a later one changes nothing")
+        _refused((8, 2), another.write, name, b"3", 8, 1)
+        _let_by(backend.claim, name, 9)
+        _accepted(another.write, name, b"2", 8, 2)
+        _refused((9, 0), another.write, name, b"4", 8, 3)
+        _let_by(backend.write, name, None, 9, 1)
+        _accepted(another.write, name, b"2", 8, 2)
+        _same(backend.read(name), None, "A write sent again after a deletion brings nothing back")
+
+
+def compares_whole_numbers(opens: Open) -> None:
+    """Tokens and numbers are compared as the whole numbers that they are: not as text, nor as 32 bits or floating."""
+    with _opened(opens) as backend:
+        for least in (9, 99, 2**31 - 1, 2**32 - 1, 2**53, 1_800_000_000_123_456_789, 2**63 - 2):
+            by_number, by_token = _name(), _name()
+            _let_by(backend.write, by_number, b"lower", 1, least)
+            _same(_let_by(backend.write, by_number, b"higher", 1, least + 1), False, f"{least + 1} follows {least}")
+            _refused((1, least + 1), backend.write, by_number, b"late", 1, least)
+            _let_by(backend.write, by_token, b"lower", least, 5)
+            _let_by(backend.claim, by_token, least + 1)
+            _refused((least + 1, 0), backend.write, by_token, b"late", least, 6)
+            _same(_let_by(backend.write, by_token, b"higher", least + 1, 1), False, f"{least + 1} follows {least}")
+            _refused((least + 1, 1), backend.claim, by_token, least)
+            for name in (by_number, by_token):
+                _same(backend.read(name), b"higher", f"The value under {least + 1} stays")
 
 
 def keeps_its_fence_when_deleted(opens: Open) -> None:
@@ -163,6 +205,11 @@ def many_writers_of_the_same_bytes_too(opens: Open) -> None:
     _storm(opens, lambda pair: b"the same")
 
 
+def many_who_write_claim_and_delete_too(opens: Open) -> None:
+    """The same, where some claim and some delete."""
+    _storm(opens, lambda pair: None if pair[1] == 3 else f"{pair[0]}.{pair[1]}".encode(), claims=True)
+
+
 def a_claim_holds_against_a_write_under_way(opens: Open) -> None:
     """A write that was on its way when a higher token was claimed is refused, or was there before."""
     with _opened(opens) as holder, _opened(opens) as stale, ThreadPoolExecutor(1) as thread:
@@ -186,11 +233,14 @@ CHECKS: list[Callable[[Open], None]] = [
     refuses_a_lower_token,
     refuses_a_lower_number_of_the_same_token,
     knows_the_same_write_sent_twice,
+    a_write_that_comes_again_later_changes_nothing,
+    compares_whole_numbers,
     keeps_its_fence_when_deleted,
     a_claim_refuses_before_anything_is_written,
     keeps_resources_apart,
     many_writers_are_accepted_in_order,
     many_writers_of_the_same_bytes_too,
+    many_who_write_claim_and_delete_too,
     a_claim_holds_against_a_write_under_way,
 ]
 """All of them. Each takes what opens the backend."""
@@ -202,7 +252,7 @@ class _Sent(NamedTuple):
     ended: float
 
 
-def _storm(opens: Open, data_of: Callable[[tuple[int, int]], bytes]) -> None:
+def _storm(opens: Open, data_of: Callable[[tuple[int, int]], bytes | None], claims: bool = False) -> None:
     """Let many write at once, with pairs that rise on the whole and are shuffled in detail."""
     name = _name()
     pairs = [(token, number) for token in range(1, WRITES // 4 + 1) for number in range(1, 5)]
@@ -211,35 +261,63 @@ def _storm(opens: Open, data_of: Callable[[tuple[int, int]], bytes]) -> None:
     ready = threading.Barrier(WRITERS)
 
     def write(writer: int) -> None:
-        with _opened(opens) as backend:
-            ready.wait(60)
-            for pair in pairs[writer::WRITERS]:
-                began = time.monotonic()
-                if _accepted(backend.write, name, data_of(pair), *pair):
-                    accepted.append(_Sent(pair, began, time.monotonic()))
+        try:
+            with _opened(opens) as backend:
+                ready.wait(60)
+                for token, number in pairs[writer::WRITERS]:
+                    if claims and random.random() < 0.3:
+                        _send(accepted, (token, 0), backend.claim, name, token)
+                    pair = (token, number)
+                    _send(accepted, pair, backend.write, name, data_of(pair), token, number)
+        finally:
+            ready.abort()  # those who wait for one that could not come
 
-    with ThreadPoolExecutor(WRITERS) as pool:
-        list(pool.map(write, range(WRITERS)))
-    highest = max(sent.pair for sent in accepted)
+    # So that they come between each other as often as they can.
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(WRITERS) as pool:
+            threads = [pool.submit(write, number) for number in range(WRITERS)]
+        errors = [error for error in (thread.exception() for thread in threads) if error is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error
+    finally:
+        sys.setswitchinterval(before)
+    writes = [sent for sent in accepted if sent.pair[1]]
+    if not writes:
+        raise AssertionError("Of many writes on a new resource, some are accepted; none was")
+    highest = max(sent.pair for sent in writes)
     _same(highest, max(pairs), "The highest pair is accepted, whoever else writes")
+    _check_order(accepted)
+    with _opened(opens) as backend:
+        _same(backend.read(name), data_of(highest), "In the end the value is that of the highest pair")
+        _refused(highest, backend.write, name, b"late", highest[0], highest[1] - 1)
+
+
+def _send(accepted: list[_Sent], pair: tuple[int, int], act: Callable[..., Any], *args: Any) -> None:
+    began = time.monotonic()
+    if _accepted(act, *args):
+        accepted.append(_Sent(pair, began, time.monotonic()))
+
+
+def _check_order(accepted: list[_Sent]) -> None:
+    """Whatever was sent after something had been accepted, and was accepted itself, is higher; a claim, not lower."""
     done: tuple[int, int] = (0, 0)
     ends = sorted((sent.ended, sent.pair) for sent in accepted)
     for sent in sorted(accepted, key=lambda sent: sent.began):
         while ends and ends[0][0] < sent.began:
             done = max(done, ends.pop(0)[1])
-        assert sent.pair > done, (
-            f"{sent.pair} was accepted, and sent only after {done} had been: what is accepted rises"
-        )
-    with _opened(opens) as backend:
-        _same(backend.read(name), data_of(highest), "In the end the value is that of the highest pair")
-        below = (highest[0], highest[1] - 1)
-        _refused(highest, backend.write, name, b"late", *below)
+        token, number = sent.pair
+        if sent.pair <= done if number else token < done[0]:
+            raise AssertionError(
+                f"{sent.pair} was accepted, and sent only after {done} had been: what is accepted rises"
+            )
 
 
-def _accepted(write: Callable[..., bool], *args: Any) -> bool:
+def _accepted(act: Callable[..., Any], *args: Any) -> bool:
     try:
-        write(*args)
-    except StaleTokenError:
+        act(*args)
+    except (StaleTokenError, TimeoutError):
         return False
     return True
 
@@ -262,7 +340,8 @@ def _refused(fence: tuple[int, int], act: Callable[..., object], *args: Any) -> 
 
 
 def _same(found: object, wanted: object, promise: str) -> None:
-    assert found == wanted, f"{promise}; expected {wanted!r:.200}, got {found!r:.200}"
+    if found != wanted:
+        raise AssertionError(f"{promise}; expected {wanted!r:.200}, got {found!r:.200}")
 
 
 def _name() -> str:

@@ -49,7 +49,7 @@ class Fence:
         self._holder = holder
         self.token = token_of(holder)
         """The token that everything inside is written with."""
-        check_free(self._resource, holder, connection)
+        check_free(self._resource, connection)
         self._live = live
         self._write = write
         self._schema = check_schema(schema)

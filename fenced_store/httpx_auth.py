@@ -22,7 +22,8 @@ class FencingAuth(httpx.Auth):
     def __init__(self, fence: int | HasToken, auth: httpx.Auth | None = None) -> None:
         """Take a lease or a token, and what else is to be sent, such as httpx.BasicAuth(…).
 
-        A lease that knows that it is lost raises before anything is sent.
+        A lease that knows that it is lost raises before anything is sent. httpx takes one `auth` for a request: this
+        one stands in the place of the client's own, unless that is given here too.
         """
         self._fence = fence
         self._token = token_of(fence)
@@ -36,7 +37,7 @@ class FencingAuth(httpx.Auth):
             request = next(flow)
             while True:
                 response = yield request
-                if response.status_code == httpx.codes.CONFLICT:
+                if _is_refusal(response):
                     response.read()
                     self._refuse(response)
                 request = flow.send(response)
@@ -53,7 +54,7 @@ class FencingAuth(httpx.Auth):
             request = await flow.__anext__()
             while True:
                 response = yield request
-                if response.status_code == httpx.codes.CONFLICT:
+                if _is_refusal(response):
                     await response.aread()
                     self._refuse(response)
                 request = await flow.asend(response)
@@ -76,13 +77,19 @@ class FencingAuth(httpx.Auth):
             problem = response.json()
             if problem["type"] != "urn:fenced-store:stale-token":
                 return
-            at = problem["stored_at"]
+            at, numbers = problem["stored_at"], problem.get("numbers")
             error = StaleTokenError(
                 str(problem["resource"]),
                 int(problem["offered"]),
                 int(problem["stored"]),
                 datetime.fromisoformat(at) if at else None,
+                numbers=(int(numbers[0]), int(numbers[1])) if numbers else None,
             )
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError):
             return  # somebody else's
         raise error
+
+
+def _is_refusal(response: httpx.Response) -> bool:
+    kind = response.headers.get("content-type", "")
+    return response.status_code == httpx.codes.CONFLICT and kind.startswith("application/problem+json")

@@ -105,8 +105,7 @@ class _StoreBase:
                 "replace: without either, two writers would undo each other."
             )
         token = None if fence is None else token_of(fence)
-        if fence is not None:
-            check_free(key, fence)
+        check_free(key)
         if if_version is not None and (
             isinstance(if_version, bool) or not isinstance(if_version, int) or not 0 <= if_version < 2**63
         ):
@@ -154,7 +153,7 @@ class _StoreBase:
                 f"The patience of a claim is more than 0 s and less than a day; got {patience!r:.80}."
             )
         for resource in resources:
-            check_free(resource, fence)
+            check_free(resource)
         return {
             "resources": _resources(resources),
             "token": token_of(fence),

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from fenced_store.errors import InvalidArgument, shown
@@ -56,14 +57,32 @@ def write_of(fence: int | HasToken) -> int:
     return number if isinstance(number, int) and not isinstance(number, bool) else next_write()
 
 
-def check_free(resource: str, fence: int | HasToken, connection: Any = None) -> None:
+class HoldsFence(Protocol):
+    """What holds the fence of a resource, on a connection, while it is not None."""
+
+    resource: str
+    connection: Any
+
+
+held: ContextVar[tuple[HoldsFence, ...]] = ContextVar("fenced_store.held", default=())
+"""What this task, or the one that called this thread, holds: a request that is being served."""
+
+
+def check_free(resource: str, connection: Any = None) -> None:
     """Refuse to wait for a fence that is held by the very one who asks, on another connection."""
-    held = getattr(fence, "connection", None)
-    if held is not None and held is not connection and getattr(fence, "resource", None) == resource:
-        raise InvalidArgument(
-            f"The fence of {shown(resource)} is held by this request, which would wait for itself. Write on "
-            "request.state.fencing.connection, or let the middleware go on with hold=False."
-        )
+    for one in held.get():
+        if one.connection is not None and one.resource == resource and not _is_same(connection, one.connection):
+            raise InvalidArgument(
+                f"The fence of {shown(resource)} is held by this request, which would wait for itself. Write on "
+                "request.state.fencing.connection, or let the middleware go on with hold=False."
+            )
+
+
+def _is_same(connection: Any, holding: Any) -> bool:
+    """Tell whether a connection, or a session on one, is that which holds a fence."""
+    ours = {id(holding), id(getattr(holding, "sync_connection", holding))}
+    theirs = (connection, getattr(connection, "bind", None), getattr(connection, "sync_connection", None))
+    return any(id(one) in ours for one in theirs if one is not None)
 
 
 def check_write(write: int) -> int:

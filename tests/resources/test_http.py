@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -15,18 +17,19 @@ import pytest
 from fastapi import FastAPI
 from fastapi import Request as FastRequest
 from sqlalchemy import NullPool, text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Match, Mount, Route
 
 import dblock
 import fenced_store
 from fenced_store import AsyncFencedStore, FencedStore, InvalidArgument, NotInstalled, StaleTokenError
 from fenced_store.asgi import FencingMiddleware
 from fenced_store.httpx_auth import FencingAuth
+from fenced_store.rules import compiled
 from tests.fences.conftest import url
 from tests.support.backends import TABLE
 from tests.support.service import running_service
@@ -203,12 +206,95 @@ async def test_an_application_under_another(web: Web) -> None:
     is_problem(await client.put("/sub/things/a", headers=shows(7)), 409, "stale-token")
 
 
+async def test_no_way_around_a_rule(web: Web) -> None:
+    """Whatever path the router takes for the handler's."""
+
+    async def reached(request: Request) -> Response:
+        return PlainTextResponse("reached")
+
+    methods = ["GET", "PUT"]
+    app = Starlette(
+        routes=[
+            Route("/ledgers/{name}/close", reached, methods=methods),
+            Route("/orders/{id:int}", reached, methods=methods),
+            Route("/prices/{price:float}", reached, methods=methods),
+            Route("/things/{id:uuid}", reached, methods=methods),
+            Route("/files/{rest:path}", reached, methods=methods),
+            Route("/pop", reached, methods=["GET"]),
+        ]
+    )
+    rules = {
+        "PUT /ledgers/{name}/close": "ledger:{name}",
+        "PUT /orders/{id:int}": "order:{id}",
+        "put /prices/{price:float}": "price:{price}",
+        "PUT /things/{id:uuid}": "thing:{id}",
+        "* /files/{rest:path}": "file:{rest}",
+        "GET /pop": "pop",
+    }
+    app.add_middleware(FencingMiddleware, fences=web.engine, rules=rules)
+    client = web.client(app)
+    name = "0F0F0F0F-0000-0000-0000-00000000000A"
+    ways = [
+        "/ledgers/a/close", "/ledgers/a/close%0A", "/ledgers/a%0A/close", "/orders/7", "/orders/007", "/orders/7%0A",
+        "/prices/1.50", f"/things/{name}", f"/things/{name.replace('-', '').lower()}", "/files/", "/files/a//b/%0A",
+    ]  # fmt: skip
+    for way in ways:
+        assert (await client.put(way)).status_code == 428, way
+        assert (await client.put(way, headers=shows(7))).text == "reached", way
+    for method in ("GET", "HEAD"):
+        assert (await client.request(method, "/pop")).status_code == 428
+    await client.put("/orders/7", headers=shows(9))
+    await client.put(f"/things/{name}", headers=shows(9))
+    for alias in ("/orders/007", f"/things/{name.replace('-', '').lower()}"):
+        is_problem(await client.put(alias, headers=shows(8)), 409, "stale-token")
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "fits"),
+    [
+        ("", "/things/a", True),
+        ("/", "/things/a", True),
+        ("/api", "/api/things/a", True),
+        ("/api", "/things/a", True),
+        ("/api", "/apis/things/a", False),
+        ("/api/", "/api/things/a", False),
+        ("/things", "/things/a", False),
+    ],
+)
+def test_paths_are_read_as_the_router_reads_them(root: str, path: str, fits: bool) -> None:
+    scope = {"type": "http", "method": "PUT", "path": path, "root_path": root, "headers": []}
+    assert (compiled(RULES)(scope) is not None) == fits
+    found, _ = Route("/things/{name}", fine, methods=["PUT"]).matches(scope)
+    assert (found == Match.FULL) == fits
+
+
 @pytest.mark.parametrize(
     "rules",
-    [{"PUT": "a"}, {"/things": "a"}, {"PUT things": "a"}, {"PUT /a": ""}, {"PUT /{a}": "{b}"}, {"": "a"}],
+    [
+        {"PUT": "a"},
+        {"/things": "a"},
+        {"PUT things": "a"},
+        {"PUT /a": ""},
+        {"PUT /{a}": "{b}"},
+        {"": "a"},
+        {"*,GET /a": "a"},
+        {"PUT,* /a": "a"},
+        {"PUT /a ": "a"},
+        {"PUT  /a": "a"},
+        {"PUT /{a}/{a}": "a"},
+        {1: "a"},
+        {"PUT /{a:slug}": "a"},
+        {"PUT /{a": "a"},
+        {"PUT /a}": "a"},
+        {"PUT /{}": "a"},
+        {"PUT /a": "{a"},
+        {"PUT /a": 1},
+        {"PUT, PATCH /a": "a"},
+        {", /a": "a"},
+    ],
     ids=str,
 )
-async def test_a_rule_that_cannot_be(engine: AsyncEngine, rules: dict[str, str]) -> None:
+async def test_a_rule_that_cannot_be(engine: AsyncEngine, rules: Any) -> None:
     with pytest.raises(InvalidArgument):
         FencingMiddleware(fine, fences=engine, rules=rules)  # type: ignore[arg-type]
 
@@ -289,10 +375,10 @@ async def test_the_fence_is_held_while_the_handler_is_at_work(web: Web, hold: bo
     client = web.serve(handler.serve, hold=hold)
     stale = asyncio.create_task(client.put("/things/a", headers=shows(7)))
     await handler.halfway.wait()
-    newer = asyncio.create_task(client.put("/things/a", headers=shows(8)))
     elsewhere = await client.put("/things/b", headers=shows(8))
     assert elsewhere.status_code == 200, "another resource is not held up"
     ledger.clear()
+    newer = asyncio.create_task(client.put("/things/a", headers=shows(8)))
     done, _ = await asyncio.wait([newer], timeout=0.5)
     assert bool(done) != hold
     handler.go_on.set()
@@ -463,23 +549,53 @@ async def test_what_comes_after_the_answer_is_outside(web: Web, rows: Callable[[
     assert seen == [[7]], "it runs when all is stored, and the fence let go"
 
 
-async def test_a_handler_that_takes_too_long_loses_its_fence_and_is_told(
+async def test_a_handler_that_takes_too_long_is_cancelled_before_another_is_let_in(
     web: Web, rows: Callable[[], list[int]]
 ) -> None:
-    async def write(request: Request) -> None:
-        if request.state.fencing.token != 7:
-            await insert(request)
+    order: list[str] = []
 
-    handler = Halfway(write)
-    handler.stops = {7}
-    client = web.serve(handler.serve, within=0.3)
+    async def handler(request: Request) -> Response:
+        token = request.state.fencing.token
+        try:
+            await insert(request)
+            await asyncio.sleep(5 if token == 7 else 0)
+            order.append(f"{token} is done")
+        except asyncio.CancelledError:
+            order.append(f"{token} is cancelled")
+            raise
+        return PlainTextResponse("")
+
+    client = web.serve(handler, within=0.3)
     slow = asyncio.create_task(client.put("/things/a", headers=shows(7)))
-    await handler.halfway.wait()
+    await asyncio.sleep(0.1)
     newer = await client.put("/things/a", headers=shows(8))
     assert newer.status_code == 200
-    handler.go_on.set()
-    is_problem(await slow, 503, "fence-lost")
+    is_problem(await slow, 503, "too-late")
+    assert order == ["7 is cancelled", "8 is done"]
     assert rows() == [8]
+
+
+async def test_statements_count_as_time_too(web: Web) -> None:
+    async def handler(request: Request) -> Response:
+        for _ in range(10):
+            await request.state.fencing.connection.execute(text("SELECT pg_sleep(0.1)"))
+        return PlainTextResponse("")
+
+    is_problem(await web.serve(handler, within=0.3).put("/things/a", headers=shows(7)), 503, "too-late")
+
+
+async def test_the_deadline_is_over_with_the_answer(web: Web) -> None:
+    done = []
+
+    async def later() -> None:
+        await asyncio.sleep(0.4)
+        done.append(1)
+
+    async def handler(request: Request) -> Response:
+        return PlainTextResponse("said", background=BackgroundTask(later))
+
+    assert (await web.serve(handler, within=0.2).put("/things/a", headers=shows(7))).text == "said"
+    assert done == [1]
 
 
 async def test_who_waits_for_too_long_is_told(web: Web) -> None:
@@ -517,7 +633,11 @@ async def test_waiting_for_oneself_is_said_at_once(web: Web, dsn: str) -> None:
 
     async def handler(request: Request) -> Response:
         fencing = request.state.fencing
-        for act in (store.put("thing:a", 1, fence=fencing), store.claim("thing:a", fence=fencing)):
+        for act in (
+            store.put("thing:a", 1, fence=fencing),
+            store.put("thing:a", 1, fence=fencing.token),
+            store.claim("thing:a", fence=fencing),
+        ):
             with pytest.raises(InvalidArgument, match=r"wait for itself.*hold=False") as caught:
                 await act
             told.append(str(caught.value))
@@ -526,11 +646,16 @@ async def test_waiting_for_oneself_is_said_at_once(web: Web, dsn: str) -> None:
                 fenced_store.fence(another, "thing:a", fencing)
         async with fenced_store.fence(fencing.connection, "thing:a", fencing):
             pass
+        async with (
+            AsyncSession(bind=fencing.connection) as session,
+            fenced_store.fence(session, "thing:a", fencing),
+        ):
+            pass
         await store.put("another", 1, fence=fencing)
         return PlainTextResponse("")
 
     assert (await web.serve(handler).put("/things/a", headers=shows(7))).status_code == 200
-    assert len(told) == 2
+    assert len(told) == 3
     await store.close()
 
 
@@ -549,6 +674,241 @@ async def test_a_caller_that_goes_away_leaves_nothing_held(web: Web, owner: psyc
     assert (await client.put("/things/a", headers=shows(8))).status_code == 200
     idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
     assert owner.execute(idle).fetchone() == (0,)
+
+
+# Whatever becomes of a request, its caller is not told what is not so, and its fence stays.
+
+
+async def seven_is_refused(client: httpx.AsyncClient) -> None:
+    is_problem(await client.put("/things/a", headers=shows(7)), 409, "stale-token")
+
+
+@pytest.mark.parametrize("word", ["commit", "rollback"])
+async def test_a_handler_that_ends_the_transaction_itself(web: Web, rows: Callable[[], list[int]], word: str) -> None:
+    async def handler(request: Request) -> Response:
+        if request.state.fencing.token == 8:
+            await getattr(request.state.fencing.connection, word)()
+            await insert(request)
+        return PlainTextResponse("all is well")
+
+    client = web.serve(handler)
+    is_problem(await client.put("/things/a", headers=shows(8)), 503, "fence-lost")
+    assert rows() == []
+    await seven_is_refused(client)
+
+
+async def test_a_lost_connection_that_the_handler_takes_lightly(
+    web: Web, rows: Callable[[], list[int]], owner: psycopg.Connection
+) -> None:
+    async def handler(request: Request) -> Response:
+        connection = request.state.fencing.connection
+        await insert(request)
+        pid = (await connection.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+        owner.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+        with contextlib.suppress(Exception):
+            await connection.execute(text("SELECT 'of no importance'"))
+        return PlainTextResponse("all is well")
+
+    client = web.serve(handler)
+    is_problem(await client.put("/things/a", headers=shows(8)), 503, "fence-lost")
+    assert rows() == []
+    await seven_is_refused(client)
+
+
+async def test_a_failed_statement_that_the_handler_takes_lightly(web: Web, rows: Callable[[], list[int]]) -> None:
+    async def handler(request: Request) -> Response:
+        await insert(request)
+        with contextlib.suppress(Exception):
+            await request.state.fencing.connection.execute(text("SELECT 1 / 0"))
+        return PlainTextResponse("all is well")
+
+    client = web.serve(handler)
+    is_problem(await client.put("/things/a", headers=shows(8)), 503, "fence-lost")
+    assert rows() == []
+    await seven_is_refused(client)
+
+
+async def test_an_answer_that_breaks_off_is_not_sent_as_if_it_were_good(
+    web: Web, rows: Callable[[], list[int]]
+) -> None:
+    async def handler(request: Request) -> Response:
+        await insert(request)
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"one"
+            raise RuntimeError("gone wrong")
+
+        return StreamingResponse(parts())
+
+    client = web.serve(handler)
+    assert (await client.put("/things/a", headers=shows(8))).status_code == 500
+    assert rows() == []
+    await seven_is_refused(client)
+
+
+@pytest.mark.parametrize("how", ["too late", "cancelled", "killed"])
+async def test_who_was_at_work_has_superseded_the_others(web: Web, owner: psycopg.Connection, how: str) -> None:
+    entered = asyncio.Event()
+
+    async def handler(request: Request) -> Response:
+        entered.set()
+        if how == "killed":
+            owner.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            raise SystemError("as good as dead")
+        await asyncio.sleep(5)
+        return PlainTextResponse("")
+
+    client = web.serve(handler, within=0.3)
+    request = asyncio.create_task(client.put("/things/a", headers=shows(8)))
+    await entered.wait()
+    if how == "cancelled":
+        request.cancel()
+    await asyncio.wait([request])
+    await seven_is_refused(client)
+
+
+async def test_the_fence_is_raised_for_good_before_the_handler_begins(web: Web, owner: psycopg.Connection) -> None:
+    seen = []
+
+    async def handler(request: Request) -> Response:
+        seen.append(owner.execute("SELECT token FROM fenced_store.fences WHERE resource = 'thing:a'").fetchone())
+        return PlainTextResponse("")
+
+    await web.serve(handler).put("/things/a", headers=shows(8))
+    assert seen == [(8,)]
+
+
+async def test_a_fence_of_a_protected_row_is_a_409_too(web: Web, owner: psycopg.Connection, dsn: str) -> None:
+    owner.execute("CREATE TABLE public.accounts (id int PRIMARY KEY, total int)")
+    owner.execute("INSERT INTO public.accounts VALUES (1, 0)")
+    fenced_store.protect(dsn, "public.accounts")
+    with FencedStore(dsn) as store:
+        store.claim(fenced_store.row("public.accounts", 1), fence=9)
+
+    async def handler(request: Request) -> Response:
+        await request.state.fencing.connection.execute(text("UPDATE public.accounts SET total = 1 WHERE id = 1"))
+        return PlainTextResponse("")
+
+    client = web.serve(handler)
+    problem = is_problem(await client.put("/things/a", headers=shows(8)), 409, "stale-token")
+    assert (problem["resource"], problem["stored"]) == ("public.accounts:1", 9)
+    assert (await client.put("/things/a", headers=shows(9))).status_code == 200
+
+
+async def test_writes_that_have_overtaken_each_other_are_told_as_such(web: Web, dsn: str) -> None:
+    store = AsyncFencedStore(dsn)
+
+    async def handler(request: Request) -> Response:
+        await store.put("k", "draft", fence=request.state.fencing)
+        await store.put("k", "final", fence=request.state.fencing)
+        return PlainTextResponse("")
+
+    client = web.serve(handler, hold=False)
+    answer = await client.put("/things/a", headers={**shows(7), "Fencing-Write": "5"})
+    problem = is_problem(answer, 409, "stale-token")
+    assert problem["numbers"] == [5, 5]
+    assert "as good as ever" in problem["detail"]
+    with pytest.raises(StaleTokenError, match="another write under the same number") as caught:
+        await client.put("/things/a", auth=FencingAuth(7))
+    assert caught.value.numbers is not None
+    await store.close()
+
+
+async def test_after_the_answer_the_connection_is_gone(web: Web, dsn: str) -> None:
+    store = AsyncFencedStore(dsn)
+    seen: list[Any] = []
+
+    async def handler(request: Request) -> Response:
+        async def later() -> None:
+            seen.append(request.state.fencing.connection)
+            seen.append((await store.put("thing:a", 1, fence=request.state.fencing)).token)
+
+        return PlainTextResponse("said", background=BackgroundTask(later))
+
+    await web.serve(handler).put("/things/a", headers=shows(7))
+    assert seen == [None, 7]
+    await store.close()
+
+
+async def test_neither_what_comes_after_nor_who_waits_keeps_a_connection(web: Web, dsn: str) -> None:
+    small = create_async_engine(url(dsn), pool_size=1, max_overflow=0, pool_timeout=0.5)
+    go_on = asyncio.Event()
+
+    async def handler(request: Request) -> Response:
+        if request.path_params["name"] == "a":
+            return PlainTextResponse("said", background=BackgroundTask(go_on.wait))
+        return PlainTextResponse("said")
+
+    client = web.serve(handler, fences=small)
+    waits = [asyncio.create_task(client.put("/things/a", headers=shows(7))) for _ in range(4)]
+    await asyncio.sleep(0.3)
+    assert (await client.put("/things/b", headers=shows(7))).status_code == 200
+    go_on.set()
+    assert {(await one).status_code for one in waits} == {200}
+    await small.dispose()
+
+
+async def test_whatever_isolation_the_engine_has(web: Web, dsn: str) -> None:
+    """In the handler one sees what was committed by whoever was at work before."""
+    strict = create_async_engine(url(dsn), isolation_level="SERIALIZABLE", pool_size=10)
+
+    async def handler(request: Request) -> Response:
+        await asyncio.sleep(0.05)
+        return PlainTextResponse("")
+
+    clients = [web.serve(handler, fences=strict) for _ in range(2)]  # as two processes of a service
+    sent = [one.put("/things/a", headers=shows(7 + number)) for number in range(3) for one in clients]
+    assert {(await one).status_code for one in [asyncio.create_task(each) for each in sent]} <= {200, 409}
+    await strict.dispose()
+
+
+@pytest.mark.parametrize("client", [None, ("host",), ("ho\ud800st", 1), ("\0", 0), ["::1", 5, 0, 0]], ids=ascii)
+async def test_whoever_calls(engine: AsyncEngine, dsn: str, client: Any) -> None:
+    app = FencingMiddleware(
+        Starlette(routes=[Route("/things/{name}", fine, methods=["PUT"])]), fences=engine, rules=RULES
+    )
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    for token, status in ((b"8", 200), (b"7", 409)):
+        sent.clear()
+        scope = {
+            "type": "http", "method": "PUT", "path": "/things/a", "headers": [(b"Fencing-TOKEN", token)],
+            "client": client, "query_string": b"", "http_version": "1.1", "scheme": "http", "server": None,
+        }  # fmt: skip
+        await app(scope, receive, send)
+        assert sent[0]["status"] == status
+
+
+async def test_a_send_that_fails_sends_nothing_twice(engine: AsyncEngine) -> None:
+    app = FencingMiddleware(
+        Starlette(routes=[Route("/things/{name}", fine, methods=["PUT"])]), fences=engine, rules=RULES
+    )
+    sent: list[str] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if message["type"] == "http.response.body":
+            raise OSError("the caller has gone")
+
+    scope = {
+        "type": "http", "method": "PUT", "path": "/things/a", "headers": [(b"fencing-token", b"7")], "client": None,
+        "query_string": b"", "http_version": "1.1", "scheme": "http", "server": None,
+    }  # fmt: skip
+    with contextlib.suppress(OSError):
+        await app(scope, receive, send)
+    assert sent == ["http.response.start", "http.response.body"]
 
 
 # When something is missing.
@@ -638,17 +998,21 @@ async def test_the_hook_sends_a_leases_token_and_raises_when_refused(web: Web, d
 
 def test_the_hook_is_there_for_threads_and_beside_another() -> None:
     seen: list[httpx.Request] = []
-    answers = iter([
-        httpx.Response(200),
-        httpx.Response(409, json={"type": "about:blank", "title": "somebody else's"}),
-        httpx.Response(409, text="not even a document"),
-        httpx.Response(409, json={"type": "urn:fenced-store:stale-token"}),
-        httpx.Response(
-            409,
-            json={"type": "urn:fenced-store:stale-token", "resource": "r", "offered": 7, "stored": 8, "stored_at":
-            None},
-        ),
-    ])  # fmt: skip
+    stale = {"type": "urn:fenced-store:stale-token", "resource": "r", "offered": 7, "stored": 8, "stored_at": None}
+    kind = {"content-type": "application/problem+json"}
+    answers = iter(
+        [
+            httpx.Response(200),
+            httpx.Response(409, json=stale),  # not of the kind of a problem
+            httpx.Response(409, headers=kind, json={"type": "about:blank", "title": "somebody else's"}),
+            httpx.Response(409, headers=kind, text="not even a document"),
+            httpx.Response(409, headers=kind, json={"type": "urn:fenced-store:stale-token"}),
+            httpx.Response(409, headers=kind, json=[1]),
+            httpx.Response(409, headers=kind, text=json.dumps(stale).replace("7", "Infinity")),
+            httpx.Response(409, headers=kind, json=stale | {"numbers": [1]}),
+            httpx.Response(409, headers=kind, json=stale),
+        ]
+    )
 
     def answer(request: httpx.Request) -> httpx.Response:
         seen.append(request)
@@ -656,12 +1020,12 @@ def test_the_hook_is_there_for_threads_and_beside_another() -> None:
 
     auth = FencingAuth(7, httpx.BasicAuth("me", "secret"))
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://service", auth=auth) as client:
-        assert [client.put("/").status_code for _ in range(4)] == [200, 409, 409, 409]
+        assert [client.put("/").status_code for _ in range(8)] == [200] + [409] * 7
         with pytest.raises(StaleTokenError, match="refuses token 7: token 8"):
             client.put("/")
     assert {request.headers["fencing-token"] for request in seen} == {"7"}
     assert all(request.headers["authorization"].startswith("Basic ") for request in seen)
-    assert len({request.headers["fencing-write"] for request in seen}) == 5
+    assert len({request.headers["fencing-write"] for request in seen}) == 9
 
 
 def test_the_hook_lets_another_have_its_rounds() -> None:

@@ -9,7 +9,7 @@ import httpx
 from sqlalchemy import Connection, Engine, text
 
 import fenced_store
-from fenced_store import FencedStore, StaleTokenError, fence
+from fenced_store import FenceAhead, FencedStore, StaleTokenError, fence
 from fenced_store.httpx_auth import FencingAuth
 from fenced_store.objects import FencedObjects
 
@@ -96,6 +96,13 @@ class Rows(Transactions):
 
     def claim(self, resource: str, token: int) -> None:
         self._store.claim(fenced_store.row("public.protected_things", resource), fence=token)
+        # A claim does not look at what was written in the row; whoever reads the row can.
+        with self._engine.connect() as connection:
+            wrote = connection.execute(
+                text("SELECT fence_token FROM protected_things WHERE name = :name"), {"name": resource}
+            ).scalar_one_or_none()
+        if wrote is not None and wrote > token:
+            raise FenceAhead(resource, token, wrote)
 
 
 class Objects:

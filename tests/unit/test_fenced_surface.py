@@ -17,8 +17,8 @@ PACKAGE = Path(fenced_store.__file__).parent
 
 LAYERS = [
     ["errors"],
-    ["names", "tokens", "values", "steps", "conformance"],
-    ["marks", "engines", "transaction"],
+    ["names", "tokens", "values", "steps", "conformance", "problems", "rules"],
+    ["marks", "engines", "transaction", "answers"],
     ["schema", "conditional", "pointed"],
     ["audit", "store", "protection"],
     ["fencing", "orm", "objects"],
