@@ -269,8 +269,9 @@ def _storm(opens: Open, data_of: Callable[[tuple[int, int]], bytes | None], clai
                         _send(accepted, (token, 0), backend.claim, name, token)
                     pair = (token, number)
                     _send(accepted, pair, backend.write, name, data_of(pair), token, number)
-        finally:
-            ready.abort()  # those who wait for one that could not come
+        except BaseException:
+            ready.abort()  # others may wait for this one, which cannot come
+            raise
 
     # So that they come between each other as often as they can.
     before = sys.getswitchinterval()
