@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,10 +27,11 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from fenced_store.errors import InvalidArgument, ObjectBusy, OutcomeUnknown
-from fenced_store.marks import ATTRIBUTE, Mark, is_claimed, is_repeated, mark_in, seal, value_of
+from fenced_store.errors import ClaimTimeout, InvalidArgument, ObjectBusy, ObjectDamaged, OutcomeUnknown
+from fenced_store.errors import shown as _shown
+from fenced_store.marks import ATTRIBUTE, SEAL, Mark, is_claimed, is_repeated, mark_in, seal, sealed_pair, value_of
 from fenced_store.steps import Ask, Steps
-from fenced_store.tokens import HasToken, token_of
+from fenced_store.tokens import Shown
 
 _log = logging.getLogger("fenced_store")
 
@@ -79,7 +81,7 @@ class Conditional:
         self._sealed = sealed
         self._unproved = probe
 
-    def put(self, path: str, mark: Mark, data: bytes, attributes: dict[str, str], fence: Any) -> Steps[bool]:
+    def put(self, path: str, mark: Mark, data: bytes, attributes: dict[str, str], shown: Shown) -> Steps[bool]:
         """Store a value or a deletion; return whether it had been stored before."""
         wanted = Wanted(mark, data, attributes)
 
@@ -89,28 +91,34 @@ class Conditional:
 
         return (yield from self._replace(path, mark.write, False, decide))
 
-    def claim(self, path: str, fence: int | HasToken, by: str, patience: float) -> Steps[None]:
-        """Raise the fence of an object, and leave its value as it is."""
-        token = token_of(fence)
+    def claim(self, paths: list[str], shown: Shown, patience: float) -> Steps[None]:
+        """Raise the fences of objects, one after the other, and leave their values as they are."""
+        gives_up = time.monotonic() + patience
+        for path in paths:
+            yield from self._claim(path, shown, gives_up)
 
+    def _claim(self, path: str, shown: Shown, gives_up: float) -> Steps[None]:
         def decide(there: Found | None) -> Wanted | None:
-            if is_claimed(path, there and there.mark, token):
+            if is_claimed(path, there and there.mark, shown.token):
                 return None
+            if time.monotonic() > gives_up:
+                raise ClaimTimeout(f"Others have changed object {_shown(path)} again and again; it was not claimed.")
             if there is None:
-                return Wanted(Mark.of(token, 0, None, by), b"", {})
+                return Wanted(Mark.of(shown.token, 0, None, shown.who), b"", {})
             before = there.mark or Mark.of(0, 0, there.body, "")
-            return Wanted(before.claimed(token, by), value_of(path, before, there.body), there.attributes)
+            mark = before.claimed(shown.token, shown.who, there.meta["last_modified"])
+            return Wanted(mark, value_of(path, before, there.body), there.attributes)
 
         yield from self._replace(path, None, True, decide)
 
     def get(self, path: str) -> Steps[Found | None]:
         """Return an object with its value, or None."""
-        found = yield from _look(path, True)
+        found = yield from self._look(path, True)
         if found is None or found.mark is None:
             return found
         return None if found.mark.deleted else found._replace(body=value_of(path, found.mark, found.body))
 
-    def sweep(self, prefix: str, fence: int | HasToken | None, by: str, patience: float) -> Steps[list[str]]:
+    def sweep(self, prefix: str, shown: Shown | None, patience: float) -> Steps[list[str]]:
         """Return that there is nothing to sweep: an object is replaced where it is."""
         yield from ()
         return []
@@ -119,7 +127,7 @@ class Conditional:
         """Return the highest token that any object carries."""
         highest = 0
         for path in (yield Ask("objects", "list", (prefix or None,))):
-            found = yield from _look(path, False)
+            found = yield from self._look(path, False)
             if found is not None and found.mark is not None:
                 highest = max(highest, found.mark.token)
         return highest
@@ -129,13 +137,14 @@ class Conditional:
     ) -> Steps[bool]:
         """Look, decide and replace, until it is done or refused; return whether nothing was left to do at first look.
 
-        A lost answer is no harm: the next look shows whether it is there. `number` is that of the write.
+        A lost answer is no harm: the next look shows whether it is there. If it was, and another write has come since,
+        what is said is that this one is stale. `number` is that of the write.
         """
         yield from self._prove(path)
         sent, unanswered = False, 0
         for tries in range(RACES):
             try:
-                there = yield from _look(path, whole)
+                there = yield from self._look(path, whole)
                 wanted = decide(there)
                 if wanted is None:
                     return tries == 0
@@ -145,7 +154,9 @@ class Conditional:
             except OTHERS_FIRST:
                 # Longer and longer, up to half a second: each time but one of the many can be first.
                 yield Ask("sleep", random.uniform(0, 0.008 * 2.0 ** min(tries, 6)))
-            except REFUSED:
+            except REFUSED as error:
+                if unanswered and number is not None:
+                    raise OutcomeUnknown(path, number, f"{_first_line(error)}.") from error
                 raise
             except FileNotFoundError:
                 if there is None:
@@ -158,7 +169,37 @@ class Conditional:
                     assert number is not None
                     raise OutcomeUnknown(path, number, f"{_first_line(error)}.") from error
                 yield Ask("sleep", PAUSE * 2.0 ** (unanswered - 1))
+        if unanswered and number is not None:
+            raise OutcomeUnknown(path, number, "An answer was lost, and others came first ever since.")
         raise ObjectBusy(path, RACES)
+
+    def _look(self, path: str, whole: bool) -> Steps[Found | None]:
+        try:
+            found = yield Ask("objects", "get", (path,), {"options": {"head": not whole}})
+            body = (yield Ask("body", found)) if whole else b""
+            mark = mark_in(path, found.attributes)
+            if mark is None and self._sealed:
+                yield from self._check_unsealed(path, found.meta["size"], body)
+        except FileNotFoundError:
+            return None
+        kept = {name: value for name, value in found.attributes.items() if name != ATTRIBUTE}
+        return Found(mark, found.meta, kept, body)
+
+    def _check_unsealed(self, path: str, size: int, body: bytes) -> Steps[None]:
+        """Tell an object that never had a fence from one whose attributes were taken away, by a copy perhaps."""
+        if size < SEAL:
+            return
+        if not body:
+            end = yield Ask("objects", "get", (path,), {"options": {"range": {"suffix": SEAL}}})
+            body = yield Ask("body", end)
+        pair = sealed_pair(body)
+        if pair is not None:
+            raise ObjectDamaged(
+                path,
+                f"it was written under token {pair[0]}, and its attribute {ATTRIBUTE!r} was taken away since. Delete "
+                f"it, or "
+                "put the attribute back.",
+            )
 
     def _put(self, path: str, there: Found | None, wanted: Wanted) -> Ask:
         body = wanted.data + seal(wanted.mark) if self._sealed else wanted.data
@@ -237,17 +278,6 @@ def _version(meta: Any) -> dict[str, str]:
     if not version:
         raise InvalidArgument("This store tells no version of its objects, so none can be compared.")
     return version
-
-
-def _look(path: str, whole: bool) -> Steps[Found | None]:
-    try:
-        found = yield Ask("objects", "get", (path,), {"options": {"head": not whole}})
-        body = (yield Ask("body", found)) if whole else b""
-    except FileNotFoundError:
-        return None
-    mark = mark_in(path, found.attributes)
-    kept = {name: value for name, value in found.attributes.items() if name != ATTRIBUTE}
-    return Found(mark, found.meta, kept, body)
 
 
 def _first_line(error: Exception) -> str:

@@ -22,7 +22,13 @@ NAMES = re.compile("[a-z0-9][a-z0-9_-]*")
 AZURE_NAMES = re.compile("[a-z_][a-z0-9_]*")
 """The names that attributes may have: those that come back as they were."""
 
+SEAL = 127
+"""How many bytes a seal takes."""
+
+_SEAL = re.compile(rb"\n[ \t]{126}")
 _BY_BYTES = 300
+_ATTRIBUTE_BYTES = 1000
+"""What the user's attributes may take: S3 has 2 KB for all of them, and ours is among them."""
 _PLAIN = re.compile("[ -~]*")
 _HEADERS = {
     "cache-control", "content-disposition", "content-encoding", "content-language", "content-type", "storage-class",
@@ -42,13 +48,28 @@ class Mark:
     value_token: int | None = None
     """The token under which the value was written, where the fence has been claimed above it since."""
     value_write: int | None = None
-    """Its number, likewise."""
+    value_by: str | None = None
+    value_at: str | None = None
+    """Its number, who wrote it and when, likewise."""
+    attributes: str | None = None
+    """A digest of the user's attributes, if there are any."""
 
     @classmethod
-    def of(cls, token: int, write: int, data: bytes | None, by: str) -> Mark:
+    def of(
+        cls, token: int, write: int, data: bytes | None, by: str, attributes: Mapping[str, str] | None = None
+    ) -> Mark:
         """Return the mark for a value; None stands for a deletion."""
         value = data or b""
-        return cls(token, write, len(value), hashlib.sha256(value).hexdigest(), _plain(by), data is None)
+        said = json.dumps(dict(attributes), sort_keys=True).encode() if attributes else None
+        return cls(
+            token,
+            write,
+            len(value),
+            hashlib.sha256(value).hexdigest(),
+            _plain(by),
+            data is None,
+            attributes=None if said is None else hashlib.sha256(said).hexdigest()[:16],
+        )
 
     @property
     def pair(self) -> tuple[int, int]:
@@ -62,14 +83,27 @@ class Mark:
             return self.pair
         return self.value_token, self.value_write
 
-    def claimed(self, token: int, by: str) -> Mark:
-        """Return the mark of the same value, with its fence raised."""
+    def claimed(self, token: int, by: str, at: datetime | None) -> Mark:
+        """Return the mark of the same value, which was stored `at`, with its fence raised."""
         wrote, number = self.value_pair
-        return replace(self, token=token, write=0, by=_plain(by), value_token=wrote, value_write=number)
+        return replace(
+            self,
+            token=token,
+            write=0,
+            by=_plain(by),
+            value_token=wrote,
+            value_write=number,
+            value_by=self.value_by or self.by,
+            value_at=self.value_at or (None if at is None else at.isoformat()),
+        )
 
     def is_same_write(self, other: Mark) -> bool:
         """Tell whether what is there was written by the very same write."""
-        return (self.value_pair, self.digest, self.deleted) == (other.value_pair, other.digest, other.deleted)
+        return self._written == other._written
+
+    @property
+    def _written(self) -> tuple[object, ...]:
+        return self.value_pair, self.digest, self.deleted, self.attributes
 
     def text(self) -> str:
         """Return it as the attribute holds it: ASCII without line breaks, as a header must be."""
@@ -84,12 +118,13 @@ def mark_in(path: str, attributes: Mapping[str, Any]) -> Mark | None:
         return None
     try:
         found = Mark(**json.loads(text))
+        numbers = (found.token, found.write, found.length, *found.value_pair)
         sound = (
-            0 <= found.write <= MOST
-            and 1 <= found.token <= MOST
-            and found.length >= 0
+            all(type(number) is int and 0 <= number <= MOST for number in numbers)
+            and found.token >= 1
             and isinstance(found.digest, str)
             and isinstance(found.by, str)
+            and type(found.deleted) is bool
         )
     except (TypeError, ValueError):
         sound = False
@@ -121,9 +156,7 @@ def value_of(path: str, mark: Mark, stored: bytes) -> bytes:
     """Return the value in what is stored, if it is what the mark was made for."""
     value = stored[: mark.length]
     if len(value) != mark.length or hashlib.sha256(value).hexdigest() != mark.digest:
-        raise ObjectDamaged(
-            path, f"its body is not the one that was written under token {mark.value_token or mark.token}."
-        )
+        raise ObjectDamaged(path, f"its body is not the one that was written under token {mark.value_pair[0]}.")
     return value
 
 
@@ -136,6 +169,15 @@ def seal(mark: Mark) -> bytes:
     """
     bits = format(mark.token << 63 | mark.write, "0126b")
     return b"\n" + bits.translate({ord("0"): " ", ord("1"): "\t"}).encode()
+
+
+def sealed_pair(body: bytes) -> tuple[int, int] | None:
+    """Return the pair that is sealed into the end of a body, if there is one."""
+    end = body[-SEAL:]
+    if not _SEAL.fullmatch(end):
+        return None
+    bits = int(end[1:].translate(bytes.maketrans(b" \t", b"01")), 2)
+    return bits >> 63, bits & MOST
 
 
 def check_attributes(attributes: Mapping[str, str] | None, names: re.Pattern[str]) -> dict[str, str]:
@@ -157,6 +199,9 @@ def check_attributes(attributes: Mapping[str, str] | None, names: re.Pattern[str
                 f"blanks at "
                 "either end; encode it."
             )
+    size = sum(len(name) + len(value) for name, value in given.items() if name.lower() not in _HEADERS)
+    if size > _ATTRIBUTE_BYTES:
+        raise InvalidArgument(f"The attributes take {size} bytes together; {_ATTRIBUTE_BYTES} are the most.")
     return given
 
 

@@ -24,7 +24,7 @@ from fenced_store.names import check_path, check_resource
 from fenced_store.pointed import Pointed, Read, check_body_path
 from fenced_store.steps import AsyncRunner, Runner
 from fenced_store.store import PATIENCE, AsyncClaims, AsyncFencedStore, Claims, FencedStore
-from fenced_store.tokens import HasToken, check_write, token_of, who, write_of
+from fenced_store.tokens import HasToken, Shown, check_write, token_of, who, write_of
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,19 @@ class _ObjectsBase:
             check_body_path(path)
         return path
 
-    def _by(self, fence: int | HasToken | None) -> str:
-        return self._writer or who(fence)
+    def _shown(self, fence: int | HasToken) -> Shown:
+        return Shown(token_of(fence), self._writer or who(fence))
 
-    def _mark(self, data: bytes | None, fence: int | HasToken, write: int | None) -> Mark:
+    def _mark(
+        self,
+        data: bytes | None,
+        shown: Shown,
+        fence: int | HasToken,
+        write: int | None,
+        attributes: dict[str, str] | None = None,
+    ) -> Mark:
         number = write_of(fence) if write is None else check_write(write)
-        return Mark.of(token_of(fence), number, data, self._by(fence))
+        return Mark.of(shown.token, number, data, shown.who, attributes)
 
     def _read(self, path: str, found: Found | Read | None) -> Object | None:
         if found is None:
@@ -88,9 +95,11 @@ class _ObjectsBase:
         if isinstance(found, Read):
             return Object(path, found.body, found.mark.token, found.at, found.by, found.attributes)
         mark = found.mark
-        token = 0 if mark is None else mark.token if mark.value_token is None else mark.value_token
-        by = mark.by if mark is not None and mark.value_token is None else None
-        return Object(path, found.body, token, found.meta["last_modified"], by, found.attributes)
+        at, by, token = found.meta["last_modified"], None, 0
+        if mark is not None:
+            token, by = mark.value_pair[0], (mark.value_by if mark.value_token is not None else mark.by) or None
+            at = datetime.fromisoformat(mark.value_at) if mark.value_at else at
+        return Object(path, found.body, token, at, by, found.attributes)
 
     def _paths(self, paths: tuple[str, ...]) -> list[str]:
         if not paths:
@@ -114,7 +123,7 @@ class FencedObjects(_ObjectsBase):
 
         S3, Google Cloud Storage, Azure and memory compare by themselves. Any other, such as a local folder, needs
         `pointers`: a FencedStore that says which body counts, under keys that begin with `namespace`. With the first
-        write it is tried once whether the store heeds conditions; `probe=False` takes it on trust.
+        write it is tried once whether the store heeds conditions and keeps attributes; `probe=False` takes it on trust.
         """
         if pointers is not None and not isinstance(pointers, FencedStore):
             raise InvalidArgument(f"FencedObjects needs a FencedStore for its pointers; got {type(pointers).__name__}.")
@@ -135,15 +144,16 @@ class FencedObjects(_ObjectsBase):
         `fence` is a lease or a token. `write` numbers the writes under a token; by default it comes by itself, and is
         given only to send the same write again. `attributes` are the store's, such as Content-Type.
         """
-        body, kept = _bytes(data), check_attributes(attributes, self._names)
-        mark = self._mark(body, fence, write)
-        repeated = self._runner.run(self._way.put(self._check(path), mark, body, kept, fence))
+        body, kept, shown = _bytes(data), check_attributes(attributes, self._names), self._shown(fence)
+        mark = self._mark(body, shown, fence, write, kept)
+        repeated = self._runner.run(self._way.put(self._check(path), mark, body, kept, shown))
         return StoredObject(path, mark.token, mark.write, repeated)
 
     def delete(self, path: str, *, fence: int | HasToken, write: int | None = None) -> StoredObject:
         """Delete an object on the same terms as `put`. Its fence stays, as a small object or row."""
-        mark = self._mark(None, fence, write)
-        repeated = self._runner.run(self._way.put(self._check(path), mark, b"", {}, fence))
+        shown = self._shown(fence)
+        mark = self._mark(None, shown, fence, write)
+        repeated = self._runner.run(self._way.put(self._check(path), mark, b"", {}, shown))
         return StoredObject(path, mark.token, mark.write, repeated)
 
     def get(self, path: str) -> Object | None:
@@ -157,10 +167,11 @@ class FencedObjects(_ObjectsBase):
     def claim(self, *paths: str, fence: int | HasToken, patience: float = PATIENCE) -> None:
         """Raise the fences of these objects to a token, and refuse all lower ones from now on.
 
-        On S3, Google Cloud Storage and Azure each object is read and stored again, because that is where its fence is.
+        On S3, Google Cloud Storage and Azure each object is read and stored again, because that is where its fence is:
+        one after the other, and FenceAhead or ClaimTimeout of one leaves those before it claimed. With pointers it is
+        all of them or none.
         """
-        for path in self._paths(paths):
-            self._runner.run(self._way.claim(path, fence, self._by(fence), patience))
+        self._runner.run(self._way.claim(self._paths(paths), self._shown(fence), _patience(patience)))
 
     def sweep(self, prefix: str = "", *, fence: int | HasToken | None = None) -> list[str]:
         """Remove bodies that no pointer will ever point to, in a folder and below; return their names.
@@ -168,12 +179,15 @@ class FencedObjects(_ObjectsBase):
         Takes nothing that is in use or may yet be, whoever is at work. What a writer that died has left above the
         current version goes with the next version; with a `fence`, whose token claims each object, it goes now.
         """
-        return self._runner.run(self._way.sweep(_prefix(prefix), fence, self._by(fence), PATIENCE))
+        return self._runner.run(
+            self._way.sweep(_prefix(prefix), None if fence is None else self._shown(fence), PATIENCE)
+        )
 
     def high_water(self, prefix: str = "") -> int:
         """Return the highest token that these objects have seen, 0 for none: after a restore, tokens must be above it.
 
-        Looks at every object. With pointers it knows the tokens of the bodies; the claims, `fenced_store.high_water`.
+        Looks at every object. With pointers it knows the tokens of the bodies that are there; `fenced_store.high_water`
+        knows those of claims and deletions.
         """
         return self._runner.run(self._way.high_water(_prefix(prefix)))
 
@@ -208,15 +222,16 @@ class AsyncFencedObjects(_ObjectsBase):
         attributes: Mapping[str, str] | None = None,
     ) -> StoredObject:
         """Store an object; raise StaleTokenError when a newer holder has written or claimed it."""
-        body, kept = _bytes(data), check_attributes(attributes, self._names)
-        mark = self._mark(body, fence, write)
-        repeated = await self._runner.run(self._way.put(self._check(path), mark, body, kept, fence))
+        body, kept, shown = _bytes(data), check_attributes(attributes, self._names), self._shown(fence)
+        mark = self._mark(body, shown, fence, write, kept)
+        repeated = await self._runner.run(self._way.put(self._check(path), mark, body, kept, shown))
         return StoredObject(path, mark.token, mark.write, repeated)
 
     async def delete(self, path: str, *, fence: int | HasToken, write: int | None = None) -> StoredObject:
         """Delete an object on the same terms as `put`. Its fence stays, as a small object or row."""
-        mark = self._mark(None, fence, write)
-        repeated = await self._runner.run(self._way.put(self._check(path), mark, b"", {}, fence))
+        shown = self._shown(fence)
+        mark = self._mark(None, shown, fence, write)
+        repeated = await self._runner.run(self._way.put(self._check(path), mark, b"", {}, shown))
         return StoredObject(path, mark.token, mark.write, repeated)
 
     async def get(self, path: str) -> Object | None:
@@ -229,12 +244,13 @@ class AsyncFencedObjects(_ObjectsBase):
 
     async def claim(self, *paths: str, fence: int | HasToken, patience: float = PATIENCE) -> None:
         """Raise the fences of these objects to a token, and refuse all lower ones from now on."""
-        for path in self._paths(paths):
-            await self._runner.run(self._way.claim(path, fence, self._by(fence), patience))
+        await self._runner.run(self._way.claim(self._paths(paths), self._shown(fence), _patience(patience)))
 
     async def sweep(self, prefix: str = "", *, fence: int | HasToken | None = None) -> list[str]:
         """Remove bodies that no pointer will ever point to, in a folder and below; return their names."""
-        return await self._runner.run(self._way.sweep(_prefix(prefix), fence, self._by(fence), PATIENCE))
+        return await self._runner.run(
+            self._way.sweep(_prefix(prefix), None if fence is None else self._shown(fence), PATIENCE)
+        )
 
     async def high_water(self, prefix: str = "") -> int:
         """Return the highest token that these objects have seen, 0 for none: after a restore, tokens must be above
@@ -245,6 +261,12 @@ class AsyncFencedObjects(_ObjectsBase):
 
 def _prefix(prefix: str) -> str:
     return check_path(prefix) if prefix else ""
+
+
+def _patience(patience: float) -> float:
+    if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not 0 < patience < 86_400:
+        raise InvalidArgument(f"The patience of a claim is more than 0 s and less than a day; got {patience!r:.80}.")
+    return patience
 
 
 def _bytes(data: Any) -> bytes:
@@ -258,4 +280,9 @@ def _folder_of(store: Any) -> Path | None:
         return None
     if store.prefix is None:
         raise InvalidArgument("This LocalStore is the whole file system. Give it a folder: LocalStore('/srv/reports').")
-    return Path(store.prefix).absolute()
+    folder = Path(store.prefix)
+    if not folder.is_absolute():
+        raise InvalidArgument(
+            f"The folder {str(folder)!r} depends on where the program runs; give LocalStore all of it."
+        )
+    return folder

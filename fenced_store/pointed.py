@@ -5,36 +5,55 @@ points to the body that counts, and is what refuses a stale writer. Readers foll
 
 Guarantee: a reader sees the old value or the new one, whole, whenever the writer dies. What is pointed to was on the
 disk before; what was pointed to is removed only once the pointer is past it, and a pointer never goes back.
+
+Whose a body is, is in its name too: an id that the pointers and the folder share. A folder that several use, a link to
+another folder or a name spelled otherwise cannot make a sweep take what is not its own.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import os
 import re
+import uuid
 from collections import defaultdict
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 
-from fenced_store.errors import InvalidArgument, ObjectDamaged, StaleTokenError, shown
+from fenced_store.disk import files_below, to_disk
+from fenced_store.errors import (
+    FencedStoreError,
+    InvalidArgument,
+    ObjectDamaged,
+    OutcomeUnknown,
+    StaleTokenError,
+    VersionConflict,
+    shown,
+)
 from fenced_store.marks import Mark, is_repeated, value_of
 from fenced_store.names import check_resource
 from fenced_store.steps import Ask, Steps, call
-from fenced_store.tokens import HasToken, token_of
+from fenced_store.tokens import Shown
 
-NAME_BYTES = 190
+NAME_BYTES = 160
 """The last part of a path may have so many: file systems allow 255, and the name of a body is longer."""
-
-_BODY = re.compile(r"(?P<path>.+)@(?P<token>[1-9][0-9]{0,18})-(?P<write>[1-9][0-9]{0,18})-(?P<digest>[0-9a-f]{16})")
-_STAGED = re.compile(r"#[0-9]+$")
-"""What obstore appends to the name of a file that it has not written to its end."""
 
 LOOKS = 20
 """How often a reader follows the pointer, should each body be swept before it gets there."""
+
+_BODY = re.compile(
+    r"(?P<path>.+)@(?P<token>[1-9][0-9]{0,18})-(?P<write>[1-9][0-9]{0,18})-(?P<owner>[0-9a-f]{16})-[0-9a-f]{16}",
+    re.DOTALL,
+)
+_STAGED = re.compile(r"#[0-9]+$")
+"""What obstore appends to the name of a file that it has not written to its end."""
+
+_log = logging.getLogger("fenced_store")
 
 
 class Read(NamedTuple):
@@ -52,28 +71,38 @@ class Pointed:
 
     def __init__(self, namespace: str, root: Path | None) -> None:
         self._namespace = check_resource(namespace)
+        if "/" in namespace:
+            raise InvalidArgument(f"A namespace is one word, without a slash; got {shown(namespace)}.")
         self._root = root
         """The folder of a local store, whose files must be on the disk before they are pointed to."""
+        self._id: str | None = None
+        """What the pointers of this namespace and this folder know each other by."""
 
     def key(self, path: str) -> str:
         """Return the resource that stands for an object."""
         return check_resource(f"{self._namespace}/{path}")
 
-    def put(self, path: str, mark: Mark, data: bytes, attributes: dict[str, str], fence: Any) -> Steps[bool]:
+    def put(self, path: str, mark: Mark, data: bytes, attributes: dict[str, str], who: Shown) -> Steps[bool]:
         """Store a value or a deletion; return whether it had been stored before."""
-        name = None if mark.deleted else body_name(path, mark, attributes)
-        pointer: dict[str, Any] = {"object": name, "write": mark.write, "length": mark.length, "digest": mark.digest}
+        key = self.key(path)
+        name = None if mark.deleted else (yield from self._body_name(path, mark))
+        pointer: dict[str, Any] = {
+            "object": name, "write": mark.write, "length": mark.length, "digest": mark.digest,
+        }  # fmt: skip
         if attributes:
             pointer["attributes"] = attributes
-        if name is not None and (yield from self._put_body(path, mark, name, data, fence)):
+        if name is not None and (yield from self._put_body(path, mark, name, data, who)):
             return True
         # Here the body is there, and nobody sees it.
         try:
-            stored = yield Ask("pointers", "put", (self.key(path), pointer), {"fence": fence, "write": mark.write})
-        except StaleTokenError:
-            if name is not None:
-                yield from self._discard(path, name)
+            stored = yield Ask("pointers", "put", (key, pointer), {"fence": who, "write": mark.write})
+        except OutcomeUnknown:
+            raise  # it may be pointed to
+        except FencedStoreError:
+            yield from self._discard(path, name)
             raise
+        if stored.repeated:
+            yield from self._discard(path, name)
         return bool(stored.repeated)
 
     def get(self, path: str) -> Steps[Read | None]:
@@ -97,50 +126,67 @@ class Pointed:
             return Read(mark, found.stored_at, found.stored_by, attributes, value_of(path, mark, body))
         raise ObjectDamaged(path, f"its body was gone each of the {LOOKS} times that its pointer was followed.")
 
-    def claim(self, path: str, fence: int | HasToken, by: str, patience: float) -> Steps[None]:
-        """Raise the fence of an object, and leave its value as it is."""
-        yield Ask("pointers", "claim", (self.key(path),), {"fence": fence, "patience": patience})
+    def claim(self, paths: list[str], who: Shown, patience: float) -> Steps[None]:
+        """Raise the fences of objects, all or none, and leave their values as they are."""
+        keys = tuple(self.key(path) for path in paths)
+        yield Ask("pointers", "claim", keys, {"fence": who, "patience": patience})
 
-    def sweep(self, prefix: str, fence: int | HasToken | None, by: str, patience: float) -> Steps[list[str]]:
+    def sweep(self, prefix: str, who: Shown | None, patience: float) -> Steps[list[str]]:
         """Remove bodies that nobody will ever point to; return their names.
 
         A pointer only rises, so a body with a lower pair than its pointer's is past all use, whoever is at work. One
         with a higher pair may be a writer's that is about to point to it, and stays; unless a claim has shut that
         writer out.
         """
+        yield from self._know()
         bodies: dict[str, list[str]] = defaultdict(list)
-        names = yield Ask("objects", "list", (prefix or None,))
-        if self._root is not None:
-            names += yield call(staged, self._root, prefix)
-        for name in names:
+        for name in (yield from self._names(prefix)):
             found = _BODY.fullmatch(_STAGED.sub("", name))
-            if found:
+            if found and found["owner"] == self._owner(found["path"]):
                 bodies[found["path"]].append(name)
-        removed = []
+        removed: list[str] = []
         for path in sorted(bodies):
-            if fence is not None:
-                yield from self.claim(path, fence, by, patience)
-            pointer = yield Ask("pointers", "get", (self.key(path),))
-            current, pair = None, (0, 0)
-            if pointer is not None:
-                current, mark, _ = _pointer(path, pointer)
-                pair = mark.pair
-            for name in sorted(bodies[path]):
-                written = _pair_of(name)
-                if name != current and (written <= pair or (fence is not None and written[0] < token_of(fence))):
-                    yield from self._remove(name)
-                    removed.append(name)
+            try:
+                removed += yield from self._sweep_one(path, sorted(bodies[path]), who, patience)
+            except ObjectDamaged as error:
+                _log.warning("Nothing was swept of one object: %s", error)
+        return removed
+
+    def _sweep_one(self, path: str, names: list[str], who: Shown | None, patience: float) -> Steps[list[str]]:
+        shut_out = 0
+        if who is not None:
+            try:
+                yield from self.claim([path], who, patience)
+                shut_out = who.token  # everything lower, from here on
+            except StaleTokenError as error:
+                _log.warning("Of one object only what is below its pointer was swept: %s", error)
+        pointer = yield Ask("pointers", "get", (self.key(path),))
+        current, pair = None, (0, 0)
+        if pointer is not None:
+            current, mark, _ = _pointer(path, pointer)
+            pair = mark.pair
+        removed = []
+        for name in names:
+            written = _pair_of(name)
+            if name != current and (written <= pair or written[0] < shut_out) and (yield from self._remove(name)):
+                removed.append(name)
         return removed
 
     def high_water(self, prefix: str) -> Steps[int]:
         """Return the highest token that any body was written under, whether it is pointed to or not."""
-        names = yield Ask("objects", "list", (prefix or None,))
+        names = yield from self._names(prefix)
         return max((_pair_of(name)[0] for name in names if _BODY.fullmatch(name)), default=0)
 
-    def _put_body(self, path: str, mark: Mark, name: str, data: bytes, fence: Any) -> Steps[bool]:
+    def _put_body(self, path: str, mark: Mark, name: str, data: bytes, who: Shown) -> Steps[bool]:
         """Store a body; return whether that is needless, because the same write was accepted before."""
         try:
-            yield Ask("objects", "put", (name, data))
+            try:
+                yield Ask("objects", "put", (name, data), {"mode": "create"})
+            except AlreadyExistsError:
+                # The same write, sent again. What is pointed to is not touched, unless it is not what it should be.
+                answer = yield Ask("objects", "get", (name,))
+                if (yield Ask("body", answer)) != data:
+                    yield Ask("objects", "put", (name, data))
             if self._root is not None:
                 yield call(to_disk, self._root, name)
         except (BaseError, OSError):
@@ -148,32 +194,77 @@ class Pointed:
             found = yield Ask("pointers", "get", (self.key(path),))
             if found is not None and is_repeated(path, _pointer(path, found)[1], mark, found.stored_at):
                 return True
-            yield Ask("pointers", "claim", (self.key(path),), {"fence": fence})
+            yield Ask("pointers", "claim", (self.key(path),), {"fence": who})
             raise
         return False
 
-    def _discard(self, path: str, name: str) -> Steps[None]:
-        """Remove a body that was refused. Not if it is pointed to: then the same write was accepted before, and the
-        fence has risen since.
-        """
+    def _discard(self, path: str, name: str | None) -> Steps[None]:
+        """Remove a body that nobody points to: one that was refused, or sent again after it was superseded."""
+        if name is None:
+            return
         found = yield Ask("pointers", "get", (self.key(path),))
         if found is None or _pointer(path, found)[0] != name:
             yield from self._remove(name)
 
-    def _remove(self, name: str) -> Steps[None]:
+    def _remove(self, name: str) -> Steps[bool]:
         try:
             if self._root is not None:
                 yield call(os.unlink, self._root / name)
             else:
                 yield Ask("objects", "delete", (name,))
         except FileNotFoundError:
-            pass  # another sweep was first
+            return False  # another sweep was first
+        return True
+
+    def _names(self, prefix: str) -> Steps[list[str]]:
+        if self._root is not None:
+            return (yield call(files_below, self._root, prefix))  # type: ignore[no-any-return]
+        return (yield Ask("objects", "list", (prefix or None,)))  # type: ignore[no-any-return]
+
+    def _body_name(self, path: str, mark: Mark) -> Steps[str]:
+        """Return the name of a body: the same for the same write sent twice, and for no other."""
+        yield from self._know()
+        digest = hashlib.sha256(f"{mark.digest} {mark.attributes}".encode()).hexdigest()[:16]
+        return f"{path}@{mark.token}-{mark.write}-{self._owner(path)}-{digest}"
+
+    def _owner(self, path: str) -> str:
+        return hashlib.sha256(f"{self._id} {path}".encode()).hexdigest()[:16]
+
+    def _know(self) -> Steps[None]:
+        """Learn the id of this namespace, or give it one; refuse a folder that it was not given to."""
+        if self._id is not None:
+            return
+        key = f"{self._namespace}/"  # which is no object's
+        found = yield Ask("pointers", "get", (key,))
+        if found is None:
+            made = uuid.uuid4().hex
+            yield Ask("objects", "put", (_marker(made), self._namespace.encode()))
+            if self._root is not None:
+                yield call(to_disk, self._root, _marker(made))
+            try:
+                yield Ask("pointers", "put", (key, {"id": made}), {"if_version": 0})
+            except VersionConflict:  # another was first
+                yield from self._remove(_marker(made))
+            found = yield Ask("pointers", "get", (key,))
+        known = found.value.get("id") if found is not None and isinstance(found.value, dict) else None
+        if not isinstance(known, str):
+            raise ObjectDamaged(self._namespace, "the key of its namespace holds something else than an id.")
+        try:
+            yield Ask("objects", "get", (_marker(known),))
+        except FileNotFoundError:
+            raise InvalidArgument(
+                f"The pointers of namespace {shown(self._namespace)} belong to another folder or bucket than this one: "
+                f"{_marker(known)} is not here. Give each its own, with namespace=; if it was moved, that file is to "
+                f"be moved "
+                "with it."
+            ) from None
+        self._id = known
 
 
 def check_body_path(path: str) -> None:
     """Refuse a path whose bodies could be taken for another's."""
     for part in path.split("/"):
-        if _BODY.fullmatch(part) or _STAGED.search(part):
+        if _BODY.fullmatch(part) or _STAGED.search(part) or part.startswith(_marker("")):
             raise InvalidArgument(
                 f"The path {shown(path)} has a part that looks like the name of a stored body or of one that is being "
                 "written; choose another."
@@ -182,33 +273,8 @@ def check_body_path(path: str) -> None:
         raise InvalidArgument(f"The last part of the path {shown(path)} takes more than {NAME_BYTES} bytes.")
 
 
-def body_name(path: str, mark: Mark, attributes: dict[str, str]) -> str:
-    """Return the name of a body: the same for the same write sent twice, and for no other."""
-    digest = hashlib.sha256(f"{mark.digest} {json.dumps(attributes, sort_keys=True)}".encode()).hexdigest()[:16]
-    return f"{path}@{mark.token}-{mark.write}-{digest}"
-
-
-def to_disk(root: Path, name: str) -> None:
-    """Wait until a file, and the folders that it is found through, are on the disk."""
-    path = root / name
-    for one in (path, *path.parents):
-        number = os.open(one, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-        if one == root:
-            return
-
-
-def staged(root: Path, prefix: str) -> list[str]:
-    """Return the files that were not written to their end, which obstore does not list."""
-    found = []
-    for folder, _, files in os.walk(root / prefix if prefix else root):
-        for file in files:
-            if _STAGED.search(file):
-                found.append((Path(folder) / file).relative_to(root).as_posix())
-    return found
+def _marker(known: str) -> str:
+    return f".fenced_store-{known}"
 
 
 def _pair_of(name: str) -> tuple[int, int]:
@@ -221,11 +287,17 @@ def _pointer(path: str, found: Any) -> tuple[str | None, Mark, dict[str, Any]]:
     """Return the name of the body that counts, None for a deletion, with its mark and the user's attributes."""
     try:
         value = found.value
-        name = value["object"]
-        mark = Mark(found.token, value["write"], value["length"], value["digest"], found.stored_by or "", name is None)
-        sound = name is None or (isinstance(name, str) and _pair_of(name) == mark.pair)
-        attributes = dict(value.get("attributes", {}))
-    except (TypeError, KeyError, AttributeError, AssertionError, ValueError):
+        name, attributes = value["object"], dict(value.get("attributes", {}))
+        mark = replace(
+            Mark.of(found.token, value["write"], None, found.stored_by or "", attributes),
+            length=value["length"],
+            digest=value["digest"],
+            deleted=name is None,
+        )
+        sound = name is None or (
+            isinstance(name, str) and _BODY.fullmatch(name) is not None and _pair_of(name) == mark.pair
+        )
+    except (TypeError, KeyError, AttributeError, ValueError):
         sound = False
     if not sound:
         raise ObjectDamaged(path, "its key in the fenced store holds something else than a pointer to a body.")

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fenced_store.errors import InvalidArgument, shown
 
@@ -54,7 +54,14 @@ def next_write() -> int:
 def write_of(fence: int | HasToken) -> int:
     """Return the number of the next write with this fence: its own if it stands for one write, such as a request's."""
     number = getattr(fence, "write", None)
-    return number if isinstance(number, int) and not isinstance(number, bool) else next_write()
+    return next_write() if number is None else check_write(number)
+
+
+class Shown(NamedTuple):
+    """A token as it was read once, and who shows it."""
+
+    token: int
+    who: str
 
 
 class HoldsFence(Protocol):
@@ -94,6 +101,8 @@ def check_write(write: int) -> int:
 
 def who(fence: int | HasToken | None = None) -> str:
     """Say who writes, for those who will ask later: the machine, the process, and the lock if it has a name."""
+    if isinstance(fence, Shown):
+        return fence.who
     by = getattr(fence, "by", None)
     if isinstance(by, str):
         return f"{_HOST} pid {os.getpid()} for {by:.300}"

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from obstore.store import LocalStore, MemoryStore
 
-from fenced_store import FencedStore, ObjectDamaged, StaleTokenError
+import fenced_store
+from fenced_store import FencedStore, InvalidArgument, NotInstalled, ObjectDamaged, StaleTokenError, disk
 from fenced_store.objects import FencedObjects
 from fenced_store.steps import Ask, Runner
 from tests.support.steps import Stepwise
@@ -30,7 +31,9 @@ def pointers(dsn: str) -> Iterator[FencedStore]:
 
 @pytest.fixture
 def files(tmp_path: Path, pointers: FencedStore) -> FencedObjects:
-    return FencedObjects(LocalStore(tmp_path), pointers=pointers)
+    made = FencedObjects(LocalStore(tmp_path), pointers=pointers)
+    made.sweep()  # by now it has its id
+    return made
 
 
 def value(objects: FencedObjects, path: str = "a") -> bytes | None:
@@ -39,7 +42,9 @@ def value(objects: FencedObjects, path: str = "a") -> bytes | None:
 
 
 def bodies(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    """All files but that which says whose the folder is."""
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in found if not name.startswith(".fenced_store-"))
 
 
 def test_a_body_is_on_the_disk_before_it_is_pointed_to(files: FencedObjects) -> None:
@@ -52,6 +57,7 @@ def test_a_body_is_on_the_disk_before_it_is_pointed_to(files: FencedObjects) -> 
 def test_a_file_and_its_folders_are_waited_for(
     files: FencedObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(disk, "_FULL", None)
     synced: list[str] = []
     real = os.fsync
 
@@ -61,11 +67,11 @@ def test_a_file_and_its_folders_are_waited_for(
 
     monkeypatch.setattr(os, "fsync", fsync)
     files.put("in/deep/a", b"one", fence=7)
-    assert len(synced) == 4
+    assert len(synced) == 5
     if sys.platform == "linux":
         folder = str(tmp_path)
         assert synced[0].startswith(f"{folder}/in/deep/a@7-")
-        assert synced[1:] == [f"{folder}/in/deep", f"{folder}/in", folder]
+        assert synced[1:] == [f"{folder}/in/deep", f"{folder}/in", folder, str(tmp_path.parent)]
 
 
 STEPS = 3
@@ -130,6 +136,7 @@ from fenced_store import FencedStore
 from fenced_store.objects import FencedObjects
 from tests.resources.test_files import Dies
 objects = FencedObjects(LocalStore({str(tmp_path)!r}), pointers=FencedStore({dsn!r}))
+objects.sweep()
 objects._runner = Dies(objects._runner, {step}, {when!r})
 objects.put("a", b"new" * 100_000, fence=7)
 """
@@ -144,29 +151,130 @@ objects.put("a", b"new" * 100_000, fence=7)
     assert len(bodies(tmp_path)) == 1, "the next version lets everything go that was left"
 
 
+def like(folder: Path, name: str, token: int, write: int) -> str:
+    """Return the name of a body that the owner of this one might have written under another pair."""
+    path, said = name.split("@")
+    rest = said.split("-")[2:]
+    return f"{path}@{token}-{write}-{'-'.join(rest)}"
+
+
 def test_what_was_not_written_to_its_end_is_swept(files: FencedObjects, tmp_path: Path) -> None:
     files.put("in/a", b"one", fence=7, write=1)
+    one = bodies(tmp_path)[0]
     files.put("in/a", b"two", fence=7, write=2)
-    (tmp_path / "in/a@6-5-0123456789abcdef#1").write_bytes(b"half")
-    (tmp_path / "in/a@9-5-0123456789abcdef#12").write_bytes(b"half of what may come")
-    swept = files.sweep()
-    assert len(swept) == 2
-    assert "in/a@6-5-0123456789abcdef#1" in swept
-    assert (tmp_path / "in/a@9-5-0123456789abcdef#12").exists()
-    assert files.sweep("in", fence=10) == ["in/a@9-5-0123456789abcdef#12"]
+    old, new = like(tmp_path, one, 6, 5) + "#1", like(tmp_path, one, 9, 5) + "#12"
+    (tmp_path / old).write_bytes(b"half")
+    (tmp_path / new).write_bytes(b"half of what may come")
+    assert files.sweep() == sorted([old, one])
+    assert (tmp_path / new).exists()
+    assert files.sweep("in", fence=10) == [new]
     assert value(files, "in/a") == b"two"
 
 
-def test_the_sweep_takes_nothing_that_is_not_a_body(files: FencedObjects, tmp_path: Path) -> None:
-    strange = ["readme", "a@1-1", "a@1-1-0123", "a@0-1-0123456789abcdef", "a@x-1-0123456789abcdef", "b#1", "deep/er/c"]
+def test_the_sweep_takes_nothing_that_is_not_its_own(files: FencedObjects, tmp_path: Path) -> None:
+    files.put("a", b"one", fence=7)
+    one = bodies(tmp_path)[0]
+    others = one.rsplit("-", 2)[0] + "-0123456789abcdef-0123456789abcdef"
+    strange = [
+        "readme", "a@1-1", "a@1-1-0123", "a@0-1-0123456789abcdef-0123456789abcdef", others, f"{others}#1", "b#1",
+        "deep/er/c", one.replace("a@", "b@"), f"deep/{one}",
+    ]  # fmt: skip
     for name in strange:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"mine")
-    files.put("a", b"one", fence=7)
+    (tmp_path / os.fsdecode(b"no\xfftext")).write_bytes(b"mine")
     files.put("a", b"two", fence=8)
-    assert len(files.sweep(fence=2**62)) == 1
+    assert files.sweep(fence=2**62) == [one]
     assert sorted(set(bodies(tmp_path)) & set(strange)) == sorted(strange)
     assert value(files) == b"two"
+
+
+def test_who_shares_a_folder_takes_nothing_of_the_others(tmp_path: Path, pointers: FencedStore) -> None:
+    one = FencedObjects(LocalStore(tmp_path), pointers=pointers, namespace="one")
+    two = FencedObjects(LocalStore(tmp_path), pointers=pointers, namespace="two")
+    one.put("f", b"one", fence=7)
+    two.put("f", b"two", fence=8)
+    two.put("g", b"two", fence=8)
+    for sweeper in (two, one):
+        assert sweeper.sweep() == []
+        assert sweeper.sweep(fence=9) == []
+    assert (value(one, "f"), value(two, "f"), value(two, "g")) == (b"one", b"two", b"two")
+
+
+def test_folders_in_each_other_and_links_take_nothing_of_the_others(tmp_path: Path, pointers: FencedStore) -> None:
+    inner = FencedObjects(LocalStore(tmp_path / "in", mkdir=True), pointers=pointers, namespace="inner")
+    outer = FencedObjects(LocalStore(tmp_path), pointers=pointers, namespace="outer")
+    inner.put("a", b"inner", fence=7)
+    outer.put("real/a", b"outer", fence=7)
+    outer.put("in/a", b"outer's own", fence=8)
+    (tmp_path / "alias").symlink_to(tmp_path / "real")
+    outer.put("alias/a", b"by its other name", fence=9)
+    outer.sweep()
+    outer.sweep(fence=10)
+    inner.sweep(fence=10)
+    assert value(inner) == b"inner"
+    assert [value(outer, path) for path in ("real/a", "in/a", "alias/a")] == [
+        b"outer", b"outer's own", b"by its other name",
+    ]  # fmt: skip
+
+
+def test_a_namespace_belongs_to_one_folder(tmp_path: Path, pointers: FencedStore) -> None:
+    first = FencedObjects(LocalStore(tmp_path / "1", mkdir=True), pointers=pointers)
+    first.put("a", b"one", fence=7)
+    second = FencedObjects(LocalStore(tmp_path / "2", mkdir=True), pointers=pointers)
+    for act in (lambda: second.put("a", b"two", fence=8), lambda: second.sweep(fence=8)):
+        with pytest.raises(InvalidArgument, match="belong to another folder"):
+            act()
+    assert value(first) == b"one"
+    with pytest.raises(InvalidArgument, match="without a slash"):
+        FencedObjects(LocalStore(tmp_path), pointers=pointers, namespace="a/b")
+
+
+def test_a_folder_of_another_database_is_not_taken_over(tmp_path: Path, pointers: FencedStore, bare_dsn: str) -> None:
+    first = FencedObjects(LocalStore(tmp_path), pointers=pointers)
+    first.put("a", b"one", fence=7)
+    fenced_store.install(bare_dsn)
+    with FencedStore(bare_dsn) as elsewhere:
+        second = FencedObjects(LocalStore(tmp_path), pointers=elsewhere)
+        second.put("a", b"two", fence=8)
+        assert second.sweep(fence=9) == []
+        assert (value(first), value(second)) == (b"one", b"two")
+
+
+def test_first_use_may_be_cut_off_at_any_step(tmp_path: Path, pointers: FencedStore) -> None:
+    """Nor does it matter who else begins at the same time: there is one id in the end."""
+    steps = 8
+    begun = [
+        Stepwise(
+            FencedObjects(LocalStore(tmp_path), pointers=pointers),
+            lambda objects: objects.put("a", b"cut off", fence=7),
+        )
+        for _ in range(steps)
+    ]
+    for number, one in enumerate(begun):
+        for _ in range(number):
+            if not one.done:
+                one.step()
+    objects = FencedObjects(LocalStore(tmp_path), pointers=pointers)
+    objects.put("a", b"one", fence=8)
+    late = [one for one in begun if not one.done]
+    assert len(late) >= 4
+    for one in late:
+        with pytest.raises(StaleTokenError):
+            one.finish()
+    assert value(objects) == b"one"
+    objects.sweep()
+    assert len(bodies(tmp_path)) == 1
+
+
+def test_a_folder_that_depends_on_where_one_is_is_refused(
+    tmp_path: Path, pointers: FencedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = LocalStore("here", mkdir=True)
+    if not Path(str(store.prefix)).is_absolute():
+        with pytest.raises(InvalidArgument, match="depends on where the program runs"):
+            FencedObjects(store, pointers=pointers)
 
 
 def test_a_sweep_of_one_folder_leaves_the_others(files: FencedObjects, tmp_path: Path) -> None:
@@ -178,12 +286,89 @@ def test_a_sweep_of_one_folder_leaves_the_others(files: FencedObjects, tmp_path:
     assert files.sweep("not/there") == []
 
 
-def test_a_sweep_with_a_stale_token_takes_nothing(files: FencedObjects, tmp_path: Path) -> None:
+def test_a_sweep_with_a_stale_token_takes_only_what_is_past_all_use(
+    files: FencedObjects, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     files.put("a", b"one", fence=7)
     files.put("a", b"two", fence=8)
+    in_flight = Stepwise(files, lambda objects: objects.put("a", b"three", fence=9)).until("put")
+    in_flight.step()
+    assert len(bodies(tmp_path)) == 3
+    assert len(files.sweep(fence=7)) == 1
+    assert "only what is below its pointer" in caplog.text
+    in_flight.finish()
+    assert value(files) == b"three"
+
+
+def test_a_sweep_leaves_what_its_own_token_is_about_to_point_to(files: FencedObjects, tmp_path: Path) -> None:
+    files.put("a", b"old", fence=1)
+    writer = Stepwise(files, lambda objects: objects.put("a", b"new", fence=7)).until("put")
+    writer.step()
+    assert files.sweep(fence=7) == []
+    writer.finish()
+    assert value(files) == b"new"
+
+
+def test_a_sweep_claims_before_it_looks(files: FencedObjects, tmp_path: Path) -> None:
+    """Otherwise a body that came to be pointed to in between would be taken for one that never was."""
+    files.put("a", b"old", fence=1)
+    sweeper = Stepwise(files, lambda objects: objects.sweep(fence=8))
+    while sweeper.next is not None and sweeper.next.what != "claim":
+        sweeper.step()
+    files.put("a", b"new", fence=7)
+    sweeper.finish()
+    assert value(files) == b"new"
+
+
+def test_one_damaged_object_does_not_keep_the_others_from_being_swept(
+    files: FencedObjects, pointers: FencedStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in ("a", "b", "c"):
+        files.put(path, b"one", fence=7)
+        files.put(path, b"two", fence=7)
+    pointers.put("objects/b", "something else", fence=8)
+    assert [name[0] for name in files.sweep()] == ["a", "c"]
+    assert "Nothing was swept of one object" in caplog.text
+
+
+def test_a_write_sent_again_after_it_was_superseded_leaves_nothing(files: FencedObjects, tmp_path: Path) -> None:
+    files.put("a", b"one", fence=7, write=1)
+    files.put("a", b"two", fence=7, write=2)
+    files.sweep()
+    assert files.put("a", b"one", fence=7, write=1).repeated
+    assert len(bodies(tmp_path)) == 1
+    assert value(files) == b"two"
+
+
+def test_a_write_sent_again_does_not_touch_what_is_pointed_to(files: FencedObjects, tmp_path: Path) -> None:
+    files.put("a", b"one", fence=7, write=1)
+    before = (tmp_path / bodies(tmp_path)[0]).stat()
+    assert files.put("a", b"one", fence=7, write=1).repeated
+    after = (tmp_path / bodies(tmp_path)[0]).stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    (tmp_path / bodies(tmp_path)[0]).write_bytes(b"")  # as a power cut might leave a file that was not waited for
+    files.put("a", b"one", fence=7, write=1)
+    assert value(files) == b"one"
+
+
+def test_nothing_is_written_where_it_cannot_be_pointed_to(tmp_path: Path, bare_dsn: str) -> None:
+    with FencedStore(bare_dsn) as store, pytest.raises(NotInstalled):
+        FencedObjects(LocalStore(tmp_path), pointers=store).put("a", b"one", fence=7)
+    assert bodies(tmp_path) == []
+    fenced_store.install(bare_dsn)
+    with FencedStore(bare_dsn) as store:
+        objects = FencedObjects(LocalStore(tmp_path), pointers=store, namespace="n" * 300)
+        with pytest.raises(InvalidArgument, match="1 to 1024 bytes"):
+            objects.put("in/" * 250 + "a", b"one", fence=7)
+    assert bodies(tmp_path) == []
+
+
+def test_a_claim_of_several_is_all_or_nothing(files: FencedObjects) -> None:
+    files.put("b", b"one", fence=9)
     with pytest.raises(StaleTokenError):
-        files.sweep(fence=7)
-    assert len(bodies(tmp_path)) == 2
+        files.claim("a", "b", "c", fence=8)
+    files.put("a", b"one", fence=7)
+    files.put("c", b"one", fence=7)
 
 
 def test_a_deleted_object_leaves_no_body(files: FencedObjects, tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from obstore.exceptions import AlreadyExistsError, GenericError
+from obstore.exceptions import AlreadyExistsError, GenericError, PermissionDeniedError
 from obstore.store import AzureStore, HTTPStore, LocalStore, MemoryStore, S3Store
 
 import dblock
@@ -64,9 +66,13 @@ def test_bytes_come_in_any_form(objects: FencedObjects) -> None:
 def test_attributes_of_the_users_are_kept(objects: FencedObjects) -> None:
     given = {"Content-Type": "text/csv", "owner": "me"}
     objects.put("a", b"one", fence=7, attributes=given)
+    before = objects.get("a")
     objects.claim("a", fence=8)
+    objects.claim("a", fence=9)
     found = objects.get("a")
     assert found is not None
+    assert before is not None
+    assert (found.stored_at, found.stored_by) == (before.stored_at, before.stored_by)
     assert {name: found.attributes[name] for name in given} == given
     assert "fence" not in found.attributes
     assert (found.data, found.token) == (b"one", 7), "a claim leaves the value and its writer"
@@ -90,6 +96,9 @@ def test_a_refusal_says_what_which_and_who(place: Place) -> None:
     assert e.value.resource.endswith("a")
     if place.kind != "files":  # a key's refusal leaves that to the log
         assert e.value.stored_by == "the new one"
+    found = place.objects().get("a")
+    assert found is not None
+    assert found.stored_by == "the new one"
 
 
 def test_the_same_write_sent_again_is_stored_once(objects: FencedObjects) -> None:
@@ -98,6 +107,8 @@ def test_the_same_write_sent_again_is_stored_once(objects: FencedObjects) -> Non
     assert again.repeated
     with pytest.raises(StaleTokenError, match="another write under the same number"):
         objects.put("a", b"other", fence=7, write=first.write)
+    with pytest.raises(StaleTokenError, match="another write under the same number"):
+        objects.put("a", b"one", fence=7, write=first.write, attributes={"owner": "me"})
 
 
 BAD = [
@@ -129,7 +140,10 @@ def test_a_path_that_cannot_be(objects: FencedObjects, path: Any, says: str) -> 
             act()
 
 
-@pytest.mark.parametrize("path", ["a@7-1-0123456789abcdef", "a@7-1-0123456789abcdef/b", "a#1", "a" * 191])
+LIKE_A_BODY = "a@7-1-0123456789abcdef-0123456789abcdef"
+
+
+@pytest.mark.parametrize("path", [LIKE_A_BODY, f"{LIKE_A_BODY}/b", "a#1", "a" * 161, ".fenced_store-1"])
 def test_a_path_whose_bodies_would_be_mistaken(tmp_path: Path, dsn: str, path: str) -> None:
     with FencedStore(dsn) as store, pytest.raises(InvalidArgument, match=r"body|bytes"):
         FencedObjects(LocalStore(tmp_path), pointers=store).put(path, b"", fence=1)
@@ -269,6 +283,50 @@ def test_an_object_that_was_there_before_is_taken_on(s3: S3Store) -> None:
     objects.put("a", b"new", fence=3)
 
 
+def test_a_fence_is_read_once(place: Place) -> None:
+    """A lease whose token changes meanwhile is the one that it was when the write began."""
+
+    class Renewed:
+        def __init__(self) -> None:
+            self.tokens = iter([7, 9, 9, 9, 9])
+
+        @property
+        def token(self) -> int:
+            return next(self.tokens)
+
+    objects = place.objects()
+    objects.put("a", b"old", fence=8)
+    with pytest.raises(StaleTokenError):
+        objects.put("a", b"late", fence=Renewed())
+    with pytest.raises(FenceAhead):
+        objects.claim("a", fence=Renewed())
+    found = objects.get("a")
+    assert found is not None
+    assert found.data == b"old"
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**63, 2**70, True, "5", 1.5])
+def test_a_number_that_a_fence_brings_is_checked(objects: FencedObjects, number: Any) -> None:
+    class Brings:
+        token, write = 7, number
+
+    with pytest.raises(InvalidArgument, match="write number"):
+        objects.put("a", b"one", fence=Brings())
+    assert objects.get("a") is None
+
+
+@pytest.mark.parametrize("patience", [0, -1, True, "5", 86_400, None])
+def test_a_patience_that_cannot_be(objects: FencedObjects, patience: Any) -> None:
+    with pytest.raises(InvalidArgument, match="patience"):
+        objects.claim("a", fence=1, patience=patience)
+
+
+def test_attributes_are_not_endless(objects: FencedObjects) -> None:
+    objects.put("a", b"one", fence=7, attributes={"owner": "x" * 995, "Content-Type": "y" * 100})
+    with pytest.raises(InvalidArgument, match="1001 bytes together"):
+        objects.put("a", b"one", fence=7, attributes={"owner": "x" * 996})
+
+
 # What happens between looking and writing.
 
 
@@ -291,6 +349,16 @@ def test_the_same_bytes_under_a_newer_token_are_another_version(s3: S3Store, sea
         found = newer.get("a")
         assert found is not None
         assert (found.data, found.token) == (b"stale", 7), "this is the harm"
+
+
+def test_the_same_bytes_under_another_number_are_another_version_too(s3: S3Store) -> None:
+    objects = FencedObjects(s3)
+    objects.put("a", b"the same", fence=7, write=1)
+    late = Stepwise(FencedObjects(s3, probe=False), lambda objects: objects.put("a", b"late", fence=7, write=2))
+    late.until("put")
+    objects.put("a", b"the same", fence=7, write=3)
+    with pytest.raises(StaleTokenError, match="a later write of the same holder"):
+        late.finish()
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["replacing", "creating"])
@@ -345,7 +413,7 @@ def test_a_claim_loses_no_value_that_came_meanwhile(s3: S3Store) -> None:
 def test_sixteen_writers_are_accepted_in_order(s3_address: str, s3: S3Store) -> None:
     """By the server's own account of what it did, one after the other."""
     pairs = [(token, number) for token in range(1, 31) for number in range(1, 5)]
-    pairs.sort(key=lambda pair: hash((pair, "shuffled")) % 9 + pair[0] * 2)
+    pairs.sort(key=lambda pair: pair[0] + random.gauss(0, 2))
     name = str(s3.config["bucket"])
 
     def write(writer: int) -> list[tuple[int, int]]:
@@ -498,6 +566,24 @@ def test_an_answer_that_never_comes_is_unknown_and_can_be_sent_again(unreliable:
     assert objects.put("a", b"one", fence=7, write=caught.value.write).repeated == (last == "after")
 
 
+def test_what_may_have_been_stored_is_not_called_refused(
+    unreliable: Unreliable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = FencedObjects(unreliable, probe=False)
+    unreliable.faults = ["after"]
+    writer = Stepwise(objects, lambda objects: objects.put("a", b"one", fence=7)).until("put")
+    writer.step()
+    monkeypatch.setattr(Unreliable, "get", _denied, raising=False)
+    with pytest.raises(OutcomeUnknown, match="may not read") as caught:
+        writer.finish()
+    monkeypatch.undo()
+    assert objects.put("a", b"one", fence=7, write=caught.value.write).repeated
+
+
+def _denied(*args: Any, **options: Any) -> Any:
+    raise PermissionDeniedError("may not read")
+
+
 def test_a_claim_that_is_not_answered_can_be_sent_again(unreliable: Unreliable) -> None:
     unreliable.faults = ["before"] * 4
     objects = FencedObjects(unreliable, probe=False)
@@ -626,7 +712,24 @@ def test_a_probe_that_cannot_be_removed_is_no_obstacle(caplog: pytest.LogCapture
 
 @pytest.mark.parametrize(
     "mark",
-    ["", "7", "{}", "[]", '{"token":7}', '{"token":"7","write":1,"length":0,"digest":"","by":""}', "nonsense"],
+    [
+        "",
+        "7",
+        "{}",
+        "[]",
+        '{"token":7}',
+        '{"token":"7","write":1,"length":0,"digest":"","by":""}',
+        "nonsense",
+        '{"token":0,"write":1,"length":0,"digest":"","by":""}',
+        '{"token":7,"write":-1,"length":0,"digest":"","by":""}',
+        '{"token":7,"write":1,"length":1.0,"digest":"","by":""}',
+        '{"token":7,"write":1,"length":-1,"digest":"","by":""}',
+        '{"token":7,"write":1,"length":0,"digest":1,"by":""}',
+        '{"token":7,"write":1,"length":0,"digest":"","by":1}',
+        '{"token":9223372036854775808,"write":1,"length":0,"digest":"","by":""}',
+        '{"token":7,"write":0,"length":0,"digest":"","by":"","value_token":"x","value_write":1}',
+        '{"token":7,"write":0,"length":0,"digest":"","by":"","deleted":1}',
+    ],
 )
 def test_a_fence_that_cannot_be_read_lets_nobody_in(mark: str) -> None:
     store = MemoryStore()
@@ -640,6 +743,26 @@ def test_a_fence_that_cannot_be_read_lets_nobody_in(mark: str) -> None:
         with pytest.raises(ObjectDamaged, match="attribute 'fence' cannot be read"):
             act()
     assert bytes(store.get("a").bytes()) == b"one"
+
+
+def test_a_body_whose_attributes_were_taken_away_is_no_new_one(s3: S3Store) -> None:
+    """By a copy, or by hand. Its seal says that it had a fence."""
+    objects = FencedObjects(s3)
+    objects.put("a", b"one", fence=7)
+    s3.put("a", bytes(s3.get("a").bytes()))
+    for act in (
+        lambda: objects.put("a", b"two", fence=6),
+        lambda: objects.claim("a", fence=9),
+        lambda: objects.get("a"),
+    ):
+        with pytest.raises(ObjectDamaged, match="written under token 7, and its attribute 'fence' was taken away"):
+            act()
+    for body in (b"x" * 500, b"", b"\n" + b" " * 125, b"x" * 10):
+        s3.put("a", body)
+        found = objects.get("a")
+        assert found is not None
+        assert (found.data, found.token) == (body, 0)
+        Stepwise(objects, lambda objects: objects.put("a", b"two", fence=6)).until("put")
 
 
 def test_a_body_that_is_not_the_writers_is_told_from_it() -> None:
@@ -664,8 +787,10 @@ def test_a_mark_is_one_line_of_plain_text() -> None:
     assert "  " not in text
     assert len(text) < 700, "S3 takes 2 KB of such text"
     assert mark_in("a", {"fence": text}) == mark
-    claimed = Mark.of(1, 5, None, "a").claimed(2, "b").claimed(3, "c")
-    assert (claimed.pair, claimed.value_token, claimed.deleted) == ((3, 0), 1, True)
+    now = datetime.now(timezone.utc)
+    claimed = Mark.of(1, 5, None, "a", {"x": "y"}).claimed(2, "b", now).claimed(3, "c", None)
+    assert (claimed.pair, claimed.value_pair, claimed.deleted, claimed.value_by) == ((3, 0), (1, 5), True, "a")
+    assert claimed.value_at == now.isoformat()
     assert mark_in("a", {"fence": claimed.text()}) == claimed
 
 

@@ -17,7 +17,7 @@ PACKAGE = Path(fenced_store.__file__).parent
 
 LAYERS = [
     ["errors"],
-    ["names", "tokens", "values", "steps", "conformance", "problems", "rules"],
+    ["names", "tokens", "values", "steps", "conformance", "problems", "rules", "disk"],
     ["marks", "engines", "transaction", "answers"],
     ["schema", "conditional", "pointed"],
     ["audit", "store", "protection"],
