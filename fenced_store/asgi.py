@@ -133,36 +133,31 @@ class FencingMiddleware:
 
     async def _serve_inside(self, scope: Scope, receive: Receive, answer: Answer, guard: Guard) -> None:
         """Serve a request while its fence is held."""
-        async with self._turn(guard):
-            held_fence = HeldFence(self, guard)
-            outer = held.set((*held.get(), guard))
-            try:
-                async with held_fence:
-                    answer.before_end = held_fence.end
-                    await self.app(scope, receive, answer.held_back)
-                    await answer.finish()
-            finally:
-                held.reset(outer)
+        outer = held.set((*held.get(), guard))
+        try:
+            async with HeldFence(self, guard) as held_fence:
+                answer.before_end = held_fence.end
+                await self.app(scope, receive, answer.held_back)
+                await answer.finish()
+        finally:
+            held.reset(outer)
 
     async def _serve_after(self, scope: Scope, receive: Receive, answer: Answer, guard: Guard) -> None:
         """Raise the fence, and serve a request whose handler will show its token again."""
-        async with self._turn(guard):
-            await HeldFence(self, guard).only_raise()
+        await HeldFence(self, guard).only_raise()
         await self.app(scope, receive, answer.passed_on)
         await answer.finish()
 
-    @asynccontextmanager
-    async def _turn(self, guard: Guard) -> AsyncIterator[None]:
-        """Wait for the requests of this process that came before, without a connection."""
+    async def turn(self, guard: Guard) -> asyncio.Lock:
+        """Wait for the requests of this process that came before, without a connection; return what is to be
+        released.
+        """
         line = self._lines.setdefault(guard.resource, asyncio.Lock())
         try:
             await asyncio.wait_for(line.acquire(), self.patience)
         except asyncio.TimeoutError:
             raise busy(guard.resource) from None
-        try:
-            yield
-        finally:
-            line.release()
+        return line
 
 
 class HeldFence:
@@ -178,15 +173,18 @@ class HeldFence:
         self._connection: AsyncConnection | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._is_late = False
+        self._may_be_stored = False
 
     async def only_raise(self) -> None:
         """Raise the fence, and let it go."""
         async with self._opened() as connection:
             await self._take(connection)
             await connection.commit()
+        await connection.close()
+        self._line.release()
 
     async def __aenter__(self) -> HeldFence:
-        async with self._opened(stays=True) as connection:
+        async with self._opened() as connection:
             await self._take(connection)
             await connection.commit()
             before = await self._take(connection)
@@ -199,22 +197,27 @@ class HeldFence:
         return self
 
     @asynccontextmanager
-    async def _opened(self, stays: bool = False) -> AsyncIterator[AsyncConnection]:
-        """Open a connection, and say what goes wrong on it in words for the caller; close it unless it `stays`."""
+    async def _opened(self) -> AsyncIterator[AsyncConnection]:
+        """Open a connection when it is our turn. What goes wrong on it closes it, and is said in words for the
+        caller.
+        """
+        self._line = await self._owner.turn(self._guard)
         try:
-            connection = await self._owner.engine.connect()
-        except (SQLAlchemyError, OSError) as error:
-            raise unreachable(error) from error
-        try:
-            yield connection
-        except BaseException as error:
-            await connection.close()
-            if isinstance(error, (DBAPIError, OSError)):
-                lost_patience = sqlstate(error) == "55P03"
-                raise busy(self._guard.resource) if lost_patience else unreachable(error) from error
+            try:
+                connection = await self._owner.engine.connect()
+            except (SQLAlchemyError, OSError) as error:
+                raise unreachable(error) from error
+            try:
+                yield connection
+            except BaseException as error:
+                await connection.close()
+                if isinstance(error, (DBAPIError, OSError)):
+                    lost_patience = sqlstate(error) == "55P03"
+                    raise busy(self._guard.resource) if lost_patience else unreachable(error) from error
+                raise
+        except BaseException:
+            self._line.release()
             raise
-        if not stays:
-            await connection.close()
 
     async def _take(self, connection: AsyncConnection) -> str:
         """Take the fence in a new transaction; return the lock_timeout that there was."""
@@ -247,12 +250,14 @@ class HeldFence:
             else:
                 await self._savepoint.commit()
                 await self._fence.__aexit__(None, None, None)
+                self._may_be_stored = True
             await connection.commit()
         except (SQLAlchemyError, OSError, FenceBroken) as error:
             _log.warning("The fence of %r was lost while a request was served: %s", self._guard.resource, error)
             if keep:
                 raise lost(self._guard.resource) from error
         finally:
+            self._line.release()
             await connection.close()
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -261,7 +266,7 @@ class HeldFence:
             task = asyncio.current_task()
             if task is not None and hasattr(task, "uncancel"):
                 task.uncancel()
-            raise too_late(self._guard.resource) from None
+            raise (lost if self._may_be_stored else too_late)(self._guard.resource) from None
 
 
 def _guard(scope: Scope, resource: str) -> Guard:

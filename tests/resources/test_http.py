@@ -575,6 +575,24 @@ async def test_a_handler_that_takes_too_long_is_cancelled_before_another_is_let_
     assert rows() == [8]
 
 
+async def test_who_waits_in_this_process_holds_no_connection(web: Web, dsn: str) -> None:
+    small = create_async_engine(url(dsn), pool_size=2, max_overflow=0, pool_timeout=0.5)
+
+    async def nothing(request: Request) -> None:
+        pass
+
+    handler = Halfway(nothing)
+    handler.stops = {7}
+    client = web.serve(handler.serve, fences=small)
+    waits = [asyncio.create_task(client.put("/things/a", headers=shows(7))) for _ in range(4)]
+    await handler.halfway.wait()
+    await asyncio.sleep(0.1)
+    assert (await client.put("/things/b", headers=shows(8))).status_code == 200
+    handler.go_on.set()
+    assert {(await one).status_code for one in waits} == {200}
+    await small.dispose()
+
+
 async def test_statements_count_as_time_too(web: Web) -> None:
     async def handler(request: Request) -> Response:
         for _ in range(10):
@@ -837,7 +855,10 @@ async def test_neither_what_comes_after_nor_who_waits_keeps_a_connection(web: We
     small = create_async_engine(url(dsn), pool_size=1, max_overflow=0, pool_timeout=0.5)
     go_on = asyncio.Event()
 
+    served: list[str] = []
+
     async def handler(request: Request) -> Response:
+        served.append(request.path_params["name"])
         if request.path_params["name"] == "a":
             return PlainTextResponse("said", background=BackgroundTask(go_on.wait))
         return PlainTextResponse("said")
@@ -845,6 +866,7 @@ async def test_neither_what_comes_after_nor_who_waits_keeps_a_connection(web: We
     client = web.serve(handler, fences=small)
     waits = [asyncio.create_task(client.put("/things/a", headers=shows(7))) for _ in range(4)]
     await asyncio.sleep(0.3)
+    assert served == ["a"] * 4, "nor does anybody wait for what comes after"
     assert (await client.put("/things/b", headers=shows(7))).status_code == 200
     go_on.set()
     assert {(await one).status_code for one in waits} == {200}
