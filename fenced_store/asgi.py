@@ -33,7 +33,7 @@ from fenced_store.engines import Where, async_engine_of
 from fenced_store.errors import FenceBroken, InvalidArgument, sqlstate
 from fenced_store.fencing import Fence
 from fenced_store.names import DEFAULT_SCHEMA, check_resource
-from fenced_store.problems import Refusal, busy, lost, refusal_of, too_late, unreachable
+from fenced_store.problems import Refusal, busy, lost, refusal_of, too_late, undone, unreachable
 from fenced_store.rules import Scope, compiled
 from fenced_store.tokens import MOST, held
 
@@ -76,7 +76,7 @@ class FencingMiddleware:
         app: App,
         *,
         fences: Where,
-        rules: Mapping[str, str] | Callable[[Scope], str | None],
+        rules: Mapping[str, str | None] | Callable[[Scope], str | None],
         hold: bool = True,
         within: float = 30.0,
         patience: float = 5.0,
@@ -88,12 +88,16 @@ class FencingMiddleware:
         `fences` is where fenced_store is installed: a DSN, or an AsyncEngine that the handlers do not use, for a held
         fence takes a connection. `rules` says which request writes what: from a method and path like "PUT,PATCH
         /ledgers/{ledger}", "*" being every method that may write, to the name of a resource; or a function of the
-        scope. The first that fits counts, and what fits none is let by. `within` is how many seconds a handler may
-        take, with the reading of the request: after that it is cancelled. `patience` is how many a request waits for
-        those before it, `connections` how many resources are worked on at once.
+        scope. The first that fits counts; what fits none, or one whose resource is None, is let by. `within` is how
+        many seconds a handler may take, with the reading of the request: after that it is cancelled. `patience` is how
+        many a request waits for those before it, `connections` how many resources are worked on at once.
         """
         self.app = app
         self._rule = rules if callable(rules) else compiled(rules)
+        if not isinstance(hold, bool):
+            raise InvalidArgument(f"hold is True or False; got {hold!r:.80}.")
+        if isinstance(connections, bool) or not isinstance(connections, int) or connections < 1:
+            raise InvalidArgument(f"connections is a whole number from 1; got {connections!r:.80}.")
         self._hold = hold
         self.within = _seconds("within", within)
         self.patience = _seconds("patience", patience)
@@ -106,7 +110,12 @@ class FencingMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
-        resource = self._rule(scope) if scope["type"] == "http" else None
+        answer = Answer(send)
+        try:
+            resource = self._rule(scope) if scope["type"] == "http" else None
+        except Refusal as refused:
+            await answer.replace(refused)
+            return
         if resource is None:
             try:
                 await self.app(scope, receive, send)
@@ -114,7 +123,8 @@ class FencingMiddleware:
                 if scope["type"] == "lifespan" and self._is_ours:
                     await self._engine.dispose()
             return
-        answer = Answer(send)
+        if not isinstance(resource, str):
+            raise InvalidArgument(f"A rule names a resource, or None; this one returned {type(resource).__name__}.")
         try:
             guard = _guard(scope, resource)
             scope.setdefault("state", {})["fencing"] = guard
@@ -253,7 +263,17 @@ class HeldFence:
                 self._may_be_stored = True
             await connection.commit()
         except (SQLAlchemyError, OSError, FenceBroken) as error:
-            _log.warning("The fence of %r was lost while a request was served: %s", self._guard.resource, error)
+            if keep and sqlstate(error) == "25P02":
+                # A statement of the handler's has failed, and it went on as if it had not.
+                await self._savepoint.rollback()
+                await connection.commit()
+                raise undone(self._guard.resource) from error
+            _log.warning(
+                "The fence of %r was lost while a request was served (a handler leaves commit and rollback to the "
+                "middleware): %s",
+                self._guard.resource,
+                error,
+            )
             if keep:
                 raise lost(self._guard.resource) from error
         finally:
@@ -266,6 +286,7 @@ class HeldFence:
             task = asyncio.current_task()
             if task is not None and hasattr(task, "uncancel"):
                 task.uncancel()
+            _log.warning("A request on %r took longer than %g s.", self._guard.resource, self._owner.within)
             raise (lost if self._may_be_stored else too_late)(self._guard.resource) from None
 
 

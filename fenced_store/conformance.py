@@ -37,7 +37,8 @@ class Backend(Protocol):
     claimed, a claim counting as number 0. A write is accepted if and only if its pair is greater than the fence, or it
     is the very write that raised it; comparing, raising the fence and writing are one act that nothing comes between,
     whichever process, thread or machine the other writers are on. The fence never falls: deleting keeps it. Tokens and
-    numbers are whole ones, up to 2^63 - 1. A resource is named by any text.
+    numbers are whole ones, up to 2^63 - 1. A resource is named by any text. One that was opened may be used by another
+    thread than that which opened it, though not by two at once.
 
     A backend may raise a TimeoutError when others keep it from writing; then it has stored nothing.
     """
@@ -335,6 +336,10 @@ def _refused(fence: tuple[int, int], act: Callable[..., object], *args: Any) -> 
         act(*args)
     except StaleTokenError as error:
         return error
+    except Exception as error:
+        raise AssertionError(
+            f"{act.__name__}{args!r:.200} raised {type(error).__name__}: {error}; the promise is StaleTokenError"
+        ) from error
     raise AssertionError(
         f"{act.__name__}{args!r:.200} was let by, though the fence stands at {fence}: it raises StaleTokenError"
     )
@@ -351,6 +356,8 @@ def _name() -> str:
 
 @contextmanager
 def _opened(opens: Open) -> Iterator[Backend]:
+    if not callable(opens):
+        raise TypeError("A check takes what opens a backend, such as its class, and not a backend.")
     backend = opens()
     try:
         yield backend

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator
 from datetime import datetime
 
-import httpx
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("fenced_store.httpx_auth needs httpx: pip install 'dblock[http]'") from error
 
 from fenced_store.errors import StaleTokenError
 from fenced_store.tokens import HasToken, token_of, write_of

@@ -15,7 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
+try:
+    from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("fenced_store.objects needs obstore: pip install 'dblock[objects]'") from error
 
 from fenced_store.conditional import Conditional, Found
 from fenced_store.errors import InvalidArgument
@@ -56,6 +59,14 @@ class _ObjectsBase:
 
     def __init__(self, store: Any, pointers: Any, namespace: str, writer: str | None, probe: bool) -> None:
         self._writer = check_resource(writer) if writer is not None else None
+        if not hasattr(store, "put") or not hasattr(store, "put_async"):
+            raise InvalidArgument(
+                f"FencedObjects needs a store of obstore's, such as LocalStore('/srv/reports') or S3Store('reports'); "
+                f"got "
+                f"{type(store).__name__}."
+            )
+        if pointers is None and namespace != "objects":
+            raise InvalidArgument("A namespace is that of pointers, and there are none.")
         self._names = AZURE_NAMES if isinstance(store, AzureStore) else NAMES
         self._way: Conditional | Pointed
         if pointers is not None:
@@ -77,6 +88,12 @@ class _ObjectsBase:
 
     def _shown(self, fence: int | HasToken) -> Shown:
         return Shown(token_of(fence), self._writer or who(fence))
+
+    def _sweeping(self, fence: int | HasToken | None) -> Shown | None:
+        if fence is None:
+            return None
+        shown = self._shown(fence)
+        return shown._replace(who=f"{shown.who}, sweeping")
 
     def _mark(
         self,
@@ -177,11 +194,11 @@ class FencedObjects(_ObjectsBase):
         """Remove bodies that no pointer will ever point to, in a folder and below; return their names.
 
         Takes nothing that is in use or may yet be, whoever is at work. What a writer that died has left above the
-        current version goes with the next version; with a `fence`, whose token claims each object, it goes now.
+        current version goes with the next version; with a `fence` it goes now. Its token claims every object there that
+        has bodies, so let the lock that it comes from be the one that guards all of them; those whose fence is higher
+        already are swept as without it.
         """
-        return self._runner.run(
-            self._way.sweep(_prefix(prefix), None if fence is None else self._shown(fence), PATIENCE)
-        )
+        return self._runner.run(self._way.sweep(_prefix(prefix), self._sweeping(fence), PATIENCE))
 
     def high_water(self, prefix: str = "") -> int:
         """Return the highest token that these objects have seen, 0 for none: after a restore, tokens must be above it.
@@ -248,9 +265,7 @@ class AsyncFencedObjects(_ObjectsBase):
 
     async def sweep(self, prefix: str = "", *, fence: int | HasToken | None = None) -> list[str]:
         """Remove bodies that no pointer will ever point to, in a folder and below; return their names."""
-        return await self._runner.run(
-            self._way.sweep(_prefix(prefix), None if fence is None else self._shown(fence), PATIENCE)
-        )
+        return await self._runner.run(self._way.sweep(_prefix(prefix), self._sweeping(fence), PATIENCE))
 
     async def high_water(self, prefix: str = "") -> int:
         """Return the highest token that these objects have seen, 0 for none: after a restore, tokens must be above

@@ -70,9 +70,9 @@ class Pointed:
     """The way of stores that cannot compare, with pointers in Postgres."""
 
     def __init__(self, namespace: str, root: Path | None) -> None:
+        if not isinstance(namespace, str) or not namespace or "/" in namespace:
+            raise InvalidArgument(f"A namespace is one word, without a slash; got {namespace!r:.80}.")
         self._namespace = check_resource(namespace)
-        if "/" in namespace:
-            raise InvalidArgument(f"A namespace is one word, without a slash; got {shown(namespace)}.")
         self._root = root
         """The folder of a local store, whose files must be on the disk before they are pointed to."""
         self._id: str | None = None
@@ -120,6 +120,8 @@ class Pointed:
                 body = yield Ask("body", answer)
             except FileNotFoundError:
                 if found.version == version:
+                    self._id = None
+                    yield from self._know()  # it may be another folder altogether
                     raise ObjectDamaged(path, f"its body {shown(name)} is not there.") from None
                 version = found.version  # swept, because the pointer has moved on
                 continue
@@ -189,6 +191,7 @@ class Pointed:
                     yield Ask("objects", "put", (name, data))
             if self._root is not None:
                 yield call(to_disk, self._root, name)
+                self._check_here((yield call(os.path.exists, self._root / _marker(str(self._id)))), str(self._id))
         except (BaseError, OSError):
             # A sweep may have taken it away, because this writer is too late. If so, that is what to say.
             found = yield Ask("pointers", "get", (self.key(path),))
@@ -252,13 +255,18 @@ class Pointed:
         try:
             yield Ask("objects", "get", (_marker(known),))
         except FileNotFoundError:
+            self._check_here(False, known)
+        self._id = known
+
+    def _check_here(self, is_here: bool, known: str) -> None:
+        """Refuse a folder that is not the one the pointers belong to: another, or the empty place of a lost mount."""
+        if not is_here:
             raise InvalidArgument(
                 f"The pointers of namespace {shown(self._namespace)} belong to another folder or bucket than this one: "
-                f"{_marker(known)} is not here. Give each its own, with namespace=; if it was moved, that file is to "
-                f"be moved "
-                "with it."
-            ) from None
-        self._id = known
+                f"{_marker(known)} is not here. Give each its own, with namespace=. If this one was moved, that file "
+                f"is "
+                "to be moved with it; if it is a mount, see whether it is there."
+            )
 
 
 def check_body_path(path: str) -> None:

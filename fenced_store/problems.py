@@ -85,8 +85,18 @@ def busy(resource: str) -> Refusal:
 
 def too_late(resource: str) -> Refusal:
     """Return the refusal of a request whose handler took too long."""
-    detail = "It was given up, and what it wrote beside the fence was undone. Look, and decide anew."
+    detail = (
+        "It was given up, and what it wrote on the connection of its fence was undone. What it did elsewhere was not, "
+        "and if "
+        "it runs in a thread it goes on. Look, and decide anew."
+    )
     return Refusal(503, "too-late", "The request took too long", detail, resource=resource)
+
+
+def undone(resource: str) -> Refusal:
+    """Return the refusal of a request whose handler answered well though a statement of its had failed."""
+    detail = "A statement failed on the way, so that nothing of what was written with it was stored."
+    return Refusal(500, "undone", "The request was not done", detail, resource=resource)
 
 
 def lost(resource: str) -> Refusal:

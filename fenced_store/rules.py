@@ -1,7 +1,8 @@
 """Which request writes which resource.
 
 A rule must fit whenever the application's own router would come to the handler, so paths are read as Starlette reads
-them: the same kinds of parameters, and the path below that of the application.
+them: the same kinds of parameters, and the path below that of the application. Where a path has the shape of a rule's
+and a part of it is not of the kind that the rule says, the request is refused: a handler might read it all the same.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 from fenced_store.errors import InvalidArgument
+from fenced_store.problems import Refusal
 
 Scope = MutableMapping[str, Any]
 
 _SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
+METHODS = _SAFE | {
+    "CONNECT", "DELETE", "PATCH", "POST", "PUT", "ACL", "COPY", "LINK", "LOCK", "MERGE", "MKCOL", "MOVE", "PROPFIND",
+    "PROPPATCH", "PURGE", "QUERY", "REPORT", "SEARCH", "UNLINK", "UNLOCK",
+}  # fmt: skip
 _NAME = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(?::([a-z]+))?\}")
 _KINDS: dict[str, tuple[str, Callable[[str], str]]] = {
     "str": ("[^/]+", str),
@@ -33,20 +39,36 @@ _KINDS: dict[str, tuple[str, Callable[[str], str]]] = {
 class _Rule(NamedTuple):
     methods: set[str] | None
     pattern: re.Pattern[str]
+    shape: re.Pattern[str]
+    """The pattern with any text for its parts, whatever their kinds."""
     kinds: dict[str, str]
-    resource: str
+    resource: str | None
 
-    def resource_of(self, method: str, path: str) -> str | None:
+    def fits(self, method: str, path: str) -> re.Match[str] | None:
         if method not in self.methods if self.methods is not None else method in _SAFE:
             return None
-        found = self.pattern.fullmatch(path)
-        if found is None:
+        if self.pattern.fullmatch(path) is None and self.shape.fullmatch(path) is not None:
+            raise Refusal(
+                400,
+                "bad-resource",
+                "This path names no resource",
+                f"{path!a:.200} has a part of another kind than it needs.",
+            )
+        return self.pattern.fullmatch(path)
+
+    def named(self, found: re.Match[str]) -> str | None:
+        if self.resource is None:
             return None
         return _NAME.sub(lambda name: _KINDS[self.kinds[name[1]]][1](found[name[1]]), self.resource)
 
 
-def compiled(rules: Mapping[str, str]) -> Callable[[Scope], str | None]:
+def compiled(rules: Mapping[str, str | None]) -> Callable[[Scope], str | None]:
     """Return a function that says which resource a request writes, by these rules."""
+    if not isinstance(rules, Mapping) or not rules:
+        raise InvalidArgument(
+            f"Rules are a mapping, like {{'PUT /ledgers/{{ledger}}': 'ledger:{{ledger}}'}}, or a function; got "
+            f"{type(rules).__name__}{' that is empty' if isinstance(rules, Mapping) else ''}."
+        )
     ready = [_rule(request, resource) for request, resource in rules.items()]
 
     def resource_of(scope: Scope) -> str | None:
@@ -54,30 +76,30 @@ def compiled(rules: Mapping[str, str]) -> Callable[[Scope], str | None]:
         # A router whose patterns end in $ takes a path with a line break at its end for the one without.
         for one in (path, path[:-1]) if path.endswith("\n") else (path,):
             for rule in ready:
-                resource = rule.resource_of(scope["method"], one)
-                if resource is not None:
-                    return resource
+                found = rule.fits(scope["method"], one)
+                if found is not None:
+                    return rule.named(found)
         return None
 
     return resource_of
 
 
-def _rule(request: str, resource: str) -> _Rule:
+def _rule(request: str, resource: str | None) -> _Rule:
     methods, _, path = request.partition(" ") if isinstance(request, str) else ("", "", "")
     named = methods.upper().split(",")
     if (
-        not isinstance(resource, str)
-        or not resource
+        not (resource is None or isinstance(resource, str))
+        or resource == ""
         or not path.startswith("/")
         or path != path.strip()
-        or not (methods == "*" or all(re.fullmatch("[A-Z]+", method) for method in named))
+        or not (methods == "*" or all(method in METHODS for method in named))
     ):
         raise InvalidArgument(
             f"A rule goes from methods and a path, like 'PUT,PATCH /ledgers/{{ledger}}' or '* /ledgers/{{ledger}}', to "
-            f"the name of a resource; got {request!r:.80}: {resource!r:.80}."
+            f"the name of a resource, or None to let it by; got {request!r:.80}: {resource!r:.80}."
         )
     kinds: dict[str, str] = {}
-    pattern, end = "", 0
+    pattern, shape, end = "", "", 0
     for found in _NAME.finditer(path):
         name, kind = found[1], found[2] or "str"
         if kind not in _KINDS or name in kinds:
@@ -86,12 +108,14 @@ def _rule(request: str, resource: str) -> _Rule:
                 f"{', '.join(_KINDS)}."
             )
         kinds[name] = kind
-        pattern += re.escape(path[end : found.start()]) + f"(?P<{name}>{_KINDS[kind][0]})"
+        before = re.escape(path[end : found.start()])
+        pattern += before + f"(?P<{name}>{_KINDS[kind][0]})"
+        shape += before + _KINDS["path" if kind == "path" else "str"][0]
         end = found.end()
-    for where in (_NAME.sub("", path), _NAME.sub("", resource)):
+    for where in (_NAME.sub("", path), _NAME.sub("", resource or "")):
         if "{" in where or "}" in where:
             raise InvalidArgument(f"The rule {request!r:.80}: {resource!r:.80} has braces that name nothing.")
-    asked = {found[1] for found in _NAME.finditer(resource)}
+    asked = {found[1] for found in _NAME.finditer(resource or "")}
     if asked - set(kinds):
         raise InvalidArgument(
             f"The resource {resource!r:.80} speaks of {', '.join(sorted(asked - set(kinds)))}, which its path "
@@ -99,8 +123,13 @@ def _rule(request: str, resource: str) -> _Rule:
         )
     if "GET" in named:
         named.append("HEAD")  # which comes to the same handler
+    rest = re.escape(path[end:])
     return _Rule(
-        None if methods == "*" else set(named), re.compile(pattern + re.escape(path[end:]), re.DOTALL), kinds, resource
+        None if methods == "*" else set(named),
+        re.compile(pattern + rest, re.DOTALL),
+        re.compile(shape + rest, re.DOTALL),
+        kinds,
+        resource,
     )
 
 

@@ -39,16 +39,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
 
 
+WAITS = ("embedded", "integration", "robustness")
+"""The folders of tests that are about time, in the order in which they run."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        waits = item.path.parent.name in WAITS
+        item.add_marker(pytest.mark.xdist_group("waits" if waits else "computes"))
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="takes minutes; run with --long"))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if not session.config.option.collectonly and any("test_quality" in item.nodeid for item in session.items):
-        session.config.stash[Checks.key] = Checks()
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run the whole suite in two processes, and whatever was named in one.
+
+    One has what waits for time to pass, and ends with what is most exact about it, when the other is done: that has
+    what computes, and stands back.
+    """
+    return 2 if config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword else 0
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin what is run beside the tests, in the process that will ask for it."""
+    waits, config = item.path.parent.name in WAITS, item.config
+    beside = "PYTEST_XDIST_WORKER" in os.environ
+    if Checks.key in config.stash or (beside and waits):
+        return
+    if any("test_quality" in other.nodeid for other in item.session.items):
+        config.stash[Checks.key] = Checks()
+        if beside:
+            os.nice(5)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

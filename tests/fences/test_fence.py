@@ -144,7 +144,7 @@ async def test_the_wrong_kind_of_with_is_refused(dsn: str) -> None:
             pass
 
 
-@pytest.mark.parametrize("thing", [None, "dsn", object()], ids=repr)
+@pytest.mark.parametrize("thing", [None, "dsn", object()], ids=lambda thing: type(thing).__name__)
 def test_what_is_no_connection_is_refused(thing: Any) -> None:
     with pytest.raises(InvalidArgument, match="needs a connection"):
         fence(thing, "a", 1)

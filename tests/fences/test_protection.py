@@ -799,7 +799,9 @@ def test_a_row_is_claimed_by_the_value_of_its_key(
     refused(owner, 8, f"INSERT INTO keyed VALUES ({literal})")
 
 
-@pytest.mark.parametrize("value", [1.5, None, [1], object(), decimal.Decimal("NaN"), "nul\0"], ids=repr)
+@pytest.mark.parametrize(
+    "value", [1.5, None, [1], object(), decimal.Decimal("NaN"), "nul\0"], ids=lambda value: type(value).__name__
+)
 def test_what_can_be_no_key_names_no_row(value: Any) -> None:
     with pytest.raises(InvalidArgument):
         fenced_store.row("public.orders", value)

@@ -314,7 +314,9 @@ async def test_any_other_name_is_refused_before_anything_is_sent(unreachable: An
         ({"fence": 1, "write": 0}, "write number"),
         ({"fence": 1, "write": "1"}, "write number"),
     ],
-    ids=repr,
+    ids=lambda one: (
+        one if isinstance(one, str) else ", ".join(f"{key} {type(value).__name__}" for key, value in one.items())
+    ),
 )
 async def test_terms_that_cannot_be_are_refused(unreachable: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,8 +51,8 @@ def bodies(folder: Path) -> list[str]:
 def test_a_body_is_on_the_disk_before_it_is_pointed_to(files: FencedObjects) -> None:
     writer = Stepwise(files, lambda objects: objects.put("in/a", b"one", fence=7))
     writer.finish()
-    assert [getattr(ask.what, "__name__", ask.what) for ask in writer.asked] == ["put", "to_disk", "put"]
-    assert [ask.of for ask in writer.asked] == ["objects", "call", "pointers"]
+    assert [getattr(ask.what, "__name__", ask.what) for ask in writer.asked] == ["put", "to_disk", "exists", "put"]
+    assert [ask.of for ask in writer.asked] == ["objects", "call", "call", "pointers"]
 
 
 def test_a_file_and_its_folders_are_waited_for(
@@ -74,7 +75,7 @@ def test_a_file_and_its_folders_are_waited_for(
         assert synced[1:] == [f"{folder}/in/deep", f"{folder}/in", folder, str(tmp_path.parent)]
 
 
-STEPS = 3
+STEPS = 4
 
 
 @pytest.mark.parametrize("done", range(STEPS + 1))
@@ -228,6 +229,21 @@ def test_a_namespace_belongs_to_one_folder(tmp_path: Path, pointers: FencedStore
     assert value(first) == b"one"
     with pytest.raises(InvalidArgument, match="without a slash"):
         FencedObjects(LocalStore(tmp_path), pointers=pointers, namespace="a/b")
+
+
+def test_a_folder_that_is_gone_while_one_is_at_work_is_noticed(files: FencedObjects, tmp_path: Path) -> None:
+    """As when a mount is lost, and its empty place is written to."""
+    files.put("a", b"one", fence=7)
+    kept = tmp_path.with_name(tmp_path.name + "-elsewhere")
+    tmp_path.rename(kept)
+    tmp_path.mkdir()
+    with pytest.raises(InvalidArgument, match="see whether it is there"):
+        files.put("a", b"two", fence=7)
+    with pytest.raises(InvalidArgument, match="see whether it is there"):
+        files.get("a")
+    shutil.rmtree(tmp_path)
+    kept.rename(tmp_path)
+    assert value(files) == b"one"
 
 
 def test_a_folder_of_another_database_is_not_taken_over(tmp_path: Path, pointers: FencedStore, bare_dsn: str) -> None:

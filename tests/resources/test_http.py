@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -235,12 +236,13 @@ async def test_no_way_around_a_rule(web: Web) -> None:
     client = web.client(app)
     name = "0F0F0F0F-0000-0000-0000-00000000000A"
     ways = [
-        "/ledgers/a/close", "/ledgers/a/close%0A", "/ledgers/a%0A/close", "/orders/7", "/orders/007", "/orders/7%0A",
+        "/ledgers/a/close", "/ledgers/a/close%0A", "/ledgers/a%0A/close", "/orders/7", "/orders/007",
         "/prices/1.50", f"/things/{name}", f"/things/{name.replace('-', '').lower()}", "/files/", "/files/a//b/%0A",
     ]  # fmt: skip
     for way in ways:
         assert (await client.put(way)).status_code == 428, way
         assert (await client.put(way, headers=shows(7))).text == "reached", way
+    is_problem(await client.put("/orders/7%0A", headers=shows(7)), 400, "bad-resource")
     for method in ("GET", "HEAD"):
         assert (await client.request(method, "/pop")).status_code == 428
     await client.put("/orders/7", headers=shows(9))
@@ -291,12 +293,63 @@ def test_paths_are_read_as_the_router_reads_them(root: str, path: str, fits: boo
         {"PUT /a": 1},
         {"PUT, PATCH /a": "a"},
         {", /a": "a"},
+        {"PUTT /a": "a"},
+        {},
+        [],
+        "PUT /a",
+        None,
     ],
     ids=str,
 )
 async def test_a_rule_that_cannot_be(engine: AsyncEngine, rules: Any) -> None:
     with pytest.raises(InvalidArgument):
         FencingMiddleware(fine, fences=engine, rules=rules)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"connections": 0}, {"connections": "5"}, {"connections": True}, {"hold": "no"}, {"hold": None}],
+    ids=str,
+)
+async def test_an_option_that_cannot_be(dsn: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=r"connections|hold"):
+        FencingMiddleware(fine, fences=dsn, rules=RULES, **options)  # type: ignore[arg-type]
+
+
+async def test_what_has_the_shape_of_a_rule_is_not_let_by(web: Web) -> None:
+    """A handler may read as a number, or as a UUID, what the rule does not."""
+    app = FastAPI()
+
+    @app.put("/orders/{id}")
+    async def order(id: int) -> int:  # noqa: A002
+        return id
+
+    @app.post("/orders/search")
+    async def search() -> str:
+        return "found"
+
+    @app.put("/users/{id}")
+    async def user(id: uuid.UUID) -> str:  # noqa: A002
+        return str(id)
+
+    rules = {
+        "POST /orders/search": None,
+        "* /orders/{id:int}": "order:{id}",
+        "* /users/{id:uuid}": "user:{id}",
+    }
+    app.add_middleware(FencingMiddleware, fences=web.engine, rules=rules)
+    client = web.client(app)
+    assert (await client.put("/orders/7", headers=shows(7))).json() == 7
+    name = "12345678-1234-5678-1234-567812345678"
+    for path in ("/orders/+7", "/orders/%207", "/orders/7.0", "/orders/7_0", "/orders/-7", f"/users/{{{name}}}"):
+        is_problem(await client.put(path), 400, "bad-resource")
+        is_problem(await client.put(path, headers=shows(7)), 400, "bad-resource")
+    assert (await client.post("/orders/search")).json() == "found"
+
+
+async def test_a_rule_that_names_no_name_is_the_services_fault(web: Web) -> None:
+    client = web.serve(fine, lambda scope: 7)
+    assert (await client.put("/things/a", headers=shows(7))).status_code == 500
 
 
 @pytest.mark.parametrize("options", [{"within": 0}, {"patience": -1}, {"within": "1"}, {"patience": True}], ids=str)
@@ -741,7 +794,7 @@ async def test_a_failed_statement_that_the_handler_takes_lightly(web: Web, rows:
         return PlainTextResponse("all is well")
 
     client = web.serve(handler)
-    is_problem(await client.put("/things/a", headers=shows(8)), 503, "fence-lost")
+    is_problem(await client.put("/things/a", headers=shows(8)), 500, "undone")
     assert rows() == []
     await seven_is_refused(client)
 

@@ -164,9 +164,14 @@ def test_arguments_that_cannot_be(objects: FencedObjects, dsn: str, tmp_path: Pa
             objects.put("a", b"", fence=1, attributes=attributes)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="at least one object"):
         objects.claim(fence=1)
-    for store in (LocalStore(tmp_path), HTTPStore("http://localhost"), object(), None):
+    for store in (LocalStore(tmp_path), HTTPStore("http://localhost")):
         with pytest.raises(InvalidArgument, match=r"no conditional put.*pointers=FencedStore"):
             FencedObjects(store)
+    for no_store in (object(), None, "/srv"):
+        with pytest.raises(InvalidArgument, match="needs a store of obstore's"):
+            FencedObjects(no_store)
+    with pytest.raises(InvalidArgument, match="there are none"):
+        FencedObjects(MemoryStore(), namespace="x")
     with FencedStore(dsn) as pointers, pytest.raises(InvalidArgument, match="whole file system"):
         FencedObjects(LocalStore(), pointers=pointers)
     with pytest.raises(InvalidArgument, match="AsyncFencedObjects needs an AsyncFencedStore"):

@@ -17,8 +17,8 @@ PACKAGE = Path(fenced_store.__file__).parent
 
 LAYERS = [
     ["errors"],
-    ["names", "tokens", "values", "steps", "conformance", "problems", "rules", "disk"],
-    ["marks", "engines", "transaction", "answers"],
+    ["names", "tokens", "values", "steps", "conformance", "problems", "disk"],
+    ["marks", "engines", "transaction", "answers", "rules"],
     ["schema", "conditional", "pointed"],
     ["audit", "store", "protection"],
     ["fencing", "orm", "objects"],
@@ -57,6 +57,13 @@ def test_it_imports_nothing_of_dblocks() -> None:
 def test_it_works_where_there_is_no_dblock_at_all() -> None:
     script = "import sys; sys.modules['dblock'] = None; import fenced_store; print(fenced_store.row('t', 1))"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "t:1"
+
+
+def test_what_needs_an_extra_says_which() -> None:
+    for module, library, extra in (("objects", "obstore", "objects"), ("httpx_auth", "httpx", "http")):
+        script = f"import sys; sys.modules[{library!r}] = None; import fenced_store.{module}"
+        told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert f"needs {library}: pip install 'dblock[{extra}]'" in told.stderr
 
 
 def test_imports_point_one_way() -> None:
