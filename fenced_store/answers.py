@@ -19,6 +19,8 @@ class Answer:
         self._send = send
         self._waiting: list[Message] = []
         self._status = 0
+        self._is_complete = False
+        """Whether the last message has come: an answer that broke off is no good one."""
         self.begun = False
         """Whether something has been sent, so that it can no longer be replaced."""
         self._ended = False
@@ -31,12 +33,15 @@ class Answer:
         A 500 waits until the application is through with it, for what it raises then may be ours to say.
         """
         if self._ended:
+            self.begun = True
             await self._send(message)
             return
         self._status = message.get("status", self._status)
         self._waiting.append(message)
-        last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        if (last or message["type"] == "http.response.pathsend") and self._status != HTTPStatus.INTERNAL_SERVER_ERROR:
+        ends = message["type"] in ("http.response.body", "http.response.zerocopysend")
+        last = (ends and not message.get("more_body", False)) or message["type"] == "http.response.pathsend"
+        self._is_complete = self._is_complete or last
+        if last and self._status != HTTPStatus.INTERNAL_SERVER_ERROR:
             await self.finish()
 
     async def passed_on(self, message: Message) -> None:
@@ -54,7 +59,7 @@ class Answer:
             return
         self._ended = True
         if self.before_end is not None:
-            await self.before_end(0 < self._status < HTTPStatus.BAD_REQUEST)
+            await self.before_end(self._is_complete and self._status < HTTPStatus.BAD_REQUEST)
         await self._flush()
 
     async def flush_failure(self) -> None:

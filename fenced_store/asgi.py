@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fenced_store.answers import Answer, Message, Send
 from fenced_store.engines import Where, async_engine_of
-from fenced_store.errors import FenceBroken, InvalidArgument, sqlstate
+from fenced_store.errors import InvalidArgument, sqlstate
 from fenced_store.fencing import Fence
 from fenced_store.names import DEFAULT_SCHEMA, check_resource
 from fenced_store.problems import Refusal, busy, lost, refusal_of, too_late, undone, unreachable
@@ -182,16 +182,20 @@ class HeldFence:
         self._guard = guard
         self._connection: AsyncConnection | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._is_late = False
-        self._may_be_stored = False
+        self._cancelled = 0
+        """How often the handler was told that it takes too long."""
+        self._is_stored: bool | None = None
+        """Whether what the handler wrote is; None while that is not known."""
 
     async def only_raise(self) -> None:
         """Raise the fence, and let it go."""
         async with self._opened() as connection:
             await self._take(connection)
             await connection.commit()
-        await connection.close()
-        self._line.release()
+        try:
+            await connection.close()
+        finally:
+            self._line.release()
 
     async def __aenter__(self) -> HeldFence:
         async with self._opened() as connection:
@@ -201,9 +205,10 @@ class HeldFence:
             await connection.execute(text("SELECT set_config('lock_timeout', :before, true)"), {"before": before})
             self._savepoint = await connection.begin_nested()
         self._connection = self._guard.connection = connection
-        task = asyncio.current_task()
-        assert task is not None
-        self._deadline = asyncio.get_running_loop().call_later(self._owner.within, self._give_up, task)
+        self._task = asyncio.current_task()
+        # Python 3.10 does not count.
+        self._cancelling = getattr(self._task, "cancelling", int)()
+        self._deadline = asyncio.get_running_loop().call_later(self._owner.within, self._give_up)
         return self
 
     @asynccontextmanager
@@ -238,36 +243,32 @@ class HeldFence:
             "within": f"{round(owner.within * 1000) + 1000}ms",
         }
         before = str((await connection.execute(_BOUNDS, bounds)).one()[0])
-        self._fence = Fence(connection, self._guard.resource, self._guard, False, owner.schema, write=0)
-        await self._fence.__aenter__()
+        await Fence(connection, self._guard.resource, self._guard, False, owner.schema, write=0).__aenter__()
         return before
 
-    def _give_up(self, task: asyncio.Task[Any]) -> None:
-        self._is_late = True
-        task.cancel()
+    def _give_up(self) -> None:
+        """Cancel the handler, and again should it take that lightly."""
+        assert self._task is not None
+        self._cancelled += 1
+        self._task.cancel()
+        self._deadline = asyncio.get_running_loop().call_later(0.1, self._give_up)
 
     async def end(self, keep: bool) -> None:
         """Store what the handler wrote, or undo it, and let the fence go, raised."""
         connection, self._connection = self._connection, None
         if connection is None:
+            if keep and not self._is_stored:
+                raise lost(self._guard.resource)  # it was given up meanwhile
             return
         assert self._deadline is not None
         self._deadline.cancel()
         self._guard.connection = None  # from here on nothing that is written on it would count
         try:
-            if not keep:
-                await self._savepoint.rollback()
-            else:
-                await self._savepoint.commit()
-                await self._fence.__aexit__(None, None, None)
-                self._may_be_stored = True
-            await connection.commit()
-        except (SQLAlchemyError, OSError, FenceBroken) as error:
-            if keep and sqlstate(error) == "25P02":
-                # A statement of the handler's has failed, and it went on as if it had not.
-                await self._savepoint.rollback()
-                await connection.commit()
-                raise undone(self._guard.resource) from error
+            await asyncio.wait_for(self._settle(connection, keep), self._owner.within)
+        except (SQLAlchemyError, OSError, asyncio.TimeoutError) as error:
+            refusal = refusal_of(error)
+            if keep and (refusal is not None or str(sqlstate(error)).startswith("23")):
+                raise refusal or undone(self._guard.resource) from error
             _log.warning(
                 "The fence of %r was lost while a request was served (a handler leaves commit and rollback to the "
                 "middleware): %s",
@@ -280,14 +281,33 @@ class HeldFence:
             self._line.release()
             await connection.close()
 
+    async def _settle(self, connection: AsyncConnection, keep: bool) -> None:
+        if keep:
+            try:
+                await self._savepoint.commit()
+            except DBAPIError as error:
+                if sqlstate(error) != "25P02":
+                    raise
+                # A statement of the handler's has failed, and it went on as if it had not.
+                await self._savepoint.rollback()
+                await connection.commit()
+                raise undone(self._guard.resource) from error
+        else:
+            await self._savepoint.rollback()
+            self._is_stored = False
+        await connection.commit()
+        self._is_stored = keep
+
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         await self.end(False)
-        if self._is_late and isinstance(error, asyncio.CancelledError):
-            task = asyncio.current_task()
-            if task is not None and hasattr(task, "uncancel"):
-                task.uncancel()
+        if self._cancelled and not self._is_stored and isinstance(error, asyncio.CancelledError):
+            if self._task is not None and hasattr(self._task, "uncancel"):
+                for _ in range(self._cancelled):
+                    self._task.uncancel()
+                if self._task.cancelling() > self._cancelling:
+                    return  # somebody else has cancelled it too
             _log.warning("A request on %r took longer than %g s.", self._guard.resource, self._owner.within)
-            raise (lost if self._may_be_stored else too_late)(self._guard.resource) from None
+            raise (lost if self._is_stored is None else too_late)(self._guard.resource) from None
 
 
 def _guard(scope: Scope, resource: str) -> Guard:

@@ -41,10 +41,16 @@ def _sync(path: Path) -> None:
         os.close(number)
 
 
+def _unreadable(error: OSError) -> None:
+    """Do not pass over a folder that cannot be read; one that is gone is no matter."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def files_below(root: Path, prefix: str) -> list[str]:
     """Return the names of all files, those too that were not written to their end; no link to a folder is followed."""
     found = []
-    for folder, _, files in os.walk(root / prefix if prefix else root):
+    for folder, _, files in os.walk(root / prefix if prefix else root, onerror=_unreadable):
         for file in files:
             name = (Path(folder) / file).relative_to(root).as_posix()
             if not _SURROGATE.search(name):  # no name of ours

@@ -93,7 +93,7 @@ class Mark:
             by=_plain(by),
             value_token=wrote,
             value_write=number,
-            value_by=self.value_by or self.by,
+            value_by=self.by if self.value_token is None else self.value_by,
             value_at=self.value_at or (None if at is None else at.isoformat()),
         )
 
@@ -125,6 +125,8 @@ def mark_in(path: str, attributes: Mapping[str, Any]) -> Mark | None:
             and isinstance(found.digest, str)
             and isinstance(found.by, str)
             and type(found.deleted) is bool
+            and (found.value_by is None or isinstance(found.value_by, str))
+            and (found.value_at is None or datetime.fromisoformat(found.value_at).tzinfo is not None)
         )
     except (TypeError, ValueError):
         sound = False
@@ -207,4 +209,7 @@ def check_attributes(attributes: Mapping[str, str] | None, names: re.Pattern[str
 
 def _plain(by: str) -> str:
     """Return who wrote it as one line of printable ASCII that no header's reader will change."""
-    return " ".join(by.encode("ascii", "backslashreplace").decode().split())[:_BY_BYTES]
+    said = " ".join(by.encode("ascii", "backslashreplace").decode().split())
+    while len(json.dumps(said)) > _BY_BYTES:
+        said = said[:-10]
+    return said

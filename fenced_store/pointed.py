@@ -23,10 +23,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import BaseError
 
 from fenced_store.disk import files_below, to_disk
 from fenced_store.errors import (
+    ClaimTimeout,
     FencedStoreError,
     InvalidArgument,
     ObjectDamaged,
@@ -91,8 +92,8 @@ class Pointed:
         }  # fmt: skip
         if attributes:
             pointer["attributes"] = attributes
-        if name is not None and (yield from self._put_body(path, mark, name, data, who)):
-            return True
+        if name is not None:
+            yield from self._put_body(path, mark, name, data, who)
         # Here the body is there, and nobody sees it.
         try:
             stored = yield Ask("pointers", "put", (key, pointer), {"fence": who, "write": mark.write})
@@ -160,7 +161,7 @@ class Pointed:
             try:
                 yield from self.claim([path], who, patience)
                 shut_out = who.token  # everything lower, from here on
-            except StaleTokenError as error:
+            except (StaleTokenError, ClaimTimeout) as error:
                 _log.warning("Of one object only what is below its pointer was swept: %s", error)
         pointer = yield Ask("pointers", "get", (self.key(path),))
         current, pair = None, (0, 0)
@@ -179,35 +180,49 @@ class Pointed:
         names = yield from self._names(prefix)
         return max((_pair_of(name)[0] for name in names if _BODY.fullmatch(name)), default=0)
 
-    def _put_body(self, path: str, mark: Mark, name: str, data: bytes, who: Shown) -> Steps[bool]:
-        """Store a body; return whether that is needless, because the same write was accepted before."""
+    def _put_body(self, path: str, mark: Mark, name: str, data: bytes, who: Shown) -> Steps[None]:
+        """Store a body, and wait until it is safe to point to."""
         try:
-            try:
-                yield Ask("objects", "put", (name, data), {"mode": "create"})
-            except AlreadyExistsError:
-                # The same write, sent again. What is pointed to is not touched, unless it is not what it should be.
-                answer = yield Ask("objects", "get", (name,))
-                if (yield Ask("body", answer)) != data:
-                    yield Ask("objects", "put", (name, data))
+            yield from self._put_once(name, data)
             if self._root is not None:
                 yield call(to_disk, self._root, name)
                 self._check_here((yield call(os.path.exists, self._root / _marker(str(self._id)))), str(self._id))
         except (BaseError, OSError):
             # A sweep may have taken it away, because this writer is too late. If so, that is what to say.
             found = yield Ask("pointers", "get", (self.key(path),))
-            if found is not None and is_repeated(path, _pointer(path, found)[1], mark, found.stored_at):
-                return True
-            yield Ask("pointers", "claim", (self.key(path),), {"fence": who})
+            if found is None or not is_repeated(path, _pointer(path, found)[1], mark, found.stored_at):
+                yield Ask("pointers", "claim", (self.key(path),), {"fence": who})
             raise
-        return False
+
+    def _put_once(self, name: str, data: bytes) -> Steps[None]:
+        """Put a body where there is none. One that is there was put by the same write, sent before: it is not touched,
+        for it may be pointed to, unless it is not what it should be.
+        """
+        try:
+            yield Ask("objects", "put", (name, data), {"mode": "create"})
+            return
+        except (BaseError, OSError, NotImplementedError):
+            pass  # it is there, or the store cannot tell
+        try:
+            answer = yield Ask("objects", "get", (name,))
+            if (yield Ask("body", answer)) == data:
+                return
+        except FileNotFoundError:
+            pass
+        yield Ask("objects", "put", (name, data))
 
     def _discard(self, path: str, name: str | None) -> Steps[None]:
-        """Remove a body that nobody points to: one that was refused, or sent again after it was superseded."""
+        """Remove a body that nobody points to: one that was refused, or sent again after it was superseded. If that
+        fails, it is left to the sweep.
+        """
         if name is None:
             return
-        found = yield Ask("pointers", "get", (self.key(path),))
-        if found is None or _pointer(path, found)[0] != name:
-            yield from self._remove(name)
+        try:
+            found = yield Ask("pointers", "get", (self.key(path),))
+            if found is None or _pointer(path, found)[0] != name:
+                yield from self._remove(name)
+        except Exception as error:
+            _log.debug("The body %s was left behind: %s", name, error)
 
     def _remove(self, name: str) -> Steps[bool]:
         try:

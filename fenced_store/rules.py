@@ -27,7 +27,7 @@ _KINDS: dict[str, tuple[str, Callable[[str], str]]] = {
     "str": ("[^/]+", str),
     "path": (".*", str),
     # As one name for one value, however it is written: 7 and 07 are the same to a handler.
-    "int": ("[0-9]+", lambda value: str(int(value))),
+    "int": ("[0-9]+", lambda value: value.lstrip("0") or "0"),
     "float": (r"[0-9]+(?:\.[0-9]+)?", lambda value: str(float(value))),
     "uuid": (
         "[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}",
@@ -74,9 +74,10 @@ def compiled(rules: Mapping[str, str | None]) -> Callable[[Scope], str | None]:
     def resource_of(scope: Scope) -> str | None:
         path = _path(scope)
         # A router whose patterns end in $ takes a path with a line break at its end for the one without.
-        for one in (path, path[:-1]) if path.endswith("\n") else (path,):
-            for rule in ready:
-                found = rule.fits(scope["method"], one)
+        ways = (path, path[:-1]) if path.endswith("\n") else (path,)
+        for rule in ready:
+            for way in ways:
+                found = rule.fits(scope["method"].upper(), way)
                 if found is not None:
                     return rule.named(found)
         return None

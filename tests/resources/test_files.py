@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from obstore.store import LocalStore, MemoryStore
+from obstore.store import LocalStore, MemoryStore, S3Store
 
 import fenced_store
 from fenced_store import FencedStore, InvalidArgument, NotInstalled, ObjectDamaged, StaleTokenError, disk
 from fenced_store.objects import FencedObjects
 from fenced_store.steps import Ask, Runner
+from tests.support.s3 import new_bucket
 from tests.support.steps import Stepwise
 
 
@@ -503,6 +505,62 @@ def test_namespaces_are_apart(tmp_path: Path, pointers: FencedStore) -> None:
     second.put("a", b"two", fence=7)
     assert (value(first), value(second)) == (b"one", b"two")
     assert pointers.get("first/a") is not None
+
+
+def test_pointers_serve_a_store_that_can_set_no_conditions(s3_address: str, pointers: FencedStore) -> None:
+    store = S3Store(
+        new_bucket(s3_address), endpoint=s3_address, access_key_id="nobody", secret_access_key="nothing",
+        region="us-east-1", virtual_hosted_style_request=False, client_options={"allow_http": True},
+        conditional_put="disabled",
+    )  # fmt: skip
+    objects = FencedObjects(store, pointers=pointers)
+    objects.put("a", b"one", fence=7, write=1)
+    assert objects.put("a", b"one", fence=7, write=1).repeated
+    objects.put("a", b"two", fence=8)
+    with pytest.raises(StaleTokenError):
+        objects.put("a", b"late", fence=7)
+    assert len(objects.sweep()) == 1
+    assert value(objects) == b"two"
+
+
+def test_a_body_that_cannot_be_mended_is_not_called_stored(
+    files: FencedObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.put("a", b"one", fence=7, write=1)
+    (tmp_path / bodies(tmp_path)[0]).write_bytes(b"")
+
+    def full(*args: Any, **options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    again = Stepwise(files, lambda objects: objects.put("a", b"one", fence=7, write=1)).until("get")
+    monkeypatch.setattr(LocalStore, "put", full, raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        again.finish()
+
+
+def test_what_cannot_be_discarded_hides_no_refusal(files: FencedObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Any) -> None:
+        raise PermissionError(13, "no")
+
+    files.put("a", b"one", fence=7, write=1)
+    files.put("a", b"two", fence=8, write=1)
+    monkeypatch.setattr(os, "unlink", denied)
+    with pytest.raises(StaleTokenError):
+        files.put("a", b"late", fence=6)
+    assert files.put("a", b"one", fence=7, write=1).repeated
+
+
+def test_one_busy_object_does_not_keep_the_others_from_being_swept(
+    files: FencedObjects, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fenced_store.objects.PATIENCE", 0.2)
+    for path in ("a", "b"):
+        files.put(path, b"one", fence=7)
+        files.put(path, b"two", fence=7)
+    with psycopg.connect(dsn) as holding:
+        holding.execute("SELECT fenced_store.raise_fence('objects/a', 7)")
+        swept = files.sweep(fence=8)
+    assert [name[0] for name in swept] == ["a", "b"]
 
 
 def test_pointers_serve_any_store(pointers: FencedStore) -> None:

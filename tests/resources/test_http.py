@@ -243,12 +243,22 @@ async def test_no_way_around_a_rule(web: Web) -> None:
         assert (await client.put(way)).status_code == 428, way
         assert (await client.put(way, headers=shows(7))).text == "reached", way
     is_problem(await client.put("/orders/7%0A", headers=shows(7)), 400, "bad-resource")
+    digits = "7" * 5000
+    assert (await client.put(f"/orders/{digits}", headers=shows(7))).status_code in (200, 400, 404)
     for method in ("GET", "HEAD"):
         assert (await client.request(method, "/pop")).status_code == 428
     await client.put("/orders/7", headers=shows(9))
     await client.put(f"/things/{name}", headers=shows(9))
     for alias in ("/orders/007", f"/things/{name.replace('-', '').lower()}"):
         is_problem(await client.put(alias, headers=shows(8)), 409, "stale-token")
+
+
+def test_a_line_break_leads_to_no_other_rule() -> None:
+    resource_of = compiled({"PUT /ledgers/main": "ledger", "* /{rest:path}": "file:{rest}"})
+    scope = {"type": "http", "method": "PUT", "headers": []}
+    assert resource_of(scope | {"path": "/ledgers/main\n"}) == "ledger"
+    assert resource_of(scope | {"path": "/ledgers/main", "method": "put"}) == "ledger"
+    assert resource_of(scope | {"path": "/other\n"}) == "file:other\n"
 
 
 @pytest.mark.parametrize(
@@ -797,6 +807,167 @@ async def test_a_failed_statement_that_the_handler_takes_lightly(web: Web, rows:
     is_problem(await client.put("/things/a", headers=shows(8)), 500, "undone")
     assert rows() == []
     await seven_is_refused(client)
+
+
+async def call(app: Any, messages: list[Any], **scope: Any) -> list[Any]:
+    """Call an application as a server does, and return what it sent."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0) if messages else await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    usual = {
+        "type": "http", "method": "PUT", "path": "/things/a", "headers": [(b"fencing-token", b"7")], "client": None,
+        "query_string": b"", "http_version": "1.1", "scheme": "http", "server": None,
+    }  # fmt: skip
+    await app(usual | scope, receive, send)
+    return sent
+
+
+async def test_an_answer_that_the_caller_did_not_wait_for_is_not_stored(
+    web: Web, rows: Callable[[], list[int]]
+) -> None:
+    """A framework may end it in the middle, without an error."""
+
+    async def handler(request: Request) -> Response:
+        await insert(request)
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"one"
+            await asyncio.sleep(5)
+            await insert(request)
+            yield b"two"
+
+        return StreamingResponse(parts())
+
+    app = FencingMiddleware(
+        Starlette(routes=[Route("/things/{name}", handler, methods=["PUT"])]), fences=web.engine, rules=RULES
+    )
+    said = [{"type": "http.request", "body": b""}, {"type": "http.disconnect"}]
+    await call(app, said, asgi={"spec_version": "2.3", "version": "3.0"})
+    assert rows() == []
+
+
+async def test_an_application_that_only_begins_its_answer(web: Web, rows: Callable[[], list[int]]) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await insert(Request(scope))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    await call(FencingMiddleware(app, fences=web.engine, rules=RULES), [])
+    assert rows() == []
+
+
+async def test_nobody_is_told_of_what_was_given_up_meanwhile(web: Web, rows: Callable[[], list[int]]) -> None:
+    """By an answer that comes from another task, while the request is being undone."""
+    late: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await insert(Request(scope))
+
+        async def answers() -> None:
+            await asyncio.sleep(0.3)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"stored"})
+
+        late.append(asyncio.create_task(answers()))
+        await asyncio.sleep(5)
+
+    guarded = FencingMiddleware(app, fences=web.engine, rules=RULES, within=0.3)
+    sent = await call(guarded, [])
+    await asyncio.gather(*late, return_exceptions=True)
+    told = [message["status"] for message in sent if message["type"] == "http.response.start"]
+    assert told[:1] == ([200] if rows() else [503])
+
+
+async def test_a_commit_that_does_not_end_is_given_up(web: Web, owner: psycopg.Connection) -> None:
+    owner.execute("CREATE TABLE public.slow (id int)")
+    owner.execute(
+        "CREATE FUNCTION public.slowly() RETURNS trigger LANGUAGE plpgsql"
+        " AS $$BEGIN PERFORM pg_sleep(3); RETURN NULL; END$$"
+    )
+    owner.execute(
+        "CREATE CONSTRAINT TRIGGER slowly AFTER INSERT ON public.slow DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION public.slowly()"
+    )
+
+    async def handler(request: Request) -> Response:
+        await request.state.fencing.connection.execute(text("INSERT INTO public.slow VALUES (1)"))
+        return PlainTextResponse("")
+
+    began = asyncio.get_running_loop().time()
+    is_problem(await web.serve(handler, within=0.3).put("/things/a", headers=shows(7)), 503, "fence-lost")
+    assert asyncio.get_running_loop().time() - began < 2
+
+
+async def test_what_the_database_refuses_at_the_end_is_known_not_to_be_stored(
+    web: Web, owner: psycopg.Connection
+) -> None:
+    owner.execute("CREATE TABLE public.once (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    owner.execute("INSERT INTO public.once VALUES (1)")
+
+    async def handler(request: Request) -> Response:
+        await request.state.fencing.connection.execute(text("INSERT INTO public.once VALUES (1)"))
+        return PlainTextResponse("")
+
+    is_problem(await web.serve(handler).put("/things/a", headers=shows(7)), 500, "undone")
+
+
+async def test_a_handler_that_takes_its_cancellation_lightly_is_cancelled_again(web: Web) -> None:
+    done: list[str] = []
+
+    async def handler(request: Request) -> Response:
+        for step in ("one", "two"):
+            try:
+                await asyncio.sleep(3)
+                done.append(step)
+            except asyncio.CancelledError:
+                done.append(f"{step} cancelled")
+        await asyncio.sleep(3)
+        done.append("something elsewhere")
+        return PlainTextResponse("")
+
+    is_problem(await web.serve(handler, within=0.2).put("/things/a", headers=shows(7)), 503, "too-late")
+    assert done == ["one cancelled", "two cancelled"]
+
+
+async def test_who_is_cancelled_by_another_stays_so(web: Web) -> None:
+    entered = asyncio.Event()
+
+    async def handler(request: Request) -> Response:
+        entered.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3)
+        return PlainTextResponse("", background=BackgroundTask(asyncio.sleep, 5))
+
+    app = FencingMiddleware(
+        Starlette(routes=[Route("/things/{name}", handler, methods=["PUT"])]),
+        fences=web.engine,
+        rules=RULES,
+        within=0.2,
+    )
+    task = asyncio.create_task(call(app, [{"type": "http.request", "body": b""}]))
+    await entered.wait()
+    await asyncio.sleep(0.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_request_cancelled_anywhere_holds_up_nobody(web: Web) -> None:
+    """At each moment at which it waits, one by one."""
+    for hold in (True, False):
+        client = web.serve(fine, hold=hold, patience=0.5)
+        for steps in range(40):
+            request = asyncio.create_task(client.put("/things/a", headers=shows(7)))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.0005 * (steps % 20))
+            request.cancel()
+            await asyncio.wait([request])
+        assert (await client.put("/things/a", headers=shows(7))).status_code == 200
 
 
 async def test_an_answer_that_breaks_off_is_not_sent_as_if_it_were_good(

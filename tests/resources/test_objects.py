@@ -283,9 +283,13 @@ def test_an_object_that_was_there_before_is_taken_on(s3: S3Store) -> None:
     found = objects.get("a")
     assert found is not None
     assert (found.data, found.token, found.attributes["owner"]) == (b"as it was", 0, "me")
+    objects.claim("a", fence=4)
+    again = objects.get("a")
+    assert again is not None
+    assert (again.stored_by, again.stored_at) == (None, found.stored_at), "a claimer has not written it"
     with pytest.raises(StaleTokenError):
         objects.put("a", b"late", fence=2)
-    objects.put("a", b"new", fence=3)
+    objects.put("a", b"new", fence=4)
 
 
 def test_a_fence_is_read_once(place: Place) -> None:
@@ -734,6 +738,8 @@ def test_a_probe_that_cannot_be_removed_is_no_obstacle(caplog: pytest.LogCapture
         '{"token":9223372036854775808,"write":1,"length":0,"digest":"","by":""}',
         '{"token":7,"write":0,"length":0,"digest":"","by":"","value_token":"x","value_write":1}',
         '{"token":7,"write":0,"length":0,"digest":"","by":"","deleted":1}',
+        '{"token":7,"write":0,"length":0,"digest":"","by":"","value_at":"yesterday"}',
+        '{"token":7,"write":0,"length":0,"digest":"","by":"","value_by":5}',
     ],
 )
 def test_a_fence_that_cannot_be_read_lets_nobody_in(mark: str) -> None:
@@ -785,7 +791,9 @@ def test_a_body_that_is_not_the_writers_is_told_from_it() -> None:
 
 
 def test_a_mark_is_one_line_of_plain_text() -> None:
-    mark = Mark.of(2**63 - 1, 2**63 - 1, b"x" * 1000, "ü  \r\n\t" + "x" * 5000)
+    mark = Mark.of(2**63 - 1, 2**63 - 1, b"x" * 1000, "ü  \r\n\t" + '"' * 5000)
+    whole = mark.claimed(2**63 - 1, "\\" * 5000, datetime.now(timezone.utc)).text()
+    assert len(whole) + 1000 < 2000, "with the user's attributes it is within what S3 takes"
     text = mark.text()
     assert text.isascii()
     assert text.isprintable()
