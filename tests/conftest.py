@@ -9,10 +9,13 @@ Each test gets a database cloned from a template with the schema installed, whic
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -39,14 +42,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
 
 
-WAITS = ("embedded", "integration", "robustness")
-"""The folders of tests that are about time, in the order in which they run."""
+COMPUTES = ("fences", "resources", "sql", "unit")
+"""The folders of tests that are least about time: run beside the others, and standing back."""
+
+_alone: pytest.StashKey[Any] = pytest.StashKey()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        waits = item.path.parent.name in WAITS
-        item.add_marker(pytest.mark.xdist_group("waits" if waits else "computes"))
+        item.add_marker(pytest.mark.xdist_group("computes" if item.path.parent.name in COMPUTES else "waits"))
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
@@ -54,24 +58,41 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run the whole suite in two processes, and whatever was named in one.
-
-    One has what waits for time to pass, and ends with what is most exact about it, when the other is done: that has
-    what computes, and stands back.
-    """
+    """Run the whole suite in two processes, and whatever was named in one."""
     return 2 if config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword else 0
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """Let what is most exact about time begin when the other process is done."""
+    config, folder = item.config, item.path.parent.name
+    if "PYTEST_XDIST_WORKER" in os.environ and _alone not in config.stash and folder in (*COMPUTES, "robustness"):
+        # Held by the one until it ends, waited for by the other.
+        held = (Path(tempfile.gettempdir()) / f"dblock-tests-{os.environ['PYTEST_XDIST_TESTRUNUID']}").open("w")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        config.stash[_alone] = held
+        if folder != "robustness":
+            os.nice(5)
+    return (yield)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Begin what is run beside the tests, in the process that will ask for it."""
-    waits, config = item.path.parent.name in WAITS, item.config
-    beside = "PYTEST_XDIST_WORKER" in os.environ
-    if Checks.key in config.stash or (beside and waits):
-        return
-    if any("test_quality" in other.nodeid for other in item.session.items):
+    config = item.config
+    beside = "PYTEST_XDIST_WORKER" in os.environ and item.path.parent.name not in COMPUTES
+    if (
+        not beside
+        and Checks.key not in config.stash
+        and any("test_quality" in one.nodeid for one in item.session.items)
+    ):
         config.stash[Checks.key] = Checks()
-        if beside:
-            os.nice(5)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    held = session.config.stash.get(_alone, None)
+    if held is not None:
+        Path(held.name).unlink(missing_ok=True)
+        held.close()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
