@@ -45,10 +45,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 COMPUTES = ("fences", "resources", "sql", "unit")
 """The folders of tests that are least about time: run beside the others, and standing back."""
 
+EXACT = ("test_keepalive_stress", "test_line_order", "test_paused_holder", "test_presence")
+"""The modules that are most exact about time: run last, and alone."""
+
 _alone: pytest.StashKey[Any] = pytest.StashKey()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent.name == "robustness" and item.path.stem in EXACT)
     for item in items:
         item.add_marker(pytest.mark.xdist_group("computes" if item.path.parent.name in COMPUTES else "waits"))
     if not config.getoption("--long"):
@@ -66,12 +70,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     """Let what is most exact about time begin when the other process is done."""
     config, folder = item.config, item.path.parent.name
-    if "PYTEST_XDIST_WORKER" in os.environ and _alone not in config.stash and folder in (*COMPUTES, "robustness"):
+    exact = folder == "robustness" and item.path.stem in EXACT
+    if "PYTEST_XDIST_WORKER" in os.environ and _alone not in config.stash and (exact or folder in COMPUTES):
         # Held by the one until it ends, waited for by the other.
         held = (Path(tempfile.gettempdir()) / f"dblock-tests-{os.environ['PYTEST_XDIST_TESTRUNUID']}").open("w")
         fcntl.flock(held, fcntl.LOCK_EX)
         config.stash[_alone] = held
-        if folder != "robustness":
+        if not exact:
             os.nice(5)
     return (yield)
 
