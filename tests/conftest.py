@@ -51,10 +51,19 @@ EXACT = ("test_keepalive_stress", "test_line_order", "test_paused_holder", "test
 _alone: pytest.StashKey[Any] = pytest.StashKey()
 
 
+def _computes(item: pytest.Item) -> bool:
+    # What the checkers say is asked for at the very end: they begin first, and stand back even further.
+    return item.path.parent.name in COMPUTES and item.path.stem != "test_quality"
+
+
+def _is_exact(item: pytest.Item) -> bool:
+    return item.path.parent.name == "robustness" and item.path.stem in EXACT
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.parent.name == "robustness" and item.path.stem in EXACT)
+    items.sort(key=lambda item: (item.path.stem == "test_quality", _is_exact(item)))
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("computes" if item.path.parent.name in COMPUTES else "waits"))
+        item.add_marker(pytest.mark.xdist_group("computes" if _computes(item) else "waits"))
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
@@ -69,9 +78,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     """Let what is most exact about time begin when the other process is done."""
-    config, folder = item.config, item.path.parent.name
-    exact = folder == "robustness" and item.path.stem in EXACT
-    if "PYTEST_XDIST_WORKER" in os.environ and _alone not in config.stash and (exact or folder in COMPUTES):
+    config, exact = item.config, _is_exact(item)
+    if "PYTEST_XDIST_WORKER" in os.environ and _alone not in config.stash and (exact or _computes(item)):
         # Held by the one until it ends, waited for by the other.
         held = (Path(tempfile.gettempdir()) / f"dblock-tests-{os.environ['PYTEST_XDIST_TESTRUNUID']}").open("w")
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -84,7 +92,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Begin what is run beside the tests, in the process that will ask for it."""
     config = item.config
-    beside = "PYTEST_XDIST_WORKER" in os.environ and item.path.parent.name not in COMPUTES
+    beside = "PYTEST_XDIST_WORKER" in os.environ and _computes(item)
     if (
         not beside
         and Checks.key not in config.stash
