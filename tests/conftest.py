@@ -9,13 +9,10 @@ Each test gets a database cloned from a template with the schema installed, whic
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -46,9 +43,9 @@ COMPUTES = ("fences", "resources", "sql", "unit")
 """The folders of tests that are least about time: run beside the others, and standing back."""
 
 EXACT = ("test_keepalive_stress", "test_line_order", "test_paused_holder", "test_presence")
-"""The modules that are most exact about time: run last, and alone."""
+"""The modules that are most exact about time: run last, when the other process is done or nearly so."""
 
-_alone: pytest.StashKey[Any] = pytest.StashKey()
+_stands_back: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def _computes(item: pytest.Item) -> bool:
@@ -75,37 +72,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 2 if config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword else 0
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
-    """Let what is most exact about time begin when the other process is done."""
-    config, exact = item.config, _is_exact(item)
-    if "PYTEST_XDIST_WORKER" in os.environ and _alone not in config.stash and (exact or _computes(item)):
-        # Held by the one until it ends, waited for by the other.
-        held = (Path(tempfile.gettempdir()) / f"dblock-tests-{os.environ['PYTEST_XDIST_TESTRUNUID']}").open("w")
-        fcntl.flock(held, fcntl.LOCK_EX)
-        config.stash[_alone] = held
-        if not exact:
-            os.nice(5)
-    return (yield)
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Begin what is run beside the tests, in the process that will ask for it."""
     config = item.config
     beside = "PYTEST_XDIST_WORKER" in os.environ and _computes(item)
+    if beside and _stands_back not in config.stash:
+        config.stash[_stands_back] = True
+        os.nice(5)
     if (
         not beside
         and Checks.key not in config.stash
         and any("test_quality" in one.nodeid for one in item.session.items)
     ):
         config.stash[Checks.key] = Checks()
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    held = session.config.stash.get(_alone, None)
-    if held is not None:
-        Path(held.name).unlink(missing_ok=True)
-        held.close()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
