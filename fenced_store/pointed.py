@@ -86,7 +86,8 @@ class Pointed:
     def put(self, path: str, mark: Mark, data: bytes, attributes: dict[str, str], who: Shown) -> Steps[bool]:
         """Store a value or a deletion; return whether it had been stored before."""
         key = self.key(path)
-        name = None if mark.deleted else (yield from self._body_name(path, mark))
+        yield from self._know()
+        name = None if mark.deleted else self._body_name(path, mark)
         pointer: dict[str, Any] = {
             "object": name, "write": mark.write, "length": mark.length, "digest": mark.digest,
         }  # fmt: skip
@@ -239,9 +240,8 @@ class Pointed:
             return (yield call(files_below, self._root, prefix))  # type: ignore[no-any-return]
         return (yield Ask("objects", "list", (prefix or None,)))  # type: ignore[no-any-return]
 
-    def _body_name(self, path: str, mark: Mark) -> Steps[str]:
+    def _body_name(self, path: str, mark: Mark) -> str:
         """Return the name of a body: the same for the same write sent twice, and for no other."""
-        yield from self._know()
         digest = hashlib.sha256(f"{mark.digest} {mark.attributes}".encode()).hexdigest()[:16]
         return f"{path}@{mark.token}-{mark.write}-{self._owner(path)}-{digest}"
 

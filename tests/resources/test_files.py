@@ -225,7 +225,11 @@ def test_a_namespace_belongs_to_one_folder(tmp_path: Path, pointers: FencedStore
     first = FencedObjects(LocalStore(tmp_path / "1", mkdir=True), pointers=pointers)
     first.put("a", b"one", fence=7)
     second = FencedObjects(LocalStore(tmp_path / "2", mkdir=True), pointers=pointers)
-    for act in (lambda: second.put("a", b"two", fence=8), lambda: second.sweep(fence=8)):
+    for act in (
+        lambda: second.put("a", b"two", fence=8),
+        lambda: second.delete("a", fence=8),
+        lambda: second.sweep(fence=8),
+    ):
         with pytest.raises(InvalidArgument, match="belong to another folder"):
             act()
     assert value(first) == b"one"
