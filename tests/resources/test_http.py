@@ -809,15 +809,22 @@ async def test_a_failed_statement_that_the_handler_takes_lightly(web: Web, rows:
     await seven_is_refused(client)
 
 
-async def call(app: Any, messages: list[Any], **scope: Any) -> list[Any]:
+async def call(
+    app: Any,
+    messages: list[Any],
+    into: list[Any] | None = None,
+    then: Callable[[Any], None] = lambda message: None,
+    **scope: Any,
+) -> list[Any]:
     """Call an application as a server does, and return what it sent."""
-    sent: list[Any] = []
+    sent: list[Any] = [] if into is None else into
 
     async def receive() -> Any:
         return messages.pop(0) if messages else await asyncio.sleep(60)
 
     async def send(message: Any) -> None:
         sent.append(message)
+        then(message)
 
     usual = {
         "type": "http", "method": "PUT", "path": "/things/a", "headers": [(b"fencing-token", b"7")], "client": None,
@@ -1116,21 +1123,9 @@ async def test_whoever_calls(engine: AsyncEngine, dsn: str, client: Any) -> None
     app = FencingMiddleware(
         Starlette(routes=[Route("/things/{name}", fine, methods=["PUT"])]), fences=engine, rules=RULES
     )
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
     for token, status in ((b"8", 200), (b"7", 409)):
-        sent.clear()
-        scope = {
-            "type": "http", "method": "PUT", "path": "/things/a", "headers": [(b"Fencing-TOKEN", token)],
-            "client": client, "query_string": b"", "http_version": "1.1", "scheme": "http", "server": None,
-        }  # fmt: skip
-        await app(scope, receive, send)
+        said = [{"type": "http.request", "body": b""}]
+        sent = await call(app, said, headers=[(b"Fencing-TOKEN", token)], client=client)
         assert sent[0]["status"] == status
 
 
@@ -1138,23 +1133,15 @@ async def test_a_send_that_fails_sends_nothing_twice(engine: AsyncEngine) -> Non
     app = FencingMiddleware(
         Starlette(routes=[Route("/things/{name}", fine, methods=["PUT"])]), fences=engine, rules=RULES
     )
-    sent: list[str] = []
+    sent: list[Any] = []
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Any) -> None:
-        sent.append(message["type"])
+    def fails(message: Any) -> None:
         if message["type"] == "http.response.body":
             raise OSError("the caller has gone")
 
-    scope = {
-        "type": "http", "method": "PUT", "path": "/things/a", "headers": [(b"fencing-token", b"7")], "client": None,
-        "query_string": b"", "http_version": "1.1", "scheme": "http", "server": None,
-    }  # fmt: skip
     with contextlib.suppress(OSError):
-        await app(scope, receive, send)
-    assert sent == ["http.response.start", "http.response.body"]
+        await call(app, [{"type": "http.request", "body": b""}], sent, fails)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
 
 
 # When something is missing.
