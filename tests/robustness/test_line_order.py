@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import random
 import time
+from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import psycopg
@@ -56,10 +57,14 @@ async def want(client: dblock.AsyncClient, dice: random.Random, until: float) ->
             continue
 
 
-def crowd(dsn: str, seed: int, until: float) -> None:
+def crowd(dsn: str, seed: int, seconds: float, everyone: Barrier) -> None:
+    """Contend for so many seconds, counted from when every process is there: a busy machine starts them slowly."""
+
     async def all_of_them() -> None:
         dice = random.Random(seed)
         clients = [dblock.AsyncClient(dsn, patience=30) for _ in range(CLIENTS)]
+        everyone.wait(60)
+        until = time.monotonic() + seconds
         await asyncio.gather(*(want(client, dice, until) for client in clients for _ in range(TASKS)))
         for client in clients:
             await client.close()
@@ -71,12 +76,12 @@ def contend(dsn: str, owner: psycopg.Connection, seconds: float) -> list[tuple[A
     """Let a crowd contend; return each grant that had a ticket, in the order of the tokens, with the ticket's time."""
     owner.execute(WATCHED)
     context = multiprocessing.get_context("spawn")
-    until = time.monotonic() + seconds
-    crowds = [context.Process(target=crowd, args=(dsn, seed, until)) for seed in range(PROCESSES)]
+    everyone = context.Barrier(PROCESSES)
+    crowds = [context.Process(target=crowd, args=(dsn, seed, seconds, everyone)) for seed in range(PROCESSES)]
     for one in crowds:
         one.start()
     for one in crowds:
-        one.join(seconds + 60)
+        one.join(seconds + 120)
         assert one.exitcode == 0
     return owner.execute(
         "SELECT token, since FROM public.granted JOIN public.redeemed USING (attempt) ORDER BY token"
