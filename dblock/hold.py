@@ -133,6 +133,11 @@ class Hold:
         """Whether a release inside the user's own transaction was sent, and is not known to have been rolled back."""
         return self._left_at is not None
 
+    @property
+    def given_up(self) -> bool:
+        """Whether it was lost in doubt, or on demand, and may still be ours in the database."""
+        return self.loss is not None and self.loss.reason in (Reason.UNREACHABLE, Reason.FORCED)
+
     def lost(self) -> Loss | None:
         """Return how it was lost, None if it was not. Looks at the clock, and at whether others see us here."""
         if self.run_out() is None and self.in_doubt and not self.over and self.ours:
@@ -193,6 +198,9 @@ class Hold:
             self.finish()
             self.given_back = True
         else:
+            if why != "forced":
+                # Who has been told to let go keeps the deadline; whatever else it is, the lock may be another's by now.
+                self.trusted_until = min(self.trusted_until, self._now())
             self.lose(Reason.FORCED if why == "released" else Reason(why))
 
     def finish(self) -> None:

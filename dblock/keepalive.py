@@ -22,7 +22,7 @@ from dblock import clock
 from dblock.calls import Steps
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 from dblock.forks import mind_forks
-from dblock.hold import Hold, Reason
+from dblock.hold import Hold
 from dblock.presence import Presence
 from dblock.runner import AsyncRunner, Runner
 from dblock.steps import GIVE_UP_WITHIN, TRUST, Service
@@ -80,8 +80,8 @@ class Rounds:
             hold
             for hold in abandoned
             if not hold.given_back
-            # One that we cannot vouch for may well be ours still; nobody else need wait for its end.
-            and (hold.loss is None or hold.loss.reason is Reason.UNREACHABLE)
+            # Of those that are lost some may well be ours still; nobody else need wait for their end.
+            and (hold.loss is None or hold.given_up)
             and now < hold.trusted_until
         ]
 

@@ -131,9 +131,12 @@ class _LeaseBase:
 
     @property
     def _may_be_held(self) -> bool:
-        """Whether it was given up in doubt, and the database may hold it for us still: nobody need wait for its end."""
+        """Whether it was given up in doubt, or on demand, and the database may hold it for us still.
+
+        Nobody need wait for its end then.
+        """
         hold = self._hold
-        return hold.ours and not hold.given_back and hold.loss is not None and hold.loss.reason is Reason.UNREACHABLE
+        return hold.ours and not hold.given_back and hold.given_up
 
     def _check_end(self, released: bool, error: BaseException | None) -> None:
         """Raise LeaseLost at the end of a body that lost its lease and does not raise anything itself."""

@@ -10,7 +10,7 @@ why an uninstall can be sure of what it drops.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,13 @@ API = (
     "installation",
 )
 """The functions that an application's role may call."""
+
+RIGHTS = {
+    "lock": API,
+    "see": ("list_locks", "list_waiters", "list_history", "grants_are_recorded", "schema_revision", "installation"),
+    "break": ("force_release", "wake_line", "schema_revision", "installation"),
+}
+"""What a role can be allowed, and the functions that come with it."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +165,16 @@ def ddl(schema: str = DEFAULT_SCHEMA) -> str:
     return output.getvalue()
 
 
-def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA) -> None:
-    """Let a role lock and unlock; it gets EXECUTE on the public functions and no table."""
+def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA, may: Iterable[str] = ("lock",)) -> None:
+    """Let a role lock and unlock, `see` what goes on, `break` a lock; it gets EXECUTE on functions and no table.
+
+    It may that and no more: what an earlier call has granted goes.
+    """
     check_name(schema)
+    may = list(may)
+    unknown = [right for right in may if right not in RIGHTS]
+    if unknown or not may:
+        raise InvalidArgument(f"A role may be allowed to {', '.join(RIGHTS)}; got {', '.join(unknown) or 'nothing'}.")
     with translated(schema), resolve(target).connect() as connection:
         status_of(connection, schema).check()
         if not is_text(role):
@@ -182,12 +196,12 @@ def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA) -> No
                 "the locks with their owner's rights. Revoke that first."
             )
         with connection.transaction():
-            for statement in grant_statements(role, schema):
+            for statement in grant_statements(role, schema, may):
                 connection.execute(statement.encode())
             refused = connection.execute(
                 "SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = %s::regnamespace"
                 " AND p.proname = ANY(%s) AND NOT has_function_privilege(%s, p.oid, 'EXECUTE')",
-                [quoted(schema), list(API), role],
+                [quoted(schema), _functions(may), role],
             ).fetchall()
             if refused:
                 # A GRANT by someone without the right to give it is only a warning to Postgres.
@@ -210,9 +224,13 @@ def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA) -> No
                 )
 
 
-def grant_statements(role: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
+def _functions(may: Iterable[str]) -> list[str]:
+    return sorted({function for right in may for function in RIGHTS[right]})
+
+
+def grant_statements(role: str, schema: str = DEFAULT_SCHEMA, may: Iterable[str] = ("lock",)) -> list[str]:
     """Return the statements that `grant` runs."""
-    functions = ", ".join(f"{quoted(schema)}.{function}" for function in API)
+    functions = ", ".join(f"{quoted(schema)}.{function}" for function in _functions(may))
     all_of = [f"ALL {kind} IN SCHEMA {quoted(schema)}" for kind in ("TABLES", "SEQUENCES", "FUNCTIONS")]
     return [
         # Whatever ALTER DEFAULT PRIVILEGES may have given it.

@@ -12,6 +12,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Identity,
     Index,
     Integer,
     Interval,
@@ -40,6 +41,7 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("expires_at", DateTime(timezone=True), nullable=False),
         Column("granted_at", DateTime(timezone=True)),
         Column("released_at", DateTime(timezone=True)),
+        Column("forced_at", DateTime(timezone=True)),
         Column("ttl", Interval),
         Column("attempt", Uuid),
         Column("holder", Text),
@@ -71,6 +73,20 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("client", Uuid, primary_key=True),
         Column("seen_until", DateTime(timezone=True), nullable=False),
         comment="One row a client that waits: until when it counts as alive.",
+    )
+    Table(
+        "lock_history",
+        tables,
+        Column("number", BigInteger, Identity(always=True), primary_key=True),
+        Column("at", DateTime(timezone=True), nullable=False),
+        Column("name", Text(collation="C"), nullable=False),
+        Column("token", BigInteger),
+        Column("event", Text, nullable=False),
+        Column("holder", Text),
+        Column("actor", Text),
+        Column("reason", Text),
+        Index("lock_history_name_idx", "name", "number"),
+        comment="One row an event: a lease that ran out, a holder that died, a forced release.",
     )
     Table(
         "lock_presence",

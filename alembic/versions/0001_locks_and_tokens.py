@@ -24,6 +24,8 @@ def upgrade() -> None:
             expires_at timestamptz NOT NULL,
             granted_at timestamptz,
             released_at timestamptz,
+            -- When the holder was told to let go; its lease is not renewed any more.
+            forced_at timestamptz,
             ttl interval,
             attempt uuid,
             holder text,
@@ -78,6 +80,26 @@ def upgrade() -> None:
         " WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000)"
     )
     op.execute("COMMENT ON TABLE lock_clients IS 'One row a client that waits: until when it counts as alive.'")
+    # What befell the grants of a lock, the newest hundred events of each; see 45_history.sql.
+    op.execute(
+        """
+        CREATE TABLE lock_history (
+            number bigint GENERATED ALWAYS AS IDENTITY,
+            at timestamptz NOT NULL,
+            name text COLLATE "C" NOT NULL,
+            token bigint,
+            event text NOT NULL,
+            holder text,
+            actor text,
+            reason text,
+            CONSTRAINT lock_history_pkey PRIMARY KEY (number)
+        )
+        """
+    )
+    op.execute("CREATE INDEX lock_history_name_idx ON lock_history (name, number)")
+    op.execute(
+        "COMMENT ON TABLE lock_history IS 'One row an event: a lease that ran out, a holder that died, a forced release.'"
+    )
     # Unlogged, because a mark means nothing after a crash, on a promoted standby or in a restored copy: there the
     # table is empty, and nobody looks dead.
     op.execute(
@@ -130,6 +152,6 @@ def downgrade() -> None:
         """
     )
     op.execute("DROP TABLE distributed_locks")
-    op.execute("DROP TABLE lock_tickets, lock_clients, lock_presence")
+    op.execute("DROP TABLE lock_tickets, lock_clients, lock_presence, lock_history")
     op.execute("DROP TABLE token_timeline")
     op.execute("DROP SEQUENCE token_sequence")

@@ -53,6 +53,8 @@ DECLARE
     started timestamptz;
     timeline text;
     passed bigint;
+    -- Whether the last holder let its lease run out.
+    ran_out boolean;
     looks integer := 0;
     seeding boolean;
     moment timestamptz;
@@ -88,7 +90,7 @@ BEGIN
         PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
     END IF;
     LOOP
-        SELECT l.minted_in, l.minted_on, l.served INTO started, timeline, passed
+        SELECT l.minted_in, l.minted_on, l.served, l.expires_at > '-infinity' INTO started, timeline, passed, ran_out
         FROM distributed_locks AS l
         WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND in_line)
         FOR UPDATE SKIP LOCKED;  -- the strongest, so that not even a proof's shared lock is passed over
@@ -106,6 +108,9 @@ BEGIN
                     waiting := true;
                     RETURN;
                 END IF;
+            END IF;
+            IF ran_out THEN
+                PERFORM note_end(try_acquire.name, 'expired');
             END IF;
             -- A server, once started, mints on one timeline alone. Where this lock's last token was minted by this one, the
             -- timeline was entered, and its record need not be read.
@@ -133,6 +138,7 @@ BEGIN
                 served = coalesce(try_acquire.ticket, l.served),
                 granted_at = moment,
                 released_at = NULL,
+                forced_at = NULL,
                 ttl = lasting,
                 expires_at = moment + lasting
             WHERE l.name = try_acquire.name

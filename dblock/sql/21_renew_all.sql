@@ -2,8 +2,8 @@
 --
 -- Every lease that is not named in `missed` now lasts for its ttl, counted from `moment` or later. `missed` has the
 -- places (from 1) of the others, `reasons` why: `expired` (it ran out), `superseded` (granted to another since, or long gone),
--- `released` (given back, or taken away by force), or `busy` (another transaction is at work on the row; it may well
--- be ours still, ask again).
+-- `released` (given back, or taken away by force), `forced` (its holder must let go; the deadline stays as it was), or
+-- `busy` (another transaction is at work on the row; it may well be ours still, ask again).
 --
 -- It waits for no row, so that one lease whose row is in use cannot hold up the renewal of the rest. Each row is held before
 -- the clock is read for it, and no deadline comes nearer; see renew(). Leases with tokens are renewed durably; where
@@ -52,6 +52,7 @@ BEGIN
             presence = coalesce(renew_all.presence, l.presence)
         FROM held AS h
         WHERE l.name = h.name AND l.token = h.token AND l.expires_at > clock_timestamp()
+          AND l.forced_at IS NULL
         RETURNING h.place
     )
     SELECT array_agg(a.place::integer ORDER BY a.place),
@@ -60,6 +61,7 @@ BEGIN
                    WHEN l.token IS DISTINCT FROM a.token THEN 'superseded'
                    WHEN l.expires_at = '-infinity' THEN 'released'
                    WHEN l.expires_at <= clock_timestamp() THEN 'expired'
+                   WHEN l.forced_at IS NOT NULL THEN 'forced'
                    ELSE 'busy'
                END
                ORDER BY a.place

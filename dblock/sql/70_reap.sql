@@ -3,7 +3,7 @@
 -- Takes nothing that lives: a row is locked first and looked at again under the lock, and one that somebody else has
 -- locked (to grant it, say) is passed over. Lowers no token: the sequence goes on, whatever becomes of the rows. Any
 -- number may run at once. A lock that somebody waits for stays; the traces of clients that are long dead go, with the
--- places in line that they left behind. For the owner alone.
+-- places in line that they left behind, and so does the history of more than 30 days ago. For the owner alone.
 CREATE OR REPLACE FUNCTION reap(idle interval DEFAULT '1 day', batch integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
@@ -25,6 +25,7 @@ BEGIN
     -- Those that are gone and that nobody has looked at: noted now, and taken the next time.
     UPDATE lock_presence AS p SET gone_since = clock_timestamp()
     WHERE p.gone_since IS NULL AND p.session <> pg_backend_pid() AND pg_try_advisory_xact_lock_shared(p.mark);
+    DELETE FROM lock_history AS h WHERE h.at <= clock_timestamp() - greatest(idle, '30 days');
     FOR one IN SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch LOOP
         PERFORM nobody_waits(one);
     END LOOP;

@@ -3,6 +3,9 @@
 DO $$
 DECLARE
     here CONSTANT oid := quote_ident(current_schema())::regnamespace;
+    -- What is granted apart from locking, by the function that tells who has it: `dblock grant --may see`, `--may break`.
+    seeing CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded}';
+    breaking CONSTANT text[] := '{force_release,wake_line}';
     thing record;
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %I FROM PUBLIC', current_schema());
@@ -26,8 +29,14 @@ BEGIN
     FOR thing IN
         SELECT p.oid::regprocedure AS name, a.grantee::regrole AS grantee
         FROM pg_proc AS granted, aclexplode(granted.proacl) AS a, pg_proc AS p
-        WHERE granted.pronamespace = here AND granted.proname = 'try_acquire' AND a.grantee NOT IN (0, granted.proowner)
+        WHERE granted.pronamespace = here AND a.grantee NOT IN (0, granted.proowner)
           AND p.pronamespace = here AND p.prosecdef
+          AND CASE granted.proname
+              WHEN 'list_locks' THEN p.proname = ANY (seeing)
+              WHEN 'force_release' THEN p.proname = ANY (breaking)
+              WHEN 'try_acquire' THEN p.proname <> ALL (seeing || breaking)
+              ELSE false
+          END
     LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', thing.name, thing.grantee);
     END LOOP;

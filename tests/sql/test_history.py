@@ -1,0 +1,131 @@
+"""What befell the grants of a lock is remembered, the newest hundred or so events of each."""
+
+from __future__ import annotations
+
+import uuid
+
+import psycopg
+import pytest
+
+from tests.support import mutants
+from tests.support.sessions import Sessions
+
+
+def events(owner: psycopg.Connection, name: str | None = None) -> list[tuple[object, ...]]:
+    return owner.execute("SELECT event, token, holder FROM list_history(%s)", [name]).fetchall()
+
+
+def test_a_grant_and_its_release_leave_no_trace(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT release('a', token) FROM try_acquire('a')")
+    owner.execute("SELECT release('a', token) FROM try_acquire('a')")
+    assert events(owner) == []
+
+
+def test_a_lease_that_ran_out_is_noted_by_the_next_grant(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT try_acquire('a', '100 ms', 'sleeper')")
+    owner.execute("SELECT pg_sleep(0.11)")
+    (deadline,) = owner.execute("SELECT expires_at FROM distributed_locks").fetchone() or (None,)
+    owner.execute("SELECT try_acquire('a')")
+    assert events(owner) == [("expired", 1, "sleeper")]
+    assert owner.execute("SELECT at FROM list_history('a')").fetchone() == (deadline,), "when it ran out"
+
+
+def test_a_holder_that_died_is_noted(sessions: Sessions, owner: psycopg.Connection) -> None:
+    dying, presence = sessions.open(), uuid.uuid4()
+    dying.do("SELECT be_present(%s, '10 ms')", presence)
+    dying.do("SELECT try_acquire('a', '60 s', 'mortal', attempt => gen_random_uuid(), presence => %s)", presence)
+    dying.connection.close()
+    for _ in range(50):
+        owner.execute("SELECT pg_sleep(0.02)")
+        if owner.execute("SELECT granted FROM try_acquire('a', attempt => gen_random_uuid())").fetchone() == (True,):
+            break
+    assert events(owner) == [("died", 1, "mortal")]
+
+
+def test_grants_and_releases_are_noted_where_that_is_asked_for(owner: psycopg.Connection) -> None:
+    assert owner.execute("SELECT grants_are_recorded()").fetchone() == (False,)
+    owner.execute("SELECT record_grants(true)")
+    owner.execute("SELECT record_grants(true)")
+    assert owner.execute("SELECT grants_are_recorded()").fetchone() == (True,)
+    owner.execute("SELECT try_acquire('a', holder => 'one')")
+    owner.execute("SELECT renew('a', 1)")
+    owner.execute("SELECT release('a', 1)")
+    owner.execute("SELECT try_acquire('a', holder => 'two')")
+    owner.execute("SELECT force_release('a', 2, now => true)")
+    assert events(owner) == [
+        ("broken", 2, "two"), ("granted", 2, "two"), ("released", 1, "one"), ("granted", 1, "one"),
+    ]  # fmt: skip
+    owner.execute("SELECT record_grants(false)")
+    owner.execute("SELECT release('a', token) FROM try_acquire('a')")
+    assert len(events(owner)) == 4
+
+
+def test_one_without_durability_shows_no_token(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT try_acquire('a', '100 ms', 'quick', durable => false)")
+    owner.execute("SELECT pg_sleep(0.11)")
+    owner.execute("SELECT try_acquire('a')")
+    assert events(owner) == [("expired", None, "quick")]
+
+
+def kept_after_many(owner: psycopg.Connection) -> int:
+    owner.execute("SELECT note('a', n, 'expired', 'x', now()) FROM generate_series(1, 500) AS n")
+    return len(owner.execute("SELECT FROM list_history('a', 1000)").fetchall())
+
+
+def test_the_newest_hundred_or_so_of_each_lock_are_kept(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT note('b', 1, 'expired', 'x', now())")
+    assert 100 <= kept_after_many(owner) < 116
+    assert owner.execute("SELECT max(token), min(token) > 380 FROM list_history('a', 1000)").fetchone() == (500, True)
+    assert events(owner, "b") == [("expired", 1, "x")], "another lock's went"
+
+
+def test_that_would_notice_a_history_without_end(owner: psycopg.Connection) -> None:
+    mutants.replace(owner, mutants.altered("04_history.sql", "IF noted % 16 = 0", "IF false"))
+    assert kept_after_many(owner) == 500
+
+
+def test_the_reaper_takes_what_is_older_than_a_month(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT note('a', 1, 'expired', 'old', now() - interval '31 days')")
+    owner.execute("SELECT note('a', 2, 'expired', 'new', now() - interval '29 days')")
+    owner.execute("SELECT reap('0 s')")
+    assert events(owner) == [("expired", 2, "new")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ("", ["held", "awaited"]),
+        ("every => true", ["held", "awaited", "free"]),
+        ("pattern => 'h%%'", ["held"]),
+        ("name => 'held'", ["held"]),
+        ("name => 'free'", []),
+        ("every => true, most => 1", ["awaited"]),
+    ],
+)
+def test_locks_are_told(owner: psycopg.Connection, arguments: str, names: list[str]) -> None:
+    owner.execute("SELECT try_acquire('held', '60 s', 'one', '{\"a\": 1}')")
+    owner.execute("SELECT release('free', token) FROM try_acquire('free')")
+    owner.execute("SELECT try_acquire('awaited', '60 s', 'two')")
+    for _ in range(2):
+        owner.execute(
+            "SELECT acquire('awaited', attempt => gen_random_uuid(), client => gen_random_uuid(), holder => 'x')"
+        )
+    rows = owner.execute(f"SELECT name, waiting, remaining FROM list_locks({arguments})".encode(), []).fetchall()
+    assert [name for name, _, _ in rows] == sorted(names)
+    assert dict((name, waiting) for name, waiting, _ in rows).get("awaited", 2) == 2
+    assert all((left > 59) == (name != "free") for name, _, left in rows)
+
+
+def test_waiters_are_told_in_order(owner: psycopg.Connection) -> None:
+    for name in ("b", "a"):
+        owner.execute("SELECT try_acquire(%s)", [name])
+        for who in ("first", "second"):
+            owner.execute(
+                "SELECT acquire(%s, attempt => gen_random_uuid(), client => gen_random_uuid(), holder => %s)",
+                [name, who],
+            )
+    rows = owner.execute("SELECT name, place, holder FROM list_waiters()").fetchall()
+    assert rows == [("a", 1, "first"), ("a", 2, "second"), ("b", 1, "first"), ("b", 2, "second")]
+    assert owner.execute("SELECT holder FROM list_waiters('b', 1)").fetchall() == [("first",)]
+    owner.execute("UPDATE lock_clients SET seen_until = now() - interval '1 s'")
+    assert owner.execute("SELECT FROM list_waiters()").fetchall() == [], "the dead wait for nothing"
