@@ -6,29 +6,32 @@ with client.lock("invoice:42", ttl=30, timeout=5) as lease:
 """
 
 import logging
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from dblock.calls import Holder, Waiter
-from dblock.client import AsyncClient, Client
-from dblock.errors import (
-    AccessDenied,
-    ClientClosed,
-    DatabaseError,
-    DblockError,
-    EmbeddedError,
-    InvalidArgument,
-    LeaseLost,
-    LockTimeout,
-    NoFencingToken,
-    NotWritable,
-    SchemaError,
-    SchemaMissing,
-    SchemaOutdated,
-    SchemaTooNew,
-    Unavailable,
-)
-from dblock.hold import Reason
-from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
-from dblock.lock import AsyncLock, Lock
+if TYPE_CHECKING:
+    from dblock.calls import Holder, Waiter
+    from dblock.client import AsyncClient, Client
+    from dblock.errors import (
+        AccessDenied,
+        ClientClosed,
+        DatabaseError,
+        DblockError,
+        EmbeddedError,
+        InvalidArgument,
+        LeaseLost,
+        LockTimeout,
+        NoFencingToken,
+        NotWritable,
+        SchemaError,
+        SchemaMissing,
+        SchemaOutdated,
+        SchemaTooNew,
+        Unavailable,
+    )
+    from dblock.hold import Reason
+    from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
+    from dblock.lock import AsyncLock, Lock
 
 __version__ = "0.1.0"
 
@@ -61,4 +64,32 @@ __all__ = [
     "Waiter",
 ]
 
+_HOME = {
+    "AsyncClient": "client",
+    "AsyncEfficiencyLease": "lease",
+    "AsyncLease": "lease",
+    "AsyncLock": "lock",
+    "Client": "client",
+    "EfficiencyLease": "lease",
+    "Holder": "calls",
+    "Lease": "lease",
+    "Lock": "lock",
+    "Reason": "hold",
+    "Waiter": "calls",
+}
+"""Where each name lives; all the others are errors."""
+
 logging.getLogger("dblock").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for, when it is: whoever runs one command should not wait for all the rest."""
+    if name not in __all__:
+        raise AttributeError(f"module 'dblock' has no attribute {name!r}")
+    found = getattr(import_module(f"dblock.{_HOME.get(name, 'errors')}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dblock.errors import InvalidArgument
+from dblock.errors import AccessDenied, DatabaseError, InvalidArgument, Unavailable
 from dblock.faults import translated
 from dblock.schema import DEFAULT_SCHEMA, check_name, status_of
 from dblock.terms import is_text, quoted
@@ -110,15 +110,26 @@ class Overview:
         """Have every grant and release noted in the history, or no more; for the schema's owner."""
         self._call("record_grants(%s)", [recorded])
 
-    def force_release(self, name: str, token: int, *, who: str, why: str, now: bool = False) -> bool:
-        """Take a lock from the grant under this token; False when that does not hold it.
+    def force_release(self, name: str, token: int | None, *, who: str, why: str, now: bool = False) -> bool:
+        """Take a lock from the grant under this token, None for one without durability; False when it is not held so.
 
         Its holder is told to let go, and nobody has the lock before it has, or before its deadline; with `now` the
         lock is free at once, and a holder that is still at work is a matter for the fence.
         """
+        from psycopg.errors import LockNotAvailable
+
         with translated(self._schema):
             self._connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'".encode())
-        taken = bool(self._call("force_release(%s, %s, %s, %s, %s)", [name, token, who, why, now])[0][0])
+        try:
+            taken = bool(self._call("force_release(%s, %s, %s, %s, %s)", [name, token, who, why, now])[0][0])
+        except Unavailable as error:
+            if not isinstance(error.__cause__, LockNotAvailable):
+                raise
+            raise DatabaseError(
+                f"Another transaction is at work on lock {name!r} and does not end; nothing was done. Try again, or "
+                "end "
+                "that transaction: dblock doctor finds those that are old."
+            ) from error
         if taken and now:
             self._call("wake_line(%s)", [name])
         return taken
@@ -127,9 +138,14 @@ class Overview:
         for argument in arguments:
             if isinstance(argument, str) and not is_text(argument):
                 raise InvalidArgument(f"Postgres cannot take this as text: {argument!a}.")
-        with translated(self._schema):
-            statement = f"SELECT * FROM {quoted(self._schema).replace('%', '%%')}.{call}"
-            return self._connection.execute(statement.encode(), arguments).fetchall()
+        statement = f"SELECT * FROM {quoted(self._schema).replace('%', '%%')}.{call}"
+        try:
+            with translated(self._schema):
+                return self._connection.execute(statement.encode(), arguments).fetchall()
+        except AccessDenied as error:
+            right = "break" if call.startswith(("force", "wake")) else "see"
+            allow = "is the owner's to do" if call.startswith("record") else f"takes: dblock grant ROLE --may {right}"
+            raise AccessDenied(f"This login may not do that in schema {self._schema!r}; it {allow}.") from error
 
 
 @contextmanager

@@ -98,7 +98,8 @@ def upgrade() -> None:
     )
     op.execute("CREATE INDEX lock_history_name_idx ON lock_history (name, number)")
     op.execute(
-        "COMMENT ON TABLE lock_history IS 'One row an event: a lease that ran out, a holder that died, a forced release.'"
+        "COMMENT ON TABLE lock_history IS"
+        " 'One row an event: a lease that ran out, a holder that died, a forced release.'"
     )
     # Unlogged, because a mark means nothing after a crash, on a promoted standby or in a restored copy: there the
     # table is empty, and nobody looks dead.

@@ -1,5 +1,7 @@
 -- Takes a lock from one exact grant, and notes who did it and why; false means that it is not held under this token.
 --
+-- A grant without durability has no token; NULL means that.
+--
 -- The holder must let go: its lease is not renewed any more, which it learns from its next renewal, and its deadline stays.
 -- Nobody is granted the lock before it has let go or the deadline has passed, so this is as safe as a lease that runs out.
 --
@@ -19,12 +21,13 @@ DECLARE
     held record;
 BEGIN
     SELECT l.token, l.holder INTO held FROM distributed_locks AS l
-    WHERE l.name = force_release.name AND l.token = force_release.token
+    WHERE l.name = force_release.name
+      AND (l.token = force_release.token OR (force_release.token IS NULL AND l.token < 0))
     FOR NO KEY UPDATE;
     -- The row is held before the clock is read, so that what ran out meanwhile is not taken from anybody.
     IF NOT FOUND OR NOT EXISTS (
         SELECT FROM distributed_locks AS l
-        WHERE l.name = force_release.name AND l.token = force_release.token AND l.expires_at > clock_timestamp()
+        WHERE l.name = force_release.name AND l.token = held.token AND l.expires_at > clock_timestamp()
     ) THEN
         ready := check_snapshot();
         RETURN false;

@@ -196,7 +196,7 @@ def test_the_command_line_says_what_is_wrong(bare_dsn: str, capsys: pytest.Captu
     ):
         assert run(bare_dsn, *arguments) == 1
         assert said in capsys.readouterr().err
-    assert run("host=/nowhere", "list") == 1
+    assert run("host=/nowhere", "list") == 69
     assert "could not be asked" in capsys.readouterr().err
     assert main(["fence", "setup", "--sql", "--fences", "mine"]) == 0
     assert 'CREATE SCHEMA "mine"' in capsys.readouterr().out

@@ -341,9 +341,12 @@ def test_uninstall_tells_the_highest_token_even_of_grants_under_way(dsn: str, se
 
 
 def test_bad_input_to_the_command_line_is_an_error_and_no_traceback() -> None:
-    for arguments in (["install", "--dsn", "postgresql//u:hunter2@h"], ["status", "--dsn", "host=127.0.0.1 port=1"]):
+    for code, arguments in (
+        (1, ["install", "--dsn", "postgresql//u:hunter2@h"]),
+        (69, ["status", "--dsn", "host=127.0.0.1 port=1"]),
+    ):
         done = subprocess.run([sys.executable, "-m", "dblock.cli", *arguments], capture_output=True, text=True)
-        assert done.returncode == 1
+        assert done.returncode == code
         assert done.stderr.startswith("dblock: ")
         assert "Traceback" not in done.stderr
         assert "hunter2" not in done.stderr

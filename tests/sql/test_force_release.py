@@ -1,4 +1,4 @@
-"""A lock taken from its holder: told first, freed when it lets go or its deadline passes; or at once, by its own wish."""
+"""A lock taken from its holder: told first, freed when it lets go or its deadline passes; or at once, on demand."""
 
 from __future__ import annotations
 
@@ -64,6 +64,14 @@ def test_only_the_grant_that_was_meant(sessions: Sessions, now: bool) -> None:
     session.do("SELECT release('a', 1)")
     assert session.do(statement, "a", 1, now) == (False,), "it was free"
     assert session.do("SELECT count(*) FROM lock_history") == (0,), "and nothing was done"
+
+
+def test_one_without_durability_is_meant_by_no_token(sessions: Sessions) -> None:
+    session = held(sessions)
+    session.do("SELECT try_acquire('b', durable => false)")
+    assert session.do("SELECT force_release('a', NULL)") == (False,), "that one has a token"
+    assert session.do("SELECT force_release('b', NULL, now => true)") == (True,)
+    assert session.do("SELECT count(*) FROM holder('b')") == (0,)
 
 
 def test_it_waits_for_a_renewal_under_way_and_then_ends_it(sessions: Sessions) -> None:

@@ -112,7 +112,7 @@ def test_locks_are_told(owner: psycopg.Connection, arguments: str, names: list[s
         )
     rows = owner.execute(f"SELECT name, waiting, remaining FROM list_locks({arguments})".encode(), []).fetchall()
     assert [name for name, _, _ in rows] == sorted(names)
-    assert dict((name, waiting) for name, waiting, _ in rows).get("awaited", 2) == 2
+    assert {name: waiting for name, waiting, _ in rows}.get("awaited", 2) == 2
     assert all((left > 59) == (name != "free") for name, _, left in rows)
 
 

@@ -1,0 +1,122 @@
+"""A terminal for a command to run in: a real pty, and the screen that a person would see."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import struct
+import termios
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+import pyte
+
+PATIENCE = 30.0
+
+
+class Terminal:
+    """Runs a command as the leader of a session with this terminal; what it writes is drawn on a screen."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        columns: int = 100,
+        rows: int = 30,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self._screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self._screen)
+        self._drawing = threading.Lock()
+        self._status: int | None = None
+        self.raw = b""
+        """Everything that was written, as it was."""
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
+        } | {"TERM": "xterm-256color", **(env or {})}
+        self.pid, self._master = pty.fork()
+        if self.pid == 0:
+            try:
+                size = struct.pack("HHHH", rows, columns, 0, 0)
+                fcntl.ioctl(0, termios.TIOCSWINSZ, size)
+                os.execvpe(command[0], list(command), environment)
+            finally:
+                os._exit(127)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def press(self, keys: str) -> None:
+        """Type something."""
+        os.write(self._master, keys.encode())
+
+    def lines(self) -> list[str]:
+        """Return what is on the screen."""
+        with self._drawing:
+            return [line.rstrip() for line in self._screen.display]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines())
+
+    def wait_for(self, text: str) -> str:
+        """Return the screen as soon as it shows this."""
+        gives_up = time.monotonic() + PATIENCE
+        while text not in (seen := self.text):
+            assert time.monotonic() < gives_up, f"{text!r} never came; there was:\n{seen}"
+            time.sleep(0.02)
+        return seen
+
+    def wait_while(self, text: str) -> str:
+        """Return the screen as soon as it does not show this any more."""
+        gives_up = time.monotonic() + PATIENCE
+        while text in (seen := self.text):
+            assert time.monotonic() < gives_up, f"{text!r} never went; there is:\n{seen}"
+            time.sleep(0.02)
+        return seen
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Change the size of the window."""
+        with self._drawing:
+            self._screen.resize(rows, columns)
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def ended(self) -> int:
+        """Wait for the command's end and return its exit code."""
+        gives_up = time.monotonic() + PATIENCE
+        while self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._status = status
+                self._reader.join(5)
+                break
+            assert time.monotonic() < gives_up, f"it never ended; there was:\n{self.text}"
+            time.sleep(0.01)
+        return os.waitstatus_to_exitcode(self._status)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                part = os.read(self._master, 65536)
+            except OSError:
+                return  # everyone on the other side has gone
+            if not part:
+                return
+            with self._drawing:
+                self.raw += part
+                self._stream.feed(part)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self._reader.join(5)
+        os.close(self._master)
