@@ -120,8 +120,8 @@ def _run_under(lease: Lease, guard: Guard, grace: float, line: list[str]) -> int
         released = True
     if supervisor.is_lost or not released:
         ended = "the command was ended" if supervisor.is_lost else "the command had ended by then"
-        why = lease.lost.reason or "it was no longer held"
-        click.echo(f"dblock: the lease of lock {shown(lease.name)!r} was lost ({why}); {ended}.", err=True)
+        said = f"dblock: the lease of lock {shown(lease.name)!r} was lost ({supervisor.why}); {ended}."
+        click.echo(said, err=True)
         return exits.LOST
     return code
 

@@ -57,6 +57,11 @@ class Supervisor:
         """Whether the command was ended because of its lease."""
         return self._kill_at is not None
 
+    @property
+    def why(self) -> Reason:
+        """Why the lease was lost, or would have been a moment later."""
+        return self._hold.loss.reason if self._hold.loss else Reason.UNREACHABLE
+
     def run(self, command: Sequence[str], environment: dict[str, str]) -> int:
         """Run a command to its end, and return its exit code; 128 and its number for a signal."""
         adopt()
@@ -74,8 +79,8 @@ class Supervisor:
             with _terminal_of(group):
                 while self._process.poll() is None:
                     self._look()
-                    if _has_stopped(group):
-                        _stop_with(group)
+                    if stopped := _stopped_by(group):
+                        _stop_with(group, stopped)
                     if select.select([woken], [], [], TICK)[0]:
                         os.read(woken, 4096)
             self._end_all()
@@ -147,23 +152,26 @@ def _group_of(pid: int) -> int | None:
         return None
 
 
-def _has_stopped(pid: int) -> bool:
-    """Tell whether the command was stopped since we last looked, by Ctrl-Z say."""
+def _stopped_by(pid: int) -> int | None:
+    """Return the signal that has stopped the command since we last looked, that of Ctrl-Z say."""
     if not hasattr(os, "waitid"):
-        return False
+        return None
     try:
-        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
+        seen = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG)
     except ChildProcessError:
-        return False
+        return None
+    return None if seen is None else seen.si_status
 
 
-def _stop_with(group: int) -> None:
+def _stop_with(group: int, number: int) -> None:
     """Stop as well, where a shell looks after us as a job, and go on with the command when we are continued."""
     terminal = _our_terminal(group)
     if terminal is None:
         return
-    with _given_back(terminal, group):
-        os.kill(os.getpid(), signal.SIGSTOP)
+    # It may have wanted the terminal just before that was given to it.
+    if number not in (signal.SIGTTIN, signal.SIGTTOU):
+        with _given_back(terminal, group):
+            os.kill(os.getpid(), signal.SIGSTOP)
     send_group(group, signal.SIGCONT)
 
 

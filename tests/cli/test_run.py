@@ -1,0 +1,415 @@
+"""`dblock run`: a command runs while its lock is held, and not a moment longer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import dblock
+import fenced_store
+from dblock import schema
+from dblock.overview import overview
+from dblock.target import resolve
+from tests.support.proxy import Proxy
+from tests.support.servers import private_server
+from tests.support.shell import Shell, ended, until
+from tests.support.terminal import Terminal
+
+NOT_ACQUIRED, LOST, UNREACHABLE = 75, 76, 69
+
+TRIALS = [2, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(90)"
+children = [
+    subprocess.Popen([sys.executable, "-c", deaf], start_new_session=away) for away in (False, True)
+]
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(" ".join(str(pid) for pid in (os.getpid(), *(child.pid for child in children))))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(90)
+"""
+"""Ignores SIGTERM, as do its two children, of which one has a session of its own."""
+
+
+def stubborn(path: Path) -> list[str]:
+    return ["--", sys.executable, "-c", STUBBORN, str(path)]
+
+
+def pids_in(path: Path) -> list[int]:
+    until(path.exists, "the command's own report")
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if is_there(pid)]
+
+
+def waits_for(path: Path) -> str:
+    """Return a line of shell that says that it runs, and ends when it is told to."""
+    return f"touch {path}/on; while [ ! -e {path}/off ]; do sleep 0.02; done"
+
+
+def test_the_commands_output_and_exit_code_are_ours(shell: Shell) -> None:
+    assert shell.run("run", "job", "--", "sh", "-c", "echo out; echo err >&2; exit 3") == (3, "out\n", "err\n")
+    assert shell.run("run", "job", "--", "true").code == 0
+
+
+def test_output_goes_through_untouched(shell: Shell) -> None:
+    every_byte = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)"
+    done = subprocess.run(
+        shell.command("run", "job", "--", sys.executable, "-c", every_byte), capture_output=True, timeout=30
+    )
+    assert done.stdout == bytes(range(256)) * 1000
+    assert done.returncode == 0
+
+
+def test_input_reaches_the_command(shell: Shell) -> None:
+    done = subprocess.run(
+        shell.command("run", "job", "--", "cat"), input="hello", capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout == "hello"
+
+
+def test_a_command_that_a_signal_ends(shell: Shell) -> None:
+    assert shell.run("run", "job", "--", "sh", "-c", "kill -9 $$").code == 128 + signal.SIGKILL
+
+
+def test_it_knows_its_lock_its_token_and_its_deadline(shell: Shell, client: dblock.Client) -> None:
+    line = 'echo "$DBLOCK_LOCK/$DBLOCK_TOKEN/$DBLOCK_DEADLINE"'
+    done = shell.run("run", "a lock", "--", "sh", "-c", line)
+    name, token, deadline = done.out.strip().split("/")
+    assert (done.code, name) == (0, "a lock")
+    assert client.lock("a lock").acquire(timeout=1).token == int(token) + 1
+    assert deadline.startswith("20")
+
+
+def test_the_lock_is_held_while_it_runs_and_free_after(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
+    process = shell.start("run", "job", "--ttl", "1", "--", "sh", "-c", waits_for(tmp_path))
+    until((tmp_path / "on").exists)
+    holder = client.lock("job").holder()
+    assert holder is not None
+    assert "touch" in holder.meta["command"], "others see what runs"
+    time.sleep(1.5)  # longer than its ttl: it is renewed
+    assert client.lock("job").try_acquire() is None
+    (tmp_path / "off").touch()
+    assert ended(process).code == 0
+    assert client.lock("job").try_acquire() is not None
+
+
+def test_one_that_is_held_is_skipped_or_waited_for(shell: Shell, client: dblock.Client) -> None:
+    lease = client.lock("job").acquire()
+    skipped = shell.run("run", "job", "--skip-if-held", "--", "echo", "ran")
+    assert (skipped.code, skipped.out) == (NOT_ACQUIRED, "")
+    assert "was not acquired" in skipped.err
+    began = time.monotonic()
+    late = shell.run("run", "job", "--timeout", "0.5", "--", "echo", "ran")
+    assert (late.code, late.out) == (NOT_ACQUIRED, "")
+    assert time.monotonic() - began >= 0.5
+    waiting = shell.start("run", "job", "--", "echo", "ran")
+    until(client.lock("job").queue)
+    lease.release()
+    done = ended(waiting)
+    assert (done.code, done.out) == (0, "ran\n")
+    assert "waiting for lock 'job', held by" in done.err
+
+
+def test_told_in_json_why_it_did_not_run(shell: Shell, client: dblock.Client) -> None:
+    client.lock("job", ttl=60).acquire()
+    done = shell.run("run", "job", "--skip-if-held", "--json", "--", "true")
+    assert '"exit_code": 75' in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["job"], 1, "What is to be run?"),
+        (["job", "--"], 1, "What is to be run?"),
+        (["job", "--", "/no/such/command"], 127, "was not found"),
+        (["job", "--", "/etc/passwd"], 126, "cannot be executed"),
+        (["job", "--", "/"], 126, "cannot be executed"),
+        (["job", "--grace", "20", "--", "true"], 1, "of the ttl"),
+        (["job", "--ttl", "0.01", "--", "true"], 1, "ttl"),
+        (["job", "--ttl", "soon", "--", "true"], 2, "soon"),
+        (["job", "--timeout", "-1", "--", "true"], 1, "timeout"),
+        (["job", "--skip-if-held", "--timeout", "1", "--", "true"], 1, "Leave one of them out"),
+        (["", "--", "true"], 1, "name"),
+        ([], 2, "NAME"),
+    ],
+)
+def test_what_cannot_be_run_is_said(
+    shell: Shell, client: dblock.Client, arguments: list[str], code: int, says: str
+) -> None:
+    done = shell.run("run", *arguments)
+    assert done.code == code
+    assert says in done.err
+    assert client.lock("job").try_acquire() is not None, "and nothing is held"
+
+
+def test_no_database_is_an_exit_code_of_its_own(shell: Shell) -> None:
+    done = shell.run("run", "job", "--", "echo", "ran", dsn="host=127.0.0.1 port=1 dbname=x user=x")
+    assert (done.code, done.out) == (UNREACHABLE, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT])
+def test_signals_are_passed_on(shell: Shell, tmp_path: Path, number: int) -> None:
+    name = signal.Signals(number).name[3:]
+    line = f"trap 'echo got {name}; exit 5' {name}; {waits_for(tmp_path)}"
+    process = shell.start("run", "job", "--", "sh", "-c", line)
+    until((tmp_path / "on").exists)
+    process.send_signal(number)
+    done = ended(process)
+    assert (done.code, done.out) == (5, f"got {name}\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_one_that_waits_leaves_the_line_when_told_to_end(
+    shell: Shell, client: dblock.Client, number: int, code: int
+) -> None:
+    client.lock("job", ttl=60).acquire()
+    process = shell.start("run", "job", "--", "echo", "ran")
+    until(client.lock("job").queue)
+    process.send_signal(number)
+    done = ended(process)
+    assert (done.code, done.out) == (code, "")
+    assert client.lock("job").queue() == [], "its place was given back, not left to time"
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["in its group", "in a session of its own"])
+def test_nothing_is_left_behind(shell: Shell, client: dblock.Client, tmp_path: Path, away: bool) -> None:
+    """What a command leaves running ends before the lock is free."""
+    if away and sys.platform != "linux":
+        pytest.skip("only Linux lets a process adopt its descendants")
+    deaf = f'trap "" TERM; echo $$ > {tmp_path}/pid; sleep 60; sleep 60'
+    line = f"{'setsid ' if away else ''}sh -c '{deaf}' & while [ ! -s {tmp_path}/pid ]; do sleep 0.01; done"
+    done = shell.run("run", "job", "--ttl", "2", "--", "sh", "-c", line)
+    assert done.code == 0
+    assert not is_there(int((tmp_path / "pid").read_text()))
+    assert client.lock("job").try_acquire() is not None
+
+
+def test_what_ends_when_asked_is_not_killed(shell: Shell, tmp_path: Path) -> None:
+    line = f"trap 'sleep 0.2; echo bye; exit 0' TERM; {waits_for(tmp_path)}"
+    process = shell.start("run", "job", "--ttl", "2", "--grace", "0.8", "--", "sh", "-c", line)
+    until((tmp_path / "on").exists)
+    with overview(resolve(shell.dsn)) as look:
+        assert look.force_release("job", look.locks(name="job")[0].token, who="me", why="test")
+    done = ended(process)
+    assert (done.code, done.out) == (LOST, "bye\n")
+    assert "forced" in done.err
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+def test_it_is_gone_before_another_has_the_lock_when_the_link_is_cut(
+    shell: Shell, dsn: str, tmp_path: Path, trials: int
+) -> None:
+    for number in range(trials):
+        with Proxy(dsn) as proxy, dblock.Client(dsn) as client:
+            name, path = f"cut {number}", tmp_path / str(number)
+            process = shell.start("run", name, "--ttl", "1.5", "--grace", "0.3", *stubborn(path), dsn=proxy.dsn)
+            pids = pids_in(path)
+            assert len(alive(pids)) == 3
+            proxy.fall_silent()
+            client.lock(name).acquire(timeout=20)
+            assert alive(pids) == [], "the lock was granted while it still ran"
+            done = ended(process)
+            assert done.code == LOST
+            assert "unreachable" in done.err
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+def test_it_is_gone_before_another_has_the_lock_when_the_database_is_killed(
+    shell: Shell, tmp_path: Path, trials: int
+) -> None:
+    """Killed, and soon there again for others, but not for the one that holds the lock."""
+    with private_server() as server:
+        schema.install(server.url)
+        for number in range(trials):
+            name, path = f"killed {number}", tmp_path / str(number)
+            with Proxy(server.url) as proxy:
+                process = shell.start("run", name, "--ttl", "1.5", "--grace", "0.3", *stubborn(path), dsn=proxy.dsn)
+                pids = pids_in(path)
+                assert len(alive(pids)) == 3
+                server.stop(signal.SIGKILL)
+            server.start()
+            with dblock.Client(server.url) as client:
+                client.lock(name).acquire(timeout=20)
+                assert alive(pids) == [], "the lock was granted while it still ran"
+            assert ended(process).code == LOST
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+def test_it_is_gone_before_another_has_the_lock_when_that_is_broken(
+    shell: Shell, dsn: str, tmp_path: Path, trials: int
+) -> None:
+    with dblock.Client(dsn) as client:
+        for number in range(trials):
+            name, path = f"broken {number}", tmp_path / str(number)
+            process = shell.start("run", name, "--ttl", "1.5", "--grace", "0.3", *stubborn(path))
+            pids = pids_in(path)
+            assert len(alive(pids)) == 3
+            assert shell.run("break", name, "--yes", "--why", "test").code == 0
+            client.lock(name).acquire(timeout=20)
+            assert alive(pids) == [], "the lock was granted while it still ran"
+            done = ended(process)
+            assert done.code == LOST
+            assert "forced" in done.err
+
+
+WRITER = """
+import os, sys, time, fenced_store
+token = int(os.environ["DBLOCK_TOKEN"])
+with fenced_store.FencedStore(sys.argv[1]) as store, open(sys.argv[2], "a", buffering=1) as log:
+    for number in range(10**9):
+        try:
+            store.put("ledger", f"{token}: {number}", fence=token)
+            log.write("stored\\n")
+        except fenced_store.StaleTokenError:
+            log.write("refused\\n")
+        time.sleep(0.001)
+"""
+
+
+def test_one_that_was_frozen_past_its_deadline_is_killed_on_waking(shell: Shell, dsn: str, tmp_path: Path) -> None:
+    """All of it is frozen, and all of it goes on; what it wrote meanwhile was refused."""
+    log = tmp_path / "log"
+    process = shell.start("run", "job", "--ttl", "0.8", "--", sys.executable, "-c", WRITER, dsn, str(log))
+    until(lambda: log.exists() and "stored" in log.read_text())
+    (child,) = (
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        if os.getsid(int(pid)) == os.getsid(process.pid)
+    )
+    for pid in (process.pid, child):
+        os.kill(pid, signal.SIGSTOP)
+    before = log.read_text()
+    with dblock.Client(dsn) as client, fenced_store.FencedStore(dsn) as store:
+        lease = client.lock("job").acquire(timeout=20)
+        store.put("ledger", "the next one's", fence=lease)
+        woken = time.monotonic()
+        for pid in (child, process.pid):
+            os.kill(pid, signal.SIGCONT)
+        while is_there(child):
+            assert time.monotonic() - woken < 5
+            time.sleep(0.001)
+        took = time.monotonic() - woken
+        after = log.read_text()[len(before) :].split()
+        kept = store.get("ledger")
+        assert kept is not None
+        assert kept.value == "the next one's"
+    # The write that was under way when it was frozen may have been done before.
+    assert "stored" not in after[1:]
+    assert ended(process).code == LOST
+    assert took < 0.1, f"it took {took * 1000:.0f} ms"
+
+
+def test_what_it_wrote_after_waking_would_be_seen(shell: Shell, dsn: str, tmp_path: Path) -> None:
+    """The same writer, not killed, is refused: the log above could have said so."""
+    log = tmp_path / "log"
+    with fenced_store.FencedStore(dsn) as store:
+        store.put("ledger", "the next one's", fence=10**6)
+        process = shell.start("run", "job", "--", sys.executable, "-c", WRITER, dsn, str(log))
+        until(lambda: log.exists() and log.read_text().count("refused") > 3)
+        assert "stored" not in log.read_text()
+        process.terminate()
+        assert ended(process).code == 128 + signal.SIGTERM
+
+
+def test_it_dies_with_us(shell: Shell, tmp_path: Path) -> None:
+    process = shell.start("run", "job", "--ttl", "5", *stubborn(tmp_path / "pids"))
+    pids = pids_in(tmp_path / "pids")
+    process.kill()
+    process.wait(10)
+    until(lambda: not alive(pids), "its end")
+
+
+def test_a_guard_that_is_killed_is_no_matter(shell: Shell, tmp_path: Path) -> None:
+    process = shell.start("run", "job", "--", "sh", "-c", waits_for(tmp_path) + "; exit 7")
+    until((tmp_path / "on").exists)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (guard,) = (int(pid) for pid in children if os.getsid(int(pid)) == int(pid))
+    os.kill(guard, signal.SIGKILL)
+    (tmp_path / "off").touch()
+    assert ended(process).code == 7
+
+
+def test_a_database_that_is_gone_for_a_moment_is_no_matter(shell: Shell, dsn: str, tmp_path: Path) -> None:
+    with Proxy(dsn) as proxy:
+        process = shell.start(
+            "run", "job", "--ttl", "3", "--", "sh", "-c", waits_for(tmp_path) + "; echo done", dsn=proxy.dsn
+        )
+        until((tmp_path / "on").exists)
+        proxy.fall_silent()
+        time.sleep(0.8)
+        proxy.flow()
+        time.sleep(0.8)
+        (tmp_path / "off").touch()
+        done = ended(process)
+        assert (done.code, done.out) == (0, "done\n")
+
+
+def test_a_database_that_is_gone_at_the_end_does_not_change_the_exit_code(
+    shell: Shell, dsn: str, tmp_path: Path
+) -> None:
+    with Proxy(dsn) as proxy:
+        process = shell.start("run", "job", "--", "sh", "-c", waits_for(tmp_path) + "; exit 4", dsn=proxy.dsn)
+        until((tmp_path / "on").exists)
+        proxy.close()
+        (tmp_path / "off").touch()
+        done = ended(process)
+    assert done.code == 4
+    assert "could not be released" in done.err
+
+
+def test_ctrl_c_at_a_terminal_is_the_commands(shell: Shell, tmp_path: Path) -> None:
+    line = f"trap 'echo got it; exit 6' INT; echo ready; {waits_for(tmp_path)}"
+    with Terminal(shell.command("run", "job", "--", "sh", "-c", line)) as terminal:
+        terminal.wait_for("ready")
+        terminal.press("\x03")
+        terminal.wait_for("got it")
+        assert terminal.ended() == 6
+
+
+def test_the_command_can_read_from_the_terminal(shell: Shell) -> None:
+    with Terminal(
+        shell.command("run", "job", "--", "sh", "-c", "echo ready; read word; echo you said $word")
+    ) as terminal:
+        terminal.wait_for("ready")
+        terminal.press("hello\r")
+        terminal.wait_for("you said hello")
+        assert terminal.ended() == 0
+
+
+def test_ctrl_z_stops_the_job_and_fg_goes_on_with_it(shell: Shell, tmp_path: Path) -> None:
+    """In a shell with job control; stopped for less than the lease lasts."""
+    command = " ".join(
+        f"'{part}'" for part in shell.command("run", "job", "--", "sh", "-c", "echo ready; read w; echo $w")
+    )
+    with Terminal(["bash", "--norc", "--noprofile", "-i"], env={"PS1": "$ "}) as terminal:
+        terminal.wait_for("$")
+        terminal.press(f"{command}\r")
+        terminal.wait_for("\nready")
+        terminal.press("\x1a")
+        terminal.wait_for("Stopped")
+        terminal.press("fg\r")
+        time.sleep(0.3)
+        terminal.press("again\r")
+        terminal.wait_for("\nagain\nagain")
+        terminal.press("exit\r")
+        assert terminal.ended() == 0
