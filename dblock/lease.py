@@ -115,11 +115,11 @@ class _LeaseBase:
         with contextlib.suppress(DatabaseError):
             answer = yield from self._service.renew([(hold.name, hold.token, hold.ttl)])
             why = answer.missed.get(0)
-            if why is None or why == "busy":
+            if why in (None, "busy", "forced"):
                 released = yield from self._service.release(hold.name, hold.token, hold.trusted_until)
         hold.given_back = True
         if not released:
-            known = {"expired": Reason.EXPIRED, "released": Reason.FORCED}
+            known = {"expired": Reason.EXPIRED, "released": Reason.FORCED, "forced": Reason.FORCED}
             hold.loss = Loss(known.get(why or "", Reason.SUPERSEDED), hold.last_held)
         return released
 

@@ -25,6 +25,8 @@ RUN_OUT = "UPDATE distributed_locks SET expires_at = clock_timestamp()"
 TAKE_OVER = RUN_OUT + "; SELECT token FROM try_acquire('a', '1 hour')"
 FORCE = "UPDATE distributed_locks SET expires_at = '-infinity', released_at = clock_timestamp()"
 
+LET_GO = "SELECT force_release('a', token) FROM distributed_locks"
+
 
 async def eventually(true: Callable[[], Any], within: float = 10) -> Any:
     deadline = time.monotonic() + within
@@ -75,7 +77,9 @@ async def test_the_keep_alive_has_its_connection_before_it_needs_it(
 
 
 @pytest.mark.parametrize(
-    ("happens", "reason"), [(RUN_OUT, "expired"), (TAKE_OVER, "superseded"), (FORCE, "forced")], ids=str
+    ("happens", "reason"),
+    [(RUN_OUT, "expired"), (TAKE_OVER, "superseded"), (FORCE, "forced"), (LET_GO, "forced")],
+    ids=str,
 )
 async def test_the_reason_of_a_loss_is_named(
     clients: Clients, owner: psycopg.Connection, happens: str, reason: str
@@ -502,6 +506,19 @@ async def test_a_body_whose_lock_was_taken_away_ends_in_lease_lost(clients: Clie
     with pytest.raises(dblock.LeaseLost, match="forced"):
         async with clients().lock("a") as lease:
             owner.execute("SELECT release('a', %s)", [lease.token])
+
+
+async def test_one_told_to_let_go_keeps_the_lock_until_it_has(clients: Clients, owner: psycopg.Connection) -> None:
+    """It is told by its next renewal, long before its deadline; and who waits need not wait for that."""
+    lease = await clients().lock("a", ttl=6).acquire()
+    owner.execute(LET_GO)
+    began = time.monotonic()
+    await eventually(lambda: lease.lost.is_set())
+    assert lease.lost.reason is dblock.Reason.FORCED
+    assert owner.execute("SELECT token FROM holder('a')").fetchone() == (lease.token,), "it was not asked to the end"
+    assert await lease.release() is False
+    await eventually(lambda: owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,))
+    assert time.monotonic() - began < 4, "it was free when its deadline had passed, and not before"
 
 
 def test_of_many_who_release_one_lease_one_is_told_that_it_did(client: dblock.Client) -> None:

@@ -94,7 +94,12 @@ def test_a_renewal_is_believed_from_before_it_was_sent(played: Played) -> None:
 
 @pytest.mark.parametrize(
     ("why", "reason"),
-    [("expired", Reason.EXPIRED), ("superseded", Reason.SUPERSEDED), ("released", Reason.FORCED)],
+    [
+        ("expired", Reason.EXPIRED),
+        ("superseded", Reason.SUPERSEDED),
+        ("released", Reason.FORCED),
+        ("forced", Reason.FORCED),
+    ],
 )
 def test_what_the_database_will_not_renew_is_lost_and_asked_for_no_more(
     played: Played, why: str, reason: Reason

@@ -168,7 +168,8 @@ def test_a_release_that_a_renewal_came_before_is_made_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "reason"), [("expired", "expired"), ("superseded", "superseded"), ("released", "forced")]
+    ("why", "reason"),
+    [("expired", "expired"), ("superseded", "superseded"), ("released", "forced"), ("forced", "forced")],
 )
 def test_a_release_that_finds_nothing_learns_the_reason(why: str, reason: str) -> None:
     held = Held()
