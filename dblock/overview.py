@@ -102,6 +102,13 @@ class Overview:
         """Return what befell the grants of one lock or of all, the newest first."""
         return [Event(*row) for row in self._call("list_history(%s, %s)", [name, most])]
 
+    @contextmanager
+    def one_moment(self) -> Iterator[None]:
+        """Have whatever is asked inside be as of one and the same moment, though it takes several statements."""
+        with translated(self._schema), self._connection.transaction():
+            self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            yield
+
     def grants_are_recorded(self) -> bool:
         """Tell whether the history has every grant and release, and not only what went wrong."""
         return bool(self._call("grants_are_recorded()", [])[0][0])

@@ -26,6 +26,8 @@ COMMANDS = {
     "show": "look",
     "history": "look",
     "waiters": "look",
+    "graph": "graph",
+    "watch": "watch",
     "break": "force:break_lock",
     "install": "admin",
     "uninstall": "admin",
