@@ -45,7 +45,7 @@ def mermaid(graph: Graph) -> str:
 def mermaid_text(text: str) -> str:
     """Return text as it may stand between a label's quotes: what could mean something is given by its number."""
     put = []
-    for here, after in zip(text, [*text[1:], " "], strict=True):
+    for here, after in zip(text, text[1:] + " ", strict=False):
         # "1. " and "- " would begin a list.
         plain = here.isalnum() or (here in _SAFE and not (here in ".-" and after == " "))
         put.append(here if plain else f"#{ord(here)};")

@@ -11,7 +11,7 @@ A circle is a ring of participants each of which waits for what the next one hol
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -121,11 +121,11 @@ def part(graph: Graph, pattern: str = "*", *, every: bool = False) -> Graph:
     )
 
 
-def fitting(pattern: str) -> Any:
+def fitting(pattern: str, *, ignore_case: bool = False) -> Callable[[str], object]:
     """Return a test for names, by a pattern in which * stands for any text and ? for any character."""
     parts = {"*": ".*", "?": "."}
     expression = "".join(parts.get(character) or re.escape(character) for character in pattern)
-    return re.compile(expression, re.DOTALL).fullmatch
+    return re.compile(expression, re.DOTALL | (re.IGNORECASE if ignore_case else 0)).fullmatch
 
 
 def roots(graph: Graph) -> list[tuple[str | None, str]]:

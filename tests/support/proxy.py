@@ -60,6 +60,11 @@ class Proxy:
         """Fall silent as soon as a request contains this fragment."""
         self._silencer = fragment
 
+    def cut(self) -> None:
+        """Cut every connection that there is; new ones can be made."""
+        for opened in self._sockets:
+            _close(opened)
+
     def _accept(self) -> None:
         while True:
             try:

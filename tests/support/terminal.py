@@ -46,6 +46,8 @@ class Terminal:
                 os.execvpe(command[0], list(command), environment)
             finally:
                 os._exit(127)
+        self.settings = termios.tcgetattr(self._master)
+        """How the terminal was set when the command began."""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -83,6 +85,10 @@ class Terminal:
         with self._drawing:
             self._screen.resize(rows, columns)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def settings_now(self) -> list[object]:
+        """Return how the terminal is set."""
+        return termios.tcgetattr(self._master)
 
     def ended(self) -> int:
         """Wait for the command's end and return its exit code."""
