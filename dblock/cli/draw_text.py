@@ -55,8 +55,11 @@ def circles(graph: Graph) -> list[Line]:
             said.append([Part("  "), Part(name_of(step.waiter), ALARM), has])
         locks = [step.lock for step in circle if shown(step.lock) == step.lock]
         example = shlex.quote(locks[0]) if locks else "NAME"
-        said.append([Part("Leases are renewed meanwhile, so that this ends only when one of them gives up, or when a")])
-        said.append([Part("lock is taken from its holder: "), Part(f"dblock break {example}", "bold")])
+        said.append(
+            [Part("Their leases are renewed meanwhile, so this ends only when one of them gives up, or when a lock")]
+        )
+        said.append([Part("is taken from its holder: "), Part(f"dblock break {example}", "bold")])
+        said.append([Part("(Where one name stands for several threads, they may go on all the same.)", "dim")])
         said.append([])
     return said
 

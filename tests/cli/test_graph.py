@@ -144,10 +144,9 @@ def test_a_form_that_is_not_known_or_asked_for_twice(shell: Shell) -> None:
 def test_hostile_names_move_no_cursor(shell: Shell, owner: psycopg.Connection) -> None:
     hold(owner, HOSTILE, HOSTILE)
     wait(owner, HOSTILE, f"w{HOSTILE}")
-    for form in ("text", "mermaid", "dot", "svg"):
-        out = shell.run("graph", "--format", form).out
-        assert not set(out) & {"\x1b", "\r", "\u202e"}
-    assert len(shell.run("graph").out.splitlines()) == 2
+    out = shell.run("graph").out
+    assert not set(out) & {"\x1b", "\r", "\u202e"}
+    assert len(out.splitlines()) == 2
     assert shell.run("graph", "--json").json["nodes"][-1]["name"] == HOSTILE
 
 

@@ -79,6 +79,17 @@ def test_locks_appear_with_holder_token_and_time_left(shell: Shell, people: dict
         until(lambda: names(terminal) == ["report"])
 
 
+def test_between_two_looks_the_time_left_counts_down(shell: Shell, people: dict[str, dblock.Client]) -> None:
+    people["ann"].lock("a", ttl=60).acquire()
+    with watching(shell, "--interval", "600") as terminal:
+        terminal.wait_for("ann")
+        left = float(row(terminal, "a").split()[4])
+        until(lambda: float(row(terminal, "a").split()[4]) < left - 0.5)
+        # A lock that is opened is looked at at once.
+        terminal.press("\r")
+        terminal.wait_for("state     held")
+
+
 def test_nothing_to_watch_is_said(shell: Shell) -> None:
     with watching(shell) as terminal:
         terminal.wait_for("No lock is held or waited for.")

@@ -145,7 +145,8 @@ def hostile() -> Graph:
 def test_hostile_names_draw_no_lines_of_their_own() -> None:
     graph = hostile()
     text = plain_text(circles(graph) + tree(graph))
-    assert not set(text) & set("\x00\x07\r\x1b\u202e")
+    for drawing in (text, mermaid(graph), dot(graph), svg(graph)):
+        assert not set(drawing) & set("\x00\x07\r\x1b\u202e")
     # A line for each lock and for each place, and empty ones between the trees.
     places = sum(len(line) for line in graph.lines.values())
     assert len([line for line in text.splitlines() if line]) == len(graph.locks) + places
