@@ -1,8 +1,8 @@
 """The graph of who waits for whom as a picture of its own: SVG, without any program to lay it out.
 
-Holders are at the left, what they hold is beside them, who waits for that is at the right of it, and so on for whoever
-holds and waits. Every box has a row to itself within its layer, so none lies over another. A wait that does not lead
-to the layer next to it, as the one that closes a circle, goes around beneath all the boxes.
+Holders are at the left, what they hold is beside them, who waits for that is at the right of it, and so on for
+whoever holds and waits. Every box has a row to itself within its layer, so none lies over another. A wait that does
+not lead to the layer next to it, as the one that closes a circle, goes around beneath all the boxes.
 
 The picture has a background of its own, so it can be read on a light page and on a dark one. Names that are too long
 are shortened in the middle; a title has the whole, which browsers show under the pointer.

@@ -74,7 +74,8 @@ def tree(graph: Graph) -> list[Line]:
         if lines:
             lines.append([])
         if who is None:
-            lines.append([Part("nobody", "dim"), Part("  holds "), Part(shown(name), "bold"), Part(" at this moment")])
+            what = Part(shown(name), "bold")
+            lines.append([Part("nobody", "dim"), Part("  holds "), what, Part(" at this moment")])
             lines += _line(graph, name, "", drawn)
             continue
         drawn.add(who)
@@ -97,7 +98,8 @@ def _who(graph: Graph, who: str) -> Part:
 def _held(graph: Graph, name: str) -> Line:
     lock = graph.locks[name]
     style = ALARM if graph.is_stuck(lock=name) else "bold"
-    return [Part("holds "), Part(shown(name), style), Part(f" ({about(lock)})", "yellow" if lock.forced_at else "dim")]
+    faint = "yellow" if lock.state == "forced" else "dim"
+    return [Part("holds "), Part(shown(name), style), Part(f" ({about(lock)})", faint)]
 
 
 def _line(graph: Graph, name: str, indent: str, drawn: set[str]) -> list[Line]:

@@ -140,7 +140,8 @@ def roots(graph: Graph) -> list[tuple[str | None, str]]:
     for who in sorted(graph.holds):
         own = all(holder_of(graph.locks[place.name]) == who for place in graph.waits.get(who, []))
         (first if own else others).append((who, ""))
-    free: list[tuple[str | None, str]] = [(None, name) for name, lock in graph.locks.items() if holder_of(lock) is None]
+    unheld = [name for name, lock in graph.locks.items() if holder_of(lock) is None]
+    free: list[tuple[str | None, str]] = [(None, name) for name in unheld]
     return [*stuck, *first, *free, *others]
 
 

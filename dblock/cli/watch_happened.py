@@ -2,8 +2,8 @@
 
 Guarantee: nothing here asks or prints; the same two looks always tell the same. A look is a picture of the locks that
 are held or waited for. What was so short that no look has seen it is told only if the database has noted it: leases
-that ran out, holders that died, what was forced; these come from the history. The same end is told once, though it may
-be seen by a look and be noted later.
+that ran out, holders that died, what was forced; these come from the history. The same end is told once, though it
+may be seen by a look and be noted later.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class Happenings:
 
     def follow(self, look: Look) -> list[Happening]:
         """Take in the next look, and return what happened, in order."""
-        noted = [told for one in reversed(look.history) if self._notes.is_new(one.number) and (told := self._told(one))]
+        notes = [one for one in reversed(look.history) if self._notes.is_new(one.number)]
+        noted = [told for one in notes if (told := self._told(one))]
         ended = {grant_of(one) for one in noted if one.kind in ("died", "broken", "ran_out")}
         before = {lock.name: lock for lock in self.last.locks}
         after = {lock.name: lock for lock in look.locks}

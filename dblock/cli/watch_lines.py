@@ -70,7 +70,7 @@ def _next(looking: Looking) -> Look | DblockError:
 
 
 def _reader_is_gone() -> bool:
-    """Tell whether the other end of a pipe was closed, without writing to it: there may be nothing to say for long."""
+    """Tell whether the other end of a pipe was closed, without writing to it: there may be nothing to say."""
     if not hasattr(select, "poll"):
         return False
     try:
@@ -85,7 +85,8 @@ def _print_state(asked: Asked, look: Look, database: str) -> None:
     held = sum(lock.state != "free" for lock in look.locks)
     waiting = sum(lock.waiting for lock in look.locks)
     if asked.as_json:
-        print_json_line({"event": "watching", "at": look.when, "database": database, "held": held, "waiting": waiting})
+        begun = {"event": "watching", "at": look.when, "database": database, "held": held, "waiting": waiting}
+        print_json_line(begun)
         for lock in look.locks:
             print_json_line({"event": "state", "at": look.when, **facts_of_lock(lock)})
         return

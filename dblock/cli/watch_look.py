@@ -1,7 +1,7 @@
 """Looks at the database again and again, in a thread of its own, so that nobody else waits for it.
 
 Guarantee: a look ends. One that is not answered within PATIENCE is cut off at its socket, and the next begins with a
-new connection. While the database is away the looks go on failing, each saying why, and succeed again when it is back.
+new connection. While the database is away the looks go on failing, each saying why, and succeed again afterwards.
 """
 
 from __future__ import annotations

@@ -229,13 +229,15 @@ def _fact(name: str, value: str) -> Text:
 
 
 def _scrolled(seen: Seen, lines: list[Text], room: int) -> list[Text]:
+    # Only here is it known how far there is to scroll.
     seen.scrolled = max(0, min(seen.scrolled, len(lines) - room))
     return lines[seen.scrolled : seen.scrolled + max(0, room)]
 
 
 def _foot(seen: Seen) -> Text:
     if seen.typing:
-        return Text.assemble((" / ", "bold"), shown(seen.filter), ("▏", "blink"), ("  Enter keeps  Esc clears", "dim"))
+        keys = "  Enter keeps  Esc clears"
+        return Text.assemble((" / ", "bold"), shown(seen.filter), ("▏", "blink"), (keys, "dim"))
     keys = KEYS_HELP if seen.helping else KEYS if seen.opened is None else KEYS_OPENED
     kept = f" filter: {shown(seen.filter)}  " if seen.filter and seen.opened is None else " "
     return Text.assemble((kept, "cyan"), (keys, "dim"))

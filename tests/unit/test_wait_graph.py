@@ -25,7 +25,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 def ring(*who: str) -> Graph:
     """Return a graph in which each waits for what the next one holds."""
     locks = [held(f"lock of {one}", one, number) for number, one in enumerate(who, 1)]
-    return build(locks, [place(f"lock of {after}", 1, one) for one, after in zip(who, who[1:] + who[:1], strict=True)])
+    waits = zip(who, who[1:] + who[:1], strict=True)
+    return build(locks, [place(f"lock of {after}", 1, one) for one, after in waits])
 
 
 def test_who_holds_one_and_waits_for_another_is_one_participant() -> None:
@@ -178,8 +179,8 @@ def test_svg_is_xml_whatever_the_names_and_has_them_whole() -> None:
         ring("a", "b", "c", "d"),
         build(
             [held("a", "ann"), held("b", "bob"), held("c", "ann"), held("d", "dora"), free("f")],
-            [place("a", 1, "bob"), place("b", 1, "dora"), place("c", 1, "dora"), place("d", 1, "x"), place("f", 1, "x"),
-             place("a", 2, "bob"), place("a", 3, "y")],
+            [place("a", 1, "bob"), place("b", 1, "dora"), place("c", 1, "dora"), place("d", 1, "x"),
+             place("f", 1, "x"), place("a", 2, "bob"), place("a", 3, "y")],
         ),
     ],
 )  # fmt: skip
