@@ -431,3 +431,19 @@ def test_an_interval_that_makes_no_sense(shell: Shell, interval: str) -> None:
     done = shell.run("watch", "--interval", interval)
     assert (done.code, done.out) == (2, "")
     assert "--interval" in done.err
+
+
+def test_the_right_to_see_is_enough_and_is_named_where_it_is_missing(shell: Shell, dsn: str, role: str) -> None:
+    from psycopg import conninfo
+
+    from dblock import schema
+
+    as_role = conninfo.make_conninfo(dsn, user=role, password="app")
+    schema.grant(dsn, role)
+    refused = shell.run("watch", dsn=as_role)
+    assert refused.code == 1
+    assert "--may see" in refused.err
+    schema.grant(dsn, role, may=["see"])
+    with watching(shell, dsn=as_role) as terminal:
+        assert "refused" not in terminal.wait_for("hand-offs/s")  # the fences are not this role's to look at
+    assert shell.run("graph", dsn=as_role).code == 0
