@@ -116,17 +116,19 @@ def check_name(schema: str) -> str:
     return schema
 
 
-def install(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> str | None:
+def install(target: Target | Where, schema: str = DEFAULT_SCHEMA, *, repair: bool = False) -> str | None:
     """Bring the schema to this version's revision; return the revision it had before, None for none.
 
-    Where there is nothing to do, any role that may use the schema may call this, at every start of a program say.
+    Where there is nothing to do, any role that may use the schema may call this, at every start of a program say. With
+    `repair` there always is: the functions are made anew, as this version has them. Tables and grants stay.
     """
+    check_name(schema)
     target = resolve(target)
-    if status(target, schema).revision == REVISION:
+    if not repair and status(target, schema).revision == REVISION:
         return REVISION
     with translated(schema), _transaction(target, schema) as connection:
         before = _revision(connection, schema)
-        if before == REVISION:
+        if before == REVISION and not repair:
             return before
         if before is not None and before > REVISION:
             raise SchemaTooNew(schema, before, REVISION)

@@ -32,6 +32,7 @@ COMMANDS = {
     "install": "admin",
     "uninstall": "admin",
     "status": "admin",
+    "doctor": "doctor",
     "grant": "admin",
     "reaper": "admin",
     "token": "admin",

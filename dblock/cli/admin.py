@@ -14,17 +14,22 @@ from dblock.errors import DblockError
 
 @command("install")
 @click.option("--sql", is_flag=True, help="Print the statements instead of running them.")
-def install(asked: Asked, sql: bool) -> None:
+@click.option("--repair", is_flag=True, help="Make the functions anew although they are up to date; locks stay.")
+def install(asked: Asked, sql: bool, repair: bool) -> None:
     """Create dblock's schema, or bring it up to date."""
     from dblock import schema
 
+    if sql and repair:
+        raise click.UsageError("--sql prints a whole install, and --repair runs a part of one: give one of them.")
     if sql:
         statements = schema.ddl(asked.schema)
         asked.answer({"sql": statements}, lambda: click.echo(statements))
         return
     target, name = asked.target(), asked.schema
-    before = schema.install(target, name)
-    if before == schema.REVISION:
+    before = schema.install(target, name, repair=repair)
+    if before == schema.REVISION and repair:
+        said = f"Made the functions in schema {name!r} of {target} anew, revision {before}. Locks and grants stayed."
+    elif before == schema.REVISION:
         said = f"Schema {name!r} in {target} is at revision {before}; nothing to do."
     elif before is None:
         said = f"Installed dblock in schema {name!r} of {target}, revision {schema.REVISION}."

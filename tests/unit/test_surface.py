@@ -23,6 +23,7 @@ LAYERS = [
     ["steps", "faults", "target", "embedded"],
     ["schema"],
     ["wire", "tables", "tokens", "reaper", "overview"],
+    ["doctor"],
     ["pool"],
     ["runner"],
     ["hold", "users_transaction"],
