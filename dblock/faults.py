@@ -57,7 +57,8 @@ def translated(schema: str) -> Iterator[None]:
 
 def translate(error: psycopg.Error, schema: str) -> DblockError:
     """Return the counterpart of one error of psycopg's."""
-    said = error.diag.message_primary or str(error).strip() or type(error).__name__
+    # libpq explains over several lines.
+    said = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, pg.ReadOnlySqlTransaction):
         return NotWritable()
     if isinstance(error, pg.LockNotAvailable) and "claim(" in (error.diag.context or ""):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 import threading
-from types import TracebackType
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -15,12 +15,14 @@ from dblock.cli.asked import Asked, command
 from dblock.cli.output import shown
 
 if TYPE_CHECKING:
-    from dblock.doctor import Finding
+    from dblock.doctor import Finding, Report
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 PATIENCE = 0.7
 """Seconds after which somebody at a terminal wants to know what takes so long."""
+
+TICK = 0.1
 
 
 @command(
@@ -55,14 +57,11 @@ def doctor(asked: Asked, snapshot_age: float, listeners: int, fences: str) -> in
     """Find what will hurt, and say how to mend it; changes nothing."""
     from dblock.doctor import Limits, examine
 
-    with _Progress(asked) as progress:
-        report = examine(
-            asked.target(),
-            asked.schema,
-            fences=fences,
-            limits=Limits(snapshot_age, listeners),
-            told=progress.say,
-        )
+    target, name, limits = asked.target(), asked.schema, Limits(snapshot_age, listeners)
+    report = _Work(
+        lambda told: examine(target, name, fences=fences, limits=limits, told=told),
+        tells=not asked.as_json and sys.stderr is not None and sys.stderr.isatty(),
+    ).done()
 
     def said() -> None:
         for finding in report.findings:
@@ -94,35 +93,44 @@ def _wrapped(text: str, word: str) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=f"  {word}", subsequent_indent="  " + " " * len(word))
 
 
-class _Progress:
-    """Tells what is looked at, to somebody at a terminal, if it takes long."""
+class _Work:
+    """The examination, in a thread of its own, so that Ctrl-C need not wait for a database that does not answer.
 
-    def __init__(self, asked: Asked) -> None:
-        self._wanted = not asked.as_json and sys.stderr is not None and sys.stderr.isatty()
-        self._check = "connecting"
+    Somebody at a terminal is told what is looked at, if it takes long.
+    """
+
+    def __init__(self, examine: Callable[[Callable[[str], None]], Report], tells: bool) -> None:
+        self._examine = examine
+        self._tells = tells
+        self._check = "the way to the database"
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._show, daemon=True)
+        self._report: Report | None = None
+        self._error: BaseException | None = None
 
-    def say(self, check: str) -> None:
-        """Take note of what is looked at."""
+    def done(self) -> Report:
+        """Do it, and return what was found."""
+        threading.Thread(target=self._work, daemon=True).start()
+        shows = False
+        try:
+            while not self._over.wait(TICK if shows else PATIENCE):
+                if self._tells:
+                    click.echo(f"\r\x1b[KLooking at {self._check}…", err=True, nl=False)
+                shows = True
+        finally:
+            if shows and self._tells:
+                click.echo("\r\x1b[K", err=True, nl=False)
+        if self._error is not None:
+            raise self._error
+        assert self._report is not None
+        return self._report
+
+    def _work(self) -> None:
+        try:
+            self._report = self._examine(self._say)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._over.set()
+
+    def _say(self, check: str) -> None:
         self._check = check
-
-    def _show(self) -> None:
-        shows, waits = False, PATIENCE
-        while not self._over.wait(waits):
-            click.echo(f"\r\x1b[KLooking: {self._check}…", err=True, nl=False)
-            shows, waits = True, 0.1
-        if shows:
-            click.echo("\r\x1b[K", err=True, nl=False)
-
-    def __enter__(self) -> _Progress:
-        if self._wanted:
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        if self._wanted:
-            self._thread.join()

@@ -97,8 +97,8 @@ def sync_standby_missing(patient: Patient) -> Iterator[Finding]:
             f"(synchronous_standby_names = {names!r}), and {there or 'none'} "
             f"{'are' if there > 1 else 'is'} connected.",
             "Every grant and renewal hangs at its commit until one comes, and so leases are lost.",
-            "Start the standby. Or go on without: "
-            "ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf();",
+            "ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf(); if the standby cannot be started "
+            "soon.",
         )
 
 
