@@ -8,11 +8,11 @@ long, says so and keeps none of the others from looking.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dblock.doctor import clocks, durability, installation, reach, rights, snapshots, tokens, upkeep
+from dblock.doctor.link import Link
 from dblock.doctor.patient import MONITOR, OWNER, USER, CannotCheck, Check, Finding, Limits, Patient
 from dblock.faults import is_broken, translated
 from dblock.schema import DEFAULT_SCHEMA, check_name
@@ -68,18 +68,15 @@ def examine(
 ) -> Report:
     """Make every check that can be made; `told` hears of each before it is."""
     check_name(schema)
-    with translated(schema):
-        connection = target.connect()
-        # Closed without a word to a server that may have fallen silent.
-        with closing(connection):
-            patient = Patient(connection, schema, fences, limits or Limits(), f"The database at {target}")
-            patient.meet()
-            patient.end_look()
-            examination = _Examination(patient)
-            for check in CHECKS:
-                if examination.wants(check):
-                    told(check.id)
-                    examination.make(check)
+    with translated(schema), Link(target) as link:
+        patient = Patient(link, schema, fences, limits or Limits())
+        patient.meet()
+        patient.end_look()
+        examination = _Examination(patient)
+        for check in CHECKS:
+            if examination.wants(check):
+                told(check.id)
+                examination.make(check)
     return Report(str(target), examination.findings(), examination.checked)
 
 
@@ -108,7 +105,7 @@ class _Examination:
         except CannotCheck as refusal:
             self._refused.setdefault(refusal.right, []).append(check.id)
         except psycopg.Error as error:
-            if self._patient.connection.closed or is_broken(error):
+            if self._patient.link.connection.closed or is_broken(error):
                 raise
             self._refuse(check, error)
         self._found += found

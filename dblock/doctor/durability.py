@@ -42,9 +42,10 @@ def synchronous_commit(patient: Patient) -> Iterator[Finding]:
     """Look whether commits are waited for."""
     standbys = patient.setting("synchronous_standby_names").value
     for where, setting in in_force(patient, "synchronous_commit"):
+        is_off = setting.value.lower() in ("off", "false", "no", "0")
         # Without synchronous standbys `local` is no less than `on`.
-        if setting.value == "off" or (setting.value == "local" and standbys):
-            what = "the disk" if setting.value == "off" else "the standbys"
+        if is_off or (setting.value.lower() == "local" and standbys):
+            what = "the disk" if is_off else "the standbys"
             yield Finding(
                 "warning",
                 f"synchronous_commit is {setting.value} {where}.",
@@ -97,7 +98,7 @@ def sync_standby_missing(patient: Patient) -> Iterator[Finding]:
             f"(synchronous_standby_names = {names!r}), and {there or 'none'} "
             f"{'are' if there > 1 else 'is'} connected.",
             "Every grant and renewal hangs at its commit until one comes, and so leases are lost.",
-            "ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf(); if the standby cannot be started "
+            "ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf(); if no standby can be started "
             "soon.",
         )
 

@@ -1,29 +1,24 @@
 """The database that is looked at, and what may be said of it.
 
-Guarantee: nothing is written and nothing hangs. Every look is a read-only transaction with limits of its own, which
-go with it, so that a session behind a pooler is left as it was; a database that falls silent is cut off. Names mean
-those of the system catalog alone, whatever the search path.
+Guarantee: nothing is written, and no statement takes long. Every look is a read-only transaction with limits of its
+own, which go with it, so that a session behind a pooler is left as it was. Names mean those of the system catalog
+alone, whatever the search path.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
-import socket
-import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dblock import clock
-from dblock.errors import Unavailable
-from dblock.faults import cleaned
 from dblock.schema import DEFAULT_SCHEMA, VERSION_TABLE
 from dblock.terms import quoted
 
 if TYPE_CHECKING:
-    import psycopg
+    from dblock.doctor.link import Link
 
 STATEMENT_TIMEOUT = 10.0
 """Seconds that one statement may take; a check that needs longer is left out, and that is said."""
@@ -31,14 +26,11 @@ STATEMENT_TIMEOUT = 10.0
 LOCK_TIMEOUT = 2.0
 """Seconds that a statement waits for another's lock."""
 
-SILENCE = 15.0
-"""Seconds without an answer after which the connection is cut off: the server itself would have given up before."""
-
 BEGIN = (
     "BEGIN READ ONLY; SET LOCAL search_path TO pg_catalog; "
     f"SET LOCAL statement_timeout TO {STATEMENT_TIMEOUT * 1000:.0f}; "
     f"SET LOCAL lock_timeout TO {LOCK_TIMEOUT * 1000:.0f}"
-).encode()
+)
 
 OWNER = "the rights of the schema's owner"
 MONITOR = "membership in pg_monitor"
@@ -120,16 +112,11 @@ class Limits(NamedTuple):
 class Patient:
     """One database, over one connection."""
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], schema: str, fences: str, limits: Limits, name: str = "the database"
-    ) -> None:
-        self.connection = connection
-        # Behind a pooler the next statement may run in a session that knows nothing of it.
-        connection.prepare_threshold = None
+    def __init__(self, link: Link, schema: str, fences: str, limits: Limits) -> None:
+        self.link = link
         self.schema = schema
         self.fences = fences
         self.limits = limits
-        self._name = name
         self._inside = False
         self._settings: dict[str, Setting] = {}
         self.samples: list[Sample] = []
@@ -198,43 +185,10 @@ class Patient:
 
     def sample(self) -> Sample:
         """Look at the server's clock, and at ours."""
-        import time
-
         before = clock.now()
         ((server,),) = self._ask("SELECT date_part('epoch', pg_catalog.clock_timestamp())")
         after = clock.now()
         return Sample(before, float(server), after, time.time() - (after - before) / 2)
 
-    def _ask(self, sql: str | bytes, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        import psycopg
-
-        with self._answering(), psycopg.RawCursor(self.connection) as cursor:
-            cursor.execute(sql.encode() if isinstance(sql, str) else sql, arguments or None)
-            return cursor.fetchall() if cursor.description else []
-
-    @contextlib.contextmanager
-    def _answering(self) -> Iterator[None]:
-        """Cut the connection off if nothing comes."""
-        import psycopg
-
-        silent = threading.Event()
-
-        def cut() -> None:
-            silent.set()
-            with (
-                contextlib.suppress(OSError, psycopg.Error),
-                socket.socket(fileno=os.dup(self.connection.fileno())) as link,
-            ):
-                link.shutdown(socket.SHUT_RDWR)
-
-        timer = threading.Timer(SILENCE, cut)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        except psycopg.Error as error:
-            if not silent.is_set():
-                raise
-            raise Unavailable(f"{self._name} did not answer within {SILENCE:g} s.") from cleaned(error)
-        finally:
-            timer.cancel()
+    def _ask(self, sql: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        return self.link.ask(sql.encode(), arguments)

@@ -21,10 +21,10 @@ SHORT_STATEMENT = 1000
 def pooler(patient: Patient) -> Iterator[Finding]:
     """Look whether something between us and the server hands us around."""
     ((backend,),) = patient.rows("SELECT pg_backend_pid()")
-    if backend != patient.connection.info.backend_pid:
+    if backend != patient.link.connection.info.backend_pid:
         yield Finding(
             "warning",
-            f"A pooler stands in between: the session was called {patient.connection.info.backend_pid} and a "
+            f"A pooler stands in between: the session was called {patient.link.connection.info.backend_pid} and a "
             f"statement ran in backend {backend}.",
             "In transaction mode notifications do not come through, so waiters look several times a second instead, "
             "and a holder that dies keeps its lock until its lease runs out.",
@@ -37,7 +37,7 @@ def pooler(patient: Patient) -> Iterator[Finding]:
 def idle_session_timeout(patient: Patient) -> Iterator[Finding]:
     """Look whether sessions that are idle are ended."""
     for where, setting in in_force(patient, "idle_session_timeout"):
-        if setting.value not in ("", "0"):
+        if _milliseconds(setting.value):
             yield Finding(
                 "warning",
                 f"idle_session_timeout is {_in_ms(setting.value)} {where}.",
@@ -118,6 +118,8 @@ def notification_queue(patient: Patient) -> Iterator[Finding]:
 
 def _milliseconds(value: str) -> float | None:
     """Return what a role's or the server's setting means; None for what only the server can read."""
+    if not value:
+        return None  # a server that does not have it
     units = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "us": 0.001, "": 1}
     number = value.strip().rstrip("abcdefghijklmnopqrstuvwxyz ")
     try:

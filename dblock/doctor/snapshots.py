@@ -36,7 +36,7 @@ def old_snapshot(patient: Patient) -> Iterator[Finding]:
         " left(regexp_replace(a.query, '\\s+', ' ', 'g'), 101)"
         " FROM pg_stat_activity AS a"
         " WHERE a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - make_interval(secs => $1)"
-        " AND a.backend_type NOT IN ('autovacuum worker', 'autovacuum launcher', 'walsender')"
+        " AND a.backend_type NOT IN ('autovacuum worker', 'autovacuum launcher', 'walsender', 'parallel worker')"
         # Vacuum is not kept back by vacuum.
         " AND a.pid NOT IN (SELECT v.pid FROM pg_stat_progress_vacuum AS v)"
         " AND (a.backend_xid IS NOT NULL OR (a.backend_xmin IS NOT NULL AND a.datname = current_database() AND ("
