@@ -1,8 +1,8 @@
 """`dblock doctor`: what will hurt, and how to mend it.
 
-Guarantee: what is said is true of this database at this moment, and a healthy one has nothing said of it. Each check is
-a small function that looks at one thing and yields what it has found. One that may not look, or that would take too
-long, says so and keeps none of the others from looking.
+Guarantee: what is said is true of this database at this moment, and a healthy one has nothing said of it. Each check
+is a small function that looks at one thing and yields what it has found. One that may not look, or that would take
+too long, says so and keeps none of the others from looking.
 """
 
 from __future__ import annotations

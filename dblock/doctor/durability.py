@@ -17,8 +17,8 @@ def fsync(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "error",
             "The server runs with fsync = off.",
-            "A crash of the machine can lose acknowledged grants and tokens, and damage the whole cluster; no setting "
-            "of dblock's helps against that.",
+            "A crash of the machine can lose acknowledged grants and tokens, and damage the whole cluster; nothing "
+            "that dblock does helps against that.",
             mending(patient, setting, "on"),
         )
 

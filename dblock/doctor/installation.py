@@ -90,8 +90,8 @@ def schema_tables(patient: Patient) -> Iterator[Finding]:
             f"Schema {patient.schema!r} says that it is at revision {REVISION}, and it is not: {'; '.join(wrong)}.",
             "Calls fail, or two may be granted the same lock. What else hangs on the tables was not looked at.",
             "Restore the schema from a backup. Or, while nobody locks: "
-            f"{anew} then: {patient.run('install')} && {patient.run('token raise --above')} N, with the highest token "
-            "that any resource has seen (docs/after-a-restore.md).",
+            f"{anew} then: {patient.run('install')} && {patient.run('token raise --above')} N, with the highest "
+            "token that any resource has seen (docs/after-a-restore.md).",
         )
 
 
@@ -156,9 +156,8 @@ def _expected(schema: str) -> Iterator[tuple[str, dict[str, str], list[list[str]
 
     speech: Any = dialect
     for table in metadata(schema).tables.values():
-        types = {
-            column.name: str(column.type.compile(speech())).lower().partition(" collate")[0] for column in table.columns
-        }
+        said = {column.name: str(column.type.compile(speech())) for column in table.columns}
+        types = {name: kind.lower().partition(" collate")[0] for name, kind in said.items()}
         unique = [one for one in table.constraints if isinstance(one, UniqueConstraint)]
         keys = [[column.name for column in table.primary_key.columns]]
         yield table.name, types, keys + [[column.name for column in one.columns] for one in unique]

@@ -1,4 +1,4 @@
-"""Whether clients can reach the server and stay connected: what stands between, what ends sessions, how full it is."""
+"""Whether clients can reach the server and stay connected: what stands between, what ends it, how full it is."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def idle_session_timeout(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 f"idle_session_timeout is {_in_ms(setting.value)} {where}.",
-                "Sessions that wait are ended: a listener in another language hears no more, and a client's next call "
-                "must connect anew. (Python's listeners turn it off for their own session.)",
+                "Sessions that wait are ended: a listener in another language hears no more, and a client's next "
+                "call must connect anew. (Python's listeners turn it off for their own session.)",
                 mending(patient, setting, "0"),
             )
 
@@ -76,7 +76,7 @@ def connections(patient: Patient) -> Iterator[Finding]:
             "warning",
             f"{used} of {most} connections are in use.",
             "When there is none left, clients that must connect anew cannot renew what they hold, and lose it.",
-            "SELECT usename, application_name, state, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 ORDER BY 4 DESC; "
+            "SELECT usename, application_name, count(*) FROM pg_stat_activity GROUP BY 1, 2 ORDER BY 3 DESC; "
             "shows whose they are. A pooler saves some; a higher max_connections, and a restart, makes room.",
         )
 

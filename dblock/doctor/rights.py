@@ -51,7 +51,7 @@ def no_usage(patient: Patient) -> Iterator[Finding]:
         if not role.enters and _meant(role):
             yield Finding(
                 "error",
-                f"Role {role.name!r} may call functions in schema {patient.schema!r}, and has no USAGE on the schema.",
+                f"Role {role.name!r} may call functions in schema {patient.schema!r}, and has no USAGE on it.",
                 "It cannot reach them: every call ends in AccessDenied.",
                 _grant(patient, role),
             )

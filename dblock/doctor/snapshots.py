@@ -76,17 +76,19 @@ def prepared_transaction(patient: Patient) -> Iterator[Finding]:
     ):
         yield Finding(
             "warning",
-            f"Transaction {gid!r} of role {owner!r} in database {database!r} was prepared {age:.0f} s ago and has not "
-            "ended.",
+            f"Transaction {gid!r} of role {owner!r} in database {database!r} was prepared {age:.0f} s ago and has "
+            "not ended.",
             WHY + " It keeps its locks, too, and outlives a restart.",
-            f"ROLLBACK PREPARED {literal(gid)}; in database {database!r}; or COMMIT PREPARED, as its coordinator says.",
+            f"ROLLBACK PREPARED {literal(gid)}; in database {database!r}; or COMMIT, as its coordinator says.",
         )
 
 
 @of_server
 def replication_slot(patient: Patient) -> Iterator[Finding]:
     """Look for replication slots that hold on to what is old."""
-    since = "date_part('epoch', clock_timestamp() - s.inactive_since)" if patient.version >= 170_000 else "NULL::float8"
+    # Only from 17 on does a server know since when.
+    moment = "s.inactive_since" if patient.version >= 170_000 else "NULL::timestamptz"
+    since = f"date_part('epoch', clock_timestamp() - {moment})"
     for name, kind, active, behind, unused in patient.rows(
         f"SELECT s.slot_name::text, s.slot_type, s.active, greatest(age(s.xmin), age(s.catalog_xmin)), {since}"
         " FROM pg_replication_slots AS s WHERE coalesce(s.xmin, s.catalog_xmin) IS NOT NULL ORDER BY 4 DESC"

@@ -20,7 +20,7 @@ def token_cache(patient: Patient) -> Iterator[Finding]:
             f"The token sequence has CACHE {cache}.",
             "Each session keeps tokens for later, and hands out old ones after others have handed out newer: the "
             "fence then refuses the rightful holder.",
-            # A restart of the sequence makes every session forget what it has kept.
+            # Raising restarts the sequence, and that makes every session forget what it has kept.
             f"{_alter(patient)} CACHE 1; then: {patient.run('token raise --above', '0')}",
         )
 
