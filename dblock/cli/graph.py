@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from dblock.cli.asked import Asked, command
-from dblock.cli.draw_text import Line, circles, plain_text, tree
+from dblock.cli.graphs.text import Line, circles, plain_text, tree
+from dblock.cli.graphs.waits import Graph, build, facts, part
 from dblock.cli.output import plain, shown
-from dblock.cli.wait_graph import Graph, build, facts, part
 from dblock.errors import DblockError
 from dblock.overview import overview
 
@@ -66,11 +66,11 @@ def drawn(asked: Asked, found: Graph, form: str | None) -> str:
 
         return json.dumps(plain(facts(found)), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     if form == "svg":
-        from dblock.cli.draw_svg import svg
+        from dblock.cli.graphs.svg import svg
 
         return svg(found)
     if form in ("mermaid", "dot"):
-        from dblock.cli.draw_markup import dot, mermaid
+        from dblock.cli.graphs.markup import dot, mermaid
 
         return mermaid(found) if form == "mermaid" else dot(found)
     return plain_text(circles(found) + tree(found))

@@ -17,7 +17,7 @@ from dblock.cli.output import shown
 from dblock.errors import DatabaseError, DblockError, LockTimeout
 
 if TYPE_CHECKING:
-    from dblock.cli.tree import Guard
+    from dblock.cli.running.tree import Guard
     from dblock.lease import Lease
     from dblock.lock import Lock
 
@@ -58,7 +58,7 @@ def run(
     line: tuple[str, ...],
 ) -> int:
     """Run a command while holding a lock; it is ended before another can have the lock."""
-    from dblock.cli.tree import Guard
+    from dblock.cli.running.tree import Guard
     from dblock.client import Client
 
     if not line:
@@ -97,7 +97,7 @@ def _say_who_has_it(lock: Lock[Lease]) -> None:
 
 
 def _run_under(lease: Lease, guard: Guard, grace: float, line: list[str]) -> int:
-    from dblock.cli.supervise import Supervisor
+    from dblock.cli.running.supervisor import Supervisor
 
     supervisor = Supervisor(lease, guard, grace, margin=min(max(lease._hold.ttl / 20, 0.05), 0.5))
     environment = os.environ | {

@@ -23,8 +23,8 @@ from dblock.cli.asked import Asked, command
 from dblock.errors import DblockError
 
 if TYPE_CHECKING:
-    from dblock.cli.watch_look import Looking
-    from dblock.cli.watch_seen import Seen
+    from dblock.cli.watching.look import Looking
+    from dblock.cli.watching.seen import Seen
 
 TICK = 0.25
 """Seconds between two drawings when nothing happens: the time that is left counts down."""
@@ -44,16 +44,16 @@ def watch(asked: Asked, pattern: str, interval: float) -> int | None:
     """
     if not math.isfinite(interval):
         raise click.BadParameter("it is a number of seconds.", param_hint="--interval")
-    from dblock.cli.watch_look import Looking
+    from dblock.cli.watching.look import Looking
 
     target = asked.target()
     looking = Looking(target, asked.schema, pattern, interval)
     keyboard = None if asked.as_json else _keyboard()
     if keyboard is None:
-        from dblock.cli.watch_lines import follow
+        from dblock.cli.watching.lines import follow
 
         return follow(asked, looking, pattern, str(target))
-    from dblock.cli.watch_seen import Seen
+    from dblock.cli.watching.seen import Seen
 
     # Before there is a screen: what is wrong from the start is said as every command says it.
     seen = Seen(looking.look(), database=str(target), interval=interval, pattern=pattern)
@@ -89,7 +89,7 @@ class _Live:
         from rich.console import Console
         from rich.live import Live
 
-        from dblock.cli.watch_keys import Keys, each_key_at_once
+        from dblock.cli.watching.keys import Keys, each_key_at_once
 
         keys = Keys(self._keyboard)
         self._looking.begin(self._wake)
@@ -122,7 +122,7 @@ class _Live:
 
     def _turn(self, keys: Any) -> bool:
         """Wait for a key, an answer or a moment, and take in what has come; False when it is over."""
-        from dblock.cli.watch_keys import press
+        from dblock.cli.watching.keys import press
 
         ready = select.select([self._keyboard, self._woken], [], [], TICK)[0]
         if self._woken in ready:
@@ -183,7 +183,7 @@ class _Window:
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.console import Group
 
-        from dblock.cli.watch_screen import draw
+        from dblock.cli.watching.screen import draw
 
         yield Group(*draw(self._seen, self._width, self._height, time.monotonic()))
 

@@ -164,7 +164,7 @@ def test_a_terminal_gets_colours_and_a_pipe_does_not(shell: Shell) -> None:
 
 def test_it_is_all_as_of_one_moment(owner: psycopg.Connection, dsn: str) -> None:
     """Between the two statements ann lets go, and waits for bob: no moment had a circle, and none is seen."""
-    from dblock.cli.wait_graph import build
+    from dblock.cli.graphs.waits import build
     from dblock.overview import overview
     from dblock.target import resolve
 

@@ -331,6 +331,7 @@ async def test_an_application_role_can_lock_and_touch_no_table(clients: Clients,
         ).fetchall()
         assert {name for (name,) in relations} == {
             "distributed_locks", "lock_clients", "lock_presence", "lock_tickets",
+            "lock_history", "lock_history_number_seq",
             "token_sequence", "installed_revision", "token_timeline",
         }  # fmt: skip
         for (name,) in relations:

@@ -149,7 +149,7 @@ def test_the_import_starts_nothing_and_brings_in_no_driver() -> None:
 
 def _module(path: Path) -> str:
     """Return the module's name, or the name of the package that it is a part of."""
-    return path.stem if path.parent == PACKAGE else path.parent.name
+    return path.stem if path.parent == PACKAGE else path.relative_to(PACKAGE).parts[0]
 
 
 def _without_type_checking(tree: ast.Module) -> ast.Module:

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dblock.cli.draw_markup import dot, mermaid
-from dblock.cli.draw_svg import HEIGHT, layout, shortened, svg
-from dblock.cli.draw_text import circles, plain_text, tree
-from dblock.cli.wait_graph import Graph, Step, build, facts, part
+from dblock.cli.graphs.markup import dot, mermaid
+from dblock.cli.graphs.svg import HEIGHT, layout, shortened, svg
+from dblock.cli.graphs.text import circles, plain_text, tree
+from dblock.cli.graphs.waits import Graph, Step, build, facts, part
 from tests.support.seen import free, held, place
 
 HOSTILE = [

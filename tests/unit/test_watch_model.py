@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from dblock.cli.watch_happened import Fresh, Happenings, Look, Opened, Refusal, doubtful
-from dblock.cli.watch_keys import Keys, each_key_at_once, keys_in, press
-from dblock.cli.watch_screen import draw
-from dblock.cli.watch_seen import Seen
+from dblock.cli.watching.happened import Fresh, Happenings, Look, Opened, Refusal, doubtful
+from dblock.cli.watching.keys import Keys, each_key_at_once, keys_in, press
+from dblock.cli.watching.screen import draw
+from dblock.cli.watching.seen import Seen
 from dblock.overview import LockState
 from tests.support.seen import NOON, free, held, note, place
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import click
 
 from dblock.cli.asked import Asked
+from dblock.cli.graphs.waits import fitting
 from dblock.cli.look import facts as facts_of_lock
 from dblock.cli.output import print_json_line, shown
-from dblock.cli.wait_graph import fitting
-from dblock.cli.watch_happened import Happenings, Look
-from dblock.cli.watch_words import facts, said, state
+from dblock.cli.watching.happened import Happenings, Look
+from dblock.cli.watching.words import facts, said, state
 from dblock.errors import DblockError
 
 if TYPE_CHECKING:
-    from dblock.cli.watch_look import Looking
+    from dblock.cli.watching.look import Looking
 
 READER_GONE = 0.5
 """Seconds between two looks at whether anybody still reads."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import shlex
 from typing import NamedTuple
 
+from dblock.cli.graphs.waits import Graph, holder_of, roots
 from dblock.cli.output import seconds, shown
-from dblock.cli.wait_graph import Graph, holder_of, roots
 from dblock.overview import LockState, Waiting
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dblock.cli.watch_happened import Look, Opened, Refusal, doubtful
+from dblock.cli.watching.happened import Look, Opened, Refusal, doubtful
 from dblock.errors import DblockError, Unavailable
 from dblock.faults import translated
 from dblock.overview import LockState, Overview

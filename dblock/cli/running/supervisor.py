@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from dblock import clock
-from dblock.cli.tree import Guard, adopt, descendants, reap_adopted, send, send_group
+from dblock.cli.running.tree import Guard, adopt, descendants, reap_adopted, send, send_group
 from dblock.hold import Reason
 from dblock.lease import Lease
 

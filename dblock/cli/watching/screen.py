@@ -13,9 +13,9 @@ from rich.text import Text
 
 from dblock.cli.look import EVENTS, style
 from dblock.cli.output import seconds, shown
-from dblock.cli.watch_happened import Happening
-from dblock.cli.watch_seen import ORDERS, Seen
-from dblock.cli.watch_words import STYLES, said
+from dblock.cli.watching.happened import Happening
+from dblock.cli.watching.seen import ORDERS, Seen
+from dblock.cli.watching.words import STYLES, said
 from dblock.overview import LockState
 
 KEYS = "q quit  s sort  r reverse  / filter  ↑↓ select  Enter open  p pause  ? help"

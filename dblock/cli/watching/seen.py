@@ -10,8 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from dblock.cli.wait_graph import fitting
-from dblock.cli.watch_happened import Happening, Happenings, Look, Opened, refused_by, told_by
+from dblock.cli.graphs.waits import fitting
+from dblock.cli.watching.happened import Happening, Happenings, Look, Opened, refused_by, told_by
 from dblock.overview import LockState
 
 ORDERS = ("name", "time left", "waiting", "hand-offs")

@@ -13,9 +13,9 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass, field
 
-from dblock.cli.draw_text import about, name_of
+from dblock.cli.graphs.text import about, name_of
+from dblock.cli.graphs.waits import Graph, roots
 from dblock.cli.output import seconds, shown
-from dblock.cli.wait_graph import Graph, roots
 
 COLUMNS = 32
 """How many columns of a name are shown."""

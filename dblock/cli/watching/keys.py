@@ -14,7 +14,7 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dblock.cli.watch_seen import ORDERS, Seen
+from dblock.cli.watching.seen import ORDERS, Seen
 
 SEQUENCES = {
     "[A": "up", "OA": "up", "[B": "down", "OB": "down", "[5~": "page up", "[6~": "page down",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dblock.cli.output import plain, seconds, shown
-from dblock.cli.watch_happened import Happening
+from dblock.cli.watching.happened import Happening
 from dblock.overview import LockState
 
 STYLES = {

@@ -6,9 +6,9 @@ languages each is put so that it stands for itself and nothing else, whatever it
 
 from __future__ import annotations
 
-from dblock.cli.draw_text import about, name_of
+from dblock.cli.graphs.text import about, name_of
+from dblock.cli.graphs.waits import Graph, holder_of
 from dblock.cli.output import seconds, shown
-from dblock.cli.wait_graph import Graph, holder_of
 
 RED = "#c62828"
 _SAFE = set(" .-:@/,")
