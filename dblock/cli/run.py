@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from dblock.cli import exits
 from dblock.cli.asked import Asked, command, lock_name
+from dblock.cli.ending import ended_in_order
 from dblock.cli.output import shown
 from dblock.errors import DatabaseError, DblockError, LockTimeout
 
@@ -74,7 +71,7 @@ def run(
     try:
         # No presence: the lock of a process that died would go to the next at once, while what it had started may
         # still run.
-        with _ended_in_order(), Client(asked.target().conninfo(), schema=asked.schema, presence=None) as client:
+        with ended_in_order(), Client(asked.target().conninfo(), schema=asked.schema, presence=None) as client:
             lock = client.lock(name, ttl=ttl, timeout=timeout, meta={"command": " ".join(line)[:200]})
             lease = lock.try_acquire()
             if lease is None and skip_if_held:
@@ -124,18 +121,3 @@ def _run_under(lease: Lease, guard: Guard, grace: float, line: list[str]) -> int
         click.echo(said, err=True)
         return exits.LOST
     return code
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Leave the line in order when we are told to end while we wait; a command that runs has its own say."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
