@@ -39,6 +39,7 @@ COMMANDS = {
     "embedded": "admin",
     "fence": "fence",
     "demo": "demo",
+    "bench": "bench",
     "completion": "completion",
 }
 """Each command, and where it is: the module, and the name in it where that is another."""
@@ -156,7 +157,7 @@ def _complain(asked: Asked, said: str, kind: str, code: int) -> None:
 
         said = json.dumps({"error": said, "kind": kind, "exit_code": code}, ensure_ascii=False)
     else:
-        said = f"dblock: {said}"
+        said = f"dblock: {' '.join(line.strip() for line in said.splitlines())}"  # libpq's may have several
     try:
         click.echo(said, err=True)
     except OSError:

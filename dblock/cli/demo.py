@@ -10,7 +10,7 @@ from typing import IO
 import click
 
 from dblock.cli.asked import Asked, command
-from dblock.cli.ending import ended_in_order
+from dblock.cli.ending import ended_once
 from dblock.cli.output import shown
 from dblock.demo.events import Event
 from dblock.errors import DblockError
@@ -32,7 +32,7 @@ def demo(asked: Asked, svg: Path | None, force: bool) -> None:
     from dblock.cli.timeline import panels
     from dblock.cli.timeline_text import print_timeline
 
-    with ended_in_order(), _picture(svg, force) as picture, _server_for_now(asked):
+    with ended_once(), _picture(svg, force) as picture, _server_for_now(asked):
         target = asked.target()
         schema.install(target, asked.schema)
         if not asked.as_json:

@@ -1,23 +1,50 @@
-"""Being told to end: SIGTERM and SIGHUP end a command as an exception does, so that it leaves nothing behind."""
+"""Being told to end: by a signal, as by an exception, so that a command leaves nothing behind."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Let everything be left in order when we are told to end."""
+    """Let everything be left in order when we are told to end by SIGTERM or SIGHUP."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    with _handled((signal.SIGTERM, signal.SIGHUP), end):
+        yield
+
+
+@contextmanager
+def ended_once() -> Iterator[None]:
+    """Do the same, by Ctrl-C too, and let nothing disturb the tidying up, which ends by itself.
+
+    Whoever has pressed Ctrl-C may well do so again.
+    """
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    told = False
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    # What is ignored here stays so: a job in the background of a shell does not hear of Ctrl-C.
+    with _handled([one for one in signals if signal.getsignal(one) != signal.SIG_IGN], end):
+        yield
+
+
+@contextmanager
+def _handled(signals: Sequence[signal.Signals], handler: Any) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in signals}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from xml.sax.saxutils import escape
 
 from dblock.cli.output import shown
@@ -25,6 +26,8 @@ HOLDERS = ("#c4a1ff", "#4fd6c2", "#f2c46d", "#7fb2ff")
 """One colour for each lane."""
 GOOD, BAD, WARN, ICE = "#5fdd85", "#ff6f6f", "#ffb152", "#a9dcff"
 SIGNS = {"tried": WARN, "renewed": GOOD, "read": INK, "stored": GOOD, "corrupted": BAD, "refused": WARN, "killed": BAD}
+
+SUBTITLE = "Recorded by dblock demo on a real Postgres: processes, signals, times and tokens as they came."
 
 STYLE = f"""
     text {{ font-family: system-ui, sans-serif; fill: {INK}; font-size: 12px; }}
@@ -59,8 +62,7 @@ def svg_of(drawn: Sequence[Panel], heading: str = "Two workers, one lock, one le
         f"<defs>{ICY.format('frozen', '#27506e', '#3d769c')}{ICY.format('asleep', '#172230', '#26384a')}</defs>",
         f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:g}" rx="16" fill="{CARD}" stroke="{EDGE}"/>',
         _text(MARGIN, 40, heading, 20, weight=600),
-        _text(MARGIN, 61, "Recorded by dblock demo on a real Postgres: processes, signals, times and tokens as they came.",
-              12.5, css="faint"),
+        _text(MARGIN, 61, SUBTITLE, 12.5, css="faint"),
         *body,
         *legend,
         "</svg>\n",
@@ -82,7 +84,7 @@ def _panel(panel: Panel, top: float) -> tuple[list[str], float]:
     drawn += _handovers(panel, bars)
     for number, lane in enumerate(panel.lanes):
         colour = HOLDERS[number % len(HOLDERS)]
-        drawn.append(_text(MARGIN + 14, bars[number] + 18, _cut(lane.name, 9), 14, weight=600, fill=colour))
+        drawn.append(_text(MARGIN + 14, bars[number] + 18, _cut(lane.name, 7), 14, weight=600, fill=colour))
         drawn += [_bar(panel, lane, bar, bars[number], colour) for bar in lane.bars]
         for label in labels[number]:
             drawn += _marked(label, bars[number], above=number == 0)
@@ -115,7 +117,7 @@ def _handovers(panel: Panel, bars: Sequence[float]) -> list[str]:
         if bar.state in (HELD, FROZEN)
     )
     drawn = []
-    for (_, ended, before), (began, _, after) in zip(held, held[1:], strict=False):
+    for (_, ended, before), (began, _, after) in pairwise(held):
         if before != after:
             x1, x2 = _x(panel, ended), _x(panel, began)
             y1, y2 = (bars[before] + BAR, bars[after]) if before < after else (bars[before], bars[after] + BAR)

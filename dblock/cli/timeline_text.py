@@ -121,7 +121,7 @@ def _write_below(rows: list[list[Piece]], place: int, label: str, style: str, wi
 
 def _legend(kinds: Sequence[str], width: int, characters: dict[str, str]) -> list[list[Piece]]:
     entries = [(characters[kind] * (3 if kind in (HELD, FROZEN, ASLEEP, WAITING) else 1), kind) for kind in kinds]
-    column = max(len(LEGEND[kind]) for kind in kinds) + 6
+    column = max([len(LEGEND[kind]) for kind in kinds], default=0) + 6
     across = max(min(width // column, 2), 1)
     lines: list[list[Piece]] = []
     rows = -(-len(entries) // across)

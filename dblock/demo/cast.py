@@ -7,6 +7,7 @@ kernel hangs up on such a group and wakes it for that (POSIX calls it orphaned).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from dblock.errors import DblockError, Unavailable
 
@@ -26,7 +27,7 @@ class Worker:
 
     def __init__(self, name: str, conninfo: str, *arguments: str) -> None:
         self.name = name
-        self._said = tempfile.TemporaryFile()
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, for it is closed with the worker
         self._heard = b""
         # The DSN goes by the environment: a command line can be read by every user of the machine.
         self._process = subprocess.Popen(
@@ -106,8 +107,6 @@ class Worker:
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout, self._said):
             assert pipe is not None
-            try:
+            with contextlib.suppress(BrokenPipeError):  # a cue that nobody heard any more
                 pipe.close()
-            except BrokenPipeError:
-                pass  # a cue that nobody heard any more
         self._process.wait()

@@ -80,10 +80,11 @@ class Ledger:
         """Write the new balance and the receipt for a deposit; behind the account's fence, if there is to be one."""
         from fenced_store import fence as fenced
 
-        with translated(self._schema), self._connection.transaction():
-            with fenced(self._connection, account, fence, schema=self._schema) if fence else contextlib.nullcontext():
-                self._run("UPDATE accounts SET balance = %s WHERE account = %s", [balance, account])
-                self._run("INSERT INTO receipts VALUES (%s, %s, %s)", [account, who, amount])
+        with translated(self._schema), self._connection.transaction(), contextlib.ExitStack() as behind:
+            if fence is not None:
+                behind.enter_context(fenced(self._connection, account, fence, schema=self._schema))
+            self._run("UPDATE accounts SET balance = %s WHERE account = %s", [balance, account])
+            self._run("INSERT INTO receipts VALUES (%s, %s, %s)", [account, who, amount])
 
     def books(self, account: str) -> Books:
         """Return what the ledger says, as of this moment."""

@@ -20,8 +20,8 @@ from dblock.demo.ledger import Ledger, made
 from dblock.errors import DblockError
 from dblock.target import Target
 
-TTL = 2.0
-PAUSE = 0.25
+TTL = 1.8
+PAUSE = 0.22
 """Seconds between cues, to be able to read along, and to see them apart in a picture."""
 PATIENCE = 30.0
 """Seconds after which something that must happen is not waited for any longer."""
@@ -70,7 +70,7 @@ class Story:
         self._begin(PROLOGUE)
         alice, bob = self._alice, self._bob
         for worker in (alice, bob):
-            self._note(worker, "here", f"is here, process {worker.pid}", self._hear(worker))
+            self._meet(worker, "is here")
         self._acquire(alice, f"holds {self._lock.name!r} under token {{token}}, for {TTL:g} s unless renewed")
         tried = self._ask(bob, "try_once")
         self._note(bob, "tried", f"tries, and is told that {tried['holder']} has it", tried)
@@ -102,7 +102,7 @@ class Story:
     def lose_a_deposit(self) -> None:
         """Freeze a holder between its reading and its writing; its write undoes another's deposit."""
         self._begin(WITHOUT)
-        self._note(self._bob, "here", f"is back, process {self._bob.pid}", self._hear(self._bob))
+        self._meet(self._bob, "is back")
         late = self._freeze_and_overtake("plain")
         books = self._ledger.books(WITHOUT)
         gone = books.due - books.balance
@@ -201,6 +201,10 @@ class Story:
             raise DblockError("A lease that had run out was released. This is a bug; please report it.")
         self._note(self._alice, "lost", "is told that her lease is over", {"at": report["answered"]})
         self._pause()
+
+    def _meet(self, worker: Worker, text: str) -> None:
+        self._hear(worker)
+        self._note(worker, "here", f"{text}, process {worker.pid}", {"at": time.monotonic()})
 
     def _acquire(self, worker: Worker, text: str) -> dict[str, Any]:
         worker.tell("acquire")

@@ -77,7 +77,7 @@ class Work:
         return self._lease
 
 
-def work(name: str, schema: str, fences: str, lock: str, ttl: float) -> None:
+def work(name: str, schema: str, fences: str, lock: str, ttl: str) -> None:
     """Do as told until nobody tells any more."""
     from fenced_store import FencedStoreError
 
@@ -85,7 +85,7 @@ def work(name: str, schema: str, fences: str, lock: str, ttl: float) -> None:
         with translated(fences):
             connection = resolve(os.environ["DBLOCK_DSN"]).connect()
         with connection, Client(holder=name, schema=schema) as client:
-            doing = Work(name, client, Ledger(connection, fences), lock, ttl)
+            doing = Work(name, client, Ledger(connection, fences), lock, float(ttl))
             client.lock(lock).holder()  # a first call, so that no later one has to open anything
             report()
             for line in sys.stdin:
@@ -96,4 +96,4 @@ def work(name: str, schema: str, fences: str, lock: str, ttl: float) -> None:
 
 
 if __name__ == "__main__":
-    work(*sys.argv[1:5], float(sys.argv[5]))
+    work(*sys.argv[1:])

@@ -36,7 +36,7 @@ LAYERS = [
     ["lock"],
     ["client_base"],
     ["client"],
-    ["demo"],
+    ["demo", "bench"],
     ["cli"],
     ["__main__"],
 ]
