@@ -126,8 +126,9 @@ def buckets(samples: list[float], most: int = 12) -> list[tuple[float, float, in
         return []
     times = [max(one, 1e-6) for one in samples]
     # Each power of two in parts, or several of them as one, so that there are not too many buckets.
-    spread = math.log2(max(times) / min(times))
-    parts = next((parts for parts in (4, 2, 1) if spread * parts < most - 1), 1 / math.ceil(spread / (most - 2)))
+    spread, parts = math.log2(max(times) / min(times)), 4.0
+    while spread * parts >= most - 1:
+        parts /= 2
     places = [math.floor(math.log2(one) * parts) for one in times]
     return [
         (2 ** (place / parts), 2 ** ((place + 1) / parts), places.count(place))

@@ -80,7 +80,8 @@ def _panel(panel: Panel, top: float) -> tuple[list[str], float]:
         # The first lane has its labels above, so that there is room for what passes from one lane to the next.
         y += BAR + BETWEEN + (count * ROW if number else 0)
     bottom = y - BETWEEN + 10
-    drawn = [_grid(_x(panel, at), text, bars[0] - 6, bottom) for at, text in panel.ticks(9)]
+    ticks = [(_x(panel, at), text) for at, text in panel.ticks(9)]
+    drawn = [_grid(x, text, bars[0] - 6, bottom) for x, text in ticks if x < RIGHT - 12]
     drawn += _handovers(panel, bars)
     for number, lane in enumerate(panel.lanes):
         colour = HOLDERS[number % len(HOLDERS)]
@@ -142,7 +143,7 @@ def _bar(panel: Panel, lane: Lane, bar: Bar, y: float, colour: str) -> str:
         f'<rect x="{x1:.1f}" y="{y:g}" width="{width:.1f}" height="{BAR}" rx="4" fill="{fill}" stroke="{edge}"'
         f"{dashes}/>"
     )
-    free = min([_x(panel, mark.at) - 9 for mark in lane.marks if bar.start <= mark.at <= bar.end] + [x2]) - x1 - 8
+    free = min([_x(panel, mark.at) - 11 for mark in lane.marks if bar.start <= mark.at <= bar.end] + [x2]) - x1 - 8
     said = {
         HELD: [f"token {bar.token}", f"{bar.token}"],
         FROZEN: ["frozen by SIGSTOP, still holding the lock", "frozen, holding the lock", "frozen"],
@@ -167,25 +168,30 @@ class _Label:
 
 
 def _placed(panel: Panel, lane: Lane) -> list[_Label]:
-    """Find a place for the text of each mark: in its middle, to its right or to its left; else one row further."""
+    """Find a place for the text of each mark: below its middle, to its right or to its left; else one row further."""
     labels: list[_Label] = []
-    for mark in sorted(lane.marks, key=lambda one: one.at):
-        x, text = _x(panel, mark.at), _cut(mark.label, 40)
+    marks = [
+        (_x(panel, mark.at), mark.kind, _cut(mark.label, 40)) for mark in sorted(lane.marks, key=lambda one: one.at)
+    ]
+    for number, (x, kind, text) in enumerate(marks):
         length = _length(text, 12)
-        places = [x - length / 2, x - 8, x + 8 - length]
+        middle, right, left = x - length / 2, x - 8, x + 8 - length
+        # Where the next one is near, there is more room on the other side.
+        near = (
+            number + 1 < len(marks) and marks[number + 1][0] - x < (length + _length(marks[number + 1][2], 12)) / 2 + 6
+        )
+        wished = (left, middle, right) if near else (middle, right, left)
+        places = [min(max(place, LEFT - 10.0), RIGHT + 4 - length) for place in wished]
         row = 0
-        while True:
-            for left in places:
-                left = min(max(left, LEFT - 10.0), RIGHT + 4 - length)
-                taken = [one for one in labels if one.row == row]
-                if all(left >= one.left + _length(one.text, 12) + 6 or left + length + 6 <= one.left for one in taken):
-                    labels.append(_Label(x, mark.kind, text, left, row))
-                    break
-            else:
-                row += 1
-                continue
-            break
+        while not (free := [place for place in places if _is_free(labels, place, length, row)]):
+            row += 1
+        labels.append(_Label(x, kind, text, free[0], row))
     return labels
+
+
+def _is_free(labels: Sequence[_Label], left: float, length: float, row: int) -> bool:
+    taken = ((one.left, one.left + _length(one.text, 12)) for one in labels if one.row == row)
+    return all(left >= end + 6 or left + length + 6 <= start for start, end in taken)
 
 
 def _marked(label: _Label, y: float, above: bool) -> list[str]:

@@ -33,7 +33,7 @@ class Event:
     """Something that has happened."""
 
     at: float
-    """Seconds since the story began."""
+    """Seconds since both workers were there."""
     act: str
     """The part of the story: its title."""
     who: str

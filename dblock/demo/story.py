@@ -21,7 +21,7 @@ from dblock.errors import DblockError
 from dblock.target import Target
 
 TTL = 1.8
-PAUSE = 0.22
+PAUSE = 0.25
 """Seconds between cues, to be able to read along, and to see them apart in a picture."""
 PATIENCE = 30.0
 """Seconds after which something that must happen is not waited for any longer."""
@@ -60,15 +60,18 @@ class Story:
         self._lock = client.lock(lock)
         self._ledger = ledger
         self._say = say
-        self._began = time.monotonic()
+        self._began = 0.0
         self._act = ""
         self.events: list[Event] = []
         self._alice, self._bob = enter("alice"), enter("bob")
 
     def prologue(self) -> None:
         """Hand the lock over; kill its holder, and see who has it next, and how soon."""
-        self._begin(PROLOGUE)
         alice, bob = self._alice, self._bob
+        for worker in (alice, bob):
+            self._hear(worker)
+        self._began = time.monotonic()
+        self._begin(PROLOGUE)
         for worker in (alice, bob):
             self._meet(worker, "is here")
         self._acquire(alice, f"holds {self._lock.name!r} under token {{token}}, for {TTL:g} s unless renewed")
@@ -102,6 +105,7 @@ class Story:
     def lose_a_deposit(self) -> None:
         """Freeze a holder between its reading and its writing; its write undoes another's deposit."""
         self._begin(WITHOUT)
+        self._hear(self._bob)
         self._meet(self._bob, "is back")
         late = self._freeze_and_overtake("plain")
         books = self._ledger.books(WITHOUT)
@@ -203,7 +207,6 @@ class Story:
         self._pause()
 
     def _meet(self, worker: Worker, text: str) -> None:
-        self._hear(worker)
         self._note(worker, "here", f"{text}, process {worker.pid}", {"at": time.monotonic()})
 
     def _acquire(self, worker: Worker, text: str) -> dict[str, Any]:

@@ -436,7 +436,13 @@ def test_the_demo_tells_its_story_and_leaves_nothing_running(folder: Path) -> No
 
 def test_the_demo_leaves_a_server_alone_that_ran_before(folder: Path) -> None:
     server = embedded.start()
-    assert subprocess.run([sys.executable, "-m", "dblock.cli", "demo"], capture_output=True, timeout=60).returncode == 0
+    process = subprocess.Popen([sys.executable, "-m", "dblock.cli", "demo"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while "holds" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
     assert server.answers()
 
 
