@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import click
 
 from dblock.cli.asked import Asked, command
 from dblock.cli.ending import ended_once
 from dblock.cli.output import shown
-from dblock.demo.events import Event
 from dblock.errors import DblockError
+
+if TYPE_CHECKING:
+    from dblock.demo.events import Event
 
 
 @command("demo")
