@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 
 @contextmanager
@@ -16,8 +15,12 @@ def ended_in_order() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    with _handled((signal.SIGTERM, signal.SIGHUP), end):
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
         yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -36,15 +39,10 @@ def ended_once() -> Iterator[None]:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     # What is ignored here stays so: a job in the background of a shell does not hear of Ctrl-C.
-    with _handled([one for one in signals if signal.getsignal(one) != signal.SIG_IGN], end):
-        yield
-
-
-@contextmanager
-def _handled(signals: Sequence[signal.Signals], handler: Any) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in signals}
+    before = {one: signal.signal(one, end) for one in signals if signal.getsignal(one) != signal.SIG_IGN}
     try:
         yield
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        if not told:  # else what comes now is the end of the program, which nothing should disturb either
+            for number, handler in before.items():
+                signal.signal(number, handler)

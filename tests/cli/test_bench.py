@@ -135,6 +135,7 @@ def test_quantiles_are_times_that_were_measured() -> None:
     timed = Timed([float(one) for one in range(100, 0, -1)], 10.0)
     assert [timed.quantile(part) for part in (0.5, 0.9, 0.99, 1.0)] == [50, 90, 99, 100]
     assert timed.rate == 10
+    assert [Timed([3.0, 1.0, 2.0, 4.0]).quantile(part) for part in (0.5, 0.75, 0.9)] == [2, 3, 4]
     assert (Timed().quantile(0.5), Timed().rate) == (0, 0)
 
 

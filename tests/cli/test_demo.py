@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -34,6 +35,10 @@ def schemas(dsn: str) -> list[str]:
     with psycopg.connect(dsn) as connection:
         found = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dblock_demo%'").fetchall()
     return [name for (name,) in found]
+
+
+def schema_of(told: str) -> str:
+    return "dblock_demo_" + told.partition("'demo:ledger:")[2].partition("'")[0]
 
 
 def heard_until(process: Any, part: str) -> tuple[str, list[int]]:
@@ -134,28 +139,39 @@ def _is_drawn(picture: str) -> None:
 
 
 def test_ended_in_the_middle_it_leaves_nothing(shell: Shell, dsn: str) -> None:
-    """While a worker is frozen, and one stands in line; three demos, each ended in another way."""
-    started = {
-        number: shell.start("demo", "--svg", f"{number}.svg")
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-    }
+    """While a worker is frozen, and one stands in line; two demos, each ended in another way."""
+    started = {number: shell.start("demo", "--svg", f"{number}.svg") for number in (signal.SIGTERM, signal.SIGKILL)}
     for number, process in started.items():
         told, pids = heard_until(process, "bob    waits for the lock")
-        name = "dblock_demo_" + told.partition("'demo:ledger:")[2].partition("'")[0]
-        assert name in schemas(dsn)
         assert not any(is_gone(pid) for pid in (pids[0], pids[-1]))
         process.send_signal(number)
-        process.send_signal(number)  # again, while it tidies up
         done = ended(process)
         if number == signal.SIGKILL:
             # Nobody was left to remove its schema, but the kernel has seen to its workers, frozen ones too.
             until(lambda pids=pids: all(map(is_gone, pids)), "the end of the workers")  # type: ignore[misc]
-            continue
-        assert done.code == 128 + number
-        assert done.err == ("dblock: interrupted\n" if number == signal.SIGINT else "")
+        else:
+            assert (done.code, done.err) == (128 + number, "")
+            assert all(map(is_gone, pids))
+            assert schema_of(told) not in schemas(dsn)
+            assert not (shell.folder / f"{number}.svg").exists()
+
+
+def test_ctrl_c_again_and_again_disturbs_no_tidying_up(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
+    process = shell.start("demo")
+    told, pids = heard_until(process, "bob    waits for the lock")
+    name = schema_of(told)
+    with psycopg.connect(dsn) as reading:
+        # Nobody can remove a table that is just being read.
+        reading.execute(sql.SQL("SELECT FROM {}").format(sql.Identifier(name, "accounts")))
+        process.send_signal(signal.SIGINT)
+        until(lambda: owner.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None, "the removal")
         assert all(map(is_gone, pids))
-        assert name not in schemas(dsn)
-        assert not (shell.folder / f"{number}.svg").exists()
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+    done = ended(process)
+    assert (done.code, done.err) == (130, "dblock: interrupted\n")
+    assert name not in schemas(dsn)
 
 
 def test_a_database_that_goes_in_the_middle(shell: Shell, dsn: str) -> None:
