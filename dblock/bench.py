@@ -1,8 +1,9 @@
 """`dblock bench`: how quick the locks are on a given database, beside what that database does without them.
 
-Each figure is taken from the outside, as a program would see it. What a bare round trip and a bare durable commit take
-on the same server is measured in the same run, so that the figures can be read as ratios: they tell the database and
-the network from the locks. It uses locks of its own and holds nothing at the end. Any role that may lock can run it.
+Each figure is taken from the outside, as a program would see it. What a bare round trip and a bare durable commit
+take on the same server is measured in the same run, so that the figures can be read as ratios: they tell the
+database and the network from the locks. It uses locks of its own and holds nothing at the end. Any role that may
+lock can run it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A timeline as SVG: one picture that needs nothing else, on a card of its own, for light pages and dark ones.
 
-Nobody knows how wide a font will be where the picture is looked at, only the generic family is named. So text is given
-more room than it needs, and where there is none, it goes elsewhere or is left out; no two texts overlap.
+Nobody knows how wide a font will be where the picture is looked at, only the generic family is named. So text is
+given more room than it needs, and where there is none, it goes elsewhere or is left out; no two texts overlap.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ CARD, EDGE, INK, FAINT, GRID, PANEL = "#0f1620", "#2a3645", "#e8eef5", "#8fa0b3"
 HOLDERS = ("#c4a1ff", "#4fd6c2", "#f2c46d", "#7fb2ff")
 """One colour for each lane."""
 GOOD, BAD, WARN, ICE = "#5fdd85", "#ff6f6f", "#ffb152", "#a9dcff"
-SIGNS = {"tried": WARN, "renewed": GOOD, "read": INK, "stored": GOOD, "corrupted": BAD, "refused": WARN, "killed": BAD}
+SIGNS = {
+    "tried": WARN, "renewed": GOOD, "read": INK, "stored": GOOD, "corrupted": BAD, "refused": WARN, "killed": BAD,
+}  # fmt: skip
 
 SUBTITLE = "Recorded by dblock demo on a real Postgres: processes, signals, times and tokens as they came."
 
@@ -54,8 +56,8 @@ def svg_of(drawn: Sequence[Panel], heading: str = "Two workers, one lock, one le
     legend, height = _legend(states(drawn), y + 6)
     height += y + 14
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
-        ' role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" '
+        f'height="{height:g}" role="img">',
         f"<title>{_safe(heading)}</title>",
         f"<desc>{_safe(' '.join(f'{panel.title}: {panel.sums}.' for panel in drawn if panel.sums))}</desc>",
         f"<style>{STYLE}</style>",
@@ -177,9 +179,8 @@ def _placed(panel: Panel, lane: Lane) -> list[_Label]:
         length = _length(text, 12)
         middle, right, left = x - length / 2, x - 8, x + 8 - length
         # Where the next one is near, there is more room on the other side.
-        near = (
-            number + 1 < len(marks) and marks[number + 1][0] - x < (length + _length(marks[number + 1][2], 12)) / 2 + 6
-        )
+        after = marks[number + 1 : number + 2]
+        near = any(there - x < (length + _length(text_there, 12)) / 2 + 6 for there, _, text_there in after)
         wished = (left, middle, right) if near else (middle, right, left)
         places = [min(max(place, LEFT - 10.0), RIGHT + 4 - length) for place in wished]
         row = 0
@@ -257,7 +258,8 @@ def _legend(kinds: Sequence[str], top: float) -> tuple[list[str], float]:
         else:
             fill = {HELD: HOLDERS[0], FROZEN: "url(#frozen)", ASLEEP: "url(#asleep)"}[kind]
             edge = {HELD: "none", FROZEN: HOLDERS[0], ASLEEP: "#4a6075"}[kind]
-            drawn.append(f'<rect x="{x:g}" y="{y - 8:g}" width="30" height="16" rx="3" fill="{fill}" stroke="{edge}"/>')
+            size = f'x="{x:g}" y="{y - 8:g}" width="30" height="16" rx="3"'
+            drawn.append(f'<rect {size} fill="{fill}" stroke="{edge}"/>')
         drawn.append(_text(x + 42, y + 4, LEGEND[kind], 12, css="faint"))
     return drawn, rows * 25.0
 

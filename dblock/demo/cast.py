@@ -1,8 +1,8 @@
 """The story's workers as their conductor has them: processes that are told a word, and report what came of it.
 
-Whatever happens to the conductor, no worker is left behind: it kills them when it ends in order, frozen ones too. Each
-is in a process group of its own, so that Ctrl-C is the conductor's alone; and should the conductor be killed, the
-kernel hangs up on such a group and wakes it for that (POSIX calls it orphaned).
+Whatever happens to the conductor, no worker is left behind: it kills them when it ends in order, frozen ones too.
+Each is in a process group of its own, so that Ctrl-C is the conductor's alone; and should the conductor be killed,
+the kernel hangs up on such a group and wakes it for that (POSIX calls it orphaned).
 """
 
 from __future__ import annotations

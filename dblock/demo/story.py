@@ -87,7 +87,7 @@ class Story:
         self._pause()
         holder, asked = self._lock.holder(), time.monotonic()
         if holder is None or holder.holder != "bob":
-            raise DblockError("bob has lost his lease before he could be killed: the machine is too busy for a story.")
+            raise DblockError("bob has lost his lease before he was killed: the machine is too busy for a story.")
         killed = bob.kill()
         self._note(bob, "killed", "is killed with kill -9, holding the lock", {"at": killed})
         would_end = asked + holder.remaining
@@ -112,8 +112,8 @@ class Story:
         gone = books.due - books.balance
         if late["refused_for"] is not None or not gone:
             raise DblockError(
-                f"Act one did not come true: after alice's late write the balance is {books.balance}, and the deposits "
-                f"say {books.due}. This is a bug; please report it."
+                f"Act one did not come true: after alice's late write the balance is {books.balance}, and the "
+                f"deposits say {books.due}. This is a bug; please report it."
             )
         self._note(
             self._alice, "corrupted", f"writes {late['amount']}, as if nothing had happened: stored", late,
@@ -160,7 +160,7 @@ class Story:
             raise DblockError("The tokens did not rise with the grants. This is a bug; please report it.")
 
     def _freeze_and_overtake(self, how: str) -> dict[str, Any]:
-        """Freeze alice in the middle, let bob make his deposit, and return what came of her write when she goes on."""
+        """Freeze alice in the middle, let bob make his deposit, and return what came of her write after it."""
         alice, bob, account = self._alice, self._bob, self._act
         self._ledger.open(account)
         token = self._acquire(alice, "holds the lock under token {token}")["token"]
@@ -175,7 +175,8 @@ class Story:
         self._line_up(bob, "waits for the lock")
         ends = self._end_of_lease()
         granted = self._hear(bob)
-        self._note(alice, "expired", "has no lease any more: it ran out", {"at": min(ends, granted["at"])}, token=token)
+        ended = {"at": min(ends, granted["at"])}
+        self._note(alice, "expired", "has no lease any more: it ran out", ended, token=token)
         self._note(bob, "held", f"holds the lock under token {granted['token']}", granted)
         self._pause()
         self._read(bob, account, "reads the balance, {amount}")

@@ -1,7 +1,7 @@
 """A worker of the story: a program that keeps a ledger under a lock, one cue at a time.
 
-It does what careful programs do: holds the lock, renews it, reads, adds, writes. What it does not do is to look at its
-lease between the reading and the writing; and it would not help, for it can be frozen after that look as well.
+It does what careful programs do: holds the lock, renews it, reads, adds, writes. What it does not do is to look at
+its lease between the reading and the writing; and it would not help, for it can be frozen after that look as well.
 """
 
 from __future__ import annotations
