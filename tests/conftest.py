@@ -42,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 COMPUTES = ("fences", "resources", "sql", "unit")
 """The folders of tests that are least about time: run beside the others, and standing back."""
 
+STARTS = ("cli",)
+"""The folders of tests that start programs, and wait for them: beside the others, too."""
+
 EXACT = ("test_keepalive_stress", "test_line_order", "test_paused_holder", "test_presence")
 """The modules that are most exact about time: run last, when the other process is done or nearly so."""
 
@@ -53,6 +56,12 @@ def _computes(item: pytest.Item) -> bool:
     return item.path.parent.name in COMPUTES and item.path.stem != "test_quality"
 
 
+def _group(item: pytest.Item) -> str:
+    if _computes(item):
+        return "computes"
+    return "starts" if item.path.parent.name in STARTS else "waits"
+
+
 def _is_exact(item: pytest.Item) -> bool:
     return item.path.parent.name == "robustness" and item.path.stem in EXACT
 
@@ -60,7 +69,7 @@ def _is_exact(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path.stem == "test_quality", _is_exact(item)))
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("computes" if _computes(item) else "waits"))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
@@ -68,14 +77,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run the whole suite in two processes, and whatever was named in one."""
-    return 2 if config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword else 0
+    """Run the whole suite in three processes, and whatever was named in one."""
+    return 3 if config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword else 0
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Begin what is run beside the tests, in the process that will ask for it."""
     config = item.config
-    beside = "PYTEST_XDIST_WORKER" in os.environ and _computes(item)
+    beside = "PYTEST_XDIST_WORKER" in os.environ and _group(item) != "waits"
     if beside and _stands_back not in config.stash:
         config.stash[_stands_back] = True
         os.nice(5)

@@ -31,8 +31,8 @@ def demo(asked: Asked, svg: Path | None, force: bool) -> None:
     """
     from dblock import demo as story
     from dblock import schema
-    from dblock.cli.timeline import panels
-    from dblock.cli.timeline_text import print_timeline
+    from dblock.cli.timelines.lanes import panels
+    from dblock.cli.timelines.text import print_timeline
 
     with ended_once(), _picture(svg, force) as picture, _server_for_now(asked):
         target = asked.target()
@@ -42,7 +42,7 @@ def demo(asked: Asked, svg: Path | None, force: bool) -> None:
         events = story.tell_story(target, asked.schema, (lambda event: None) if asked.as_json else _say)
         drawn = panels(events)
         if picture is not None:
-            from dblock.cli.timeline_svg import svg_of
+            from dblock.cli.timelines.svg import svg_of
 
             picture.write(svg_of(drawn))
             picture.flush()

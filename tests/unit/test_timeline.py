@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dblock.cli.timeline import ASLEEP, FROZEN, HELD, LEGEND, MARKS, WAITING, panels, states
-from dblock.cli.timeline_svg import RIGHT, SIGNS, WIDTH, svg_of
-from dblock.cli.timeline_text import FINE, NARROWEST, PLAIN, STYLES, timeline
+from dblock.cli.timelines.lanes import ASLEEP, FROZEN, HELD, LEGEND, MARKS, WAITING, panels, states
+from dblock.cli.timelines.svg import RIGHT, SIGNS, WIDTH, svg_of
+from dblock.cli.timelines.text import FINE, NARROWEST, PLAIN, STYLES, timeline
 from dblock.demo.events import KINDS, Event
 
 HOSTILE = "a<b>&\"'\x1b[2J\u202e\n]]></text><script>"

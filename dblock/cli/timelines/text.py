@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from dblock.cli.output import shown
-from dblock.cli.timeline import ASLEEP, FROZEN, HELD, LEGEND, WAITING, Lane, Panel, states
+from dblock.cli.timelines.lanes import ASLEEP, FROZEN, HELD, LEGEND, WAITING, Lane, Panel, states
 
 Piece = tuple[str, str]
 """Some text, and the name of its style."""

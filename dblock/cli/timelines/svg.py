@@ -12,7 +12,7 @@ from itertools import pairwise
 from xml.sax.saxutils import escape
 
 from dblock.cli.output import shown
-from dblock.cli.timeline import ASLEEP, FROZEN, HELD, LEGEND, WAITING, Bar, Lane, Panel, states
+from dblock.cli.timelines.lanes import ASLEEP, FROZEN, HELD, LEGEND, WAITING, Bar, Lane, Panel, states
 
 WIDTH = 960
 MARGIN = 32
