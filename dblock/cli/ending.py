@@ -15,12 +15,17 @@ def ended_in_order() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, end) for number in heard(signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def heard(*signals: signal.Signals) -> list[signal.Signals]:
+    """Return those that are not ignored here, and must stay so: under nohup, say, or in the background of a shell."""
+    return [one for one in signals if signal.getsignal(one) != signal.SIG_IGN]
 
 
 @contextmanager
@@ -38,8 +43,7 @@ def ended_once() -> Iterator[None]:
             told = True
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    # What is ignored here stays so: a job in the background of a shell does not hear of Ctrl-C.
-    before = {one: signal.signal(one, end) for one in signals if signal.getsignal(one) != signal.SIG_IGN}
+    before = {one: signal.signal(one, end) for one in heard(*signals)}
     try:
         yield
     finally:

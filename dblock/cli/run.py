@@ -72,7 +72,8 @@ def run(
         # No presence: the lock of a process that died would go to the next at once, while what it had started may
         # still run.
         with ended_in_order(), Client(asked.target().conninfo(), schema=asked.schema, presence=None) as client:
-            lock = client.lock(name, ttl=ttl, timeout=timeout, meta={"command": " ".join(line)[:200]})
+            # Of the command only its name: what it is given may be nobody else's to see.
+            lock = client.lock(name, ttl=ttl, timeout=timeout, meta={"command": os.path.basename(line[0])})
             lease = lock.try_acquire()
             if lease is None and skip_if_held:
                 raise LockTimeout(name, 0.0)

@@ -105,7 +105,7 @@ def test_the_lock_is_held_while_it_runs_and_free_after(shell: Shell, client: dbl
     until((tmp_path / "on").exists)
     holder = client.lock("job").holder()
     assert holder is not None
-    assert "touch" in holder.meta["command"], "others see what runs"
+    assert holder.meta == {"command": "sh"}, "others see what runs, and not with which secrets"
     time.sleep(1.5)  # longer than its ttl: it is renewed
     assert client.lock("job").try_acquire() is None
     (tmp_path / "off").touch()
@@ -176,6 +176,31 @@ def test_signals_are_passed_on(shell: Shell, tmp_path: Path, number: int) -> Non
     process.send_signal(number)
     done = ended(process)
     assert (done.code, done.out) == (5, f"got {name}\n")
+
+
+def test_under_nohup_it_does_not_mind_that_the_terminal_goes(shell: Shell, tmp_path: Path) -> None:
+    process = shell.start("run", "job", "--", "sh", "-c", waits_for(tmp_path) + "; echo done", preexec_fn=no_hangup)
+    until((tmp_path / "on").exists)
+    process.send_signal(signal.SIGHUP)
+    (tmp_path / "off").touch()
+    done = ended(process)
+    assert (done.code, done.out) == (0, "done\n")
+
+
+def no_hangup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def test_files_that_a_shell_has_opened_reach_the_command(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("hello")
+    line = " ".join(f"'{part}'" for part in shell.command("run", "job", "--", "sh", "-c", "cat <&7"))
+    done = subprocess.run(["bash", "-c", f"{line} 7<{tmp_path}/words"], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "hello")
+
+
+def test_the_command_has_no_connection_of_ours(shell: Shell) -> None:
+    done = shell.run("run", "job", "--", "sh", "-c", "ls -l /proc/self/fd")
+    assert "socket" not in done.out
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])

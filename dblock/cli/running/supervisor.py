@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from dblock import clock
+from dblock.cli.ending import heard
 from dblock.cli.running.tree import Guard, adopt, descendants, reap_adopted, send, send_group
 from dblock.hold import Reason
 from dblock.lease import Lease
@@ -67,13 +68,15 @@ class Supervisor:
         adopt()
         woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
-        before = {number: signal.signal(number, self._pass_on) for number in PASSED_ON}
+        before: dict[signal.Signals, Any] = {
+            number: signal.signal(number, self._pass_on) for number in heard(*PASSED_ON)
+        }
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _nothing)
         waking = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         try:
             self._not_its = set(descendants(os.getpid()))
-            # A group of its own, to be signalled as one.
-            self._process = subprocess.Popen(list(command), env=environment, **_OWN_GROUP)
+            # A group of its own, to be signalled as one; and with whatever files a shell has opened for it.
+            self._process = subprocess.Popen(list(command), env=environment, close_fds=False, **_OWN_GROUP)
             group = self._process.pid
             self._guard.watch(group)
             with _terminal_of(group):
