@@ -1,4 +1,4 @@
--- The history of a lock: what befell its grants. Always noted: a lease that ran out (`expired`, found by the next grant), a
+-- The history of a lock: what befell its grants. Always noted: a lease that ran out (`expired`, found by the next grant or the reaper), a
 -- holder whose process died (`died`), a holder told to let go (`forced`), a lock taken away (`broken`). Grants and releases
 -- (`granted`, `released`) only where record_grants() has said so: a row for each costs a good part of the grant itself.
 

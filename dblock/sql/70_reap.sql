@@ -8,7 +8,8 @@ CREATE OR REPLACE FUNCTION reap(idle interval DEFAULT '1 day', batch integer DEF
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 DECLARE
-    gone integer;
+    gone integer := 0;
+    seen record;
     one text;
 BEGIN
     IF idle IS NULL OR idle < '0 seconds' OR batch IS NULL OR batch < 1 THEN
@@ -29,16 +30,24 @@ BEGIN
     FOR one IN SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch LOOP
         PERFORM nobody_waits(one);
     END LOOP;
-    DELETE FROM distributed_locks
-    WHERE name = ANY (ARRAY(
-        SELECT l.name FROM distributed_locks AS l
-        WHERE l.expires_at <= clock_timestamp() - idle
-          AND NOT l.waiting
-          AND coalesce(l.released_at, '-infinity') <= clock_timestamp() - idle
-        LIMIT batch
-        FOR UPDATE SKIP LOCKED
-    ));
-    GET DIAGNOSTICS gone = ROW_COUNT;
+    FOR seen IN
+        DELETE FROM distributed_locks AS d
+        WHERE d.name = ANY (ARRAY(
+            SELECT l.name FROM distributed_locks AS l
+            WHERE l.expires_at <= clock_timestamp() - idle
+              AND NOT l.waiting
+              AND coalesce(l.released_at, '-infinity') <= clock_timestamp() - idle
+            LIMIT batch
+            FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING d.name, d.token, d.holder, d.expires_at
+    LOOP
+        gone := gone + 1;
+        -- A lease that ran out, and that no later grant has found.
+        IF seen.expires_at > '-infinity' THEN
+            PERFORM note(seen.name, seen.token, 'expired', seen.holder, seen.expires_at);
+        END IF;
+    END LOOP;
     RETURN gone;
 END
 $$;

@@ -91,6 +91,14 @@ def test_the_reaper_takes_what_is_older_than_a_month(owner: psycopg.Connection) 
     assert events(owner) == [("expired", 2, "new")]
 
 
+def test_the_reaper_notes_what_ran_out_and_was_never_granted_again(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT try_acquire('a', '100 ms', 'sleeper')")
+    owner.execute("SELECT release('b', token) FROM try_acquire('b')")
+    owner.execute("SELECT pg_sleep(0.11)")
+    assert owner.execute("SELECT reap('0 s')").fetchone() == (2,)
+    assert events(owner) == [("expired", 1, "sleeper")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
