@@ -58,7 +58,8 @@ def translated(schema: str) -> Iterator[None]:
 def translate(error: psycopg.Error, schema: str) -> DblockError:
     """Return the counterpart of one error of psycopg's."""
     # libpq explains over several lines.
-    said = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
+    said = error.diag.message_primary or "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    said = said or type(error).__name__
     if isinstance(error, pg.ReadOnlySqlTransaction):
         return NotWritable()
     if isinstance(error, pg.LockNotAvailable) and "claim(" in (error.diag.context or ""):
@@ -85,7 +86,7 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
     if isinstance(error, psycopg.DataError):
         return InvalidArgument(said)
     if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
-        return Unavailable(f"The database could not be asked: {said}")
+        return Unavailable(f"The database could not be asked: {said.rstrip('.')}.")
     return DatabaseError(f"The database refused: {said}")
 
 

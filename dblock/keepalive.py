@@ -163,7 +163,8 @@ class Rounds:
             self._too_slow = within
             if isinstance(error, ClientClosed):
                 raise
-            logger.warning("%d leases could not be renewed, trying again: %s", len(asked), error)
+            many = "lease" if len(asked) == 1 else "leases"
+            logger.warning("%d %s could not be renewed, trying again: %s", len(asked), many, error)
             return
         self._reached = True
         self._too_slow = 0.0

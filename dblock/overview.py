@@ -7,13 +7,15 @@ and it acts on one exact grant.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dblock.errors import AccessDenied, DatabaseError, InvalidArgument, Unavailable
+from dblock.errors import AccessDenied, DatabaseError, DblockError, InvalidArgument, Unavailable
 from dblock.faults import translated
 from dblock.schema import DEFAULT_SCHEMA, check_name, status_of
 from dblock.terms import is_text, quoted
@@ -23,17 +25,14 @@ if TYPE_CHECKING:
 
     from dblock.target import Target
 
-LOCK_TIMEOUT = "5s"
-"""How long a forced release waits for a transaction that is at work on the lock's row."""
-
 
 @dataclass(frozen=True)
 class LockState:
     """A lock, as of one moment."""
 
     name: str
-    token: int | None
-    """Of the newest grant; None before the first, and for one without durability."""
+    number: int
+    """Of the newest grant: its token, or for one without durability a negative number of no order."""
     holder: str | None
     meta: Any
     granted_at: datetime | None
@@ -44,6 +43,11 @@ class LockState:
     remaining: float
     """Seconds left to its holder, by the database's clock; 0 for one that is free."""
     waiting: int
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token of the newest grant; None before the first, and for one without durability."""
+        return self.number if self.number > 0 else None
 
     @property
     def state(self) -> str:
@@ -114,32 +118,45 @@ class Overview:
         return bool(self._call("grants_are_recorded()", [])[0][0])
 
     def record_grants(self, recorded: bool) -> None:
-        """Have every grant and release noted in the history, or no more; for the schema's owner."""
-        self._call("record_grants(%s)", [recorded])
+        """Have every grant and release noted in the history, or no more; for the schema's owner.
 
-    def force_release(self, name: str, token: int | None, *, who: str, why: str, now: bool = False) -> bool:
-        """Take a lock from the grant under this token, None for one without durability; False when it is not held so.
+        That takes the table for a moment. Whoever wants to renew a lease waits behind us while we wait for it, so we
+        wait only briefly, and try again.
+        """
+        self._patiently("200ms", 50, "record_grants(%s)", [recorded])
+
+    def force_release(self, name: str, number: int, *, who: str, why: str, now: bool = False) -> bool:
+        """Take a lock from the grant of this number, its token if it has one; False when that does not hold it.
 
         Its holder is told to let go, and nobody has the lock before it has, or before its deadline; with `now` the
         lock is free at once, and a holder that is still at work is a matter for the fence.
         """
+        rows = self._patiently("5s", 1, "force_release(%s, %s, %s, %s, %s)", [name, number, who, why, now])
+        taken = bool(rows[0][0])
+        if taken and now:
+            with contextlib.suppress(DblockError):  # it is done; and the first in line finds out by itself, too
+                self._call("wake_line(%s)", [name])
+        return taken
+
+    def _patiently(self, patience: str, times: int, call: str, arguments: list[Any]) -> list[tuple[Any, ...]]:
+        """Do what may have to wait for another transaction, but not for long."""
         from psycopg.errors import LockNotAvailable
 
         with translated(self._schema):
-            self._connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'".encode())
-        try:
-            taken = bool(self._call("force_release(%s, %s, %s, %s, %s)", [name, token, who, why, now])[0][0])
-        except Unavailable as error:
-            if not isinstance(error.__cause__, LockNotAvailable):
-                raise
-            raise DatabaseError(
-                f"Another transaction is at work on lock {name!r} and does not end; nothing was done. Try again, or "
-                "end "
-                "that transaction: dblock doctor finds those that are old."
-            ) from error
-        if taken and now:
-            self._call("wake_line(%s)", [name])
-        return taken
+            self._connection.execute(f"SET lock_timeout = '{patience}'".encode())
+        while True:
+            times -= 1
+            try:
+                return self._call(call, arguments)
+            except Unavailable as error:
+                if not isinstance(error.__cause__, LockNotAvailable):
+                    raise
+                if not times:
+                    raise DatabaseError(
+                        "Another transaction is in the way and does not end; nothing was done. Try again, or end that "
+                        "transaction: dblock doctor finds those that are old."
+                    ) from error
+                time.sleep(0.1)
 
     def _call(self, call: str, arguments: list[Any]) -> list[tuple[Any, ...]]:
         for argument in arguments:

@@ -134,8 +134,28 @@ def install(target: Target | Where, schema: str = DEFAULT_SCHEMA, *, repair: boo
             raise SchemaTooNew(schema, before, REVISION)
         if before is None:
             _make_schema(connection, schema)
+        else:
+            _act_as_owner(connection, schema)
         _migrate(connection, schema, "head")
     return before
+
+
+def _act_as_owner(connection: Connection, schema: str) -> None:
+    """Make what is new the schema owner's, whoever brings it up to date.
+
+    A function of a superuser's that calls one of the owner's would hand the owner a superuser's rights.
+    """
+    from sqlalchemy import text
+
+    owner, is_ours = connection.execute(
+        text(
+            "SELECT r.rolname, r.rolname = current_user FROM pg_namespace AS n JOIN pg_roles AS r ON r.oid = n.nspowner"
+            " WHERE n.nspname = :schema"
+        ),
+        {"schema": schema},
+    ).one()
+    if not is_ours:
+        _run(connection, f"SET LOCAL ROLE {quoted(owner)}")
 
 
 def uninstall(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> int:

@@ -80,7 +80,7 @@ def upgrade() -> None:
         " WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000)"
     )
     op.execute("COMMENT ON TABLE lock_clients IS 'One row a client that waits: until when it counts as alive.'")
-    # What befell the grants of a lock, the newest hundred events of each; see 45_history.sql.
+    # What befell the grants of a lock, the newest hundred events of each; see 04_history.sql.
     op.execute(
         """
         CREATE TABLE lock_history (

@@ -7,9 +7,13 @@ quick. What goes wrong is said in one line on standard error, with an exit code 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
+import shlex
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -18,6 +22,7 @@ import click
 
 from dblock.cli import exits
 from dblock.cli.asked import Asked, common
+from dblock.cli.output import shown
 from dblock.errors import DblockError, LeaseLost, LockTimeout, Unavailable
 
 COMMANDS = {
@@ -43,6 +48,26 @@ COMMANDS = {
     "completion": "completion",
 }
 """Each command, and where it is: the module, and the name in it where that is another."""
+
+
+class _Remarks(logging.Handler):
+    """Says what the library logs; the same thing not again and again."""
+
+    AGAIN = 30.0
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__()
+        self._asked = asked
+        self._said: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it, unless the same was said a moment ago."""
+        if record.levelno >= logging.WARNING:
+            if time.monotonic() < self._said.get(record.msg, -math.inf) + self.AGAIN:
+                return
+            self._said[record.msg] = time.monotonic()
+        with contextlib.suppress(OSError):
+            self._asked.remark(record.getMessage())
 
 
 class _Commands(click.Group):
@@ -85,8 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     asked = Asked()
     # The library is quiet; a person at a terminal wants to know what was found amiss and put right.
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("dblock: %(message)s"))
+    handler = _Remarks(asked)
     handler.setLevel(logging.WARNING)
     logging.getLogger("dblock").addHandler(handler)
     try:
@@ -128,12 +152,16 @@ def _failed(asked: Asked, error: BaseException) -> int:
 
         traceback.print_exception(error)
     if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        if context is not None and context.command.name == "run" and "--" not in sys.argv:
+            hint = "Is it the command's own? Then put -- before that: dblock run NAME -- COMMAND…"
+            error = click.UsageError(f"{error.format_message()} {hint}", context)
         if not asked.as_json:
             error.show()
             return error.exit_code
         code, said = error.exit_code, error.format_message()
     elif isinstance(error, (DblockError, OSError)):
-        code, said = _code(error), str(error)
+        code, said = _code(error), _said(asked, error)
     else:
         code = exits.BUG
         said = f"this should not happen: {type(error).__name__}: {error}. Run it again with --debug, and report it."
@@ -141,6 +169,17 @@ def _failed(asked: Asked, error: BaseException) -> int:
     if isinstance(error, OSError):
         _discard_output()
     return code
+
+
+def _said(asked: Asked, error: BaseException) -> str:
+    if isinstance(error, LockTimeout):
+        waited = f" within {error.timeout:g} s" if error.timeout else ""
+        return f"lock {shown(error.name)!r} was not acquired{waited}. Who has it: dblock show {shlex.quote(error.name)}"
+    if isinstance(error, Unavailable) and asked.dsn is None:
+        return f"{error} (The database is named by: {asked.source}.)"
+    if isinstance(error, OSError) and error.filename is None and error.strerror:
+        return f"the answer could not be written: {error.strerror}"
+    return str(error)
 
 
 def _code(error: BaseException) -> int:

@@ -5,6 +5,8 @@ Every command takes the same four options, before or after its own name: --dsn, 
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +57,10 @@ class Asked:
         found = setting("dsn", self.dsn)
         return found.source if found.value is not None else "embedded"
 
+    def remark(self, said: str) -> None:
+        """Say something beside the answer, on standard error."""
+        click.echo(json.dumps({"remark": said}, ensure_ascii=False) if self.as_json else f"dblock: {said}", err=True)
+
     def answer(self, facts: Any, said: Callable[[], object]) -> None:
         """Answer with the facts as JSON, or in words."""
         if self.as_json:
@@ -95,7 +101,8 @@ def _complete_locks(context: click.Context, parameter: click.Parameter, incomple
         if target.embedded and not _runs():
             return []
         with overview(target, asked.schema) as found:
-            return [lock.name for lock in found.locks(f"{incomplete}*", every=True, most=50)]
+            names = [lock.name for lock in found.locks(f"{incomplete}*", every=True, most=50)]
+            return [name for name in names if name.isprintable()]  # a shell would take others for several
     except (DblockError, OSError):
         return []
 
@@ -151,9 +158,10 @@ def command(name: str, *, epilog: str | None = None) -> Callable[[Callable[..., 
 
     def make(function: Callable[..., Any]) -> click.Command:
         handed = click.pass_obj(function)
-        return click.command(name, epilog=epilog, context_settings={"help_option_names": ["-h", "--help"]})(
-            common(handed)
-        )
+        # In the list of commands: what comes before the details.
+        short = re.split("[;:,.]", (function.__doc__ or "").strip(), maxsplit=1)[0] + "."
+        settings = {"help_option_names": ["-h", "--help"]}
+        return click.command(name, epilog=epilog, short_help=short, context_settings=settings)(common(handed))
 
     return make
 

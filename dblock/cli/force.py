@@ -47,7 +47,7 @@ def break_lock(asked: Asked, name: str, why: str | None, now: bool, token: int |
         confirmed(asked, yes, "Go ahead?")
         if why is None:
             why = "" if yes else click.prompt("Why? It will be remembered", default="", show_default=False, err=True)
-        if not look.force_release(name, lock.token, who=_who(), why=why, now=now):
+        if not look.force_release(name, lock.number, who=_who(), why=why, now=now):
             raise DblockError(f"Lock {name!r} is not held {under(lock)} any more; nothing was done.")
         after = look.locks(name=name, every=True)
     remaining = after[0].remaining if after and after[0].token == lock.token else 0.0

@@ -59,7 +59,7 @@ def list_locks(asked: Asked, pattern: str, every: bool, limit: int) -> None:
 def facts(lock: LockState) -> dict[str, Any]:
     """Return what is known of a lock, as JSON has it."""
     found: dict[str, Any] = plain(lock)
-    return {"name": lock.name, "state": lock.state} | found
+    return {"name": lock.name, "state": lock.state, "token": lock.token} | found
 
 
 def left(lock: LockState) -> str:

@@ -17,6 +17,9 @@ from typing import Any
 
 import click
 
+WIDEST = 60
+"""Columns that a column is padded to, at most."""
+
 
 def shown(value: object) -> str:
     """Return a value as text that is safe to show."""
@@ -58,7 +61,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequ
     if sys.stdout.isatty():
         _rich_table(columns, texts, styles)
         return
-    widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
+    # One long name should not push all the others apart.
+    widths = [min(max(map(len, column)), WIDEST) for column in zip(columns, *texts, strict=True)]
     for row in (columns, *texts):
         line = "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True))
         click.echo(line.rstrip())

@@ -50,7 +50,10 @@ def _variable(name: str) -> str:
 
 
 def _nearest(name: str) -> Path | None:
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except OSError:
+        return None  # the folder was deleted
     return next((path for folder in (here, *here.parents) if (path := folder / name).is_file()), None)
 
 

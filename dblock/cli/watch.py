@@ -162,7 +162,7 @@ class _Live:
             self._wake()
 
         wanted: dict[int, Any] = {signal.SIGWINCH: resized}
-        wanted |= dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP), ended)
+        wanted |= dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP), ended)
         before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
         try:
             yield

@@ -1,26 +1,21 @@
--- The history of a lock: what befell its grants. Always noted: a lease that ran out (`expired`, found by the next grant or the reaper), a
--- holder whose process died (`died`), a holder told to let go (`forced`), a lock taken away (`broken`). Grants and releases
+-- The history of a lock: what befell its grants. Always noted: a lease that ran out (`expired`, found by the next grant or
+-- the reaper), a holder whose process died (`died`), a holder told to let go (`forced`), a lock taken away (`broken`). Grants and releases
 -- (`granted`, `released`) only where record_grants() has said so: a row for each costs a good part of the grant itself.
 
--- Notes an event, and lets go of what is older than the lock's last hundred or so.
+-- Notes an event, and lets go of what is older than the lock's last hundred.
 CREATE OR REPLACE FUNCTION note(
     name text, token bigint, event text, holder text, at timestamptz, actor text DEFAULT NULL, reason text DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
-DECLARE
-    noted bigint;
 BEGIN
-    INSERT INTO lock_history AS h (at, name, token, event, holder, actor, reason)
-    VALUES (note.at, note.name, note.token, note.event, note.holder, note.actor, note.reason)
-    RETURNING h.number INTO noted;
-    IF noted % 16 = 0 THEN
-        DELETE FROM lock_history AS h
-        WHERE h.name = note.name AND h.number < (
-            SELECT o.number FROM lock_history AS o WHERE o.name = note.name ORDER BY o.number DESC OFFSET 99 LIMIT 1
-        );
-    END IF;
+    INSERT INTO lock_history (at, name, token, event, holder, actor, reason)
+    VALUES (note.at, note.name, note.token, note.event, note.holder, note.actor, note.reason);
+    DELETE FROM lock_history AS h
+    WHERE h.name = note.name AND h.number < (
+        SELECT o.number FROM lock_history AS o WHERE o.name = note.name ORDER BY o.number DESC OFFSET 99 LIMIT 1
+    );
 END
 $$;
 

@@ -1,7 +1,8 @@
 -- What goes on, for those who look after it. Granted only by `dblock grant --may see`: other applications' locks are in it.
 
 -- Tells of locks in the order of their names, of those that are held or waited for, or of `every` one that is remembered; by
--- name, or by a pattern as LIKE takes it. At most `most`.
+-- name, or by a pattern as LIKE takes it. At most `most`. The token of a grant without durability is a negative number that
+-- fences nothing, and 0 is before the first grant.
 CREATE OR REPLACE FUNCTION list_locks(
     pattern text DEFAULT '%',
     name text DEFAULT NULL,
@@ -22,7 +23,8 @@ RETURNS TABLE (
 )
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
-    SELECT l.name, CASE WHEN l.token > 0 THEN l.token END, l.holder, l.meta, l.granted_at,
+    SELECT l.name, l.token, CASE WHEN l.expires_at > clock_timestamp() THEN l.holder END,
+           CASE WHEN l.expires_at > clock_timestamp() THEN l.meta END, l.granted_at,
            CASE WHEN l.expires_at > '-infinity' THEN l.expires_at END, l.released_at, l.forced_at,
            -- Subtracted as numbers: Postgres before 17 refuses to subtract from an infinite time.
            greatest(date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp()), 0),
@@ -31,7 +33,14 @@ AS $$
             WHERE t.name = l.name)
     FROM distributed_locks AS l
     WHERE l.name LIKE list_locks.pattern AND (list_locks.name IS NULL OR l.name = list_locks.name)
-      AND (list_locks.every OR l.expires_at > clock_timestamp() OR l.waiting)
+      AND (
+          list_locks.every OR l.expires_at > clock_timestamp()
+          OR (l.waiting AND EXISTS (
+              SELECT FROM lock_tickets AS t
+              JOIN lock_clients AS c ON c.client = t.client AND c.seen_until > clock_timestamp()
+              WHERE t.name = l.name
+          ))
+      )
     ORDER BY l.name
     LIMIT list_locks.most
 $$;

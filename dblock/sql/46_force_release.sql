@@ -1,6 +1,6 @@
 -- Takes a lock from one exact grant, and notes who did it and why; false means that it is not held under this token.
 --
--- A grant without durability has no token; NULL means that.
+-- A grant without durability is named by its number, which list_locks() has.
 --
 -- The holder must let go: its lease is not renewed any more, which it learns from its next renewal, and its deadline stays.
 -- Nobody is granted the lock before it has let go or the deadline has passed, so this is as safe as a lease that runs out.
@@ -22,7 +22,7 @@ DECLARE
 BEGIN
     SELECT l.token, l.holder INTO held FROM distributed_locks AS l
     WHERE l.name = force_release.name
-      AND (l.token = force_release.token OR (force_release.token IS NULL AND l.token < 0))
+      AND l.token = force_release.token
     FOR NO KEY UPDATE;
     -- The row is held before the clock is read, so that what ran out meanwhile is not taken from anybody.
     IF NOT FOUND OR NOT EXISTS (
@@ -36,7 +36,7 @@ BEGIN
         force_release.name, held.token, CASE WHEN force_release.now THEN 'broken' ELSE 'forced' END, held.holder,
         clock_timestamp(),
         -- What the caller says of itself, and what is certain.
-        left(format('%s as %s', coalesce(force_release.who, describe_session()), session_user), 512),
+        format('%s as %s', left(coalesce(force_release.who, describe_session()), 400), session_user),
         left(force_release.why, 2048)
     );
     IF force_release.now THEN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 
 import psycopg
@@ -10,6 +11,8 @@ from psycopg import conninfo
 
 import dblock
 from dblock import schema
+from dblock.overview import overview
+from dblock.target import resolve
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell, until
 from tests.support.terminal import Terminal
@@ -45,6 +48,16 @@ def test_at_once_it_is_free_at_once(shell: Shell, lease: dblock.Lease, dsn: str)
         assert done.code == 0
         assert "it is free" in done.out
         assert client.lock("job").try_acquire() is not None
+
+
+def test_the_first_in_line_is_woken(dsn: str, lease: dblock.Lease, owner: psycopg.Connection) -> None:
+    """And need not find out by itself."""
+    waiter = uuid.uuid4()
+    owner.execute("SELECT acquire('job', attempt => gen_random_uuid(), client => %s)", [waiter])
+    owner.execute(f'LISTEN "dblock_{waiter.hex}"'.encode())
+    with overview(resolve(dsn)) as look:
+        assert look.force_release("job", lease.token, who="me", why="", now=True)
+    assert len(list(owner.notifies(timeout=5, stop_after=1))) == 1
 
 
 def test_the_first_in_line_has_it_at_once(shell: Shell, lease: dblock.Lease, dsn: str) -> None:
@@ -159,6 +172,20 @@ def test_a_lock_without_durability_can_be_broken(shell: Shell, dsn: str, owner: 
         assert not holds(owner)
 
 
+def test_one_without_durability_that_has_changed_hands(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
+    command = shell.command("break", "job", "--now")
+    with dblock.Client(dsn) as client, Terminal(command, columns=200) as terminal:
+        lock = client.lock("job", durable=False, ttl=60, keep_alive=False)
+        first = lock.acquire()
+        terminal.wait_for("without durability")
+        first.release()
+        lock.acquire()
+        terminal.press("y\rwhy not\r")
+        terminal.wait_for("any more; nothing was done")
+        assert terminal.ended() == 1
+        assert holds(owner)
+
+
 def test_a_transaction_at_work_on_the_lock_is_not_waited_for_without_end(
     shell: Shell, lease: dblock.Lease, dsn: str
 ) -> None:
@@ -166,7 +193,7 @@ def test_a_transaction_at_work_on_the_lock_is_not_waited_for_without_end(
         other.execute("SELECT 1 FROM dblock.distributed_locks WHERE name = 'job' FOR UPDATE")
         done = shell.run("break", "job", "--yes")
     assert done.code == 1
-    assert "Another transaction is at work" in done.err
+    assert "Another transaction is in the way" in done.err
 
 
 def test_only_who_may(shell: Shell, lease: dblock.Lease, dsn: str, role: str, owner: psycopg.Connection) -> None:

@@ -98,6 +98,20 @@ def test_the_history_can_have_every_grant(shell: Shell, client: dblock.Client) -
     assert len(shell.run("history", "a").out.splitlines()) == 3
 
 
+def test_turning_it_on_or_off_costs_nobody_a_lease(shell: Shell, dsn: str, client: dblock.Client) -> None:
+    """A transaction that stays open keeps the table from us; renewals must not wait behind us."""
+    lease = client.lock("a", ttl=1).acquire()
+    shell.run("history", "--record", "all")
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT 1 FROM dblock.distributed_locks WHERE name = 'b' FOR SHARE")
+        process = shell.start("history", "--record", "incidents")
+        time.sleep(2.5)
+        assert process.poll() is None
+        assert lease.remaining() > 0
+    assert ended(process).code == 0
+    assert lease.remaining() > 0
+
+
 def test_what_others_have_written_moves_no_cursor(shell: Shell, dsn: str) -> None:
     with dblock.Client(dsn, holder=HOSTILE) as client:
         client.lock(HOSTILE, ttl=60, meta={"x": HOSTILE}).acquire()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -134,21 +136,26 @@ def test_told_in_json_why_it_did_not_run(shell: Shell, client: dblock.Client) ->
     client.lock("job", ttl=60).acquire()
     done = shell.run("run", "job", "--skip-if-held", "--json", "--", "true")
     assert '"exit_code": 75' in done.err
+    missing = shell.run("run", "other", "--json", "--", "/no/such/command")
+    assert (missing.code, "was not found" in json.loads(missing.err)["remark"]) == (127, True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["job"], 1, "What is to be run?"),
-        (["job", "--"], 1, "What is to be run?"),
+        (["job"], 2, "What is to be run?"),
+        (["job", "--"], 2, "What is to be run?"),
         (["job", "--", "/no/such/command"], 127, "was not found"),
         (["job", "--", "/etc/passwd"], 126, "cannot be executed"),
         (["job", "--", "/"], 126, "cannot be executed"),
-        (["job", "--grace", "20", "--", "true"], 1, "of the ttl"),
-        (["job", "--ttl", "0.01", "--", "true"], 1, "ttl"),
+        (["job", "--grace", "20", "--", "true"], 2, "of the ttl"),
+        (["job", "--ttl", "0.5", "--", "true"], 2, "--ttl is from 1 s"),
+        (["job", "--ttl", "nan", "--", "true"], 2, "--ttl is from 1 s"),
+        (["job", "--ttl", "1e9", "--", "true"], 2, "to a day"),
         (["job", "--ttl", "soon", "--", "true"], 2, "soon"),
-        (["job", "--timeout", "-1", "--", "true"], 1, "timeout"),
-        (["job", "--skip-if-held", "--timeout", "1", "--", "true"], 1, "Leave one of them out"),
+        (["job", "--timeout", "-1", "--", "true"], 2, "timeout"),
+        (["job", "ls", "-la"], 2, "put -- before that"),
+        (["job", "--skip-if-held", "--timeout", "1", "--", "true"], 2, "Leave one of them out"),
         (["", "--", "true"], 1, "name"),
         ([], 2, "NAME"),
     ],
@@ -234,7 +241,7 @@ def test_what_ends_when_asked_is_not_killed(shell: Shell, tmp_path: Path) -> Non
     process = shell.start("run", "job", "--ttl", "2", "--grace", "0.8", "--", "sh", "-c", line)
     until((tmp_path / "on").exists)
     with overview(resolve(shell.dsn)) as look:
-        assert look.force_release("job", look.locks(name="job")[0].token, who="me", why="test")
+        assert look.force_release("job", look.locks(name="job")[0].number, who="me", why="test")
     done = ended(process)
     assert (done.code, done.out) == (LOST, "bye\n")
     assert "forced" in done.err
@@ -311,25 +318,40 @@ with fenced_store.FencedStore(sys.argv[1]) as store, open(sys.argv[2], "a", buff
 """
 
 
-def test_one_that_was_frozen_past_its_deadline_is_killed_on_waking(shell: Shell, dsn: str, tmp_path: Path) -> None:
+def below(pid: int) -> list[int]:
+    """Return what a process has started, and what those have."""
+    started = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return started + [deeper for one in started for deeper in below(one)]
+
+
+def freeze(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def thaw(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("all_of_it", [True, False], ids=["all of it", "but for the keeper"])
+def test_one_that_was_frozen_past_its_deadline_is_killed_on_waking(
+    shell: Shell, dsn: str, tmp_path: Path, all_of_it: bool
+) -> None:
     """All of it is frozen, and all of it goes on; what it wrote meanwhile was refused."""
     log = tmp_path / "log"
-    process = shell.start("run", "job", "--ttl", "0.8", "--", sys.executable, "-c", WRITER, dsn, str(log))
+    process = shell.start("run", "job", "--ttl", "1", "--", sys.executable, "-c", WRITER, dsn, str(log))
     until(lambda: log.exists() and "stored" in log.read_text())
-    (child,) = (
-        int(pid)
-        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        if os.getsid(int(pid)) == os.getsid(process.pid)
-    )
-    for pid in (process.pid, child):
-        os.kill(pid, signal.SIGSTOP)
+    keeper, child = below(process.pid)
+    frozen = [process.pid, keeper, child] if all_of_it else [process.pid, child]
+    freeze(frozen)
     before = log.read_text()
     with dblock.Client(dsn) as client, fenced_store.FencedStore(dsn) as store:
         lease = client.lock("job").acquire(timeout=20)
+        assert is_there(child) == all_of_it, "the keeper ends it in time, whatever happens to us"
         store.put("ledger", "the next one's", fence=lease)
         woken = time.monotonic()
-        for pid in (child, process.pid):
-            os.kill(pid, signal.SIGCONT)
+        thaw([pid for pid in reversed(frozen) if is_there(pid)])
         while is_there(child):
             assert time.monotonic() - woken < 5
             time.sleep(0.001)
@@ -356,22 +378,161 @@ def test_what_it_wrote_after_waking_would_be_seen(shell: Shell, dsn: str, tmp_pa
         assert ended(process).code == 128 + signal.SIGTERM
 
 
+LEAVES = """
+import os, subprocess, sys, time
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(90)"
+orphans = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]],"
+orphans += " start_new_session=True, stdout=subprocess.DEVNULL).pid)"
+quiet = {"stdout": subprocess.DEVNULL}
+pids = [
+    os.getpid(),
+    subprocess.Popen([sys.executable, "-c", deaf], **quiet).pid,
+    subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True, **quiet).pid,
+    int(subprocess.check_output([sys.executable, "-c", orphans, deaf])),
+]
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(" ".join(map(str, pids)))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(float(sys.argv[2]))
+"""
+"""Leaves three behind: a child, one in a session of its own, and one that has no parent either."""
+
+
 def test_it_dies_with_us(shell: Shell, tmp_path: Path) -> None:
-    process = shell.start("run", "job", "--ttl", "5", *stubborn(tmp_path / "pids"))
+    process = shell.start("run", "job", "--", sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "90")
     pids = pids_in(tmp_path / "pids")
+    assert len(alive(pids)) == 4
     process.kill()
     process.wait(10)
     until(lambda: not alive(pids), "its end")
 
 
-def test_a_guard_that_is_killed_is_no_matter(shell: Shell, tmp_path: Path) -> None:
-    process = shell.start("run", "job", "--", "sh", "-c", waits_for(tmp_path) + "; exit 7")
+def test_nothing_of_any_kind_is_left_behind(shell: Shell, tmp_path: Path) -> None:
+    done = shell.run("run", "job", "--ttl", "2", "--", sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "0")
+    assert done.code == 0
+    assert alive(pids_in(tmp_path / "pids")) == []
+
+
+HOPS = """
+import os, sys, time
+if os.fork():
+    time.sleep(90)
+while True:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    with open(sys.argv[1], "a") as file:
+        file.write("x")
+    time.sleep(0.004)
+"""
+"""Has something that is always somewhere else: it forks, and its parent goes, again and again."""
+
+
+def test_one_that_keeps_moving_is_caught_before_another_has_the_lock(
+    shell: Shell, client: dblock.Client, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    process = shell.start("run", "job", "--ttl", "1.5", "--", sys.executable, "-c", HOPS, str(trace))
+    until(lambda: trace.exists() and trace.stat().st_size > 20)
+    assert shell.run("break", "job", "--yes").code == 0
+    client.lock("job").acquire(timeout=20)
+    size = trace.stat().st_size
+    time.sleep(0.2)
+    assert trace.stat().st_size == size, "it goes on"
+    assert ended(process).code == LOST
+
+
+def test_with_its_keeper_goes_the_command(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
+    """And all that it has started."""
+    process = shell.start("run", "job", "--", sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "90")
+    pids = pids_in(tmp_path / "pids")
+    os.kill(below(process.pid)[0], signal.SIGKILL)
+    done = ended(process)
+    assert done.code == 128 + signal.SIGKILL
+    assert "was killed" in done.err
+    assert alive(pids) == []
+    assert client.lock("job").try_acquire() is not None
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_files_that_are_closed_are_no_matter(
+    shell: Shell, client: dblock.Client, tmp_path: Path, closed: str
+) -> None:
+    command = " ".join(f"'{part}'" for part in shell.command("run", "job", "--", "sh", "-c", waits_for(tmp_path)))
+    process = subprocess.Popen(["bash", "-c", f"exec {command} {closed}"])
     until((tmp_path / "on").exists)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    (guard,) = (int(pid) for pid in children if os.getsid(int(pid)) == int(pid))
-    os.kill(guard, signal.SIGKILL)
+    assert client.lock("job").try_acquire() is None
     (tmp_path / "off").touch()
-    assert ended(process).code == 7
+    assert process.wait(20) == 0
+    assert client.lock("job").try_acquire() is not None
+
+
+def test_one_whose_keeper_is_gone_starts_nothing(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
+    lease = client.lock("job").acquire()
+    process = shell.start("run", "job", "--", "touch", str(tmp_path / "ran"))
+    until(client.lock("job").queue)
+    os.kill(below(process.pid)[0], signal.SIGKILL)
+    lease.release()
+    assert ended(process).code == 128 + signal.SIGKILL
+    assert not (tmp_path / "ran").exists()
+
+
+def test_one_that_is_stopped_does_not_go_on_when_its_time_is_over(
+    shell: Shell, client: dblock.Client, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    line = f"while :; do echo x >> {trace}; done"
+    process = shell.start("run", "job", "--ttl", "1", "--", "sh", "-c", line)
+    until(trace.exists)
+    frozen = [process.pid, *below(process.pid)]
+    freeze(frozen)
+    client.lock("job").acquire(timeout=20)
+    size = trace.stat().st_size
+    thaw(frozen[:2])
+    assert ended(process).code == LOST
+    assert trace.stat().st_size == size, "it was let go on, to be ended"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_that_is_stopped_hears_signals_all_the_same(shell: Shell, tmp_path: Path, number: int) -> None:
+    process = shell.start("run", "job", "--", "sh", "-c", waits_for(tmp_path))
+    until((tmp_path / "on").exists)
+    freeze(below(process.pid)[1:2])
+    process.send_signal(number)
+    assert ended(process).code == 128 + number
+
+
+def test_one_that_is_stopped_can_end_in_order_when_the_lock_is_broken(shell: Shell, tmp_path: Path) -> None:
+    line = f"trap 'echo bye; exit 0' TERM; {waits_for(tmp_path)}"
+    process = shell.start("run", "job", "--ttl", "3", "--grace", "1", "--", "sh", "-c", line)
+    until((tmp_path / "on").exists)
+    freeze(below(process.pid)[1:2])
+    assert shell.run("break", "job", "--yes").code == 0
+    assert ended(process).out == "bye\n"
+
+
+def test_what_ran_before_is_left_alone(shell: Shell, tmp_path: Path) -> None:
+    """Its parent became us; what it starts meanwhile is no more the command's than it is."""
+    service = "while :; do sleep 0.05; done"
+    command = " ".join(f"'{part}'" for part in shell.command("run", "job", "--", "sleep", "0.5"))
+    script = f"sh -c '{service}' & echo $! > {tmp_path}/service; exec {command}"
+    subprocess.run(["bash", "-c", script], timeout=30, check=True, stdout=subprocess.DEVNULL)
+    pid = int((tmp_path / "service").read_text())
+    assert is_there(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_parent_that_does_not_care_for_its_children_is_no_matter(shell: Shell) -> None:
+    def careless() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    assert ended(shell.start("run", "job", "--", "sh", "-c", "exit 3", preexec_fn=careless)).code == 3
+
+
+def test_a_command_of_any_name(shell: Shell, tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/odd\xff"
+    Path(os.fsdecode(odd)).symlink_to("/bin/true")
+    assert subprocess.run([*shell.command("run", "job", "--"), odd], timeout=30).returncode == 0
 
 
 def test_a_database_that_is_gone_for_a_moment_is_no_matter(shell: Shell, dsn: str, tmp_path: Path) -> None:
@@ -421,20 +582,89 @@ def test_the_command_can_read_from_the_terminal(shell: Shell) -> None:
         assert terminal.ended() == 0
 
 
-def test_ctrl_z_stops_the_job_and_fg_goes_on_with_it(shell: Shell, tmp_path: Path) -> None:
-    """In a shell with job control; stopped for less than the lease lasts."""
-    command = " ".join(
-        f"'{part}'" for part in shell.command("run", "job", "--", "sh", "-c", "echo ready; read w; echo $w")
-    )
-    with Terminal(["bash", "--norc", "--noprofile", "-i"], env={"PS1": "$ "}) as terminal:
+@pytest.fixture
+def bash() -> Iterator[Terminal]:
+    """A shell with job control, at a terminal."""
+    with Terminal(["bash", "--norc", "--noprofile", "-i"], env={"PS1": "$ ", "PS2": ""}, columns=200) as terminal:
         terminal.wait_for("$")
-        terminal.press(f"{command}\r")
-        terminal.wait_for("\nready")
-        terminal.press("\x1a")
-        terminal.wait_for("Stopped")
-        terminal.press("fg\r")
-        time.sleep(0.3)
-        terminal.press("again\r")
-        terminal.wait_for("\nagain\nagain")
-        terminal.press("exit\r")
-        assert terminal.ended() == 0
+        yield terminal
+        terminal.press("\x15exit\rexit\r")
+        assert terminal.ended() >= 0
+
+
+def typed(shell: Shell, tmp_path: Path, *arguments: str) -> str:
+    """Return what to type for a command; short, that it fits on a line of the screen."""
+    script = tmp_path / "run.sh"
+    script.write_text("exec " + " ".join(f"'{part}'" for part in shell.command("run", *arguments)) + "\n")
+    return f"sh {script}"
+
+
+def test_ctrl_z_stops_the_job_and_fg_goes_on_with_it(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
+    """In a shell with job control; stopped for less than the lease lasts."""
+    bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", "echo ready; read w; echo you said $w") + "\r")
+    bash.wait_for("\nready")
+    bash.press("\x1a")
+    bash.wait_for("Stopped")
+    bash.press("fg\r")
+    time.sleep(0.3)
+    bash.press("again\r")
+    bash.wait_for("you said again")
+    bash.press("echo still here\r")
+    bash.wait_for("\nstill here")
+
+
+def test_ctrl_z_and_bg_leave_the_terminal_to_the_shell(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
+    line = f"echo ready; while [ ! -e {tmp_path}/off ]; do sleep 0.02; done; touch {tmp_path}/done"
+    bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", line) + "\r")
+    bash.wait_for("\nready")
+    bash.press("\x1a")
+    bash.wait_for("Stopped")
+    bash.press("bg\r")
+    bash.press(f"touch {tmp_path}/off; echo still here\r")
+    bash.wait_for("\nstill here")
+    until((tmp_path / "done").exists)
+
+
+def test_stopped_for_too_long_it_does_not_go_on(
+    shell: Shell, client: dblock.Client, bash: Terminal, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    line = f"echo ready; while :; do echo x >> {trace}; sleep 0.01; done"
+    bash.press(typed(shell, tmp_path, "job", "--ttl", "1", "--", "sh", "-c", line) + "\r")
+    bash.wait_for("\nready")
+    bash.press("\x1a")
+    bash.wait_for("Stopped")
+    client.lock("job").acquire(timeout=20)
+    size = trace.stat().st_size
+    bash.press("fg\r")
+    bash.wait_for("was lost")
+    assert trace.stat().st_size == size
+
+
+def test_started_in_the_background_and_brought_to_the_front_it_can_read(
+    shell: Shell, bash: Terminal, tmp_path: Path
+) -> None:
+    bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", "read w; echo you said $w") + " &\r")
+    bash.wait_for("Stopped") if "Stopped" in bash.text else time.sleep(1.0)
+    bash.press("fg\r")
+    time.sleep(0.3)
+    bash.press("hello\r")
+    bash.wait_for("you said hello")
+
+
+def test_in_a_pipeline_it_can_ask(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
+    line = "echo ready >&2; read w; echo you said $w"
+    bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", line) + " | cat\r")
+    bash.wait_for("\nready")
+    bash.press("hello\r")
+    bash.wait_for("you said hello")
+
+
+def test_the_terminal_is_as_it_was_after_one_that_was_killed(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
+    line = "stty raw -echo; trap '' TERM; echo ready; sleep 60"
+    bash.press(typed(shell, tmp_path, "job", "--ttl", "1.5", "--", "sh", "-c", line) + "\r")
+    bash.wait_for("ready")
+    assert shell.run("break", "job", "--yes").code == 0
+    bash.wait_for("was lost")
+    bash.press("stty -a | tr ' ;' '\\n\\n' | grep -c '^-echo$\\|^-icanon$'; echo over\r")
+    assert "\n0" in bash.wait_for("\nover")

@@ -362,6 +362,23 @@ def test_granting_to_the_owner_takes_nothing_away_from_it(bare_dsn: str, role: s
         assert client.lock("a").acquire().release()
 
 
+def test_what_a_superuser_repairs_is_the_schema_owners(
+    bare_dsn: str, role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A superuser's function that calls one of the owner's would make the owner a superuser."""
+    with psycopg.connect(bare_dsn, autocommit=True) as dba:
+        dba.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))
+        as_role = conninfo.make_conninfo(bare_dsn, user=role, password="app")
+        schema.install(as_role)
+        with psycopg.connect(as_role, autocommit=True) as owner:
+            owner.execute("DROP FUNCTION dblock.wake_line")
+        schema.install(bare_dsn, repair=True)
+        owners = dba.execute(
+            "SELECT DISTINCT proowner::regrole::text FROM pg_proc WHERE pronamespace = 'dblock'::regnamespace"
+        ).fetchall()
+        assert owners == [(role,)]
+
+
 def test_a_role_that_may_create_in_the_schema_is_not_granted(dsn: str, role: str, owner: psycopg.Connection) -> None:
     owner.execute(sql.SQL("GRANT CREATE ON SCHEMA dblock TO {}").format(sql.Identifier(role)))
     with pytest.raises(dblock.AccessDenied, match="may create objects"):

@@ -16,12 +16,13 @@ def held(name: str, holder: str = "ann", token: int | None = 1, left: float = 30
         "meta": None, "granted_at": NOON, "expires_at": NOON + timedelta(seconds=left), "released_at": None,
         "forced_at": None, "waiting": 0,
     }  # fmt: skip
-    return LockState(name=name, token=token, holder=holder, remaining=left, **(facts | others))
+    return LockState(name=name, number=token or 0, holder=holder, remaining=left, **(facts | others))
 
 
 def free(name: str, token: int | None = 1, *, released: bool = True, waiting: int = 0) -> LockState:
     """Return a lock that nobody holds, released or run out."""
-    return LockState(name, token, None, None, NOON, None if released else NOON, NOON if released else None, None, 0.0,
+    return LockState(name, token or 0, None, None, NOON, None if released else NOON, NOON if released else None, None,
+    0.0,
                      waiting)  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def build(locks: Iterable[LockState], waiters: Iterable[Waiting]) -> Graph:
             graph.holds.setdefault(holder, []).append(lock.name)
     for place in sorted(waiters, key=lambda one: (one.name, one.place)):
         if place.name not in graph.locks:
-            graph.locks[place.name] = LockState(place.name, None, None, None, None, None, None, None, 0.0, 0)
+            graph.locks[place.name] = LockState(place.name, 0, None, None, None, None, None, None, 0.0, 0)
         graph.lines.setdefault(place.name, []).append(place)
         graph.waits.setdefault(place.holder, []).append(place)
     graph.circles = _circles(graph)
