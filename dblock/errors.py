@@ -154,8 +154,7 @@ class SchemaMissing(SchemaError):
     def __init__(self, schema: str) -> None:
         self.schema = schema
         super().__init__(
-            f"There is no dblock in schema {schema!r} of this database. Run: dblock install{_option(schema)}; "
-            "or, if it is there and not whole: dblock doctor"
+            f"There is no dblock in schema {schema!r} of this database. Run: dblock install{_option(schema)}"
         )
 
     def __reduce__(self) -> tuple[object, ...]:

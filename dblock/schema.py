@@ -81,6 +81,8 @@ class Status:
     revision: str | None
     """None when it is not installed."""
     standby: bool
+    whole: bool = True
+    """Whether none of the functions that applications call is missing."""
 
     @property
     def state(self) -> str:
@@ -120,15 +122,17 @@ def install(target: Target | Where, schema: str = DEFAULT_SCHEMA, *, repair: boo
     """Bring the schema to this version's revision; return the revision it had before, None for none.
 
     Where there is nothing to do, any role that may use the schema may call this, at every start of a program say. With
-    `repair` there always is: the functions are made anew, as this version has them. Tables and grants stay.
+    `repair` there always is, and where functions are missing: they are made anew, as this version has them. Tables and
+    grants stay.
     """
     check_name(schema)
     target = resolve(target)
-    if not repair and status(target, schema).revision == REVISION:
+    found = status(target, schema)
+    if not repair and found.revision == REVISION and found.whole:
         return REVISION
     with translated(schema), _transaction(target, schema) as connection:
         before = _revision(connection, schema)
-        if before == REVISION and not repair:
+        if before == REVISION and not repair and found.whole:
             return before
         if before is not None and before > REVISION:
             raise SchemaTooNew(schema, before, REVISION)
@@ -276,11 +280,17 @@ def status_of(connection: psycopg.Connection[Any], schema: str) -> Status:
         " to_regprocedure(%s) IS NOT NULL",
         [f"{quoted(schema)}.schema_revision()"],
     ).fetchone() or ("", "", False, False)
-    revision = None
+    revision, whole = None, True
     if installed:
         row = connection.execute(f"SELECT {quoted(schema)}.schema_revision()".encode()).fetchone()
         revision = row[0] if row else None
-    return Status(database, server, schema, revision, standby)
+        named = connection.execute(
+            "SELECT count(DISTINCT p.proname) FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace"
+            " WHERE n.nspname = %s AND p.proname = ANY(%s)",
+            [schema, _functions(RIGHTS)],
+        ).fetchone()
+        whole = named == (len(_functions(RIGHTS)),)
+    return Status(database, server, schema, revision, standby, whole)
 
 
 def function_files() -> list[Path]:

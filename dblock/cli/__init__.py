@@ -113,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler = _Remarks(asked)
     handler.setLevel(logging.WARNING)
     logging.getLogger("dblock").addHandler(handler)
+    # What the driver has to say reaches people by our errors, and not beside them.
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
     try:
         code = _invoke(sys.argv[1:] if arguments is None else list(arguments), asked)
         if sys.stdout is not None:

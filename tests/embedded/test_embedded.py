@@ -450,8 +450,9 @@ def test_a_server_that_does_not_hear_of_its_end_is_ended_all_the_same(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = embedded.start()
-    monkeypatch.setattr("dblock.embedded.server.PATIENCE", 2.0)
-    assert server.stop(signal.SIGWINCH) is True
+    with monkeypatch.context() as hurried:
+        hurried.setattr("dblock.embedded.server.PATIENCE", 2.0)
+        assert server.stop(signal.SIGWINCH) is True
     assert "without a checkpoint" in caplog.text
     assert pids_working_in(server.data) == set()
     assert embedded.start().answers()

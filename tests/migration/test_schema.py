@@ -362,6 +362,15 @@ def test_granting_to_the_owner_takes_nothing_away_from_it(bare_dsn: str, role: s
         assert client.lock("a").acquire().release()
 
 
+def test_functions_that_are_missing_are_made_by_an_install(dsn: str, owner: psycopg.Connection) -> None:
+    owner.execute("DROP FUNCTION dblock.queue")
+    assert not schema.status(dsn).whole
+    schema.install(dsn)
+    assert schema.status(dsn).whole
+    with dblock.Client(dsn) as client:
+        assert client.lock("a").queue() == []
+
+
 def test_what_a_superuser_repairs_is_the_schema_owners(
     bare_dsn: str, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
