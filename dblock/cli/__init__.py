@@ -7,7 +7,6 @@ quick. What goes wrong is said in one line on standard error, with an exit code 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -66,8 +65,7 @@ class _Remarks(logging.Handler):
             if time.monotonic() < self._said.get(record.msg, -math.inf) + self.AGAIN:
                 return
             self._said[record.msg] = time.monotonic()
-        with contextlib.suppress(OSError):
-            self._asked.remark(record.getMessage())
+        self._asked.remark(record.getMessage())
 
 
 class _Commands(click.Group):

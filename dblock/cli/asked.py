@@ -5,6 +5,7 @@ Every command takes the same four options, before or after its own name: --dsn, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -59,7 +60,9 @@ class Asked:
 
     def remark(self, said: str) -> None:
         """Say something beside the answer, on standard error."""
-        click.echo(json.dumps({"remark": said}, ensure_ascii=False) if self.as_json else f"dblock: {said}", err=True)
+        text = json.dumps({"remark": said}, ensure_ascii=False) if self.as_json else f"dblock: {said}"
+        with contextlib.suppress(OSError):  # nobody is there to be told
+            click.echo(text, err=True)
 
     def answer(self, facts: Any, said: Callable[[], object]) -> None:
         """Answer with the facts as JSON, or in words."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -96,7 +97,13 @@ def run(
                 if not quiet:
                     asked.remark(_who_has_it(lock))
                 lease = lock.acquire()
-            return _run_under(asked, lease, supervisor, grace, list(line))
+            try:
+                return _run_under(asked, lease, supervisor, grace, list(line))
+            finally:
+                if not supervisor.is_over or supervisor.stuck:
+                    # What cannot be ended may be at work still. The lock is not released then; its lease runs out.
+                    sys.stderr.flush()
+                    os._exit(exits.LOST)
     finally:
         supervisor.end()
 
@@ -134,9 +141,10 @@ def _run_under(asked: Asked, lease: Lease, supervisor: Supervisor, grace: float,
     if supervisor.keeper_is_lost:
         asked.remark("the process that watches over the command was killed, and the command with it.")
     if supervisor.stuck:
-        # Another user's, or hanging in the kernel. Holding the lock for ever would not end it either.
+        # Another user's, or hanging in the kernel.
         pids = ", ".join(map(str, supervisor.stuck))
-        asked.remark(f"these processes could not be ended, and may still be at work: {pids}.")
+        asked.remark(f"these processes could not be ended: {pids}. The lock is free when its lease has run out.")
+        return exits.LOST
     try:
         released = lease.release()
     except DatabaseError as error:

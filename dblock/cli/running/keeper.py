@@ -46,6 +46,7 @@ class Keeper:
         self._told, self._tells = told, tells
         self._dispositions = dispositions
         self._heard = b""
+        self._unsaid = b""
         self._pid = 0
         self._code: int | None = None
         self._until = float("inf")
@@ -65,7 +66,10 @@ class Keeper:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         tree.adopt()
+        # Whoever should hear us may be frozen; we have better things to do than to wait for that.
+        os.set_blocking(self._tells, False)
         while self._told >= 0 or self._pid:
+            self._say()
             waited_for = [woken] if self._told < 0 else [woken, self._told]
             ready = select.select(waited_for, [], [], TICK if self._pid else None)[0]
             if woken in ready:
@@ -76,7 +80,10 @@ class Keeper:
             if self._told in ready:
                 self._listen()
             if self._pid and self._reap():
-                return
+                break
+        self._tell(gone=True, for_lease=self._for_lease)
+        os.set_blocking(self._tells, True)
+        self._say()
 
     def _listen(self) -> None:
         part = os.read(self._told, 65536)
@@ -114,17 +121,33 @@ class Keeper:
             for number, disposition in self._dispositions.items():
                 signal.signal(number, disposition)
             tree.die_with_parent()
+            if self._is_over():
+                raise TimeoutError
 
+        if self._is_over():
+            self._give_up_start()
+            return
         try:
             # With whatever files a shell has opened for it. Nothing else runs here, so the fork is a safe one.
             started = subprocess.Popen(told["start"], env=told["environment"], close_fds=False, preexec_fn=prepare)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
+            if self._is_over():
+                self._give_up_start()
+                return
             self._tell(failed=getattr(error, "errno", None) or 0, why=str(error))
             return
         self._pid = started.pid
         started.returncode = 0  # it is waited for here, with all the others
         self._tell(pid=self._pid)
         self._look()
+
+    def _is_over(self) -> bool:
+        return clock.now() >= self._until - self._margin
+
+    def _give_up_start(self) -> None:
+        """Start nothing: there is no time for it any more."""
+        self._for_lease = True
+        self._told = -1
 
     def _look(self) -> None:
         """Ask the command to end, or kill it, if its time is about to be over."""
@@ -153,8 +176,9 @@ class Keeper:
 
     def _send(self, number: int) -> None:
         tree.send_group(self._pid, number)
-        for pid in tree.descendants():
-            tree.send(pid, number)
+        for pid, group in tree.descendants().items():
+            if group != self._pid:  # else it was sent already, and twice may be too much
+                tree.send(pid, number)
 
     def _pass_on(self, number: int) -> None:
         if self._pid:
@@ -173,17 +197,20 @@ class Keeper:
         """Take note of who has ended; tell whether nothing is left."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 # Elsewhere than on Linux what the command has left in its group is another's child.
                 if sys.platform != "linux" and tree.send_group(self._pid, 0):
                     break
-                self._tell(gone=True, for_lease=self._for_lease)
                 return True
             if pid == 0:
                 break
             if pid == self._pid and os.WIFSTOPPED(status):
-                self._tell(stopped=os.WSTOPSIG(status))
+                if not self._unsaid:
+                    self._tell(stopped=os.WSTOPSIG(status))
+            elif pid == self._pid and os.WIFCONTINUED(status):
+                # By somebody else, perhaps; who has stopped with it goes on with it.
+                tree.send(os.getppid(), signal.SIGCONT)
             elif pid == self._pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._code = code if code >= 0 else 128 - code
@@ -205,12 +232,18 @@ class Keeper:
     def _is_stuck(self) -> bool:
         if self._killing_since is None or clock.now() < self._killing_since + STUCK:
             return False
-        self._tell(stuck=tree.descendants() or [self._pid], for_lease=self._for_lease)
+        self._tell(stuck=list(tree.descendants()) or [self._pid])
         return True
 
     def _tell(self, **what: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._tells, json.dumps(what).encode() + b"\n")
+        self._unsaid += json.dumps(what).encode() + b"\n"
+        self._say()
+
+    def _say(self) -> None:
+        """Say what has not been said yet, as far as there is room for it."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            while self._unsaid:
+                self._unsaid = self._unsaid[os.write(self._tells, self._unsaid) :]
 
 
 def fork_keeper() -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ import json
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
@@ -29,7 +30,15 @@ from dblock.cli.running.tty import our_tty
 from dblock.hold import Hold, Reason
 from dblock.lease import Lease
 
-PASSED_ON = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
+PASSED_ON = [
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTSTP,
+]
 """Signals that are the command's to answer. One that ends it ends us too."""
 
 KILLED = 128 + signal.SIGKILL
@@ -47,9 +56,9 @@ class Supervisor:
     """One run of a command. Made before there are threads, for its keeper is a fork that goes on as it is."""
 
     def __init__(self) -> None:
-        self._not_its = tree.descendants()
-        """What ran below us before; after an exec, what the program before us had started."""
-        tree.adopt()  # in case the keeper is killed
+        self._not_its: set[int] = set()
+        """What ran below us before, and is not the command's."""
+        self._started = False
         self._keeper, self._tell_to, self._hear_from = fork_keeper()
         self._heard = b""
         self._pid = 0
@@ -82,13 +91,20 @@ class Supervisor:
         if tty is not None:
             tty.remember()
         try:
+            # Should the keeper be killed, what it had comes to us.
+            self._not_its = {*tree.descendants()} - {self._keeper}
+            tree.adopt()
+            self._started = True
             self._tell(
                 start=list(command), environment=environment, grace=grace, margin=margin, until=hold.trusted_until,
                 # Beside others in a pipeline the terminal may be theirs to read; the command gets it when it asks.
-                foreground=tty is not None and tty.is_ours() and os.isatty(1),
+                foreground=tty is not None and tty.is_ours() and os.isatty(0) and os.isatty(1),
             )  # fmt: skip
             while not self._gone:
                 self._tell_of_lease(hold)
+                if clock.now() >= self._told_until - margin / 2:
+                    # The keeper should have seen to it by now, if it runs at all.
+                    self._kill_all(self._not_its | {self._keeper})
                 while self._signals:
                     self._tell(signal=self._signals.pop(0))
                 ready = select.select([self._hear_from, woken], [], [], TICK)[0]
@@ -129,15 +145,27 @@ class Supervisor:
 
     def end(self) -> None:
         """See to it that nothing of the command runs any more, and that its keeper ends; can be called again."""
-        if self._tell_to < 0:
-            return
-        os.close(self._tell_to)  # which says it all
-        self._tell_to = -1
-        while not self._gone:
+        if self._tell_to >= 0:
+            os.close(self._tell_to)  # which says it all
+            self._tell_to = -1
+        while not self.is_over:
             self._hear()
-        os.close(self._hear_from)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._keeper, 0)
+        if self._hear_from >= 0:
+            os.close(self._hear_from)
+            self._hear_from = -1
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._keeper, 0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of the command runs any more, or ever did; but for what is `stuck`."""
+        return self._gone
+
+    def _kill_all(self, but: set[int]) -> list[int]:
+        found = list(tree.descendants(but))
+        for pid in found:
+            tree.send(pid, signal.SIGKILL)
+        return found
 
     def _tell(self, **what: Any) -> None:
         said = json.dumps(what).encode() + b"\n"
@@ -165,29 +193,41 @@ class Supervisor:
 
     def _outlive_keeper(self) -> None:
         """End what is left, the keeper having ended in a way that nobody foresaw; what it had is ours now."""
-        self.keeper_is_lost = not self._gone
+        self.keeper_is_lost = True
         gives_up = clock.now() + STUCK
-        while not self._gone and clock.now() < gives_up:
-            self.stuck = tree.descendants(self._not_its)
-            for pid in self.stuck:
-                tree.send(pid, signal.SIGKILL)
-            if not self.stuck and not (self._pid and tree.send_group(self._pid, signal.SIGKILL)):
+        while self._started:
+            self.stuck = self._kill_all(self._not_its)
+            if self._pid and sys.platform != "linux":
+                tree.send_group(self._pid, signal.SIGKILL)
+            # The kernel knows better than a look: what was the keeper's is gone when it was waited for.
+            adopted = [pid for pid in tree.children() if pid not in self._not_its]
+            for pid in adopted:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            if not adopted and not self.stuck:
                 break
-            time.sleep(0.005)
+            if clock.now() > gives_up:
+                break
+            time.sleep(0.002)
         self._gone = True
 
     def _stop_too(self, number: int) -> None:
         """Be stopped with the command, where a shell looks after us as a job, and go on with it."""
         self._stopped = None
         tty = our_tty()
-        if tty is None or not _is_job():
+        if tty is None or self._code is not None:
             return
         if number in (signal.SIGTTIN, signal.SIGTTOU) and tty.is_ours():
             # It wants the terminal, which we have no use for.
             self._tell(**{"continue": True})
             return
+        if not _is_job():
+            # Nobody would let us go on.
+            if number != signal.SIGSTOP:
+                self._tell(**{"continue": tty.group in (os.getpgrp(), self._pid)})
+            return
         tty.take_back(self._pid)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        os.killpg(os.getpgrp(), signal.SIGSTOP)  # all of the job, a script around us too
         # Here we go on, in the foreground or not. Whether the command may, the keeper knows.
         self._tell(**{"continue": tty.is_ours()})
 

@@ -37,25 +37,28 @@ def children() -> list[int]:
     return found
 
 
-def descendants(but: Collection[int] = ()) -> list[int]:
-    """Return all that we have started or adopted, and what those have, as far as one look can tell.
+def descendants(but: Collection[int] = ()) -> dict[int, int]:
+    """Return all that we have started or adopted, and what those have, as far as one look can tell, with their groups.
 
     Leave out some, and what they have started.
     """
-    below: dict[int, list[int]] = defaultdict(list)
+    below: dict[int, dict[int, int]] = defaultdict(dict)
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):
+            said = path.read_text().rpartition(")")[2].split()
+            state, parent, group, threads = said[0], int(said[1]), int(said[2]), int(said[17])
+        except (OSError, ValueError, IndexError):
             continue  # it has gone meanwhile
         pid = int(path.parent.name)
-        if state != "Z" and pid not in but:
-            below[int(parent)].append(pid)
-    found: list[int] = []
+        # One that has ended, all of it: threads may outlive the first of them.
+        if pid not in but and not (state == "Z" and threads <= 1):
+            below[parent][pid] = group
+    found: dict[int, int] = {}
     reached = [os.getpid()]
     while reached:
-        found += below.get(reached[-1], [])
-        reached += below.pop(reached.pop(), [])
+        started = below.pop(reached.pop(), {})
+        found |= started
+        reached += started
     return found
 
 

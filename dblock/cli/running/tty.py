@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
-import sys
 import termios
 from typing import Any
+
+from dblock.cli.running.tree import send_group
 
 
 class Tty:
@@ -40,8 +42,9 @@ class Tty:
             signal.signal(signal.SIGTTOU, before)
 
     def take_back(self, group: int) -> None:
-        """Be in the foreground again, if that group was; a shell may have taken the terminal meanwhile."""
-        if self.group == group:
+        """Be in the foreground again, if that group was, or one that is gone; a shell may have it meanwhile."""
+        front = self.group
+        if front is not None and (front == group or not send_group(front, 0)):
             self.give(os.getpgrp())
 
     def remember(self) -> None:
@@ -56,12 +59,10 @@ class Tty:
                 termios.tcsetattr(self._number, termios.TCSADRAIN, self._modes)
 
 
+@functools.cache
 def our_tty() -> Tty | None:
-    """Return the terminal that our input comes from, if we belong to its session."""
+    """Return the terminal of our session, wherever our input comes from; None if it has none."""
     try:
-        if sys.stdin is None or not sys.stdin.isatty():
-            return None
-        os.tcgetpgrp(sys.stdin.fileno())
-        return Tty(sys.stdin.fileno())
-    except (OSError, ValueError):
+        return Tty(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
         return None
