@@ -404,7 +404,9 @@ def test_it_dies_with_us(shell: Shell, tmp_path: Path) -> None:
     assert len(alive(pids)) == 4
     process.kill()
     process.wait(10)
+    began = time.monotonic()
     until(lambda: not alive(pids), "its end")
+    assert time.monotonic() - began < 5, "at once, and not when its lease is over"
 
 
 def test_nothing_of_any_kind_is_left_behind(shell: Shell, tmp_path: Path) -> None:
@@ -452,6 +454,72 @@ def test_with_its_keeper_goes_the_command(shell: Shell, client: dblock.Client, t
     assert "was killed" in done.err
     assert alive(pids) == []
     assert client.lock("job").try_acquire() is not None
+
+
+def test_it_ends_in_time_though_its_keeper_is_frozen(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
+    process = shell.start("run", "job", "--ttl", "1.5", *stubborn(tmp_path / "pids"))
+    pids = pids_in(tmp_path / "pids")
+    keeper = below(process.pid)[0]
+    freeze([keeper])
+    assert shell.run("break", "job", "--yes").code == 0
+    client.lock("job").acquire(timeout=20)
+    assert alive(pids) == []
+    thaw([keeper])
+    assert ended(process).code == LOST
+
+
+def test_it_ends_in_time_though_nobody_hears_its_keeper(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
+    """Stopped and continued so often that the pipe to us is full of it."""
+    process = shell.start("run", "job", "--ttl", "4", "--", "sh", "-c", waits_for(tmp_path))
+    until((tmp_path / "on").exists)
+    child = below(process.pid)[1]
+    freeze([process.pid])
+    ends = time.monotonic() + 1.5
+    while time.monotonic() < ends:
+        freeze([child])
+        time.sleep(0.0002)
+        thaw([child])
+    client.lock("job").acquire(timeout=20)
+    assert not is_there(child)
+    thaw([process.pid])
+    assert ended(process).code == LOST
+
+
+def test_nothing_is_started_when_the_lease_is_over(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
+    """Frozen between the grant and the start, as with the machine that it runs on."""
+    lease = client.lock("job").acquire()
+    process = shell.start("run", "job", "--ttl", "1", "--", "touch", str(tmp_path / "ran"))
+    until(client.lock("job").queue)
+    keeper = below(process.pid)[0]
+    freeze([keeper])
+    lease.release()
+    until(lambda: (holder := client.lock("job").holder()) and "pid" in holder.holder)
+    freeze([process.pid])
+    client.lock("job").acquire(timeout=20)
+    thaw([keeper, process.pid])
+    assert ended(process).code == LOST
+    assert not (tmp_path / "ran").exists()
+
+
+def test_it_is_asked_to_end_once(shell: Shell, tmp_path: Path) -> None:
+    line = f"trap 'echo term' TERM; {waits_for(tmp_path)}"
+    process = shell.start("run", "job", "--ttl", "3", "--grace", "0.8", "--", "sh", "-c", line)
+    until((tmp_path / "on").exists)
+    assert shell.run("break", "job", "--yes").code == 0
+    assert ended(process).out == "term\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--", "/no/such/command"], 127), (["--skip-if-held", "--", "true"], 75)]
+)
+def test_nobody_to_be_told_is_no_success(shell: Shell, client: dblock.Client, arguments: list[str], code: int) -> None:
+    if code == 75:
+        client.lock("job", ttl=60).acquire()
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(shell.command("run", "job", *arguments), stderr=writing, timeout=30)
+    os.close(writing)
+    assert done.returncode == code
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -645,7 +713,10 @@ def test_started_in_the_background_and_brought_to_the_front_it_can_read(
     shell: Shell, bash: Terminal, tmp_path: Path
 ) -> None:
     bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", "read w; echo you said $w") + " &\r")
-    bash.wait_for("Stopped") if "Stopped" in bash.text else time.sleep(1.0)
+    bash.wait_for("[1]")
+    time.sleep(1)
+    bash.press("\r")
+    bash.wait_for("Stopped")
     bash.press("fg\r")
     time.sleep(0.3)
     bash.press("hello\r")
@@ -658,6 +729,44 @@ def test_in_a_pipeline_it_can_ask(shell: Shell, bash: Terminal, tmp_path: Path) 
     bash.wait_for("\nready")
     bash.press("hello\r")
     bash.wait_for("you said hello")
+
+
+def test_in_a_pipeline_ctrl_z_stops_it_too(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    line = f"echo ready >&2; while :; do echo x >> {trace}; sleep 0.01; done"
+    bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", line) + " | cat\r")
+    bash.wait_for("\nready")
+    bash.press("\x1a")
+    bash.wait_for("Stopped")
+    time.sleep(0.3)
+    size = trace.stat().st_size
+    time.sleep(0.3)
+    assert trace.stat().st_size == size
+    bash.press("fg\r")
+    until(lambda: trace.stat().st_size > size)
+    bash.press("\x03")
+    bash.press("echo still here\r")
+    bash.wait_for("\nstill here")
+
+
+def test_it_can_ask_at_the_terminal_whatever_its_input_is(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
+    line = "echo ready; read w < /dev/tty; echo you said $w"
+    bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", line) + " < /dev/null\r")
+    bash.wait_for("\nready")
+    bash.press("hello\r")
+    bash.wait_for("you said hello")
+
+
+def test_where_nobody_could_continue_it_ctrl_z_does_nothing(shell: Shell) -> None:
+    """As the leader of a session: the first process of a container with a terminal, or behind ssh -t."""
+    line = "echo ready; read w; echo you said $w"
+    with Terminal(shell.command("run", "job", "--", "sh", "-c", line)) as terminal:
+        terminal.wait_for("ready")
+        terminal.press("\x1a")
+        time.sleep(0.3)
+        terminal.press("hello\r")
+        terminal.wait_for("you said hello")
+        assert terminal.ended() == 0
 
 
 def test_the_terminal_is_as_it_was_after_one_that_was_killed(shell: Shell, bash: Terminal, tmp_path: Path) -> None:

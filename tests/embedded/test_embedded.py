@@ -466,3 +466,11 @@ def test_root_does_not_live_where_others_can_write(folder: Path, owner: int, mod
     folder.chmod(mode)
     with pytest.raises(dblock.EmbeddedError, match="others can write to"):
         embedded.start()
+
+
+def test_a_command_that_was_not_run_leaves_the_server_that_was_started_for_it(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "dblock", "run", "", "--", "true"], capture_output=True, timeout=60)
+    assert done.returncode == 1
+    server = embedded.status()
+    assert server is not None
+    assert server.answers()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -55,6 +54,8 @@ class Keeper:
         self._for_lease = False
         """Whether the command was ended because its time was over."""
         self._killing_since: float | None = None
+        self._stops_with_it = False
+        """Whether who tells us has stopped, because the command has."""
 
     def serve(self) -> None:
         """Do what is asked until nothing is left to do."""
@@ -71,7 +72,7 @@ class Keeper:
         while self._told >= 0 or self._pid:
             self._say()
             waited_for = [woken] if self._told < 0 else [woken, self._told]
-            ready = select.select(waited_for, [], [], TICK if self._pid else None)[0]
+            ready = tree.readable(waited_for, TICK if self._pid else None)
             if woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(woken, 4096)
@@ -99,6 +100,7 @@ class Keeper:
 
     def _do(self, told: dict[str, Any]) -> None:
         self._until = told.get("until", self._until)
+        self._stops_with_it = "stops" in told
         if "start" in told:
             self._start(told)
         elif "signal" in told:
@@ -210,7 +212,8 @@ class Keeper:
                     self._tell(stopped=os.WSTOPSIG(status))
             elif pid == self._pid and os.WIFCONTINUED(status):
                 # By somebody else, perhaps; who has stopped with it goes on with it.
-                tree.send(os.getppid(), signal.SIGCONT)
+                if self._stops_with_it:
+                    tree.send(os.getppid(), signal.SIGCONT)
             elif pid == self._pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._code = code if code >= 0 else 128 - code

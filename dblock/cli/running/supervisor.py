@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -40,6 +39,9 @@ PASSED_ON = [
     signal.SIGTSTP,
 ]
 """Signals that are the command's to answer. One that ends it ends us too."""
+
+CLEAN_LOOKS = 50
+"""How many looks must find nothing, where the kernel cannot tell for what ran before us."""
 
 KILLED = 128 + signal.SIGKILL
 
@@ -104,10 +106,10 @@ class Supervisor:
                 self._tell_of_lease(hold)
                 if clock.now() >= self._told_until - margin / 2:
                     # The keeper should have seen to it by now, if it runs at all.
-                    self._kill_all(self._not_its | {self._keeper})
+                    self._kill_all()
                 while self._signals:
                     self._tell(signal=self._signals.pop(0))
-                ready = select.select([self._hear_from, woken], [], [], TICK)[0]
+                ready = tree.readable([self._hear_from, woken], TICK)
                 if woken in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(woken, 4096)
@@ -161,8 +163,9 @@ class Supervisor:
         """Whether nothing of the command runs any more, or ever did; but for what is `stuck`."""
         return self._gone
 
-    def _kill_all(self, but: set[int]) -> list[int]:
-        found = list(tree.descendants(but))
+    def _kill_all(self) -> list[int]:
+        """Kill what is the command's, as far as one look can tell, and return it."""
+        found = [pid for pid in tree.descendants(self._not_its) if pid != self._keeper]
         for pid in found:
             tree.send(pid, signal.SIGKILL)
         return found
@@ -193,22 +196,23 @@ class Supervisor:
 
     def _outlive_keeper(self) -> None:
         """End what is left, the keeper having ended in a way that nobody foresaw; what it had is ours now."""
-        self.keeper_is_lost = True
+        self.keeper_is_lost = self._started
         gives_up = clock.now() + STUCK
-        while self._started:
-            self.stuck = self._kill_all(self._not_its)
+        clean = 0
+        while self._started and clean < CLEAN_LOOKS and clock.now() < gives_up:
+            self.stuck = self._kill_all()
             if self._pid and sys.platform != "linux":
                 tree.send_group(self._pid, signal.SIGKILL)
-            # The kernel knows better than a look: what was the keeper's is gone when it was waited for.
-            adopted = [pid for pid in tree.children() if pid not in self._not_its]
-            for pid in adopted:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-            if not adopted and not self.stuck:
-                break
-            if clock.now() > gives_up:
-                break
-            time.sleep(0.002)
+            for pid in tree.children():
+                if pid not in self._not_its:
+                    tree.send(pid, signal.SIGKILL)
+            clean = 0 if self.stuck else clean + 1
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    clean = 0
+            except ChildProcessError:
+                break  # the kernel knows better than any look: nothing is left
+            time.sleep(0.001)
         self._gone = True
 
     def _stop_too(self, number: int) -> None:
@@ -227,6 +231,7 @@ class Supervisor:
                 self._tell(**{"continue": tty.group in (os.getpgrp(), self._pid)})
             return
         tty.take_back(self._pid)
+        self._tell(stops=True)
         os.killpg(os.getpgrp(), signal.SIGSTOP)  # all of the job, a script around us too
         # Here we go on, in the foreground or not. Whether the command may, the keeper knows.
         self._tell(**{"continue": tty.is_ours()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
 from collections import defaultdict
@@ -60,6 +61,14 @@ def descendants(but: Collection[int] = ()) -> dict[int, int]:
         found |= started
         reached += started
     return found
+
+
+def readable(numbers: list[int], seconds: float | None) -> list[int]:
+    """Wait until there is something to read, but not for longer; files may have any number."""
+    waiting = select.poll()
+    for number in numbers:
+        waiting.register(number, select.POLLIN)
+    return [number for number, _ in waiting.poll(None if seconds is None else seconds * 1000)]
 
 
 def send(pid: int, number: int) -> None:
