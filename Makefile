@@ -24,10 +24,13 @@ bench: ## Compare pairs, hand-offs and crowds with raw psycopg and two Redis cli
 	python bench/handoffs.py --slow-disk
 	python bench/crowd.py
 
+model: ## Search the model of the protocol for what must not happen (needs spin and gcc)
+	python spec/check.py
+
 containers: ## Run the tests against every supported Postgres, in Docker
 	for version in 14 15 16 17 18; do DBLOCK_TEST_IMAGE=postgres:$$version pytest --postgres=container || exit 1; done
 
 demo: ## Tell the story of two workers and one lock
 	dblock demo
 
-.PHONY: help install check long quick format bench containers demo
+.PHONY: help install check long quick format bench model containers demo

@@ -25,6 +25,7 @@ from dblock.errors import (
     SchemaTooNew,
 )
 from dblock.faults import translated
+from dblock.rights import RIGHTS, functions, grant_statements
 from dblock.target import Target, resolve
 from dblock.terms import is_text, literal, quoted
 
@@ -42,33 +43,6 @@ DEFAULT_SCHEMA = "dblock"
 
 REFUSED = "DBL01"
 """The SQLSTATE of a schema that dblock will not have."""
-
-API = (
-    "try_acquire",
-    "acquire",
-    "look_in_line",
-    "be_present",
-    "be_absent",
-    "leave",
-    "queue",
-    "abandon",
-    "renew",
-    "renew_all",
-    "release",
-    "release_all",
-    "assert_held",
-    "holder",
-    "schema_revision",
-    "installation",
-)
-"""The functions that an application's role may call."""
-
-RIGHTS = {
-    "lock": API,
-    "see": ("list_locks", "list_waiters", "list_history", "grants_are_recorded", "schema_revision", "installation"),
-    "break": ("force_release", "wake_line", "schema_revision", "installation"),
-}
-"""What a role can be allowed, and the functions that come with it."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +201,7 @@ def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA, may: 
             refused = connection.execute(
                 "SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = %s::regnamespace"
                 " AND p.proname = ANY(%s) AND NOT has_function_privilege(%s, p.oid, 'EXECUTE')",
-                [quoted(schema), _functions(may), role],
+                [quoted(schema), functions(may), role],
             ).fetchall()
             if refused:
                 # A GRANT by someone without the right to give it is only a warning to Postgres.
@@ -248,22 +222,6 @@ def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA, may: 
                     f"Role {role!r} was granted nothing: it could touch {touched[0]!r} directly, by a right of "
                     "PUBLIC or of a role that it is a member of. Revoke that first."
                 )
-
-
-def _functions(may: Iterable[str]) -> list[str]:
-    return sorted({function for right in may for function in RIGHTS[right]})
-
-
-def grant_statements(role: str, schema: str = DEFAULT_SCHEMA, may: Iterable[str] = ("lock",)) -> list[str]:
-    """Return the statements that `grant` runs."""
-    functions = ", ".join(f"{quoted(schema)}.{function}" for function in _functions(may))
-    all_of = [f"ALL {kind} IN SCHEMA {quoted(schema)}" for kind in ("TABLES", "SEQUENCES", "FUNCTIONS")]
-    return [
-        # Whatever ALTER DEFAULT PRIVILEGES may have given it.
-        *(f"REVOKE ALL ON {objects} FROM {quoted(role)}" for objects in all_of),
-        f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}",
-        f"GRANT EXECUTE ON FUNCTION {functions} TO {quoted(role)}",
-    ]
 
 
 def status(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> Status:
@@ -287,9 +245,9 @@ def status_of(connection: psycopg.Connection[Any], schema: str) -> Status:
         named = connection.execute(
             "SELECT count(DISTINCT p.proname) FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace"
             " WHERE n.nspname = %s AND p.proname = ANY(%s)",
-            [schema, _functions(RIGHTS)],
+            [schema, functions(RIGHTS)],
         ).fetchone()
-        whole = named == (len(_functions(RIGHTS)),)
+        whole = named == (len(functions(RIGHTS)),)
     return Status(database, server, schema, revision, standby, whole)
 
 

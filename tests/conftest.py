@@ -42,10 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 COMPUTES = ("fences", "resources", "sql", "unit")
 """The folders of tests that are least about time: run beside the others, and standing back."""
 
-STARTS = ("cli",)
-"""The folders of tests that start programs, and wait for them: beside the others, too."""
+STARTS = ("test_break", "test_demo", "test_look", "test_run", "test_settings")
+"""Modules of tests/cli, which start programs and wait for them: some beside the others, and some after what computes.
 
-EXACT = ("test_keepalive_stress", "test_line_order", "test_paused_holder", "test_presence")
+Together all are about as long as the rest, and done when that comes to what is most exact about time.
+"""
+
+EXACT = ("test_keepalive_stress", "test_line_order", "test_paused_holder", "test_presence", "test_speed")
 """The modules that are most exact about time: run last, when the other process is done or nearly so."""
 
 _stands_back: pytest.StashKey[bool] = pytest.StashKey()
@@ -53,17 +56,18 @@ _stands_back: pytest.StashKey[bool] = pytest.StashKey()
 
 def _computes(item: pytest.Item) -> bool:
     # What the checkers say is asked for at the very end: they begin first, and stand back even further.
-    return item.path.parent.name in COMPUTES and item.path.stem != "test_quality"
+    folder, module = item.path.parent.name, item.path.stem
+    return (folder in COMPUTES and module != "test_quality") or (folder == "cli" and module not in (*STARTS, *EXACT))
 
 
 def _group(item: pytest.Item) -> str:
     if _computes(item):
         return "computes"
-    return "starts" if item.path.parent.name in STARTS else "waits"
+    return "starts" if item.path.parent.name == "cli" and item.path.stem in STARTS else "waits"
 
 
 def _is_exact(item: pytest.Item) -> bool:
-    return item.path.parent.name == "robustness" and item.path.stem in EXACT
+    return item.path.stem in EXACT and item.path.parent.name in ("robustness", "cli")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

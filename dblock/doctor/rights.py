@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dblock.doctor.patient import Check, Finding, Patient
-from dblock.schema import RIGHTS
+from dblock.rights import RIGHTS
 from dblock.terms import quoted
 
 SHARED = set.intersection(*map(set, RIGHTS.values()))

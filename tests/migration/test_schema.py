@@ -16,7 +16,7 @@ from psycopg import conninfo, sql
 from sqlalchemy import create_engine
 
 import dblock
-from dblock import cli, schema, tables
+from dblock import cli, rights, schema, tables
 from dblock.target import resolve
 from tests.support.sessions import Sessions
 
@@ -293,7 +293,7 @@ def test_every_definer_function_fixes_its_search_path(owner: psycopg.Connection)
     definers = owner.execute(
         "SELECT proname FROM pg_proc WHERE pronamespace = 'dblock'::regnamespace AND prosecdef"
     ).fetchall()
-    assert {name for (name,) in definers} == {name for right in schema.RIGHTS.values() for name in right}
+    assert {name for (name,) in definers} == {name for right in rights.RIGHTS.values() for name in right}
 
 
 def test_the_command_line_installs_tells_and_removes(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from dblock import schema
+from dblock import rights, schema
 from tests.support import mutants
 from tests.support.sessions import Session, Sessions
 
@@ -190,4 +190,4 @@ def test_what_is_new_comes_to_those_who_had_its_kind(dsn: str, role: str, owner:
             " AND has_function_privilege(%s, oid, 'EXECUTE')",
             [role],
         ).fetchall()
-        assert {name for (name,) in found} == {*schema.RIGHTS[may]}
+        assert {name for (name,) in found} == {*rights.RIGHTS[may]}

@@ -19,7 +19,7 @@ PACKAGE = Path(dblock.__file__).parent
 LAYERS = [
     ["errors", "forks", "clock"],
     ["terms", "presence"],
-    ["calls"],
+    ["calls", "rights"],
     ["steps", "faults", "target", "embedded"],
     ["schema"],
     ["wire", "tables", "tokens", "reaper", "overview"],

@@ -1,0 +1,1 @@
+"""The protocol as a model: see README.md."""
