@@ -12,7 +12,10 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+import tempfile
+import time
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -49,9 +52,10 @@ Together all are about as long as the rest, and done when that comes to what is 
 """
 
 EXACT = ("test_keepalive_stress", "test_line_order", "test_paused_holder", "test_presence", "test_speed")
-"""The modules that are most exact about time: run last, when the other process is done or nearly so."""
+"""The modules that are most exact about time: run last, when the other processes are done."""
 
 _stands_back: pytest.StashKey[bool] = pytest.StashKey()
+_waited: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def _computes(item: pytest.Item) -> bool:
@@ -98,6 +102,31 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         and any("test_quality" in one.nodeid for one in item.session.items)
     ):
         config.stash[Checks.key] = Checks()
+
+
+def _ended(config: pytest.Config, group: str) -> Path:
+    """Return the file that says that a group of this run has ended."""
+    run = getattr(config, "workerinput", {}).get("testrunuid", "alone")
+    return Path(tempfile.gettempdir()) / f"dblock-tests-{run}-{group}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Let what is exact about time wait for the end of the others, if they are under way in other processes."""
+    config, group = item.config, _group(item)
+    beside = "PYTEST_XDIST_WORKER" in os.environ
+    if beside and _is_exact(item) and _waited not in config.stash:
+        config.stash[_waited] = True
+        gives_up = time.monotonic() + 240
+        others = [_ended(config, other) for other in ("computes", "starts")]
+        while not all(path.exists() for path in others) and time.monotonic() < gives_up:
+            time.sleep(0.2)
+        for path in others:
+            path.unlink(missing_ok=True)
+    done = yield
+    if beside and group != "waits" and (nextitem is None or _group(nextitem) != group):
+        _ended(config, group).touch()
+    return done
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
