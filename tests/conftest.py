@@ -117,14 +117,15 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     beside = "PYTEST_XDIST_WORKER" in os.environ
     if beside and _is_exact(item) and _waited not in config.stash:
         config.stash[_waited] = True
-        gives_up = time.monotonic() + 240
+        gives_up = time.monotonic() + 60
         others = [_ended(config, other) for other in ("computes", "starts")]
         while not all(path.exists() for path in others) and time.monotonic() < gives_up:
             time.sleep(0.2)
         for path in others:
             path.unlink(missing_ok=True)
     done = yield
-    if beside and group != "waits" and (nextitem is None or _group(nextitem) != group):
+    # The last of a process is kept back until all the others are through; so the one before it counts as the end.
+    if beside and group != "waits" and item in [one for one in item.session.items if _group(one) == group][-2:]:
         _ended(config, group).touch()
     return done
 
