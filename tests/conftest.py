@@ -56,6 +56,7 @@ EXACT = ("test_keepalive_stress", "test_line_order", "test_paused_holder", "test
 
 _stands_back: pytest.StashKey[bool] = pytest.StashKey()
 _waited: pytest.StashKey[bool] = pytest.StashKey()
+_last: pytest.StashKey[set[pytest.Item]] = pytest.StashKey()
 
 
 def _computes(item: pytest.Item) -> bool:
@@ -76,6 +77,10 @@ def _is_exact(item: pytest.Item) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path.stem == "test_quality", _is_exact(item)))
+    # The last of a process is kept back until all the others are through; so the one before it counts as the end.
+    config.stash[_last] = {
+        item for group in ("computes", "starts") for item in [one for one in items if _group(one) == group][-2:]
+    }
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     if not config.getoption("--long"):
@@ -124,8 +129,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         for path in others:
             path.unlink(missing_ok=True)
     done = yield
-    # The last of a process is kept back until all the others are through; so the one before it counts as the end.
-    if beside and group != "waits" and item in [one for one in item.session.items if _group(one) == group][-2:]:
+    if beside and item in config.stash[_last]:
         _ended(config, group).touch()
     return done
 
