@@ -11,23 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import secrets
-import socket
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dblock.client import AsyncClient, Client
-from dblock.errors import DblockError, Unavailable
 from dblock.faults import translated
+from dblock.silence import bounded
 from dblock.target import Target
 
 if TYPE_CHECKING:
-    import psycopg
-
     from dblock.lease import AsyncLease
     from dblock.lock import AsyncLock
 
@@ -137,7 +132,7 @@ def _measure_server(target: Target, schema: str, measured: Measured, during: Dur
 
     with translated(schema):
         connection = target.connect()
-    with _cut_off(connection, seconds + PATIENCE), translated(schema), connection:
+    with bounded(connection, seconds + PATIENCE), translated(schema), connection:
         fsync = connection.execute("SHOW fsync").fetchone()
         measured.fsync = fsync != ("off",)
         measured.round_trip = _repeated(during("round_trip"), lambda: connection.execute("SELECT 1", prepare=True))
@@ -223,26 +218,3 @@ def _repeated(during: Iterator[None], act: Callable[[], object]) -> Timed:
         timed.samples.append(clock() - began)
     timed.seconds = clock() - start
     return timed
-
-
-@contextlib.contextmanager
-def _cut_off(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """End a connection over which nothing has come for too long; nobody else would."""
-    fired = threading.Event()
-
-    def cut() -> None:
-        fired.set()
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as wire:
-            wire.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(seconds, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except DblockError as error:
-        if not fired.is_set():
-            raise
-        raise Unavailable("The database does not answer any more.") from error
-    finally:
-        timer.cancel()

@@ -18,7 +18,7 @@ PACKAGE = Path(dblock.__file__).parent
 
 LAYERS = [
     ["errors", "forks", "clock"],
-    ["terms", "presence"],
+    ["terms", "presence", "silence"],
     ["calls", "rights"],
     ["steps", "faults", "target", "embedded"],
     ["schema"],

@@ -211,7 +211,8 @@ class Supervisor:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     clean = 0
             except ChildProcessError:
-                break  # the kernel knows better than any look: nothing is left
+                self.stuck = []  # the kernel knows better than any look: nothing is left
+                break
             time.sleep(0.001)
         self._gone = True
 

@@ -7,21 +7,19 @@ new connection. While the database is away the looks go on failing, each saying 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dblock.cli.watching.happened import Look, Opened, Refusal, doubtful
-from dblock.errors import DblockError, Unavailable
+from dblock.errors import DblockError
 from dblock.faults import translated
 from dblock.overview import LockState, Overview
 from dblock.schema import check_name, status_of
+from dblock.silence import bounded
 
 if TYPE_CHECKING:
     import psycopg
@@ -102,12 +100,12 @@ class Looking:
     def _look(self) -> Look:
         if self._connection is None:
             self._connection = self._target.connect()
-            with _bounded(self._connection):
+            with bounded(self._connection, PATIENCE):
                 status_of(self._connection, self._schema).check()
                 self._sees_fences = _may_see_fences(self._connection)
         connection = self._connection
         overview = Overview(connection, self._schema)
-        with _bounded(connection):
+        with bounded(connection, PATIENCE):
             locks = overview.locks(self._pattern, most=MOST + 1)
             more, locks = len(locks) > MOST, locks[:MOST]
             gone = self._gone(overview, locks)
@@ -129,32 +127,6 @@ class Looking:
             return None
         found = overview.locks(name=name, every=True, most=1)
         return Opened(name, found[0] if found else None, overview.waiters(name), overview.history(name, most=50))
-
-
-@contextmanager
-def _bounded(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Cut the connection off if this takes too long; whoever waits for an answer then has an error instead."""
-    late = threading.Event()
-    # A handle of its own: the connection may close its while this is about to be used.
-    with socket.socket(fileno=os.dup(connection.fileno())) as handle:
-
-        def cut() -> None:
-            late.set()
-            with contextlib.suppress(OSError):
-                handle.shutdown(socket.SHUT_RDWR)
-
-        cutting = threading.Timer(PATIENCE, cut)
-        cutting.daemon = True
-        cutting.start()
-        try:
-            yield
-        except Exception as error:
-            if late.is_set():
-                raise Unavailable(f"The database did not answer within {PATIENCE:g} s.") from error
-            raise
-        finally:
-            cutting.cancel()
-            cutting.join()
 
 
 def _may_see_fences(connection: psycopg.Connection[Any]) -> bool:
