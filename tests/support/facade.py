@@ -7,8 +7,11 @@ call runs in a thread, one for each task of the test, as a program with that man
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import dblock
@@ -97,3 +100,46 @@ class _Awaited:
 
     def __repr__(self) -> str:
         return repr(self._inner)
+
+
+@contextmanager
+def in_threads(kind: str, dsn: str, **options: Any) -> Iterator[Any]:
+    """Yield a client of either kind that is spoken to as if it were synchronous, from any thread."""
+    if kind == "sync":
+        with dblock.Client(dsn, **options) as client:
+            yield client
+        return
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    blocking = _Blocking(dblock.AsyncClient(dsn, **options), loop)
+    try:
+        yield blocking
+    finally:
+        blocking.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class _Blocking:
+    """An asynchronous client, lock or lease whose calls are waited for."""
+
+    def __init__(self, inner: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._inner, name)
+        if not callable(attribute):
+            return attribute
+        if name == "lock":
+            return lambda *args, **options: _Blocking(attribute(*args, **options), self._loop)
+        if not asyncio.iscoroutinefunction(attribute):
+            return attribute
+
+        def call(*args: Any, **options: Any) -> Any:
+            result = asyncio.run_coroutine_threadsafe(attribute(*args, **options), self._loop).result()
+            return _Blocking(result, self._loop) if isinstance(result, dblock.AsyncLease) else result
+
+        return call

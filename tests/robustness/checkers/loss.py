@@ -1,0 +1,27 @@
+"""A holder learns of its loss before anybody else is granted the lock: nobody believes in a lease that was followed."""
+
+from __future__ import annotations
+
+import bisect
+
+from tests.robustness.checkers import Finding, found
+from tests.robustness.histories import History, Operation
+
+
+def check(history: History) -> Finding:
+    """Look for a lease that was found good after a later grant of the same lock had been answered."""
+    bad: list[tuple[Operation, str]] = []
+    beliefs = history.by_key("believe")
+    grants = history.by_key("acquire")
+    for key, believed in beliefs.items():
+        answered = sorted((one for one in grants.get(key, []) if one.ok), key=lambda one: one.returned)
+        times = [one.returned for one in answered]
+        # The highest token that had been answered by each of these times.
+        highest: list[int] = []
+        for one in answered:
+            highest.append(max(one.token, highest[-1] if highest else 0))
+        for one in believed:
+            place = bisect.bisect_left(times, one.called) - 1
+            if place >= 0 and highest[place] > one.token:
+                bad.append((one, f"believed in token {one.token} when {highest[place]} had been granted"))
+    return found("loss told first", history, sum(map(len, beliefs.values())), bad)

@@ -1,0 +1,53 @@
+"""Faults: what is done to the processes, the network and the server while the traffic goes on.
+
+Each is a class with a name. `setting` makes what it needs on the stage before the traffic starts; `strike` does it
+once, and returns when it is over and the traffic can go on. A fault says which checkers cannot be asked after it, and
+why.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.robustness.stages import Stage
+
+
+class Fault:
+    """Nothing happens; the base of all others."""
+
+    name = "none"
+    settings: Mapping[str, str] = {}
+    """Settings of the server that it takes."""
+    excuses: Mapping[str, str] = {}
+    """The checkers that cannot be asked, by name, with the reason."""
+    every = (0.2, 0.6)
+    """Seconds between two strikes."""
+
+    @contextmanager
+    def setting(self, stage: Stage) -> Iterator[None]:
+        """Make what it needs, on a stage that the traffic has not entered yet."""
+        yield
+
+    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        """Do it once; the result is what to write down of it."""
+        return {}
+
+
+def all_faults() -> dict[str, type[Fault]]:
+    """Return every fault by its name."""
+    import importlib
+    import pkgutil
+
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    found: dict[str, type[Fault]] = {}
+    pending = [Fault]
+    while pending:
+        one = pending.pop()
+        found[one.name] = one
+        pending += one.__subclasses__()
+    return found

@@ -1,0 +1,97 @@
+"""Scenarios: which workload meets which fault; and the director, who has one played."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.robustness import faults, workloads
+from tests.robustness.checkers import Finding
+from tests.robustness.histories import History, Operation
+from tests.robustness.stages import stage
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A workload and a fault, and for how long."""
+
+    workload: str
+    fault: str = "none"
+    workers: int = 4
+    seconds: float = 10.0
+    strikes: int | None = None
+    """End after so many strikes instead."""
+    options: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload} / {self.fault}"
+
+
+@dataclass
+class Outcome:
+    """What came of one run."""
+
+    scenario: Scenario
+    seed: int
+    history: History
+    findings: list[Finding]
+    seconds: float
+    excused: dict[str, str]
+
+    @property
+    def violations(self) -> list[str]:
+        return [f"{one.checker}: {what}" for one in self.findings for what in one.violations]
+
+    @property
+    def trouble(self) -> list[Operation]:
+        """What the traffic met that it did not expect."""
+        return self.history.of("trouble")
+
+    @property
+    def strikes(self) -> int:
+        return len(self.history.faults)
+
+
+def play(
+    scenario: Scenario,
+    seed: int = 0,
+    *,
+    bug: str | None = None,
+    folder: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Have one scenario played, and check what came of it. The history stays in `folder`, if one is named."""
+    with tempfile.TemporaryDirectory() as own:
+        where = folder or Path(own)
+        began = time.monotonic()
+        fault = faults.all_faults()[scenario.fault]()
+        history = _play(scenario, fault, seed, bug, where, progress)
+        findings = [check(history) for check in workloads.named(scenario.workload).checkers]
+        findings = [one for one in findings if one.checker not in fault.excuses]
+        return Outcome(scenario, seed, history, findings, time.monotonic() - began, dict(fault.excuses))
+
+
+def _play(
+    scenario: Scenario, fault: faults.Fault, seed: int, bug: str | None, where: Path, progress: Callable[[str], None]
+) -> History:
+    dice = random.Random(seed)
+    with stage(scenario.workload, where, seed, settings=dict(fault.settings), bug=bug) as made:
+        made.options.update(scenario.options)
+        with fault.setting(made):
+            for name in [made.start_worker(wait=False) for _ in range(scenario.workers)]:
+                made.wait_for(name)
+            began, struck = time.monotonic(), 0
+            while struck < scenario.strikes if scenario.strikes else time.monotonic() < began + scenario.seconds:
+                time.sleep(dice.uniform(*fault.every))
+                if fault.name != "none":
+                    number = made.recorder.begin("fault", fault.name)
+                    made.recorder.end(number, "ok", **fault.strike(made, dice))
+                    struck += 1
+                progress(f"{scenario.name}: {struck} strikes, {time.monotonic() - began:.0f} s")
+            made.stop_workers()
+            return made.conclude()

@@ -1,0 +1,187 @@
+"""One process of the traffic: it runs a workload until it is told to end, and writes its history.
+
+    python -m tests.robustness.traffic '{"workload": "mutex", "dsn": …}'
+
+It ends when its standard input does, and so with whoever started it. What a workload does with locks it does through a
+Worker, which writes everything down; with a client of either kind, as it was told.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import dblock
+from tests.robustness import bugs, workloads
+from tests.robustness.histories import Recorder
+from tests.support.facade import in_threads
+
+
+class Orders(NamedTuple):
+    """What a process of the traffic is told."""
+
+    workload: str
+    dsn: str
+    direct: str
+    """Past whatever stands between the traffic and the server; for the resources, not for the locks."""
+    history: str
+    seed: int
+    kind: str = "sync"
+    threads: int = 2
+    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    bug: str | None = None
+
+
+class Worker:
+    """One thread of the traffic, and the words in which a workload is written."""
+
+    REFUSED = (dblock.LockTimeout, dblock.LeaseLost)
+    UNKNOWN = (dblock.DatabaseError, dblock.ClientClosed)
+
+    def __init__(self, name: str, client: Any, recorder: Recorder, orders: Orders, over: threading.Event) -> None:
+        self.name = name
+        self.client = client
+        self.recorder = recorder
+        self.orders = orders
+        self.options = orders.options
+        self.dice = random.Random(f"{orders.seed} {name}")
+        self._over = over
+
+    @property
+    def over(self) -> bool:
+        """Whether it is time to end."""
+        return self._over.is_set()
+
+    def pause(self, seconds: float) -> None:
+        """Do nothing for so long, or until it is time to end."""
+        self._over.wait(seconds)
+
+    def acquire(self, name: str, *, timeout: float | None = 5.0, ttl: float = 30.0, **terms: Any) -> Any:
+        """Wait for the lock; the result is a lease or None."""
+        lock = self.client.lock(name, ttl=ttl, **terms)
+        return self._grant(name, ttl, terms, lambda: lock.acquire(timeout=timeout))
+
+    def try_acquire(self, name: str, *, ttl: float = 30.0, **terms: Any) -> Any:
+        """Ask once for the lock; the result is a lease or None."""
+        lock = self.client.lock(name, ttl=ttl, **terms)
+
+        def ask() -> Any:
+            lease = lock.try_acquire()
+            if lease is None:
+                raise dblock.LockTimeout(name, 0)
+            return lease
+
+        return self._grant(name, ttl, terms, ask)
+
+    def _grant(self, name: str, ttl: float, terms: dict[str, Any], ask: Callable[[], Any]) -> Any:
+        said = {key: value for key, value in terms.items() if isinstance(value, (bool, int, float, str))}
+        return self.recorder.do(
+            "acquire",
+            name,
+            ask,
+            refused=self.REFUSED,
+            unknown=self.UNKNOWN,
+            told=lambda lease: {"token": lease.token},
+            ttl=ttl,
+            worker=self.name,
+            **said,
+        )
+
+    def believes(self, lease: Any) -> bool:
+        """Tell whether the lease may be believed, and write it down if so: from before it was looked at."""
+        before = time.monotonic()
+        if lease.lost.is_set() or not lease.remaining():
+            return False
+        self.recorder.note("believe", lease.name, called=before, token=lease.token)
+        return True
+
+    def hold(self, lease: Any, seconds: float, every: float = 0.005) -> bool:
+        """Be the holder for so long, looking at the lease all the while; False as soon as it is lost."""
+        ends = time.monotonic() + seconds
+        while self.believes(lease):
+            left = ends - time.monotonic()
+            if left <= 0:
+                return True
+            time.sleep(min(every, left))
+        self.recorder.note("loss", lease.name, token=lease.token, reason=str(lease.lost.reason))
+        return False
+
+    def renew(self, lease: Any) -> None:
+        """Renew the lease by hand."""
+        self.recorder.do(
+            "renew", lease.name, lease.renew, refused=self.REFUSED, unknown=self.UNKNOWN, token=lease.token
+        )
+
+    def release(self, lease: Any) -> None:
+        """Give the lock back."""
+        self.recorder.do(
+            "release",
+            lease.name,
+            lease.release,
+            refused=self.REFUSED,
+            unknown=self.UNKNOWN,
+            told=lambda freed: {"freed": freed},
+            token=lease.token,
+        )
+
+
+def main() -> None:
+    """Do as told until standard input ends."""
+    orders = Orders(**json.loads(sys.argv[1]))
+    logging.getLogger("dblock").addHandler(logging.FileHandler(Path(orders.history).with_suffix(".log")))
+    bugs.put_in(orders.bug)
+    workload = workloads.named(orders.workload)
+    recorder = Recorder(Path(orders.history))
+    over = threading.Event()
+    name = Path(orders.history).stem
+    with in_threads(orders.kind, orders.dsn, patience=2.0, **orders.options.get("client", {})) as client:
+        _count_wake_ups(recorder)
+        threads = [
+            threading.Thread(
+                target=_go, args=(workload, Worker(f"{name}.{number}", client, recorder, orders, over)), daemon=True
+            )
+            for number in range(orders.threads)
+        ]
+        for thread in threads:
+            thread.start()
+        print("ready", flush=True)
+        sys.stdin.read()
+        over.set()
+        for thread in threads:
+            thread.join(20)
+            if thread.is_alive():
+                recorder.note("trouble", thread.name, what="did not end")
+
+
+def _go(workload: Any, worker: Worker) -> None:
+    try:
+        while not worker.over:
+            workload.step(worker)
+    except BaseException as error:
+        # What a workload does not expect is a finding, and not for this process to judge.
+        worker.recorder.note("trouble", worker.name, what=f"{type(error).__name__}: {error}")
+        raise
+
+
+def _count_wake_ups(recorder: Recorder) -> None:
+    """Write down every notification that wakes a waiter."""
+    from dblock.line import Line
+
+    notified = Line.notified
+
+    def noted(self: Line, attempt: str) -> None:
+        recorder.note("woken", "", attempt=attempt)
+        notified(self, attempt)
+
+    Line.notified = noted  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()
