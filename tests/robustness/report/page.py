@@ -1,0 +1,70 @@
+"""The report: one page of Markdown from the results of all runs."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tests.robustness.report.results import Result
+
+
+def write(results: Sequence[Result], folder: Path, sections: Iterable[str] = ()) -> Path:
+    """Write the page beside the pictures; `sections` are further parts of it, made elsewhere."""
+    path = folder / "report.md"
+    path.write_text(
+        "\n".join([*_head(results), *_table(results), *_violations(results), *sections, *_pictures(results)])
+    )
+    return path
+
+
+def _head(results: Sequence[Result]) -> list[str]:
+    bad = [one for one in results if not one.good]
+    verdict = f"**{len(bad)} of {len(results)} runs failed.**" if bad else f"All {len(results)} runs hold."
+    return [
+        "# Robustness report",
+        "",
+        f"{verdict} {sum(one.lock_operations for one in results):,} lock operations, "
+        f"{sum(one.grants for one in results):,} grants, {sum(one.strikes for one in results):,} faults, "
+        f"{sum(one.unknown for one in results):,} operations of unknown outcome, "
+        f"{sum(one.seconds for one in results) / 60:.0f} minutes. "
+        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}.",
+        "",
+    ]
+
+
+def _table(results: Sequence[Result]) -> list[str]:
+    lines = [
+        "| workload | fault | faults | operations | grants | unknown | what was checked | violations |",
+        "|---|---|---:|---:|---:|---:|---|---:|",
+    ]
+    for one in results:
+        checked = ", ".join(f"{found['checker']} ({found['looked_at']:,})" for found in one.findings)
+        excused = ", ".join(f"*not {name}*" for name in one.excused)
+        lines.append(
+            f"| {one.workload} | {one.fault} | {one.strikes:,} | {one.operations:,} | {one.grants:,} | {one.unknown:,} "
+            f"| {checked}{'; ' + excused if excused else ''} | {one.violations} |"
+        )
+    return [*lines, ""]
+
+
+def _violations(results: Sequence[Result]) -> list[str]:
+    lines: list[str] = []
+    for one in results:
+        said = [what for found in one.findings for what in found["first"]] + one.trouble
+        if said:
+            lines += [f"## {one.name}, seed {one.seed}", "", "```", *said, "```", ""]
+    excuses = {(name, why) for one in results for name, why in one.excused.items()}
+    if excuses:
+        lines += ["## What was not asked, and why", ""]
+        lines += [f"- **{name}**: {why}" for name, why in sorted(excuses)]
+        lines.append("")
+    return lines
+
+
+def _pictures(results: Sequence[Result]) -> list[str]:
+    lines = ["## Pictures", ""]
+    for one in results:
+        if one.pictures:
+            lines += [f"### {one.name}", "", *(f"![{one.name}]({picture})" for picture in one.pictures), ""]
+    return lines

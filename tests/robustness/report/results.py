@@ -1,0 +1,98 @@
+"""The result of one run as it is kept: what was played, how much of it, what each checker said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.robustness.report import latencies, timelines
+from tests.robustness.scenarios import Outcome
+
+LOCK_OPERATIONS = ("acquire", "release", "renew", "force")
+
+MANY = 20
+"""Violations to keep of each checker; the first say it all."""
+
+
+@dataclass
+class Result:
+    """What one run comes down to."""
+
+    name: str
+    workload: str
+    fault: str
+    seed: int
+    seconds: float
+    operations: int
+    lock_operations: int
+    grants: int
+    unknown: int
+    strikes: int
+    findings: list[dict[str, Any]]
+    excused: dict[str, str]
+    trouble: list[str] = field(default_factory=list)
+    pictures: list[str] = field(default_factory=list)
+
+    @property
+    def violations(self) -> int:
+        return sum(int(one["violations"]) for one in self.findings)
+
+    @property
+    def good(self) -> bool:
+        return not self.violations and not self.trouble
+
+
+def result_of(outcome: Outcome) -> Result:
+    """Boil an outcome down."""
+    history = outcome.history
+    return Result(
+        outcome.scenario.name,
+        outcome.scenario.workload,
+        outcome.scenario.fault,
+        outcome.seed,
+        round(outcome.seconds, 1),
+        len(history),
+        len(history.of(*LOCK_OPERATIONS)),
+        sum(one.ok for one in history.of("acquire")),
+        sum(one.outcome == "unknown" for one in history),
+        outcome.strikes,
+        [
+            {
+                "checker": one.checker,
+                "looked_at": one.looked_at,
+                "violations": len(one.violations),
+                "first": one.violations[:MANY],
+            }
+            for one in outcome.findings
+        ],
+        outcome.excused,
+        [str(one) for one in outcome.trouble[:MANY]],
+    )
+
+
+def keep(outcome: Outcome, folder: Path) -> Result:
+    """Write a result and its pictures into a folder."""
+    result = result_of(outcome)
+    kept = path_of(folder, result.workload, result.fault, result.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {"timeline": timelines.draw(outcome.history, f"{result.name}: who held what")}
+    if outcome.strikes:
+        drawn["latency"] = latencies.draw(outcome.history, f"{result.name}: waiting around a fault")
+    for what, picture in drawn.items():
+        path = kept.with_name(f"{kept.stem}-{what}.svg")
+        path.write_text(picture)
+        result.pictures.append(path.name)
+    kept.write_text(json.dumps(asdict(result), indent=1))
+    return result
+
+
+def path_of(folder: Path, workload: str, fault: str, seed: int) -> Path:
+    """Return where the result of a run is kept."""
+    return folder / f"run-{workload}-{fault}-{seed}.json".replace(" ", "-")
+
+
+def load(folder: Path) -> list[Result]:
+    """Read all results that were kept in a folder."""
+    return [Result(**json.loads(path.read_text())) for path in sorted(folder.glob("run-*.json"))]

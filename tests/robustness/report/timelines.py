@@ -1,0 +1,73 @@
+"""Who held which lock when, and what was done to them meanwhile: a lane for each lock, a colour for each process."""
+
+from __future__ import annotations
+
+import math
+
+from tests.robustness.histories import History, Operation
+from tests.robustness.report.canvas import COLOURS, FAINT, FAULT, LEFT, TOP, Canvas, steps
+
+LANES = 6
+"""Locks to draw; the busiest."""
+
+LONGEST = 12.0
+"""Seconds to draw: around the fault in the middle of the run."""
+
+
+def draw(history: History, title: str) -> str:
+    """Draw the middle of a history."""
+    grants = {key: [one for one in some if one.ok] for key, some in history.by_key("acquire").items()}
+    keys = sorted(sorted(grants, key=lambda key: -len(grants[key]))[:LANES])
+    start, end = _window(history)
+    processes = sorted({one.process for one in history if one.process != "director"})
+    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(processes)}
+    lane = 30
+    canvas = Canvas(
+        title,
+        "Bars: a grant, from its answer to its release or to the last moment it was believed in; a colour for each "
+        "process. "
+        "Red: a fault.",
+        (start, end),
+        height=TOP + lane * len(keys) + 56,
+    )
+    canvas.grid(steps(0, end - start), " s", offset=start)
+    for fault in history.faults:
+        if fault.called < end and min(fault.returned, end) > start:
+            canvas.band(max(fault.called, start), min(fault.returned, end), FAULT, 0.22)
+            canvas.words(canvas.x(max(fault.called, start)) + 2, TOP - 3, _label(fault), size=9.5, colour=FAULT)
+    ends = _ends(history)
+    for place, key in enumerate(keys):
+        y = TOP + place * lane + 6
+        canvas.words(LEFT - 8, y + 14, key, size=11, colour=FAINT, anchor="end")
+        for grant in grants[key]:
+            until = ends.get((key, grant.token), grant.returned)
+            if until >= start and grant.returned <= end:
+                canvas.bar(max(grant.returned, start), min(until, end), y, lane - 12, colours[grant.process])
+    return canvas.svg()
+
+
+def _window(history: History) -> tuple[float, float]:
+    times = [one.called for one in history.of("acquire")]
+    if not times:
+        return 0.0, 1.0
+    first, last = min(times), max(times)
+    if last - first <= LONGEST:
+        return first, last
+    faults = [one for one in history.faults if first <= one.called <= last]
+    middle = faults[len(faults) // 2].called if faults else (first + last) / 2
+    start = min(max(middle - LONGEST / 3, first), last - LONGEST)
+    return start, start + LONGEST
+
+
+def _ends(history: History) -> dict[tuple[str, int], float]:
+    """Return until when each grant was held, as far as its holder has said."""
+    ends: dict[tuple[str, int], float] = {}
+    for one in history.of("believe", "release"):
+        if "token" in one.said:
+            at = one.called if math.isinf(one.returned) else one.returned
+            ends[one.key, one.token] = max(ends.get((one.key, one.token), 0.0), at)
+    return ends
+
+
+def _label(fault: Operation) -> str:
+    return str(fault.said.get("label", fault.said.get("victim", fault.key)))
