@@ -114,7 +114,7 @@ class Stage:
 
     def conclude(self) -> History:
         """Look at the server once more, and put the history together."""
-        workloads.named(self.workload).conclude(self.direct, self.recorder)
+        workloads.named(self.workload).conclude(self.direct, self.recorder, self.options)
         with psycopg.connect(self.direct) as connection:
             for name, token in connection.execute("SELECT name, token FROM dblock.distributed_locks").fetchall():
                 self.recorder.note("newest", name, token=token)
@@ -135,9 +135,11 @@ def stage(
         fenced_store.install(server.url)
         with psycopg.connect(server.url, autocommit=True) as owner:
             owner.execute(WITNESS)
-        workloads.named(workload).prepare(server.url)
+        played = workloads.named(workload)
+        played.prepare(server.url)
         bugs.install(bug, server.url)
         made = Stage(server, folder, workload, seed, bug)
+        made.options.update(stack.enter_context(played.setting(server.url, folder)))
         stack.callback(made.recorder.close)
         stack.callback(_end, made)
         yield made

@@ -34,7 +34,6 @@ class Orders(NamedTuple):
     history: str
     seed: int
     kind: str = "sync"
-    threads: int = 2
     options: dict[str, Any] = {}  # noqa: RUF012 - never changed
     bug: str | None = None
 
@@ -52,6 +51,8 @@ class Worker:
         self.orders = orders
         self.options = orders.options
         self.dice = random.Random(f"{orders.seed} {name}")
+        self.own: dict[str, Any] = {}
+        """What the workload keeps for this thread from step to step."""
         self._over = over
 
     @property
@@ -66,7 +67,7 @@ class Worker:
     def acquire(self, name: str, *, timeout: float | None = 5.0, ttl: float = 30.0, **terms: Any) -> Any:
         """Wait for the lock; the result is a lease or None."""
         lock = self.client.lock(name, ttl=ttl, **terms)
-        return self._grant(name, ttl, terms, lambda: lock.acquire(timeout=timeout))
+        return self._grant(name, ttl, terms | {"timeout": timeout}, lambda: lock.acquire(timeout=timeout))
 
     def try_acquire(self, name: str, *, ttl: float = 30.0, **terms: Any) -> Any:
         """Ask once for the lock; the result is a lease or None."""
@@ -78,10 +79,14 @@ class Worker:
                 raise dblock.LockTimeout(name, 0)
             return lease
 
-        return self._grant(name, ttl, terms, ask)
+        return self._grant(name, ttl, terms | {"timeout": 0}, ask)
 
     def _grant(self, name: str, ttl: float, terms: dict[str, Any], ask: Callable[[], Any]) -> Any:
-        said = {key: value for key, value in terms.items() if isinstance(value, (bool, int, float, str))}
+        said: dict[str, Any] = {
+            key: value for key, value in terms.items() if isinstance(value, (bool, int, float, str))
+        }
+        if terms.get("claims"):
+            said["claims"] = [str(one) for named in terms["claims"] for one in getattr(named, "resources", [named])]
         return self.recorder.do(
             "acquire",
             name,
@@ -131,6 +136,10 @@ class Worker:
             token=lease.token,
         )
 
+    def drop(self, lease: Any) -> None:
+        """Let go of it without a word: whoever looks after the client gives it back, at some time or never."""
+        self.recorder.begin("release", lease.name, token=lease.token)
+
 
 def main() -> None:
     """Do as told until standard input ends."""
@@ -147,7 +156,7 @@ def main() -> None:
             threading.Thread(
                 target=_go, args=(workload, Worker(f"{name}.{number}", client, recorder, orders, over)), daemon=True
             )
-            for number in range(orders.threads)
+            for number in range(int(orders.options.get("threads", workload.threads)))
         ]
         for thread in threads:
             thread.start()
@@ -172,15 +181,21 @@ def _go(workload: Any, worker: Worker) -> None:
 
 def _count_wake_ups(recorder: Recorder) -> None:
     """Write down every notification that wakes a waiter."""
-    from dblock.line import Line
+    from dblock.line import Line, Seating
 
-    notified = Line.notified
+    add, notified = Line.add, Line.notified
+    names: dict[str, str] = {}
+
+    def added(self: Line, place: Seating) -> None:
+        names[place.attempt] = place.name
+        add(self, place)
 
     def noted(self: Line, attempt: str) -> None:
-        recorder.note("woken", "", attempt=attempt)
+        # Nobody else is told of the lock's name; a waiter that has left may be woken too late.
+        recorder.note("woken", names.get(attempt.replace("-", ""), ""), attempt=attempt)
         notified(self, attempt)
 
-    Line.notified = noted  # type: ignore[method-assign]
+    Line.add, Line.notified = added, noted  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
