@@ -1,4 +1,8 @@
-"""What was acknowledged is durable: every grant that was answered is known to the server in the end, or a later one."""
+"""What was acknowledged is durable: every grant that was answered is known to the server in the end.
+
+That is: the lock's row has its token or a later one, and where the server noted its grants, in the same transaction as
+each, this one is among them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from tests.robustness.histories import History, Operation
 
 
 def check(history: History) -> Finding:
-    """Compare the grants that were answered with the newest token of each lock, as the server has it in the end."""
+    """Compare the grants that were answered with what the server has in the end."""
     bad: list[tuple[Operation, str]] = []
     newest = {one.key: one.token for one in history.of("newest")}
+    noted = {(one.key, one.token) for one in history.of("granted")}
     grants = [one for one in history.of("acquire") if one.ok]
     if newest:
         bad = [
@@ -17,4 +22,6 @@ def check(history: History) -> Finding:
             for one in grants
             if one.token > newest.get(one.key, 0)
         ]
+    if noted:
+        bad += [(one, "acknowledged, and not noted") for one in grants if (one.key, one.token) not in noted]
     return found("durability", history, len(grants) if newest else 0, bad)

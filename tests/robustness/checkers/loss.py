@@ -1,17 +1,22 @@
-"""A holder learns of its loss before anybody else is granted the lock: nobody believes in a lease that was followed."""
+"""A holder learns of its loss before anybody else is granted the lock: nobody believes in a lease that was followed.
+
+Only whoever had its lock freed at once by force is excused, from then on.
+"""
 
 from __future__ import annotations
 
 import bisect
 
 from tests.robustness.checkers import Finding, found
+from tests.robustness.checkers.excuses import believable, broken
 from tests.robustness.histories import History, Operation
 
 
 def check(history: History) -> Finding:
     """Look for a lease that was found good after a later grant of the same lock had been answered."""
     bad: list[tuple[Operation, str]] = []
-    beliefs = history.by_key("believe")
+    since = broken(history)
+    beliefs = {key: believable(told, since) for key, told in history.by_key("believe").items()}
     grants = history.by_key("acquire")
     for key, believed in beliefs.items():
         answered = sorted((one for one in grants.get(key, []) if one.ok), key=lambda one: one.returned)

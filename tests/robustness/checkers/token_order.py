@@ -17,9 +17,8 @@ def check(history: History) -> Finding:
     """Compare each grant with those that were answered before it was asked for."""
     bad: list[tuple[Operation, str]] = []
     grants = [one for one in history.of("acquire") if one.ok]
-    for key in {one.key for one in grants}:
-        of_this = [one for one in grants if one.key == key]
-        bad += _backwards(of_this)
+    for asked in history.by_key("acquire").values():
+        bad += _backwards([one for one in asked if one.ok])
     times = Counter(one.token for one in grants)
     bad += [(one, f"token {one.token} was granted {times[one.token]} times") for one in grants if times[one.token] > 1]
     witnessed = history.by_key("granted")

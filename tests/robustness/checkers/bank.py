@@ -1,0 +1,75 @@
+"""Money is neither made nor lost: every snapshot adds up, and the balances are what the journal says.
+
+Every acknowledged transfer is in the journal once, none that was refused, none that nobody made; the tokens rise with
+the journal's order. A reader's snapshot has all that was acknowledged before it, and nothing that was begun after it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import Counter, defaultdict
+
+from tests.robustness.checkers import Finding, found
+from tests.robustness.histories import History, Operation
+
+
+def check(history: History) -> Finding:
+    """Look at each snapshot, and at the journal in the end."""
+    transfers = [one for one in history.of("write") if "transfer" in one.said]
+    sums = [one for one in history.of("sum") if one.ok]
+    bad = [
+        (one, f"sums up to {one.said['total']} instead of {one.said['should_be']}")
+        for one in sums
+        if one.said["total"] != one.said["should_be"]
+    ]
+    bad += _entries(sums, transfers)
+    balances = history.of("balance")
+    if balances:
+        bad += _journal(history.of("entry"), transfers)
+        bad += _balances(history.of("entry"), balances)
+    return found("bank", history, len(sums) + len(transfers), bad)
+
+
+def _entries(sums: list[Operation], transfers: list[Operation]) -> list[tuple[Operation, str]]:
+    bad: list[tuple[Operation, str]] = []
+    done = sorted(one.returned for one in transfers if one.ok)
+    begun = sorted(one.called for one in transfers if one.outcome != "failed")
+    for one in sums:
+        least, most = bisect.bisect_left(done, one.called), bisect.bisect_right(begun, one.returned)
+        if not least <= one.said["entries"] <= most:
+            bad.append((one, f"sees {one.said['entries']} entries, of at least {least} and at most {most}"))
+    return bad
+
+
+def _journal(entries: list[Operation], transfers: list[Operation]) -> list[tuple[Operation, str]]:
+    bad: list[tuple[Operation, str]] = []
+    times = Counter(one.said["transfer"] for one in entries)
+    known = {one.said["transfer"]: one for one in transfers}
+    for one in transfers:
+        if one.ok and not times[one.said["transfer"]]:
+            bad.append((one, "acknowledged, and not in the journal"))
+        if one.outcome == "failed" and times[one.said["transfer"]]:
+            bad.append((one, "refused, and in the journal all the same"))
+    entries = sorted(entries, key=lambda one: int(one.said["order"]))
+    for one in entries:
+        if times[one.said["transfer"]] > 1:
+            bad.append((one, f"in the journal {times[one.said['transfer']]} times"))
+        if one.said["transfer"] not in known:
+            bad.append((one, "in the journal, and nobody made it"))
+    for before, after in itertools.pairwise(entries):
+        if after.token < before.token:
+            bad.append((after, f"in the journal after token {before.token}"))
+    return bad
+
+
+def _balances(entries: list[Operation], balances: list[Operation]) -> list[tuple[Operation, str]]:
+    moved: dict[str, int] = defaultdict(int)
+    for one in entries:
+        moved[str(one.said["source"])] -= one.said["amount"]
+        moved[str(one.said["target"])] += one.said["amount"]
+    return [
+        (one, f"should be {one.said['before'] + moved[one.key]} by the journal, is {one.said['balance']}")
+        for one in balances
+        if one.said["balance"] != one.said["before"] + moved[one.key]
+    ]

@@ -1,0 +1,64 @@
+"""What a history says of leases that may end before their time; shared by the checkers that are about beliefs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from tests.robustness.histories import History, Operation
+
+SPARING = frozenset({"none", "freeze", "kill"})
+"""The faults that end no lease before its time but those of their victim."""
+
+CLOCKS = 0.99
+"""The part of a ttl that has passed at the least when the database counts all of it: its clock is not ours."""
+
+
+def broken(history: History) -> dict[int, float]:
+    """Return the tokens whose locks were freed at once, over their holders' heads, and since when that may be."""
+    found: dict[int, float] = {}
+    for one in history.of("force"):
+        if one.said.get("now") and one.outcome != "failed" and one.said.get("freed", True):
+            found[one.token] = min(one.called, found.get(one.token, math.inf))
+    return found
+
+
+def believable(operations: list[Operation], since: dict[int, float]) -> list[Operation]:
+    """Leave out what holders of broken locks have said since: they could not know."""
+    return [
+        one
+        for one in operations
+        if one.kind in ("acquire", "force") or one.returned <= since.get(one.said.get("token", 0), math.inf)
+    ]
+
+
+def earliest(history: History) -> dict[int, float]:
+    """Return for each token the moment before which nobody else can have its lock unless it was released.
+
+    That is a ttl after its grant, at the least: the grant was made after it was asked for, and after every moment at
+    which the holder before it was still one. A renewal makes it later. It is not known of those who were killed, nor
+    of anybody under a fault that may part a client from the database.
+    """
+    if any(one.key not in SPARING for one in history.faults):
+        return {}
+    victims = {str(one.said["victim"]) for one in history.faults if one.key == "kill"}
+    found: dict[int, float] = {}
+    lives: dict[str, list[Operation]] = history.by_key("acquire", "believe", "renew", "release")
+    for operations in lives.values():
+        # Until when each token was seen to be held.
+        seen: dict[int, float] = defaultdict(lambda: -math.inf)
+        for one in operations:
+            if one.ok and "token" in one.said and one.said.get("freed", True) and one.kind != "acquire":
+                seen[one.token] = max(seen[one.token], one.called)
+        last = -math.inf
+        for grant in sorted((one for one in operations if one.kind == "acquire" and one.ok), key=lambda one: one.token):
+            if grant.process not in victims and "ttl" in grant.said:
+                found[grant.token] = max(grant.called, last) + grant.said["ttl"] * CLOCKS
+            last = max(last, grant.called, seen[grant.token])
+        ttls = {
+            one.token: one.said["ttl"] for one in operations if one.kind == "acquire" and one.ok and "ttl" in one.said
+        }
+        for one in operations:
+            if one.kind == "renew" and one.ok and one.token in found and one.token in ttls:
+                found[one.token] = max(found[one.token], one.called + ttls[one.token] * CLOCKS)
+    return found

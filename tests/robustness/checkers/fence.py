@@ -1,0 +1,80 @@
+"""A resource accepts nothing below what it has accepted or what was claimed before, and refuses nothing without reason.
+
+For two writes to one resource, the first answered before the second was sent: if both were accepted, the second has the
+higher pair of token and number. Likewise after a claim, by itself or with a grant: nothing below its token is accepted.
+And whoever was refused came with a token below some other that had been shown, or may have been, by then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from tests.robustness.checkers import Finding, found
+from tests.robustness.histories import History, Operation
+
+Pair = tuple[int, int]
+
+
+def check(history: History) -> Finding:
+    """Compare each write with what was answered before it was sent."""
+    bad: list[tuple[Operation, str]] = []
+    looked_at = 0
+    writes = history.by_key("write")
+    shown: dict[str, list[Operation]] = defaultdict(list)
+    for one in history.of("claim"):
+        shown[one.key].append(one)
+    for one in history.of("acquire"):
+        for resource in one.said.get("claims", ()):
+            shown[resource].append(one)
+    for key, written in writes.items():
+        looked_at += len(written)
+        bad += _accepted_below(written, shown.get(key, []))
+        bad += _refused_without_reason(written, shown.get(key, []))
+    return found("fence", history, looked_at, bad)
+
+
+def _pair(one: Operation) -> Pair:
+    """Return what a write was shown with. One without a number of its own may repeat its token."""
+    return one.token, int(one.said.get("number", 0))
+
+
+def _accepted_below(written: list[Operation], claims: list[Operation]) -> list[tuple[Operation, str]]:
+    bad: list[tuple[Operation, str]] = []
+    # A claim is below every write with its token.
+    answered = [(one.returned, (one.token, -1), one) for one in claims if one.ok]
+    answered += [(one.returned, _pair(one), one) for one in written if one.ok]
+    answered.sort(key=lambda item: item[0])
+    place = 0
+    highest: tuple[Pair, Operation] | None = None
+    for one in sorted((one for one in written if one.ok), key=lambda one: one.called):
+        while place < len(answered) and answered[place][0] < one.called:
+            if highest is None or answered[place][1] > highest[0]:
+                highest = answered[place][1], answered[place][2]
+            place += 1
+        if highest is None:
+            continue
+        pair, before = highest
+        repeated = pair == _pair(one) and "number" in one.said
+        if _pair(one) < pair or repeated:
+            bad.append((one, f"accepted after {before}"))
+    return bad
+
+
+def _refused_without_reason(written: list[Operation], claims: list[Operation]) -> list[tuple[Operation, str]]:
+    """Return what was refused though nothing higher can have been shown by then."""
+    bad: list[tuple[Operation, str]] = []
+    # A grant that was not acknowledged, or was undone, may have claimed under a token that nobody has told.
+    reasons = [(one.called, (one.token, -1) if one.ok or one.kind == "claim" else (math.inf, 0)) for one in claims]
+    reasons += [(one.called, _pair(one)) for one in written if one.outcome != "failed"]
+    reasons.sort(key=lambda item: item[0])
+    place, highest = 0, (-math.inf, 0.0)
+    for one in sorted((one for one in written if one.outcome == "failed"), key=lambda one: one.returned):
+        if "Stale" not in str(one.said.get("error", "Stale")):
+            continue
+        while place < len(reasons) and reasons[place][0] <= one.returned:
+            highest = max(highest, reasons[place][1])
+            place += 1
+        if highest <= _pair(one):
+            bad.append((one, "refused as stale, and nobody has shown anything higher"))
+    return bad

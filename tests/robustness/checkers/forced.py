@@ -1,0 +1,24 @@
+"""A lock that was taken from its holder is not renewed any more, and is given back to nobody."""
+
+from __future__ import annotations
+
+from tests.robustness.checkers import Finding, found
+from tests.robustness.histories import History, Operation
+
+
+def check(history: History) -> Finding:
+    """Look for a renewal that was begun after the operator had been answered."""
+    taken: dict[tuple[str, int], Operation] = {}
+    for one in history.of("force"):
+        if one.ok and one.said.get("taken") and (one.key, one.token) not in taken:
+            taken[one.key, one.token] = one
+    bad: list[tuple[Operation, str]] = []
+    for one in history.of("renew", "force"):
+        first = taken.get((one.key, int(one.said.get("token", 0))))
+        if first is None or not one.ok or one.called <= first.returned:
+            continue
+        if one.kind == "renew":
+            bad.append((one, f"renewed after it was taken: {first}"))
+        elif first.said.get("now") and one.said.get("taken"):
+            bad.append((one, f"taken from somebody whose lock had been freed: {first}"))
+    return found("forced", history, len(taken), bad)

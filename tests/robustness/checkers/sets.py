@@ -1,0 +1,48 @@
+"""What was added to a set under the lock is in it: all that was acknowledged, nothing twice, nothing made up.
+
+What has an unknown outcome may be there or not. As every writer writes back all that it has read, and each element
+names its token, the elements also show in which order the writes were accepted: tokens never fall.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+from tests.robustness.checkers import Finding, found
+from tests.robustness.histories import History, Operation
+
+
+def check(history: History) -> Finding:
+    """Compare each set, as it was in the end, with what was written to it."""
+    bad: list[tuple[Operation, str]] = []
+    looked_at = 0
+    tried = history.by_key("write")
+    final = {one.key: one for one in history.of("final")}
+    for key, written in tried.items():
+        if not final:
+            break
+        there = Counter(final[key].said["elements"]) if key in final else Counter()
+        looked_at += len(written)
+        bad += [
+            (one, f"acknowledged, and lost: {one.said['element']}")
+            for one in written
+            if one.ok and not there[one.said["element"]]
+        ]
+        bad += [
+            (one, f"refused, and there all the same: {one.said['element']}")
+            for one in written
+            if one.outcome == "failed" and there[one.said["element"]]
+        ]
+    for key, one in final.items():
+        tokens = {write.said["element"]: write.token for write in tried.get(key, [])}
+        elements = one.said["elements"]
+        bad += [(one, f"is there {times} times: {what}") for what, times in Counter(elements).items() if times > 1]
+        bad += [(one, f"nobody has added {what}") for what in elements if what not in tokens]
+        known = [what for what in elements if what in tokens]
+        bad += [
+            (one, f"{after} came after {before}, which has the higher token")
+            for before, after in itertools.pairwise(known)
+            if tokens[after] < tokens[before]
+        ]
+    return found("sets", history, looked_at, bad)
