@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import psycopg
@@ -24,52 +25,92 @@ needs_pgbouncer = pytest.mark.skipif(
 )
 
 
+class Pooler:
+    """A pooler that gives each transaction any of three backends; `dsn` leads through it."""
+
+    def __init__(self, dsn: str) -> None:
+        parameters = conninfo.conninfo_to_dict(dsn)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._folder = Path(tempfile.mkdtemp(prefix="dblock-pgbouncer-"))
+        password = f" password={parameters['password']}" if parameters.get("password") else ""
+        (self._folder / "users").write_text(f'"{parameters["user"]}" ""\n')
+        (self._folder / "ini").write_text(
+            f"""
+            [databases]
+            pooled = host={parameters["host"]} port={parameters.get("port") or 5432} dbname={parameters["dbname"]} \
+                user={parameters["user"]}{password} pool_size=3
+            [pgbouncer]
+            listen_addr = 127.0.0.1
+            listen_port = {port}
+            unix_socket_dir =
+            auth_type = any
+            auth_file = {self._folder}/users
+            pool_mode = transaction
+            """.replace("\\\n", " ").replace("                user", " user")
+        )
+        self._account: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            # pgbouncer refuses to be root; and the socket of root's server is open to that server's account alone.
+            host = str(parameters["host"])
+            self._account = {"user": os.stat(host).st_uid if host.startswith("/") else 65534}
+            for path in (self._folder, *self._folder.iterdir()):
+                os.chown(path, self._account["user"], -1)
+        self.dsn = f"postgresql://{parameters['user']}@127.0.0.1:{port}/pooled"
+        self._console = f"postgresql://{parameters['user']}@127.0.0.1:{port}/pgbouncer"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and return once it lets us through."""
+        assert PGBOUNCER is not None
+        process = self._process = subprocess.Popen(
+            [PGBOUNCER, "-q", str(self._folder / "ini")], stderr=subprocess.PIPE, **self._account
+        )
+        deadline = time.monotonic() + 15
+        while True:
+            try:
+                psycopg.connect(self.dsn).close()
+                break
+            except psycopg.OperationalError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def command(self, what: str) -> None:
+        """Tell it something over its console."""
+        with psycopg.connect(self._console, autocommit=True) as console:
+            console.execute(what.encode())
+
+    def kill(self) -> None:
+        """End it without a word to anybody."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def __enter__(self) -> Pooler:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, and remove what it has left."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.communicate()
+        shutil.rmtree(self._folder)
+
+
 @contextmanager
 def pooled(dsn: str) -> Iterator[str]:
-    """Yield a way to a database through a pooler that gives each transaction any of three backends."""
-    parameters = conninfo.conninfo_to_dict(dsn)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    folder = Path(tempfile.mkdtemp(prefix="dblock-pgbouncer-"))
-    password = f" password={parameters['password']}" if parameters.get("password") else ""
-    (folder / "users").write_text(f'"{parameters["user"]}" ""\n')
-    (folder / "ini").write_text(
-        f"""
-        [databases]
-        pooled = host={parameters["host"]} port={parameters.get("port") or 5432} dbname={parameters["dbname"]} \
-            user={parameters["user"]}{password} pool_size=3
-        [pgbouncer]
-        listen_addr = 127.0.0.1
-        listen_port = {port}
-        unix_socket_dir =
-        auth_type = any
-        auth_file = {folder}/users
-        pool_mode = transaction
-        """.replace("\\\n", " ").replace("            user", " user")
-    )
-    account: dict[str, Any] = {}
-    if os.geteuid() == 0:
-        # pgbouncer refuses to be root; and the socket of root's server is open to that server's account alone.
-        host = str(parameters["host"])
-        account = {"user": os.stat(host).st_uid if host.startswith("/") else 65534}
-        for path in (folder, *folder.iterdir()):
-            os.chown(path, account["user"], -1)
-    assert PGBOUNCER is not None
-    process = subprocess.Popen([PGBOUNCER, "-q", str(folder / "ini")], stderr=subprocess.PIPE, **account)
-    through = f"postgresql://{parameters['user']}@127.0.0.1:{port}/pooled"
-    deadline = time.monotonic() + 15
-    while True:
-        try:
-            psycopg.connect(through).close()
-            break
-        except psycopg.OperationalError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-    try:
-        yield through
-    finally:
-        process.terminate()
-        process.communicate()
-        shutil.rmtree(folder)
+    """Yield a way to a database through a pooler."""
+    with Pooler(dsn) as pooler:
+        yield pooler.dsn
