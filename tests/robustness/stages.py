@@ -54,16 +54,13 @@ class Stage:
         """For the workload."""
         self.dsn = server.url
         """The traffic's way to the server."""
+        self.direct = server.url
+        """The way to the server past everything that may stand before it."""
         self.props: dict[str, Any] = {}
         """What else stands on the stage, by name: a proxy, a standby."""
         self.workers: dict[str, subprocess.Popen[str]] = {}
         self.recorder = Recorder(folder / "director.jsonl")
         self._started = 0
-
-    @property
-    def direct(self) -> str:
-        """The way to the server past everything that may stand before it."""
-        return self.server.url
 
     def start_worker(self, wait: bool = True) -> str:
         """Start one more process of the traffic; the result is its name. Every other is asynchronous."""
