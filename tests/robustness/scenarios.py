@@ -65,11 +65,17 @@ def play(
     folder: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Have one scenario played, and check what came of it. The history stays in `folder`, if one is named."""
+    """Have one scenario played, and check what came of it. The history stays in `folder`, if one is named.
+
+    A fault that cannot be done on this machine is CannotBeDone, with the reason.
+    """
     with tempfile.TemporaryDirectory() as own:
         where = folder or Path(own)
         began = time.monotonic()
         fault = faults.all_faults()[scenario.fault]()
+        missing = fault.missing()
+        if missing is not None:
+            raise faults.CannotBeDone(missing)
         history = _play(scenario, fault, seed, bug, where, progress)
         findings = [check(history) for check in workloads.named(scenario.workload).checkers]
         findings = [one for one in findings if one.checker not in fault.excuses]
@@ -93,5 +99,6 @@ def _play(
                     made.recorder.end(number, "ok", **fault.strike(made, dice))
                     struck += 1
                 progress(f"{scenario.name}: {struck} strikes, {time.monotonic() - began:.0f} s")
+            time.sleep(fault.afterwards if struck else 0)
             made.stop_workers()
             return made.conclude()

@@ -2,7 +2,8 @@
 
 Each is a class with a name. `setting` makes what it needs on the stage before the traffic starts; `strike` does it
 once, and returns when it is over and the traffic can go on. A fault says which checkers cannot be asked after it, and
-why.
+why; and where it cannot be done on this machine, what is missing: it is then skipped with that reason, and does not
+count as passed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from tests.robustness.stages import Stage
 
 
+class CannotBeDone(Exception):
+    """What a fault needs is not there; the reason to skip it."""
+
+
 class Fault:
     """Nothing happens; the base of all others."""
 
@@ -26,6 +31,13 @@ class Fault:
     """The checkers that cannot be asked, by name, with the reason."""
     every = (0.2, 0.6)
     """Seconds between two strikes."""
+    afterwards = 2.0
+    """Seconds for which the traffic goes on after the last strike: a fault that it does not recover from would show."""
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Say what it needs and this machine does not have, if anything."""
+        return None
 
     @contextmanager
     def setting(self, stage: Stage) -> Iterator[None]:
@@ -48,6 +60,7 @@ def all_faults() -> dict[str, type[Fault]]:
     pending = [Fault]
     while pending:
         one = pending.pop()
-        found[one.name] = one
+        if "name" in vars(one):  # the base of a family has none
+            found[one.name] = one
         pending += one.__subclasses__()
     return found
