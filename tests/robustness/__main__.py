@@ -22,7 +22,6 @@ from tests.robustness.report import page, results
 from tests.robustness.scenarios import Scenario, play
 from tests.robustness.stages import ROOT
 
-
 SKIPPED = 77
 """What a run ends with that cannot be made on this machine."""
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import dblock
 from tests.robustness import bugs, workloads
 from tests.robustness.histories import Recorder
+from tests.robustness.interruptions import GIVEN_UP, Interruptions
 from tests.support.facade import in_threads
 
 
@@ -42,9 +43,17 @@ class Worker:
     """One thread of the traffic, and the words in which a workload is written."""
 
     REFUSED = (dblock.LockTimeout, dblock.LeaseLost)
-    UNKNOWN = (dblock.DatabaseError, dblock.ClientClosed)
+    UNKNOWN = (dblock.DatabaseError, dblock.ClientClosed, *GIVEN_UP)
 
-    def __init__(self, name: str, client: Any, recorder: Recorder, orders: Orders, over: threading.Event) -> None:
+    def __init__(
+        self,
+        name: str,
+        client: Any,
+        recorder: Recorder,
+        orders: Orders,
+        over: threading.Event,
+        interruptions: Interruptions,
+    ) -> None:
         self.name = name
         self.client = client
         self.recorder = recorder
@@ -54,6 +63,7 @@ class Worker:
         self.own: dict[str, Any] = {}
         """What the workload keeps for this thread from step to step."""
         self._over = over
+        self._interruptions = interruptions
 
     @property
     def over(self) -> bool:
@@ -87,10 +97,10 @@ class Worker:
         }
         if terms.get("claims"):
             said["claims"] = [str(one) for named in terms["claims"] for one in getattr(named, "resources", [named])]
-        return self.recorder.do(
+        lease = self.recorder.do(
             "acquire",
             name,
-            ask,
+            self._interruptions.interruptible(ask),
             refused=self.REFUSED,
             unknown=self.UNKNOWN,
             told=lambda lease: {"token": lease.token},
@@ -98,6 +108,7 @@ class Worker:
             worker=self.name,
             **said,
         )
+        return self._interruptions.note(lease)
 
     def believes(self, lease: Any) -> bool:
         """Tell whether the lease may be believed, and write it down if so: from before it was looked at."""
@@ -121,7 +132,12 @@ class Worker:
     def renew(self, lease: Any) -> None:
         """Renew the lease by hand."""
         self.recorder.do(
-            "renew", lease.name, lease.renew, refused=self.REFUSED, unknown=self.UNKNOWN, token=lease.token
+            "renew",
+            lease.name,
+            self._interruptions.interruptible(lease.renew),
+            refused=self.REFUSED,
+            unknown=self.UNKNOWN,
+            token=lease.token,
         )
 
     def release(self, lease: Any) -> None:
@@ -129,7 +145,7 @@ class Worker:
         self.recorder.do(
             "release",
             lease.name,
-            lease.release,
+            self._interruptions.interruptible(lease.release),
             refused=self.REFUSED,
             unknown=self.UNKNOWN,
             told=lambda freed: {"freed": freed},
@@ -152,21 +168,38 @@ def main() -> None:
     name = Path(orders.history).stem
     with in_threads(orders.kind, orders.dsn, patience=2.0, **orders.options.get("client", {})) as client:
         _count_wake_ups(recorder)
-        threads = [
-            threading.Thread(
-                target=_go, args=(workload, Worker(f"{name}.{number}", client, recorder, orders, over)), daemon=True
-            )
-            for number in range(int(orders.options.get("threads", workload.threads)))
-        ]
+        interruptions = Interruptions()
+
+        def worker(name: str, recorder: Recorder = recorder) -> Worker:
+            return Worker(name, client, recorder, orders, over, interruptions)
+
+        befalls = orders.options.get("befalls")
+        if befalls == "forks":
+            interruptions.expect_forks(client, name, Path(orders.history), orders.seed, lambda own: worker(name, own))
+        if befalls == "giving up":
+            interruptions.expect_giving_up(client, orders.seed)
+        workers = [worker(f"{name}.{number}") for number in range(int(orders.options.get("threads", workload.threads)))]
+        # Ctrl-C, and whatever else a signal raises, comes to the main thread alone.
+        in_main = [workers.pop()] if befalls == "giving up" and orders.kind == "sync" else []
+        threads = [threading.Thread(target=_go, args=(workload, one), daemon=True) for one in workers]
         for thread in threads:
             thread.start()
         print("ready", flush=True)
-        sys.stdin.read()
-        over.set()
+        if in_main:
+            threading.Thread(target=_end_with_input, args=(over,), daemon=True).start()
+            _go(workload, in_main[0])
+        else:
+            _end_with_input(over)
         for thread in threads:
             thread.join(20)
             if thread.is_alive():
                 recorder.note("trouble", thread.name, what="did not end")
+        interruptions.wait_for_children()
+
+
+def _end_with_input(over: threading.Event) -> None:
+    sys.stdin.read()
+    over.set()
 
 
 def _go(workload: Any, worker: Worker) -> None:

@@ -1,13 +1,16 @@
-"""Processes of the traffic that are stopped, for longer than their leases last, or killed."""
+"""Processes of the traffic that are stopped, for longer than their leases last, killed, forked, or interrupted."""
 
 from __future__ import annotations
 
 import random
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.robustness.faults import Fault
+from tests.robustness.interruptions import FORK, GIVE_UP
 
 if TYPE_CHECKING:
     from tests.robustness.stages import Stage
@@ -44,3 +47,37 @@ class Kill(Fault):
         process.stdin.close()
         process.stdout.close()
         return {"victim": victim, "instead": stage.start_worker()}
+
+
+class Fork(Fault):
+    """A process forks, whatever its threads hold; the child tries what it has inherited."""
+
+    name = "fork"
+    every = (0.05, 0.4)
+
+    @contextmanager
+    def setting(self, stage: Stage) -> Iterator[None]:
+        stage.options["befalls"] = "forks"
+        yield
+
+    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        whom = dice.choice(sorted(stage.workers))
+        stage.workers[whom].send_signal(FORK)
+        return {"whom": whom}
+
+
+class Cancel(Fault):
+    """A call is given up at any of its awaits, or by an exception in the middle of it."""
+
+    name = "cancel"
+    every = (0.01, 0.1)
+
+    @contextmanager
+    def setting(self, stage: Stage) -> Iterator[None]:
+        stage.options["befalls"] = "giving up"
+        yield
+
+    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        whom = dice.choice(sorted(stage.workers))
+        stage.workers[whom].send_signal(GIVE_UP)
+        return {"whom": whom}
