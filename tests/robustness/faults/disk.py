@@ -1,0 +1,140 @@
+"""There is no room: the disk is full, or files may not grow. The server crashes over it, and recovers when there is."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from dblock.embedded import Server
+from dblock.embedded.account import account_for
+from dblock.embedded.processes import pids_working_in
+from tests.robustness.faults import Fault
+
+if TYPE_CHECKING:
+    from tests.robustness.stages import Stage
+
+MEBIBYTES = 256
+"""Of the small disk: enough for a server and its log, and soon full."""
+
+
+def push(stage: Stage, seconds: float) -> int:
+    """Have the server need new files for its log, for so long; the result is how often it took it."""
+    until, times = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        try:
+            with psycopg.connect(stage.direct, autocommit=True) as owner:
+                while time.monotonic() < until:
+                    owner.execute("SELECT pg_logical_emit_message(true, 'fill', repeat('x', 200000)), pg_switch_wal()")
+                    times += 1
+        except psycopg.Error:
+            time.sleep(0.02)
+    return times
+
+
+def recover(server: Server) -> bool:
+    """Wait until the server answers, and start it where it has given up; the result is whether it had."""
+    deadline, given_up = time.monotonic() + 60, False
+    while not server.answers():
+        assert time.monotonic() < deadline, "the server did not recover"
+        if server.pid is None or not pids_working_in(server.data):
+            given_up = True
+            server.stop()
+            server.start()
+        time.sleep(0.02)
+    return given_up
+
+
+def crashes(server: Server) -> int:
+    """Return how often the server has said that it cannot go on."""
+    return server.log.read_text(errors="replace").count("PANIC:")
+
+
+class DiskFull(Fault):
+    """The disk is full for a while, for tables and log alike."""
+
+    name = "disk-full"
+    settings = {"min_wal_size": "32MB", "max_wal_size": "64MB", "fsync": "off"}  # noqa: RUF012
+    afterwards = 3.0
+
+    @classmethod
+    def missing(cls) -> str | None:
+        if os.geteuid() != 0:
+            return "mounting a small disk needs root"
+        if not shutil.which("mount"):
+            return "there is no program to mount a small disk with"
+        tried = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True)
+        return None if tried.returncode == 0 else "mounting is not allowed here, as in most containers"
+
+    @contextmanager
+    def setting(self, stage: Stage) -> Iterator[None]:
+        """Move the server to a small disk."""
+        server = stage.server
+        server.stop()
+        aside = server.data.with_name("aside")
+        server.data.rename(aside)
+        owner = aside.stat()
+        server.data.mkdir(mode=0o700)
+        options = f"size={MEBIBYTES}m,mode=0700,uid={owner.st_uid},gid={owner.st_gid}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(server.data)], check=True)
+        try:
+            subprocess.run(["cp", "-a", f"{aside}/.", str(server.data)], check=True)
+            server.start()
+            yield
+        finally:
+            server.stop()
+            subprocess.run(["umount", str(server.data)], check=True)
+            server.data.rmdir()
+            aside.rename(server.data)
+
+    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        server, before = stage.server, crashes(stage.server)
+        ballast = server.data / "ballast"
+        with open(ballast, "wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(2**16))
+        pushed = push(stage, dice.uniform(0.2, 0.8))
+        ballast.unlink()
+        given_up = recover(server)
+        return {"crashes": crashes(server) - before, "given_up": given_up, "pushed": pushed}
+
+
+class FilesCannotGrow(Fault):
+    """No file of the server's may be longer than a little, for a while: what a quota or a limit does."""
+
+    name = "files-cannot-grow"
+    settings = {"min_wal_size": "32MB", "max_wal_size": "64MB", "fsync": "off"}  # noqa: RUF012
+    afterwards = 3.0
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return None if shutil.which("prlimit") else "the program prlimit is not there (Debian: util-linux)"
+
+    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        server, before = stage.server, crashes(stage.server)
+        longest = dice.choice([2**15, 2**20, 2**23])
+        _limit(server, str(longest))
+        pushed = push(stage, dice.uniform(0.2, 0.8))
+        _limit(server, "unlimited")
+        given_up = recover(server)
+        return {"crashes": crashes(server) - before, "given_up": given_up, "pushed": pushed, "longest": longest}
+
+
+def _limit(server: Server, longest: str) -> None:
+    """Limit the length of the files of all processes of the server, which only its own account may do."""
+    script = 'longest=$1; shift; for pid; do prlimit --pid "$pid" --fsize="$longest:" 2>/dev/null; done; true'
+    # Once more for those that were being forked meanwhile.
+    for _ in range(2):
+        subprocess.run(
+            ["/bin/sh", "-c", script, "sh", longest, *map(str, pids_working_in(server.data))],
+            check=True,
+            cwd="/",
+            **account_for(server.data).popen_options(),
+        )

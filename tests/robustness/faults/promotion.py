@@ -1,0 +1,177 @@
+"""The primary fails and its standby is promoted; then the old primary's place is taken by a standby of the new one.
+
+Two servers change places, each in a folder of its own. The traffic's way names both, and leads to the one that takes
+writes.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import conninfo
+
+from dblock.embedded import Server
+from dblock.embedded.account import account_for
+from dblock.embedded.binaries import find
+from dblock.embedded.processes import pids_working_in
+from tests.robustness.faults import Fault
+from tests.robustness.faults.server import LAZY, kill_everything, tell
+from tests.robustness.stages import wait_until
+from tests.support.servers import new_folder
+from tests.support.standby import promote
+
+if TYPE_CHECKING:
+    from tests.robustness.stages import Stage
+
+LOST = "a failover to an asynchronous standby can lose grants that were acknowledged (docs/protocol.md, Failovers)"
+
+
+def follow(primary: Server, standby: Server) -> None:
+    """Make a standby of the primary, in the folder of the other, whatever was there; and start it."""
+    standby.stop()
+    shutil.rmtree(standby.data, ignore_errors=True)
+    standby.folder.mkdir(mode=0o711, exist_ok=True)
+    standby.data.mkdir(mode=0o700)
+    account = account_for(primary.data)
+    account.own(standby.data)
+    subprocess.run(
+        [
+            find(primary.folder, account) / "pg_basebackup",
+            *("--dbname", primary.url, "--pgdata", standby.data, "--checkpoint=fast", "--no-sync"),
+            "--write-recovery-conf",
+        ],
+        check=True,
+        capture_output=True,
+        cwd="/",
+        **account.popen_options(),
+    )
+    standby.start()
+
+
+def one_value(server: Server, query: str) -> object:
+    """Ask a server one thing."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        row = connection.execute(query.encode()).fetchone()
+    return None if row is None else row[0]
+
+
+class SyncPromotion(Fault):
+    """The primary is killed, and its synchronous standby promoted: nothing that was acknowledged is lost."""
+
+    name = "promotion-sync"
+    settings = LAZY
+    synchronous = True
+    every = (0.3, 0.8)
+    afterwards = 3.0
+
+    @contextmanager
+    def setting(self, stage: Stage) -> Iterator[None]:
+        first = stage.server
+        second = Server(new_folder(), settings=dict(self.settings), dies_with_us=True)
+        try:
+            follow(first, second)
+            stage.props["standby"] = second
+            ways = [conninfo.conninfo_to_dict(one.url) for one in (first, second)]
+            stage.dsn = conninfo.make_conninfo(
+                user="postgres",
+                dbname="postgres",
+                host=",".join(str(way["host"]) for way in ways),
+                port=",".join(str(way["port"]) for way in ways),
+                target_session_attrs="read-write",
+            )
+            stage.direct = stage.dsn
+            self.attend(stage)
+            yield
+        finally:
+            stage.server = first
+            for one in (second, first):
+                tell(pids_working_in(one.data), signal.SIGCONT)
+                one.stop()
+            shutil.rmtree(second.folder, ignore_errors=True)
+
+    def attend(self, stage: Stage) -> None:
+        """Return once the standby follows, and its confirmations are waited for."""
+        primary = stage.server
+        if self.synchronous:
+            with psycopg.connect(primary.url, autocommit=True) as owner:
+                owner.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+                owner.execute("SELECT pg_reload_conf()")
+        state = "sync" if self.synchronous else "async"
+        wait_until(
+            f"the standby to be {state}",
+            lambda: one_value(primary, "SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'") == state,
+        )
+
+    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        primary, standby = stage.server, stage.props["standby"]
+        said = self.before(primary, standby, dice)
+        killed = kill_everything(primary)
+        timeline = self.go_over(standby)
+        stage.server, stage.props["standby"] = standby, primary
+        said |= self.between(stage, dice)
+        follow(stage.server, stage.props["standby"])
+        self.attend(stage)
+        return {"killed": killed, "timeline": timeline, **said}
+
+    def before(self, primary: Server, standby: Server, dice: random.Random) -> dict[str, object]:
+        """Do something before the primary is killed."""
+        return {}
+
+    def between(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        """Do something after the standby has been promoted."""
+        return {}
+
+    def go_over(self, standby: Server) -> object:
+        """Promote the standby, without waiting for another one; the result is its timeline."""
+        with psycopg.connect(standby.url, autocommit=True) as owner:
+            owner.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+            owner.execute("SELECT pg_reload_conf()")
+        promote(standby)
+        return one_value(standby, "SELECT timeline_id FROM pg_control_checkpoint()")
+
+
+class AsyncPromotion(SyncPromotion):
+    """The primary is killed while its standby lags behind: the last grants that were acknowledged are lost."""
+
+    name = "promotion-async"
+    synchronous = False
+    excuses = dict.fromkeys(("linearizability", "loss told first", "durability"), LOST)
+
+    def before(self, primary: Server, standby: Server, dice: random.Random) -> dict[str, object]:
+        """Stop what sends the log, so that the standby falls behind."""
+        seconds = dice.choice([0, dice.uniform(0.1, 0.6), dice.uniform(0.1, 0.6)])
+        sender = one_value(primary, "SELECT pid FROM pg_stat_replication")
+        if seconds and isinstance(sender, int):
+            tell([sender], signal.SIGSTOP)
+            time.sleep(seconds)
+        return {"lagged": seconds}
+
+
+class SplitBrain(AsyncPromotion):
+    """As before; and then the old primary comes back for a moment, and some of the traffic finds it first."""
+
+    name = "split-brain"
+    excuses = {  # noqa: RUF012
+        **dict.fromkeys(("linearizability", "loss told first", "durability"), LOST),
+        "token order": "two primaries grant at the same time, each in the order of its own tokens; whoever asks the old"
+        " one gets a lower token, which the fence refuses",
+    }
+
+    def between(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        old = stage.props["standby"]
+        old.stop()
+        old.start()
+        seconds = dice.uniform(0.2, 0.8)
+        time.sleep(seconds)
+        with suppress(psycopg.Error):
+            sessions = one_value(old, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dblock'")
+        kill_everything(old)
+        return {"seconds": seconds, "sessions": sessions}

@@ -1,0 +1,98 @@
+"""The server ends statements early, or somebody else's transaction holds what they need."""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from tests.robustness.faults import Fault
+
+if TYPE_CHECKING:
+    from tests.robustness.stages import Stage
+
+LONGEST_TTL = 2.0
+
+
+class Timeouts(Fault):
+    """Timeouts are set so short that many statements run into them, for the whole server or for new sessions."""
+
+    name = "timeouts"
+    choices: tuple[tuple[str, str], ...] = (
+        ("statement_timeout", "2ms"),
+        ("statement_timeout", "8ms"),
+        ("lock_timeout", "1ms"),
+        ("idle_in_transaction_session_timeout", "1ms"),
+        ("idle_session_timeout", "5ms"),
+        ("transaction_timeout", "8ms"),
+        ("deadlock_timeout", "1ms"),
+    )
+
+    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        name, value = dice.choice(self.choices)
+        whom = dice.choice(["system", "role"])
+        with psycopg.connect(stage.direct, autocommit=True) as owner:
+            # What is set here holds for this session whatever the server's or the role's.
+            for one in {name for name, _ in self.choices} - {"deadlock_timeout"}:
+                owner.execute(f"SET {one} = 0".encode())
+            try:
+                self._set(owner, whom, f"SET {name} = '{value}'")
+                time.sleep(dice.uniform(0.3, 1.0))
+            finally:
+                self._set(owner, whom, f"RESET {name}")
+        return {"setting": name, "value": value, "whose": whom}
+
+    @staticmethod
+    def _set(owner: psycopg.Connection, whom: str, what: str) -> None:
+        if whom == "system":
+            owner.execute(f"ALTER SYSTEM {what}".encode())
+            owner.execute("SELECT pg_reload_conf()")
+        else:
+            owner.execute(f"ALTER ROLE CURRENT_USER {what}".encode())
+            # What is so set holds for new sessions.
+            owner.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'"
+                " AND pid <> pg_backend_pid()"
+            )
+
+
+class ForeignRows(Fault):
+    """Somebody else's transaction holds the rows of locks for a while; with a server that is quick to see deadlocks."""
+
+    name = "foreign-rows"
+    settings = {"deadlock_timeout": "1ms"}  # noqa: RUF012
+    take = "SELECT FROM dblock.distributed_locks WHERE name = %s FOR UPDATE"
+
+    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        seconds = dice.choice([0.05, 0.3, 1.3]) * LONGEST_TTL * dice.uniform(0.8, 1.2)
+        with closing(psycopg.connect(stage.direct)) as other:
+            found = other.execute("SELECT name FROM dblock.distributed_locks ORDER BY name").fetchall()
+            other.rollback()
+            names = [name for (name,) in dice.sample(found, dice.randint(1, len(found)))] if found else []
+            held = 0
+            with suppress(psycopg.errors.DeadlockDetected):
+                for name in names:
+                    other.execute(self.take.encode(), [name])
+                    held += 1
+            time.sleep(seconds)
+            other.rollback()
+        return {"rows": held, "seconds": seconds}
+
+
+class ForeignTable(Fault):
+    """Somebody else's transaction holds a whole table of dblock's for a while, against everything."""
+
+    name = "foreign-table"
+
+    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        seconds = dice.choice([0.05, 0.3, 1.3]) * LONGEST_TTL * dice.uniform(0.8, 1.2)
+        with closing(psycopg.connect(stage.direct)) as other:
+            tables = other.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'dblock' ORDER BY 1").fetchall()
+            table = "distributed_locks" if dice.random() < 0.5 else dice.choice(tables)[0]
+            other.execute(f"LOCK TABLE dblock.{table}".encode())
+            time.sleep(seconds)
+            other.rollback()
+        return {"table": table, "seconds": seconds}
