@@ -23,9 +23,14 @@ BEGIN
     DELETE FROM lock_clients AS c WHERE c.seen_until <= clock_timestamp() - greatest(idle, '1 minute');
     DELETE FROM lock_presence AS p
     WHERE p.incarnation <> pg_postmaster_start_time() OR p.gone_since <= clock_timestamp() - greatest(idle, '1 minute');
-    -- Those that are gone and that nobody has looked at: noted now, and taken the next time.
+    -- Those that are gone and that nobody has looked at: noted now, and taken the next time. Whether a mark is held is looked
+    -- up and not tried: all that were tried would be ours until the end, and the server has room for so many locks only.
     UPDATE lock_presence AS p SET gone_since = clock_timestamp()
-    WHERE p.gone_since IS NULL AND p.session <> pg_backend_pid() AND pg_try_advisory_xact_lock_shared(p.mark);
+    WHERE p.gone_since IS NULL AND p.session <> pg_backend_pid() AND p.mark NOT IN (
+        SELECT (k.classid::bigint << 32) | k.objid::bigint
+        FROM pg_locks AS k JOIN pg_database AS d ON d.oid = k.database AND d.datname = current_database()
+        WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted
+    );
     DELETE FROM lock_history AS h WHERE h.at <= clock_timestamp() - greatest(idle, '30 days');
     FOR one IN SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch LOOP
         PERFORM nobody_waits(one);

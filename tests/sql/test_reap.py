@@ -140,3 +140,20 @@ def test_the_command_line_reaps_until_interrupted(dsn: str, owner: psycopg.Conne
     job.send_signal(signal.SIGINT)
     assert job.wait(20) == 130
     job.stderr.close()
+
+
+def test_any_number_of_dead_clients_can_be_cleared_away(owner: psycopg.Connection, client: dblock.Client) -> None:
+    """Each leaves the mark of a presence behind; the server's table of locks has room for a few thousand."""
+    client.lock("a").acquire()
+    while owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (1,):
+        pass
+    owner.execute(
+        "INSERT INTO lock_presence SELECT gen_random_uuid(), number, 0, pg_postmaster_start_time(), '150 ms'"
+        " FROM generate_series(1, 60000) AS number"
+    )
+    owner.execute(ALL)
+    noted = "SELECT count(*) FROM lock_presence WHERE gone_since IS NOT NULL"
+    assert owner.execute(noted).fetchone() == (60_000,), "all of the dead, and not the one that lives"
+    owner.execute("UPDATE lock_presence SET gone_since = gone_since - interval '2 minutes'")
+    owner.execute(ALL)
+    assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (1,)
