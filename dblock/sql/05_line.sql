@@ -10,7 +10,7 @@ CREATE OR REPLACE FUNCTION hold_line(name text, wait boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-    key CONSTANT bigint := hashtextextended(quote_ident(current_schema()) || name, 1);
+    key CONSTANT bigint := hashtextextended(current_schema() || name, 1);
 BEGIN
     IF wait THEN
         RETURN pg_advisory_xact_lock(key) IS NOT NULL;
@@ -172,7 +172,7 @@ BEGIN
         RETURN false;
     END IF;
     -- hold_line(), without the cost of a call.
-    PERFORM pg_advisory_xact_lock(hashtextextended(quote_ident(current_schema()) || wake_next.name, 1));
+    PERFORM pg_advisory_xact_lock(hashtextextended(current_schema() || wake_next.name, 1));
     SELECT t.number, t.attempt, t.client, c.seen_until, p.mark INTO next
     FROM lock_tickets AS t
     LEFT JOIN lock_clients AS c ON c.client = t.client

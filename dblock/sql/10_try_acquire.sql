@@ -86,7 +86,7 @@ BEGIN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     IF try_acquire.sent_before THEN
-        seeding := pg_advisory_xact_lock(hashtextextended(quote_ident(current_schema()) || try_acquire.name, 0)) IS NULL;
+        seeding := pg_advisory_xact_lock(hashtextextended(current_schema() || try_acquire.name, 0)) IS NULL;
         PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
     END IF;
     LOOP
@@ -154,7 +154,7 @@ BEGIN
         FROM distributed_locks AS l WHERE l.name = try_acquire.name;
         IF NOT FOUND THEN
             -- Two who made the same row would wait for each other's end; the second is sent away instead.
-            IF NOT pg_try_advisory_xact_lock(hashtextextended(quote_ident(current_schema()) || try_acquire.name, 0)) THEN
+            IF NOT pg_try_advisory_xact_lock(hashtextextended(current_schema() || try_acquire.name, 0)) THEN
                 granted := false;
                 remaining := 0;
                 waiting := false;

@@ -41,7 +41,7 @@ DECLARE
     ready boolean;
     alone boolean := pg_current_xact_id_if_assigned() IS NULL;
     patience text := current_setting('lock_timeout');
-    line bigint := hashtextextended(quote_ident(current_schema()) || acquire.name, 1);
+    line bigint := hashtextextended(current_schema() || acquire.name, 1);
     seen record;
     free boolean;
     at_once boolean;

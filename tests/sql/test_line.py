@@ -536,3 +536,12 @@ def test_the_reaper_leaves_a_lock_that_is_waited_for_and_clears_up_after_the_dea
     assert session.do("SELECT reap('1 day')") == (1,)
     for table in ("lock_tickets", "lock_clients", "distributed_locks"):
         assert session.do(f"SELECT count(*) FROM {table}") == (0,), table
+
+
+def test_no_setting_of_a_session_gives_a_lock_another_line(sessions: Sessions) -> None:
+    """Under two keys two sessions would both believe that they have the line to themselves."""
+    one, other = sessions.open(), sessions.open()
+    other.do("SET quote_all_identifiers = on")
+    one.do("BEGIN")
+    one.do("SELECT hold_line('a', true)")
+    assert other.do("SELECT hold_line('a', false)") == (False,)
