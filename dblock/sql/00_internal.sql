@@ -13,7 +13,8 @@ BEGIN
         RAISE EXCEPTION 'A lock''s name takes 1 to 512 bytes; this one has %.', coalesce(octet_length(name), 0)
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF ttl IS NULL OR ttl < '100 milliseconds' OR ttl > '24 hours' THEN
+    -- In seconds, as it will count: an interval compares a year as 360 days, and lasts for 365.25.
+    IF (date_part('epoch', ttl) BETWEEN 0.1 AND 86400) IS NOT TRUE THEN
         RAISE EXCEPTION 'The ttl of lock % is %; it must lie between 100 ms and 24 h.', quote_literal(name), ttl
             USING ERRCODE = 'invalid_parameter_value';
     END IF;

@@ -64,7 +64,7 @@ DECLARE
     grace double precision;
     ignored text;
 BEGIN
-    IF octet_length(try_acquire.name) BETWEEN 1 AND 512 AND try_acquire.ttl BETWEEN '100 milliseconds' AND '24 hours'
+    IF octet_length(try_acquire.name) BETWEEN 1 AND 512 AND date_part('epoch', try_acquire.ttl) BETWEEN 0.1 AND 86400
         AND octet_length(try_acquire.holder) <= 512 AND try_acquire.meta IS NULL
     THEN
         -- The usual, without the cost of a call.

@@ -267,3 +267,21 @@ def test_updates_of_a_hot_lock_stay_on_their_page(owner: psycopg.Connection) -> 
         assert updated == 600
     assert hot >= 0.95 * updated
     assert one(owner, "SELECT pg_relation_size('distributed_locks') / 8192") <= 3
+
+
+@pytest.mark.parametrize(
+    "ttl", ["1 year -360 days 1 hour", "-1 year 360 days 1 hour", "100000 years -36000000 days 1 hour"]
+)
+def test_a_lease_lasts_as_long_as_it_counts_and_not_as_it_compares(owner: psycopg.Connection, ttl: str) -> None:
+    """Postgres compares a year as 360 days and counts it as 365.25: each of these is equal to an hour."""
+    assert one(owner, f"SELECT interval '{ttl}' = '1 hour'")
+    owner.execute("SELECT try_acquire('held', attempt => gen_random_uuid())")
+    for call in (
+        f"try_acquire('a', '{ttl}')",
+        f"try_acquire('a', '{ttl}', 'me')",
+        f"acquire('a', '{ttl}', 'me', attempt => gen_random_uuid(), client => gen_random_uuid())",
+        f"renew('held', 1, '{ttl}')",
+        f"renew_all('{{held}}', '{{1}}', ARRAY[interval '{ttl}'])",
+    ):
+        with pytest.raises(errors.InvalidParameterValue, match="between 100 ms and 24 h"):
+            owner.execute(f"SELECT * FROM {call}".encode())
