@@ -202,6 +202,9 @@ DECLARE
     grace double precision;
     ignored text;
 BEGIN
+    IF look_in_line.client IS NULL THEN
+        RAISE EXCEPTION 'To look in line takes a client.' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
@@ -235,8 +238,10 @@ DECLARE
     mark bigint := ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint;
     ignored text;
 BEGIN
-    IF be_present.presence IS NULL OR be_present.grace IS NULL OR be_present.grace < '10 milliseconds' THEN
-        RAISE EXCEPTION 'A presence takes a name and a grace of 10 ms or more.'
+    IF be_present.presence IS NULL OR (date_part('epoch', be_present.grace) BETWEEN 0.01 AND 86400) IS NOT TRUE THEN
+        -- A longer one would be added to the time by others, who are not to fail by it.
+        RAISE EXCEPTION 'A presence takes a name and a grace of 10 ms to 24 h; got % and %.',
+            coalesce(be_present.presence::text, 'none'), coalesce(be_present.grace::text, 'none')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF pg_current_xact_id_if_assigned() IS NULL THEN
@@ -244,7 +249,13 @@ BEGIN
     END IF;
     PERFORM pg_advisory_lock(mark);
     INSERT INTO lock_presence (presence, mark, session, incarnation, grace)
-    VALUES (be_present.presence, mark, pg_backend_pid(), pg_postmaster_start_time(), be_present.grace);
+    VALUES (be_present.presence, mark, pg_backend_pid(), pg_postmaster_start_time(), be_present.grace)
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        PERFORM pg_advisory_unlock(mark);
+        RAISE EXCEPTION 'Presence % is there already. Take a new name for each session.', be_present.presence
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
 END
 $$;
 

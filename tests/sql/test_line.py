@@ -545,3 +545,30 @@ def test_no_setting_of_a_session_gives_a_lock_another_line(sessions: Sessions) -
     one.do("BEGIN")
     one.do("SELECT hold_line('a', true)")
     assert other.do("SELECT hold_line('a', false)") == (False,)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("be_present(NULL, '1 s')", "takes a name and a grace of 10 ms to 24 h; got none and 00:00:01"),
+        (f"be_present('{FIRST}', NULL)", "got .* and none"),
+        (f"be_present('{FIRST}', '9 ms')", "10 ms to 24 h"),
+        (f"be_present('{FIRST}', '178000000 years')", "10 ms to 24 h"),
+        (f"be_present('{FIRST}', '1 year -360 days 1 hour')", "10 ms to 24 h"),
+        ("look_in_line(NULL, '{a}')", "To look in line takes a client"),
+    ],
+)
+def test_who_waits_and_who_is_there_has_a_name_and_an_end(owner: psycopg.Connection, call: str, message: str) -> None:
+    """A grace past the end of time would make those fail who come upon the presence, and not whoever left it."""
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=message):
+        owner.execute(f"SELECT * FROM {call}".encode())
+
+
+def test_a_presence_that_is_there_already_leaves_no_second_mark(sessions: Sessions) -> None:
+    session = sessions.open()
+    marks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+    session.do("SELECT be_present(%s, '1 s')", FIRST)
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="is there already"):
+        session.do("SELECT be_present(%s, '1 s')", FIRST)
+    session.do("ROLLBACK")
+    assert session.do(marks) == (1,)
