@@ -22,7 +22,7 @@ BEGIN
     END IF;
     INSERT INTO fences AS f (resource, token, write_number, stored_at, stored_by)
     VALUES (
-        raise_fence.resource, raise_fence.token, raise_fence.write_number, clock_timestamp(),
+        raise_fence.resource, raise_fence.token, coalesce(raise_fence.write_number, 0), clock_timestamp(),
         left(coalesce(raise_fence.who, describe_session()), 512)
     )
     ON CONFLICT (resource) DO UPDATE SET
@@ -82,9 +82,16 @@ DECLARE
     ready boolean := commit_durably();
     ignored text;
     before CONSTANT text := current_setting('lock_timeout');
-    gives_up CONSTANT timestamptz := clock_timestamp() + make_interval(secs => claim.patience);
+    gives_up timestamptz;
 BEGIN
+    -- As far as a lock_timeout goes. What is not a number counts as more than all numbers.
+    IF claim.patience > 2147483 THEN
+        RAISE EXCEPTION 'A claim waits for at most 2147483 seconds, some 24 days; got %.', claim.patience
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF claim.patience IS NOT NULL THEN
+        claim.patience := greatest(claim.patience, 0);
+        gives_up := clock_timestamp() + make_interval(secs => claim.patience);
         ignored := set_config('lock_timeout', greatest(round(claim.patience * 1000), 1)::text || 'ms', true);
     END IF;
     -- Whoever changes what is protected waits for us, or is done and seen below.

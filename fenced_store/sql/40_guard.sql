@@ -59,6 +59,7 @@ BEGIN
     ready := pg_advisory_xact_lock_shared(hashtext(table_resource), hashtext(row_resource) & 63) IS NULL;
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         -- Such a transaction sees no claim that is newer than its beginning; but it runs into it here, and fails.
+        ready := check_resource(table_resource) AND check_resource(row_resource);
         INSERT INTO fences AS f (resource, token, stored_at, left_behind)
         VALUES (table_resource, 0, clock_timestamp(), true), (row_resource, 0, clock_timestamp(), true)
         ON CONFLICT DO NOTHING;
@@ -84,8 +85,11 @@ CREATE OR REPLACE FUNCTION leave_fence(row_resource text, token bigint) RETURNS 
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
+DECLARE
+    ready boolean;
 BEGIN
     IF leave_fence.token > 0 THEN
+        ready := check_resource(row_resource);
         INSERT INTO fences AS f (resource, token, stored_at, stored_by, left_behind)
         VALUES (row_resource, leave_fence.token, clock_timestamp(), left(describe_session(), 512), true)
         ON CONFLICT (resource) DO UPDATE

@@ -19,7 +19,7 @@ $$;
 -- Each begins with concat(), which asks the type's own output function: a cast may be one that a user has made, and would be
 -- run with the rights of whoever the trigger runs for.
 CREATE OR REPLACE FUNCTION as_text(kind oid, sorting oid) RETURNS text
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
 AS $$
 DECLARE
     base record;
@@ -91,7 +91,7 @@ $$;
 
 -- Names the function that guards the rows of a table by a key. Of one name there is only ever one body.
 CREATE OR REPLACE FUNCTION guard_name(target regclass, resource text, key text[]) RETURNS text
-LANGUAGE sql STABLE
+LANGUAGE sql STABLE SET search_path FROM CURRENT
 AS $$
     SELECT 'guard_' || left(md5(concat_ws(' ', resource, key::text, (
         SELECT string_agg(as_text(a.atttypid, a.attcollation) || is_plain(a.atttypid), ' ' ORDER BY u.place)
@@ -115,6 +115,10 @@ DECLARE
     one record;
     body text;
 BEGIN
+    IF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = target AND c.relkind IN ('r', 'p')) THEN
+        RAISE EXCEPTION '% is no table, so there is nothing to guard.', coalesce(target::text, 'Nothing')
+            USING ERRCODE = 'wrong_object_type';
+    END IF;
     FOR one IN
         SELECT u.name, as_text(a.atttypid, a.attcollation) AS pattern, is_plain(a.atttypid) AS plain
         FROM unnest(key) WITH ORDINALITY AS u (name, place)
@@ -129,6 +133,11 @@ BEGIN
         old_parts := old_parts || format(one.pattern, 'OLD', one.name);
         plain := plain AND one.plain;
     END LOOP;
+    IF (cardinality(key) = cardinality(new_parts) AND array_position(new_parts, NULL) IS NULL) IS NOT TRUE THEN
+        RAISE EXCEPTION 'Not all of % are columns of % that can tell its rows apart.',
+            coalesce(quote_literal(left(key::text, 200)), 'no columns'), target
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     body := format($body$
 DECLARE
     is_strict CONSTANT boolean := TG_ARGV[1];
@@ -300,6 +309,13 @@ CREATE OR REPLACE FUNCTION lock_exactly(target regclass, strength text) RETURNS 
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 BEGIN
+    IF (strength IN ('ACCESS SHARE', 'ACCESS EXCLUSIVE')) IS NOT TRUE THEN
+        RAISE EXCEPTION 'A table is locked for ACCESS SHARE or ACCESS EXCLUSIVE, not for %.',
+            quote_nullable(left(strength, 100))
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = target) THEN
+        RAISE EXCEPTION 'There is no table %.', coalesce(target::text, 'of no name') USING ERRCODE = 'undefined_object';
+    END IF;
     EXECUTE format('LOCK TABLE %s IN %s MODE', target, strength);
     IF NOT EXISTS (
         SELECT FROM pg_locks AS l

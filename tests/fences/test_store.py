@@ -442,3 +442,38 @@ async def test_a_role_with_the_grant_can_raise_a_fence_and_not_lower_it(
         assert caught.value.sqlstate == "FEN01"
         assert json.loads(caught.value.diag.message_detail or "")["stored"] == 8
     assert owner.execute("SELECT token FROM fenced_store.fences").fetchone() == (8,)
+
+
+@pytest.mark.parametrize(
+    ("call", "sqlstate"),
+    [
+        ("claim('{k}', 1, patience => 'NaN')", "22023"),
+        ("claim('{k}', 1, patience => 'infinity')", "22023"),
+        ("claim('{k}', 1, patience => 1e300)", "22023"),
+        ("leave_fence(NULL, 1)", "22023"),
+        ("leave_fence(repeat('x', 1025), 1)", "22023"),
+        ("make_guard(0, '{id}')", "42809"),
+        ("make_guard('pg_class', NULL)", "22023"),
+        ("make_guard('pg_class', '{nothing}')", "22023"),
+        ("make_guard('pg_class', '{relacl}')", "22023"),
+        ("lock_exactly(0, 'ACCESS SHARE')", "42704"),
+        ("lock_exactly(NULL, 'ACCESS SHARE')", "42704"),
+        ("lock_exactly('pg_class', 'ACCESS SHARE MODE; SELECT 1; --')", "22023"),
+        ("lock_exactly('pg_class', NULL)", "22023"),
+        ("highest_in(0)", "42704"),
+        ("protect_table(NULL)", "42704"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words_of_ours(owner: psycopg.Connection, call: str, sqlstate: str) -> None:
+    with pytest.raises(psycopg.Error) as refused:
+        owner.execute(f"SELECT * FROM fenced_store.{call}".encode())
+    assert refused.value.sqlstate == sqlstate
+
+
+def test_what_need_not_be_said_may_be_null(owner: psycopg.Connection) -> None:
+    owner.execute("SELECT fenced_store.raise_fence('k', 1, NULL)")
+    owner.execute("SELECT fenced_store.claim('{k}', 2, patience => '-infinity')")
+    assert owner.execute("SELECT token, write_number FROM fenced_store.fences").fetchone() == (2, 0)
+    # Under any path, for it has its own.
+    owner.execute("SET search_path TO public")
+    assert owner.execute("SELECT fenced_store.guard_name('pg_class', 'k', '{oid}')").fetchone() is not None
