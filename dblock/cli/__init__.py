@@ -21,7 +21,7 @@ import click
 
 from dblock.cli import exits
 from dblock.cli.asked import Asked, common
-from dblock.cli.output import shown
+from dblock.cli.output import as_json, shown
 from dblock.errors import DblockError, LeaseLost, LockTimeout, Unavailable
 
 COMMANDS = {
@@ -192,11 +192,9 @@ def _code(error: BaseException) -> int:
 
 def _complain(asked: Asked, said: str, kind: str, code: int) -> None:
     if asked.as_json:
-        import json
-
-        said = json.dumps({"error": said, "kind": kind, "exit_code": code}, ensure_ascii=False)
+        said = as_json({"error": said, "kind": kind, "exit_code": code})
     else:
-        said = f"dblock: {' '.join(line.strip() for line in said.splitlines())}"  # libpq's may have several
+        said = shown(f"dblock: {' '.join(line.strip() for line in said.splitlines())}")  # libpq's may have several
     try:
         click.echo(said, err=True)
     except OSError:

@@ -6,7 +6,6 @@ Every command takes the same four options, before or after its own name: --dsn, 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dblock.cli.output import print_json
+from dblock.cli.output import as_json, print_json
 from dblock.cli.settings import setting
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Asked:
 
     def remark(self, said: str) -> None:
         """Say something beside the answer, on standard error."""
-        text = json.dumps({"remark": said}, ensure_ascii=False) if self.as_json else f"dblock: {said}"
+        text = as_json({"remark": said}) if self.as_json else f"dblock: {said}"
         with contextlib.suppress(OSError):  # nobody is there to be told
             click.echo(text, err=True)
 

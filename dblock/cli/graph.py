@@ -10,7 +10,7 @@ import click
 from dblock.cli.asked import Asked, command
 from dblock.cli.graphs.text import Line, circles, plain_text, tree
 from dblock.cli.graphs.waits import Graph, build, facts, part
-from dblock.cli.output import plain, shown
+from dblock.cli.output import as_json, shown
 from dblock.errors import DblockError
 from dblock.overview import overview
 
@@ -62,9 +62,7 @@ def graph(asked: Asked, pattern: str, every: bool, form: str | None, output: str
 def drawn(asked: Asked, found: Graph, form: str | None) -> str:
     """Return the graph in the form that was asked for."""
     if asked.as_json:
-        import json
-
-        return json.dumps(plain(facts(found)), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+        return as_json(facts(found), indent=2) + "\n"
     if form == "svg":
         from dblock.cli.graphs.svg import svg
 

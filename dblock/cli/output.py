@@ -7,6 +7,7 @@ comes from the database is another's text: what would move the cursor, or turn t
 from __future__ import annotations
 
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -19,6 +20,9 @@ import click
 
 WIDEST = 60
 """Columns that a column is padded to, at most."""
+
+UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Control characters, formats such as a change of direction, surrogates; and line ends of other kinds."""
 
 
 def shown(value: object) -> str:
@@ -33,8 +37,7 @@ def shown(value: object) -> str:
 
 
 def _escaped(character: str) -> str:
-    # Control characters, formats such as a change of direction, surrogates; and line ends of other kinds.
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+    if unicodedata.category(character) in UNSAFE:
         return character.encode("unicode_escape").decode("ascii")
     return character
 
@@ -83,12 +86,27 @@ def _rich_table(columns: Sequence[str], rows: list[list[str]], styles: Sequence[
 
 def print_json(facts: Any) -> None:
     """Print facts as one JSON document."""
-    click.echo(json.dumps(plain(facts), ensure_ascii=False, indent=2, allow_nan=False))
+    click.echo(as_json(facts, indent=2))
 
 
 def print_json_line(facts: Any) -> None:
     """Print facts as JSON on one line, of a stream of them."""
-    click.echo(json.dumps(plain(facts), ensure_ascii=False, allow_nan=False))
+    click.echo(as_json(facts))
+
+
+def as_json(facts: Any, indent: int | None = None) -> str:
+    """Return facts as JSON that a terminal can show.
+
+    To JSON a name may hold an 8-bit control sequence as it is; so that is escaped here. All of it is inside texts,
+    where an escape means the same.
+    """
+    document = json.dumps(plain(facts), ensure_ascii=False, indent=indent, allow_nan=False)
+    return re.sub(r"[^\n -~]", _as_json_escape, document)
+
+
+def _as_json_escape(found: re.Match[str]) -> str:
+    character = found[0]
+    return json.dumps(character)[1:-1] if unicodedata.category(character) in UNSAFE else character
 
 
 def plain(facts: Any) -> Any:

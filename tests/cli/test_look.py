@@ -182,3 +182,15 @@ def test_a_terminal_gets_a_table_that_fits(shell: Shell, client: dblock.Client) 
         lines = terminal.lines()
     assert sum(line.count("a") for line in lines) >= 100
     assert "held" in "".join(lines)
+
+
+def test_json_moves_no_cursor_either(shell: Shell, dsn: str) -> None:
+    """JSON leaves 8-bit control characters as they are; a terminal does not."""
+    hostile = "a\x7f\x9b2J\x9d0;t\x9c\u202e\u2028\U000e0001 é \U0001f600"
+    with dblock.Client(dsn, holder=hostile) as client:
+        client.lock(hostile, ttl=60, meta={hostile: hostile}).acquire()
+        for arguments in (["ls"], ["show", hostile], ["graph", "--all"]):
+            done = shell.run(*arguments, "--json")
+            assert not set(done.out) & set("\x7f\x9b\x9d\x9c\u202e\u2028\U000e0001")
+            assert "é \U0001f600" in done.out, "what is harmless stays readable"
+            assert repr(hostile) in repr(done.json), "and to a program it is what it was"

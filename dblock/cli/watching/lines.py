@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import select
 import signal
@@ -15,7 +14,7 @@ import click
 from dblock.cli.asked import Asked
 from dblock.cli.graphs.waits import fitting
 from dblock.cli.look import facts as facts_of_lock
-from dblock.cli.output import print_json_line, shown
+from dblock.cli.output import as_json, print_json_line, shown
 from dblock.cli.watching.happened import Happenings, Look
 from dblock.cli.watching.words import facts, said, state
 from dblock.errors import DblockError
@@ -96,7 +95,7 @@ def _print_state(asked: Asked, look: Look, database: str) -> None:
 
 
 def _warn(asked: Asked, what: str, kind: str) -> None:
-    text = json.dumps({"warning": what, "kind": kind}, ensure_ascii=False) if asked.as_json else f"dblock: {what}"
+    text = as_json({"warning": what, "kind": kind}) if asked.as_json else f"dblock: {what}"
     click.echo(text, err=True)
 
 
