@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
 
 
-COMPUTES = ("fences", "resources", "sql", "unit")
+COMPUTES = ("fences", "resources", "security", "sql", "unit")
 """The folders of tests that are least about time: run beside the others, and standing back."""
 
 STARTS = ("test_break", "test_demo", "test_look", "test_run", "test_settings")

@@ -1,0 +1,206 @@
+"""Calls with arguments that nobody in his right mind would send, made up from a seed.
+
+The functions come from the catalogue: all that a role may call, so that a new one is called as well. For each type of
+argument there is a pool of nasty values; a type without one is an error, and has to be given one. What the functions have
+answered (tokens, tickets, ids) goes into the pools of its type, so that later calls meet what earlier ones have made.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+HELD = "held"
+"""The name of what the bystander has: a lock, and a fenced key."""
+
+TEXTS = [
+    None, "", "a", "b", "c", HELD, "public.mine", "public.mine:1", " ", "%", "_", "\\", "'", '"', "$$", "%s", "NULL", "{}", "x" * 512,
+    "x" * 513, "ü" * 256, "x" * 1024, "x" * 1025, "x" * 100_000, "\u202e", "\x01\x1b[2J\x7f\x9b", "\U0001f600" * 3,
+    "'; DROP TABLE distributed_locks; --", "row", "table", "ACCESS SHARE", "ACCESS SHARE MODE; SELECT 1; LOCK TABLE x",
+]  # fmt: skip
+WHOLE = [None, 0, 1, 2, 3, -1, 63, 64, 2**31 - 1, -(2**31)]
+LONG = [*WHOLE, 2**31, 2**32, 2**53, 2**63 - 2, 2**63 - 1, -(2**63)]
+INTERVALS = [
+    None, "0", "1 microsecond", "99.999 ms", "100 ms", "1 s", "30 s", "24 hours", "24:00:00.000001", "-1 s", "1 day",
+    "1 month -30 days +1 hour", "1 year -360 days +1 hour", "-1 year +360 days +1 hour",
+    "100000 years -36000000 days +1 hour", "-100000 years +36000000 days +1 hour", "178000000 years",
+    "-178000000 years",
+]  # fmt: skip
+UUIDS = [None, str(UUID(int=0)), str(UUID(int=2**128 - 1)), *(str(UUID(int=number)) for number in range(1, 5))]
+DEEP = 200
+
+POOLS: dict[str, list[Any]] = {
+    "text": TEXTS,
+    "bigint": LONG,
+    "integer": WHOLE,
+    "boolean": [None, True, False],
+    "uuid": UUIDS,
+    "interval": INTERVALS,
+    "double precision": [None, 0, -1, 0.001, 1e-300, 1, 2e9, 1e300, "NaN", "Infinity", "-Infinity"],
+    "timestamp with time zone": [None, "infinity", "-infinity", "4713-01-01 BC", "294276-12-31", "2026-01-01"],
+    "jsonb": [
+        None, "null", "{}", "[]", '""', "0", "1" * 400, '{"a": "\\u0001"}', "[" * DEEP + "]" * DEEP,
+        '{"a":' * DEEP + "1" + "}" * DEEP, '"' + "x" * 8190 + '"', '"' + "x" * 8191 + '"',
+    ],
+    "bytea": [None, "\\x", "\\x00ff", "\\x" + "00" * 50_000],
+    "oid": [None, 0, 20, 25, 2**32 - 1],
+}  # fmt: skip
+
+INTENDED = {
+    "22023": "a value outside the documented limits: what is wrong with which lock or resource",
+    "42501": "not this role's to do",
+    "55P03": "somebody was in the way for longer than the call may wait",
+    "40001": "an isolation that does not see what this needs: try again",
+    "0A000": "not under this isolation",
+    "FEN01": "a stale token",
+    "FEN02": "no token where one must be",
+    "FEN03": "what is no token",
+    "FEN04": "a claim below the fence",
+    "42703": "a column that is not there",
+    "42701": "a column that is not ours, under a name that we need",
+    "42704": "a table that is not protected, or not there",
+    "42710": "a name that another fence has",
+    "42809": "no table that can be protected",
+    "55006": "a table that still has its fence",
+    "2201W": "Postgres's own: a negative LIMIT, of those who look",
+    "22025": "Postgres's own: a pattern that ends in the middle of an escape",
+}
+"""The errors that a caller may meet, whatever he sends. Everything else is ours to mend."""
+
+FOUND = (
+    "SELECT p.proname, p.provariadic <> 0, p.proargnames, p.pronargdefaults::int,"
+    " ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS a (t, place) ORDER BY place)"
+    " FROM pg_proc AS p WHERE p.pronamespace = %s::regnamespace AND has_function_privilege(current_user, p.oid, 'EXECUTE')"
+    " AND p.prorettype <> 'trigger'::regtype ORDER BY p.oid::regprocedure::text"
+)
+
+
+@dataclass
+class Function:
+    """A function that can be called, and the types of what it takes."""
+
+    schema: str
+    name: str
+    variadic: bool
+    defaults: int
+    types: list[str]
+
+
+@dataclass
+class Call:
+    """One call: a statement and its values."""
+
+    statement: str
+    values: list[Any]
+
+    def __str__(self) -> str:
+        return f"{self.statement} with {[one if len(repr(one)) < 80 else repr(one)[:77] + '…' for one in self.values]}"
+
+
+@dataclass
+class Surprise:
+    """An error that nobody intended."""
+
+    call: Call
+    sqlstate: str | None
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.sqlstate} {self.message}\n    {self.call}"
+
+
+@dataclass
+class Fuzzer:
+    """Calls whatever one session may call, as a seed has it."""
+
+    session: psycopg.Connection
+    seed: str
+    tables: list[int]
+    """The numbers of tables to be taken for targets."""
+    untouchable: frozenset[Any] = frozenset()
+    """What is never used, though it was answered: the bystander's own token, which is its to release with."""
+    calls: int = 0
+    met: dict[str, int] = field(default_factory=dict)
+    surprises: list[Surprise] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._seen: dict[str, list[Any]] = {"bigint": [], "uuid": []}
+        self.functions = [
+            Function(schema, name, variadic, defaults, types)
+            for schema in ("dblock", "fenced_store")
+            for name, variadic, _, defaults, types in self.session.execute(FOUND, [schema]).fetchall()
+        ]
+        assert self.functions
+
+    def step(self) -> None:
+        """Make one call, and keep what comes of it."""
+        call = self._made_up()
+        self.calls += 1
+        isolation = self._random.choice(["READ COMMITTED"] * 4 + ["REPEATABLE READ", "SERIALIZABLE"])
+        token = self._random.choice(["", "1", "7", "junk", "99999999999999999999", "-1", "9223372036854775807"])
+        try:
+            with self.session.transaction():
+                self.session.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}".encode())
+                self.session.execute("SELECT set_config('fenced_store.token', %s, true)", [token])
+                answer = self.session.execute(call.statement.encode(), call.values).fetchall()
+        except psycopg.Error as error:
+            self.met[str(error.sqlstate)] = self.met.get(str(error.sqlstate), 0) + 1
+            if error.sqlstate not in INTENDED:
+                told = f"{error.diag.message_primary or error} {error.diag.context or ''}"
+                self.surprises.append(Surprise(call, error.sqlstate, told[:300]))
+        else:
+            self.met["done"] = self.met.get("done", 0) + 1
+            self._remember(answer)
+
+    def _made_up(self) -> Call:
+        function = self._random.choice(self.functions)
+        taken = len(function.types) - self._random.randint(0, function.defaults)
+        values = [self._value(kind) for kind in function.types[:taken]]
+        places = [f"%s::{kind}" for kind in function.types[:taken]]
+        if function.variadic and places:
+            places[-1] = f"VARIADIC {places[-1]}"
+        return Call(f"SELECT * FROM {function.schema}.{function.name}({', '.join(places)})", values)
+
+    def _value(self, kind: str) -> Any:
+        if kind.endswith("[]"):
+            return self._array(kind.removesuffix("[]"))
+        if kind == "regclass":
+            return self._random.choice([None, 0, 2**32 - 1, *self.tables])
+        if self._seen.get(kind) and self._random.random() < 0.5:
+            return self._random.choice(self._seen[kind][-20:])
+        assert kind in POOLS, f"give the type {kind} a pool of nasty values"
+        return self._random.choice(POOLS[kind])
+
+    def _array(self, kind: str) -> Any:
+        shape = self._random.randrange(6)
+        if shape == 0:
+            return self._random.choice([None, "{}"])
+        values = [self._value(kind) for _ in range(self._random.choice([1, 1, 2, 2, 3, 4]))]
+        if shape == 1:
+            return [values, [self._value(kind) for _ in values]]
+        if shape == 2:
+            return f"[5:{4 + len(values)}]=" + "{" + ",".join(map(_written, values)) + "}"
+        return "{" + ",".join(map(_written, values)) + "}"
+
+    def _remember(self, answer: list[tuple[Any, ...]]) -> None:
+        for row in answer:
+            for one in row:
+                for value in one if isinstance(one, list) else [one]:
+                    if isinstance(value, (dict, list, bool)) or value in self.untouchable:
+                        continue
+                    if isinstance(value, int):
+                        self._seen["bigint"].append(value)
+                    elif isinstance(value, UUID):
+                        self._seen["uuid"].append(str(value))
+
+
+def _written(value: Any) -> str:
+    """Write a value as an element of an array."""
+    if value is None:
+        return "NULL"
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,186 @@
+"""Whatever is sent to the functions that roles may call: nothing breaks, nothing is lost, every refusal says why.
+
+Sessions of each kind of role call, all at once, everything that they may call, with nasty arguments. Meanwhile triggers
+watch over the tables, and a bystander holds a lock and a fenced key. Afterwards: the server has not crashed; every error
+is one of those that are intended; no token was ever lowered; and the bystander has what it had, to the last digit.
+
+A failure tells its seed; DBLOCK_FUZZ_SEED repeats it. With --long it goes on for ten minutes (DBLOCK_FUZZ_SECONDS).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tests.security.conftest import Connect
+from tests.security.fuzzing import HELD, INTENDED, Fuzzer
+
+SEED = os.environ.get("DBLOCK_FUZZ_SEED") or secrets.token_hex(4)
+MOST = 5
+"""Surprises after which there is no need of more."""
+WATCHED = "held, and by nobody else"
+
+GUARDS = """
+CREATE TABLE public.violations (what text, was text, became text);
+CREATE FUNCTION public.watch_lock() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path TO pg_catalog AS $$
+DECLARE
+    wrong text := CASE
+        WHEN TG_OP = 'DELETE' THEN 'a row was deleted'
+        WHEN OLD.token > 0 AND NEW.token > 0 AND NEW.token < OLD.token THEN 'a token was lowered'
+        WHEN NEW.token = 0 AND NEW.expires_at > clock_timestamp() THEN 'held without a token'
+        WHEN NEW.token <> OLD.token AND OLD.expires_at > clock_timestamp() THEN 'taken from its holder'
+        WHEN NEW.token <> OLD.token AND NEW.expires_at <= NEW.granted_at THEN 'granted for no time'
+        WHEN NEW.token = OLD.token AND NEW.expires_at < OLD.expires_at AND NEW.expires_at > '-infinity'
+            THEN 'a deadline came nearer'
+        WHEN NEW.expires_at > clock_timestamp() + interval '24:00:01' THEN 'held for more than a day'
+        WHEN NEW.served < OLD.served THEN 'a ticket was served twice'
+        WHEN OLD.name = 'held' AND OLD.token > 0 AND (
+            to_jsonb(OLD) - '{waiting,served}'::text[] <> to_jsonb(NEW) - '{waiting,served}'::text[]
+        ) THEN 'the bystander''s'
+    END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        INSERT INTO public.violations VALUES (wrong, OLD::text, NEW::text);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER watch AFTER UPDATE OR DELETE ON dblock.distributed_locks
+    FOR EACH ROW EXECUTE FUNCTION public.watch_lock();
+CREATE FUNCTION public.watch_fence() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path TO pg_catalog AS $$
+DECLARE
+    wrong text := CASE
+        WHEN TG_OP = 'DELETE' THEN 'a fence was deleted'
+        WHEN (NEW.token, NEW.write_number) < (OLD.token, OLD.write_number) THEN 'a fence was lowered'
+        WHEN NEW.token < 0 THEN 'a fence below all'
+        WHEN octet_length(NEW.resource) NOT BETWEEN 1 AND 1024 THEN 'a name that no resource can have'
+        WHEN NEW.version < OLD.version THEN 'a version went back'
+    END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        INSERT INTO public.violations VALUES (wrong, OLD::text, NEW::text);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER watch AFTER INSERT OR UPDATE OR DELETE ON fenced_store.fences
+    FOR EACH ROW EXECUTE FUNCTION public.watch_fence();
+CREATE TABLE public.owned (id int PRIMARY KEY, v text);
+CREATE TABLE public.parted (id int PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE public.part PARTITION OF public.parted FOR VALUES FROM (0) TO (10);
+CREATE VIEW public.seen AS SELECT 1 AS id;
+CREATE TABLE public.mine (id int PRIMARY KEY, v text);
+"""
+
+AFTERWARDS = {
+    "a lock held without a token": "SELECT * FROM dblock.distributed_locks WHERE token = 0 AND expires_at > clock_timestamp()",
+    "a token above the sequence": "SELECT * FROM dblock.distributed_locks, dblock.show_tokens() WHERE token > highest",
+    "two grants of one token": "SELECT token FROM dblock.distributed_locks WHERE token > 0 GROUP BY 1 HAVING count(*) > 1",
+    "two tickets of one number": "SELECT name, number FROM dblock.lock_tickets GROUP BY 1, 2 HAVING count(*) > 1",
+    "a lock without a name": "SELECT * FROM dblock.distributed_locks WHERE octet_length(name) NOT BETWEEN 1 AND 512",
+    "a ticket for no lock": "SELECT * FROM dblock.lock_tickets AS t"
+    " WHERE NOT EXISTS (SELECT FROM dblock.distributed_locks AS l WHERE l.name = t.name AND l.waiting)",
+    "somebody who is heard for too long": "SELECT * FROM dblock.lock_clients"
+    " WHERE seen_until > clock_timestamp() + interval '4 seconds'",
+    "a grace without an end": "SELECT * FROM dblock.lock_presence WHERE grace > interval '1 day'",
+    "a violation": "SELECT * FROM public.violations",
+}
+"""What must not be found in the tables, whatever was sent."""
+
+
+def run(
+    dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str], seed: str, steps: float
+) -> list[Fuzzer]:
+    """Fuzz with these roles at once, for so many steps each or, below zero, so many seconds; return what they met."""
+    owner.execute(GUARDS.encode())
+    owner.execute(f"ALTER TABLE public.mine OWNER TO {kinds['fence']}".encode())
+    owner.execute("SELECT raise_tokens(7000000000)")
+    bystander = psycopg.connect(dsn, autocommit=True)
+    attempt, presence = uuid4(), uuid4()
+    bystander.execute("SELECT dblock.be_present(%s, '1 s')", [presence])
+    (token,) = bystander.execute(
+        "SELECT token FROM dblock.try_acquire(%s, '1 hour', %s, NULL, %s, presence => %s)",
+        [HELD, WATCHED, attempt, presence],
+    ).fetchone() or (0,)
+    before = owner.execute("SELECT to_jsonb(l) - 'waiting' - 'served' FROM distributed_locks AS l").fetchone()
+    began = owner.execute("SELECT pg_postmaster_start_time()").fetchone()
+    tables = [
+        oid for (oid,) in owner.execute(
+            "SELECT oid::bigint FROM pg_class WHERE relname IN ('owned', 'parted', 'part', 'seen', 'mine', 'mine_pkey',"
+            " 'pg_class', 'distributed_locks', 'fences', 'token_sequence')"
+        ).fetchall()
+    ]  # fmt: skip
+    fuzzers = []
+    for number, kind in enumerate(("lock", "lock", "lock", "fence", "fence", "see", "break")):
+        session = connect(kind)
+        session.execute("SET statement_timeout = '10s'")
+        fuzzers.append(Fuzzer(session, f"{seed}/{number}", tables, frozenset({token, attempt, presence})))
+    ends = time.monotonic() - steps
+
+    def work(fuzzer: Fuzzer) -> None:
+        while (fuzzer.calls < steps if steps > 0 else time.monotonic() < ends) and len(fuzzer.surprises) < MOST:
+            fuzzer.step()
+
+    with ThreadPoolExecutor(len(fuzzers)) as threads:
+        list(threads.map(work, fuzzers))
+    with bystander:
+        assert bystander.execute("SELECT dblock.assert_held(%s, %s)", [HELD, token]).fetchone() == (True,)
+        assert (
+            bystander.execute(
+                "SELECT FROM lock_presence WHERE presence = %s".replace("lock_", "dblock.lock_"), [presence]
+            ).fetchone()
+            is not None
+        )
+    after = owner.execute(
+        "SELECT to_jsonb(l) - 'waiting' - 'served' FROM distributed_locks AS l WHERE name = %s", [HELD]
+    )
+    assert after.fetchone() == before, f"the bystander's lock, seed {seed}"
+    assert owner.execute("SELECT pg_postmaster_start_time()").fetchone() == began
+    return fuzzers
+
+
+def faults(owner: psycopg.Connection, fuzzers: list[Fuzzer], seed: str) -> str:
+    """Return all that should not be, as text; empty where all is well."""
+    said = [f"{one.seed}: {surprise}" for one in fuzzers for surprise in one.surprises]
+    for what, question in AFTERWARDS.items():
+        said += [f"{what}: {row}"[:400] for row in owner.execute(question.encode()).fetchmany(3)]
+    said += crashes(owner)
+    return "\n".join([f"DBLOCK_FUZZ_SEED={seed}", *said]) if said else ""
+
+
+def crashes(owner: psycopg.Connection) -> list[str]:
+    """Return what the server's own log tells of, where we can read it."""
+    (folder,) = owner.execute("SHOW data_directory").fetchone() or ("",)
+    log = Path(folder).parent / "log"
+    if not log.is_file():
+        return []
+    return re.findall(
+        r"^.*(?:PANIC|TRAP|terminated by signal|was terminated|XX000).*$", log.read_text(errors="replace"), re.M
+    )
+
+
+def test_whatever_is_sent_nothing_breaks(
+    dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str]
+) -> None:
+    fuzzers = run(dsn, owner, connect, kinds, SEED, 150)
+    assert not (said := faults(owner, fuzzers, SEED)), said
+    called = {(one.schema, one.name) for fuzzer in fuzzers for one in fuzzer.functions}
+    assert len(called) > 40, "all that roles may call, of both schemas"
+    assert sum(fuzzer.met.get("done", 0) for fuzzer in fuzzers) > 200, "most of it should get through to the tables"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_whatever_is_sent_for_ten_minutes_nothing_breaks(
+    dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str]
+) -> None:
+    fuzzers = run(dsn, owner, connect, kinds, SEED, -float(os.environ.get("DBLOCK_FUZZ_SECONDS", "600")))
+    assert not (said := faults(owner, fuzzers, SEED)), said
+    print(sum(fuzzer.calls for fuzzer in fuzzers), "calls; seed", SEED)
+    assert set(INTENDED) <= {state for fuzzer in fuzzers for state in fuzzer.met}, "an error that nobody can meet"

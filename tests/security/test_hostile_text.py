@@ -1,0 +1,170 @@
+"""A name is a name, whatever it is made of: kept to the letter, mixed up with no other, and shown without harm.
+
+The same corpus goes through both clients, the functions in SQL, and the command line. What Postgres cannot store is refused
+before anything is sent, by an error that says so. At a terminal, names, holders and meta of others are shown escaped, in
+tables and in JSON: no control character reaches it, and nothing that turns a line around.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import unicodedata
+import uuid
+from typing import Any
+
+import psycopg
+import pytest
+
+import dblock
+from tests.support.facade import Clients
+from tests.support.shell import Shell
+from tests.support.terminal import Terminal
+
+NAMES = [
+    "'", "''", '"', '""', "`", "$$", "$1", "$body$", "\\", "\\\\", "\\'", "\\n", "%", "%%", "%s", "%(name)s", "_", "a%", "a_", "{}",
+    "{a}", "{a,b}", "NULL", "null", "a,b", "a;b", "--", "/*", "'; DROP TABLE dblock.distributed_locks; --",
+    "x' OR '1'='1", "x'); SELECT pg_sleep(9); --", ":name", "@", "#", "&", "|", "$(reboot)", "`reboot`", "-rf", "--json", "*", "?",
+    "../../etc/passwd", "http://user@host/", "<script>alert(1)</script>", "]]>", "[red]x[/red]", "{{7*7}}", "${jndi:x}", " ", "  ",
+    "a ", " a", "a", "A", "\t", "a\tb", "\n", "a\nb", "a\r\nb", "a\rb", "\x01", "\x07", "\x08", "\x1b[2J", "\x1b]0;title\x07",
+    "\x7f", "\x80", "\x9b2J", "\x9d0;t\x9c", "\u202eabc", "\u2066abc\u2069", "\u200b", "a\u200bb", "\ufeffa", "\u2028", "\u2029",
+    "\U000e0001", "\ufffe", "\uffff", "é", "e\u0301", "ﬁ", "fi", "ß", "SS", "İ", "ı", "日本語", "\U0001f600", "\U0001f1e9\U0001f1ea",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467", "x" * 512, "ü" * 256, "\U0001f600" * 128, "dblock", "public.dblock", "pg_catalog",
+    json.dumps({"a": [{"b": "c"}] * 5}), "0", "-1", "1e309", "true", "infinity", "00000000-0000-0000-0000-000000000000",
+]  # fmt: skip
+
+IMPOSSIBLE = {
+    "a\0b": "NUL",
+    "\ud800": "surrogate",
+    "a\udfffb": "surrogate",
+    "x" * 513: "512",
+    "": "512",
+    "\U0001f600" * 129: "512",
+}
+"""What no lock can be called, and the word that the error has for it."""
+
+UNSAFE = ("Cc", "Cf", "Zl", "Zp")
+
+
+def raw(shown: str) -> set[str]:
+    """Return what a terminal would act on, and not show."""
+    return {one for one in shown if unicodedata.category(one) in UNSAFE} - {"\n"}
+
+
+async def test_every_name_is_a_lock_of_its_own(clients: Clients, owner: psycopg.Connection) -> None:
+    """All held at once: were two taken for one, the second could not be had."""
+    client = clients(holder="'; \x1b[2J \u202e %s {}", presence=None)
+    leases = {}
+    for number, name in enumerate(NAMES):
+        lock = client.lock(name, ttl=60, meta={name: [name, {"deep": [number]}]})
+        leases[name] = await lock.try_acquire()
+        assert leases[name] is not None, ascii(name)
+    assert len({lease.token for lease in leases.values()}) == len(NAMES) == len(set(NAMES))
+    for number, name in enumerate(NAMES):
+        holder = await client.lock(name).holder()
+        assert (holder.token, holder.holder) == (leases[name].token, "'; \x1b[2J \u202e %s {}"), ascii(name)
+        assert holder.meta == {name: [name, {"deep": [number]}]}
+    kept = owner.execute("SELECT name FROM distributed_locks").fetchall()
+    assert {name for (name,) in kept} == set(NAMES)
+    gone, stays = NAMES[::2], NAMES[1::2]
+    for name in gone:
+        assert await leases[name].release()
+    for name in stays:
+        await leases[name].renew()
+    assert owner.execute("SELECT count(*) FROM list_locks(every => false)").fetchone() == (len(stays),)
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE, ids=lambda name: ascii(name)[:20])
+async def test_what_postgres_cannot_store_is_refused_in_so_many_words(clients: Clients, name: str) -> None:
+    client = clients("host=127.0.0.1 port=1 user=nobody")  # nothing is sent
+    with pytest.raises(dblock.InvalidArgument, match=IMPOSSIBLE[name]) as refused:
+        await client.lock(name).try_acquire()
+    assert not raw(str(refused.value))
+    assert len(str(refused.value)) < 800
+    if len(name) < 9 and name:
+        with pytest.raises(dblock.InvalidArgument, match=f"{IMPOSSIBLE[name]}"):
+            client.lock("a", meta={"x": [name]})
+            await client.lock("a", meta={"x": [name]}).try_acquire()
+        with pytest.raises(dblock.InvalidArgument):
+            await clients("host=127.0.0.1 port=1 user=nobody", holder=name).lock("a").try_acquire()
+
+
+def test_no_two_names_have_one_line_or_one_place(owner: psycopg.Connection) -> None:
+    """In SQL, as whoever waits sees it: a place, the key of the line, and who is woken."""
+    client = uuid.uuid4()
+    keys: dict[object, str] = {}
+    for name in NAMES:
+        owner.execute("SELECT try_acquire(%s, '60 s')", [name])
+        attempt = uuid.uuid4()
+        with owner.transaction():
+            place = owner.execute(
+                "SELECT granted, ticket FROM acquire(%s, '60 s', %s, NULL, %s, %s)", [name, name, attempt, client]
+            ).fetchone()
+            held = owner.execute(
+                "SELECT classid, objid FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() ORDER BY 1, 2"
+            ).fetchall()
+        assert place == (False, 1), ascii(name)
+        assert held
+        assert keys.setdefault(tuple(held), name) == name
+        waits = owner.execute("SELECT queue(%s)", [name]).fetchone()
+        assert waits is not None
+        assert [one["holder"] for one in waits[0]] == [name]
+        # A wildcard of LIKE in a name is no wildcard, where a name is asked for.
+        assert len(owner.execute("SELECT * FROM list_locks(name => %s)", [name]).fetchall()) == 1
+    owner.execute(f"LISTEN dblock_{client.hex}".encode())
+    for name in NAMES:
+        token = owner.execute("SELECT token FROM holder(%s)", [name]).fetchone()
+        assert token is not None
+        owner.execute("SELECT release(%s, %s, durable => false)", [name, token[0]])
+    heard = {one.payload for one in owner.notifies(timeout=5, stop_after=len(NAMES))}
+    assert len(heard) == len(NAMES), "each release woke one, and another one"
+
+
+@pytest.fixture
+def written(owner: psycopg.Connection) -> list[str]:
+    """Locks with hostile names, holders, meta, waiters and a history."""
+    client = uuid.uuid4()
+    for name in NAMES:
+        owner.execute("SELECT try_acquire(%s, '1 hour', %s, %s::jsonb)", [name, name, json.dumps({name: name})])
+        owner.execute("SELECT acquire(%s, '1 hour', %s, NULL, gen_random_uuid(), %s)", [name, name, client])
+        owner.execute("SELECT force_release(%s, token, %s, %s) FROM holder(%s)", [name, name, name, name])
+    # Heard for as long as the test takes.
+    owner.execute("UPDATE lock_clients SET seen_until = clock_timestamp() + interval '1 hour'")
+    return NAMES
+
+
+def test_the_command_line_shows_all_of_them_and_obeys_none(written: list[str], shell: Shell) -> None:
+    one = "a\x1b[2J\x9b2J\r\u202eb\u2028"
+    for arguments in (["ls"], ["waiters"], ["history"], ["graph"], ["ls", "--json"], ["waiters", "--limit", "500", "--json"],
+                      ["history", "--limit", "500", "--json"], ["graph", "--json"]):  # fmt: skip
+        done = shell.run(*arguments)
+        assert done.code == 0, done.err
+        assert not raw(done.out), (arguments, ascii(raw(done.out)))
+        if "--json" in arguments:
+            assert set(written) <= set(texts(done.json)), "and a program reads them as they are"
+    for name in ("\x1b[2J", "\x9b2J", "\u202eabc", "'; DROP TABLE dblock.distributed_locks; --"):
+        for more in ([], ["--json"]):
+            done = shell.run("show", *more, "--", name)
+            assert done.code == 0, done.err
+            assert not raw(done.out)
+    # What is not there is named in an error, and is no less hostile for it.
+    done = shell.run("show", "--", one)
+    assert not raw(done.out + done.err), ascii(done.err)
+
+
+def test_nor_does_a_terminal(written: list[str], shell: Shell) -> None:
+    for arguments in (["ls"], ["ls", "--json"]):
+        with Terminal(shell.command(*arguments), columns=200, rows=60) as terminal:
+            assert terminal.ended() == 0
+            seen = terminal.raw.decode()
+        for bad in ("\x1b[2J", "\x1b]0", "\x07", "\x9b", "\x9d", "\u202e", "\u2066", "\x08", "\u2028"):
+            assert bad not in seen, (arguments, ascii(bad))
+
+
+def texts(facts: Any) -> list[str]:
+    """Return every text in a JSON document."""
+    if isinstance(facts, dict):
+        return list(itertools.chain(facts, *map(texts, facts.values())))
+    if isinstance(facts, list):
+        return list(itertools.chain(*map(texts, facts)))
+    return [facts] if isinstance(facts, str) else []

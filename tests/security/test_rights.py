@@ -1,0 +1,316 @@
+"""Nobody may more than was decided: every object of both schemas, tried by every kind of role.
+
+What there is comes from the catalogue, and who may use it from the tables below. An object that is in one of them only
+fails the test: whoever adds one has to decide, here.
+
+What this does not promise: roles that may lock trust each other. A lock's token is no secret (`holder` tells it to all of
+them), and with it goes what its holder can do: renew and release. What is secret is what would let one be taken for another
+in line, or for dead: attempts, clients, presences.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.errors import InsufficientPrivilege
+
+import dblock
+from tests.security.conftest import KINDS, Connect
+from tests.support.shell import until
+
+OWNER_ALONE: frozenset[str] = frozenset()
+LOCK, SEE, BREAK, FENCE = (frozenset({kind}) for kind in KINDS[1:])
+
+MAY_CALL = {
+    "dblock": {
+        **dict.fromkeys(
+            (
+                "try_acquire", "acquire", "look_in_line", "be_present", "be_absent", "leave", "queue", "abandon",
+                "renew", "renew_all", "release", "release_all", "assert_held", "holder",
+            ),
+            LOCK,
+        ),
+        **dict.fromkeys(("list_locks", "list_waiters", "list_history", "grants_are_recorded"), SEE),
+        **dict.fromkeys(("force_release", "wake_line"), BREAK),
+        **dict.fromkeys(("schema_revision", "installation"), LOCK | SEE | BREAK),
+        **dict.fromkeys(
+            (
+                "check_request", "commit_durably", "check_snapshot", "describe_session", "current_timeline",
+                "enter_timeline", "note", "note_end", "note_grant", "record_grants", "hold_line", "sees_newest",
+                "presence_gone", "free_of_the_dead", "first_in_line", "nobody_waits", "wake_next", "pass_on",
+                "hear_from", "raise_tokens", "show_tokens", "reap",
+            ),
+            OWNER_ALONE,
+        ),
+    },
+    "fenced_store": {
+        **dict.fromkeys(
+            (
+                "raise_fence", "claim", "write", "read", "past", "guard", "guard_whole", "guard_truncate", "guard_table",
+                "leave_fence", "standing_fence", "highest_of", "as_text", "has_columns", "highest_in", "guard_emptying",
+                "guard_name", "is_plain", "lock_exactly", "resource_of", "make_guard", "note_protection",
+                "note_unprotection", "owns_columns", "row_key", "protect_table", "unprotect_table", "protected_tables",
+                "record_rejection", "revision",
+            ),
+            FENCE,
+        ),
+        **dict.fromkeys(
+            (
+                "check_resource", "check_token", "describe_session", "commit_durably", "note_rejection", "refuse",
+                "hold_gate", "carried_token", "high_water", "forget_left_behind",
+            ),
+            OWNER_ALONE,
+        ),
+    },
+}  # fmt: skip
+"""Who may call each function. Those of the owner's are called by the others, with their owner's rights."""
+
+OWNERS_RELATIONS = {
+    "dblock": {
+        "distributed_locks", "lock_clients", "lock_history", "lock_history_number_seq", "lock_presence", "lock_tickets",
+        "installed_revision", "token_sequence", "token_timeline",
+    },
+    "fenced_store": {"fences", "versions", "protections", "rejections", "rejections_id_seq", "installed_revision"},
+}  # fmt: skip
+"""The tables and sequences, which are all their owner's alone: a new one is decided by being named here."""
+
+CATALOGS = (
+    ("pg_type", "typnamespace", "typrelid = 0 AND typcategory <> 'A'"), ("pg_operator", "oprnamespace", "true"),
+    ("pg_collation", "collnamespace", "true"), ("pg_conversion", "connamespace", "true"),
+    ("pg_opclass", "opcnamespace", "true"), ("pg_opfamily", "opfnamespace", "true"),
+    ("pg_ts_config", "cfgnamespace", "true"), ("pg_ts_dict", "dictnamespace", "true"),
+    ("pg_statistic_ext", "stxnamespace", "true"),
+)  # fmt: skip
+"""Kinds of objects that neither schema has. (A table's own row type is its table's.)"""
+
+
+def functions(owner: psycopg.Connection, schema: str) -> list[tuple[str, str, int]]:
+    return owner.execute(
+        "SELECT proname, oid::regprocedure::text, pronargs::int FROM pg_proc WHERE pronamespace = %s::regnamespace"
+        " ORDER BY 2",
+        [schema],
+    ).fetchall()
+
+
+def relations(owner: psycopg.Connection, schema: str) -> dict[str, str]:
+    rows = owner.execute(
+        "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind NOT IN ('i', 'c')",
+        [schema],
+    )
+    return dict(rows.fetchall())
+
+
+@pytest.mark.parametrize("schema", MAY_CALL)
+def test_it_was_decided_who_may_use_each_object(owner: psycopg.Connection, schema: str) -> None:
+    there = [name for name, _, _ in functions(owner, schema)]
+    assert sorted(there) == sorted(MAY_CALL[schema]), "each once: an overload would be a second decision"
+    found = relations(owner, schema)
+    assert set(found) == OWNERS_RELATIONS[schema]
+    assert set(found.values()) == {"r", "S"}, "a view runs with its owner's rights"
+    for catalog, column, which in CATALOGS:
+        others = owner.execute(
+            f"SELECT * FROM {catalog} WHERE {column} = %s::regnamespace AND {which}".encode(), [schema]
+        ).fetchall()
+        assert others == [], catalog
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("schema", MAY_CALL)
+def test_a_role_may_call_what_was_decided_and_nothing_else(
+    connect: Connect, owner: psycopg.Connection, kinds: dict[str, str], schema: str, kind: str
+) -> None:
+    session = connect(kind)
+    for name, signature, arguments in functions(owner, schema):
+        may = kind in MAY_CALL[schema].get(name, OWNER_ALONE)
+        told = owner.execute("SELECT has_function_privilege(%s, %s, 'EXECUTE')", [kinds[kind], signature]).fetchone()
+        assert told == (may,), f"{kind}: {signature}"
+        if not may:
+            with pytest.raises(InsufficientPrivilege):
+                call = f"SELECT {schema}.{name}({', '.join(['NULL'] * arguments)})"
+                session.execute(call.encode())
+
+
+TOUCHES = {
+    "r": (
+        "SELECT FROM {}", "SELECT * FROM {}", "SELECT ctid FROM {} LIMIT 0", "TABLE {} FOR SHARE", "INSERT INTO {} DEFAULT VALUES",
+        "DELETE FROM {}", "TRUNCATE {}", "BEGIN; LOCK TABLE {} IN ACCESS SHARE MODE", "COPY {} TO STDOUT", "ANALYZE {}",
+        "CREATE TRIGGER t BEFORE INSERT ON {} EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+        "CREATE RULE r AS ON INSERT TO {} DO NOTHING", "CREATE INDEX ON {} ((1))", "ALTER TABLE {} DISABLE TRIGGER ALL",
+        "CREATE POLICY p ON {}", "CREATE TEMP TABLE heir () INHERITS ({})", "COMMENT ON TABLE {} IS 'x'",
+        "DROP TABLE {}", "GRANT ALL ON {} TO PUBLIC", "VACUUM {}", "REINDEX TABLE {}",
+    ),
+    "S": (
+        "SELECT last_value FROM {}", "SELECT nextval('{}')", "SELECT setval('{}', 1)", "SELECT currval('{}')",
+        "ALTER SEQUENCE {} RESTART", "DROP SEQUENCE {}", "GRANT ALL ON SEQUENCE {} TO PUBLIC",
+    ),
+}  # fmt: skip
+"""What one can do to a table or a sequence without a function of ours. None of it is anybody's but the owner's."""
+
+HARMLESS = ("ANALYZE", "VACUUM")
+"""What Postgres skips with a warning, where it is not one's own, instead of refusing it."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("schema", MAY_CALL)
+def test_nobody_touches_a_table_or_a_sequence(
+    connect: Connect, owner: psycopg.Connection, kinds: dict[str, str], schema: str, kind: str
+) -> None:
+    session, role = connect(kind), kinds[kind]
+    for name, relkind in relations(owner, schema).items():
+        full = f"{schema}.{name}"
+        asked = ("has_any_column_privilege", "SELECT, INSERT, UPDATE, REFERENCES")
+        if relkind == "S":
+            asked = ("has_sequence_privilege", "USAGE, SELECT, UPDATE")
+        assert owner.execute(f"SELECT {asked[0]}(%s, %s, %s)".encode(), [role, full, asked[1]]).fetchone() == (False,)
+        for statement in TOUCHES[relkind]:
+            if statement.startswith(HARMLESS):
+                may_look = owner.execute("SELECT has_schema_privilege(%s, %s, 'USAGE')", [role, schema]).fetchone() == (
+                    True,
+                )
+                with noticed(session) if may_look else pytest.raises(InsufficientPrivilege):
+                    session.execute(statement.format(full).encode())
+            else:
+                with pytest.raises(InsufficientPrivilege):
+                    session.execute(statement.format(full).encode())
+                session.rollback()
+    for statement in (
+        f"CREATE TABLE {schema}.mine ()",
+        f"CREATE FUNCTION {schema}.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        f"CREATE TYPE {schema}.mine AS (x int)",
+        f"ALTER SCHEMA {schema} RENAME TO other",
+        f"DROP SCHEMA {schema} CASCADE",
+    ):
+        with pytest.raises(InsufficientPrivilege):
+            session.execute(statement.encode())
+
+
+class noticed:
+    """A block of which Postgres says that it has skipped what was asked for."""
+
+    def __init__(self, session: psycopg.Connection) -> None:
+        self._session = session
+        self._said: list[str] = []
+
+    def _hear(self, notice: Any) -> None:
+        self._said.append(str(notice.message_primary))
+
+    def __enter__(self) -> None:
+        self._session.add_notice_handler(self._hear)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._session.remove_notice_handler(self._hear)
+        assert kind is None
+        assert any("skipping" in one or "permission denied" in one for one in self._said), self._said
+
+
+def test_what_a_new_function_opens_is_noticed(owner: psycopg.Connection) -> None:
+    """The proof that the sweep can fail."""
+    for made in (
+        "CREATE FUNCTION dblock.peek() RETURNS int LANGUAGE sql SECURITY DEFINER AS 'SELECT 1'",
+        "CREATE TABLE fenced_store.more ()",
+    ):
+        owner.execute(made.encode())
+    for schema in MAY_CALL:
+        with pytest.raises(AssertionError):
+            test_it_was_decided_who_may_use_each_object(owner, schema)
+
+
+ASKED = {
+    "lock": [
+        "queue('held')", "holder('held')", "try_acquire('held')", "acquire('held', attempt => {mine}, client => {mine})",
+        "look_in_line({mine}, '{{held}}')", "abandon('held', {mine})", "release('held', 0)", "assert_held('held', 0)",
+        "renew('held', 0)", "renew_all('{{held}}', '{{0}}', '{{30 s}}')", "release_all('{{held}}', '{{0}}')",
+        "be_absent({mine}, '{{held}}', '{{0}}')", "leave({mine})", "be_present({mine}, '1 s')", "installation()",
+        "schema_revision()",
+    ],
+    "see": ["list_locks(every => true)", "list_waiters()", "list_history()", "grants_are_recorded()"],
+    "break": ["force_release('held', 0)", "wake_line('held')"],
+    "nobody": [],
+    "fence": [],
+}  # fmt: skip
+"""Every question that a role can put to us about a lock that others hold and wait for."""
+
+ASKED_OF_ALL = [
+    "SELECT * FROM pg_stat_activity", "SELECT * FROM pg_locks", "SELECT * FROM pg_stats", "SELECT * FROM pg_settings",
+    "SELECT * FROM pg_prepared_statements", "SELECT * FROM pg_cursors", "SELECT pg_listening_channels()",
+    "SELECT * FROM pg_stat_user_tables", "SELECT * FROM pg_description", "SELECT prosrc FROM pg_proc WHERE prosecdef",
+]  # fmt: skip
+"""Where a server tells everybody about everybody."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_role_is_told_a_name_that_would_let_it_pass_for_another(
+    connect: Connect, dsn: str, client: dblock.Client, owner: psycopg.Connection, kind: str
+) -> None:
+    with dblock.Client(dsn) as other:
+        held = client.lock("held", ttl=20).acquire()
+        waiting = threading.Thread(target=lambda: other.lock("held", ttl=20).acquire(timeout=60).release())
+        waiting.start()
+        try:
+            until(lambda: client.lock("held").queue(), "the waiter")
+            until(lambda: owner.execute("SELECT count(*) > 1 FROM lock_presence").fetchone() == (True,), "presences")
+            named = owner.execute(
+                "SELECT attempt, presence FROM distributed_locks UNION ALL SELECT attempt, presence FROM lock_tickets"
+                " UNION ALL SELECT client, NULL FROM lock_clients UNION ALL SELECT presence, NULL FROM lock_presence"
+            ).fetchall()
+            secrets = {one for row in named for one in row if isinstance(one, uuid.UUID)}
+            assert len(secrets) >= 5, "an attempt each, a client, a presence each"
+            session = connect(kind)
+            session.execute("SET client_min_messages TO debug5")
+            told: list[object] = []
+            session.add_notice_handler(lambda notice: told.append(notice.message_primary))
+            mine = f"'{uuid.uuid4()}'"
+            for question in ASKED[kind]:
+                asked = f"SELECT * FROM dblock.{question.format(mine=mine)}"
+                told.append(session.execute(asked.encode()).fetchall())
+            told += [session.execute(question.encode()).fetchall() for question in ASKED_OF_ALL]
+            text = repr(told)
+            for secret in secrets:
+                assert str(secret) not in text
+                assert secret.hex not in text
+            assert len(text) > 1000
+        finally:
+            held.release()
+            waiting.join()
+
+
+@pytest.mark.parametrize("kind", ["lock", "nobody"])
+def test_whoever_sees_a_mark_can_neither_take_it_nor_end_it(
+    connect: Connect, client: dblock.Client, owner: psycopg.Connection, kind: str
+) -> None:
+    """That an advisory lock is held is shown to all, in pg_locks. It is its session's all the same."""
+    lease = client.lock("held", ttl=20).acquire()
+    (mark,) = until(lambda: owner.execute("SELECT mark FROM lock_presence").fetchone(), "a presence")
+    session = connect(kind)
+    assert session.execute("SELECT pg_advisory_unlock(%s::bigint)", [mark]).fetchone() == (False,)
+    assert session.execute("SELECT pg_try_advisory_lock_shared(%s::bigint)", [mark]).fetchone() == (False,)
+    with pytest.raises(InsufficientPrivilege):
+        session.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
+        )
+    assert owner.execute("SELECT try_acquire('held', attempt => %s)", [uuid.uuid4()]).fetchone() is not None
+    assert lease.remaining() > 0
+    lease.renew()
+
+
+def test_whoever_may_break_a_lock_can_do_that_and_no_more(
+    connect: Connect, client: dblock.Client, owner: psycopg.Connection
+) -> None:
+    lease = client.lock("held", ttl=20).acquire()
+    session = connect("break")
+    # Only by its exact grant, which somebody who may see has to tell.
+    for guess in (0, -1, lease.token + 1, None):
+        assert session.execute("SELECT dblock.force_release('held', %s::bigint, now => true)", [guess]).fetchone() == (
+            False,
+        )
+    assert lease.remaining() > 0
+    assert session.execute("SELECT dblock.force_release('held', %s)", [lease.token]).fetchone() == (True,)
+    # Who did it cannot be hidden.
+    (actor,) = owner.execute("SELECT actor FROM list_history('held')").fetchone() or ("",)
+    assert f" as {session.info.user}" in actor
+    assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (1,)
+    until(lease.lost.is_set, "the holder's learning of it")

@@ -1,0 +1,336 @@
+"""Whoever calls our functions has no say in what they mean: neither by the objects that he makes nor by his settings.
+
+An attacker fills three schemas (one of his own, public, his session's pg_temp) with tables, functions, operators and types
+under the names that our functions use, puts them before Postgres's own in his search_path, and calls every function that
+runs with its owner's rights. Each of his would count a sequence up, which no rollback undoes, and then fail the call.
+
+What is shadowed comes from the catalogue: whatever name of Postgres's stands in a body of ours.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.security.conftest import Connect
+
+DEFINERS = (
+    "SELECT pronamespace::regnamespace::text, proname, oid::regprocedure::text, proconfig, prosrc FROM pg_proc"
+    " WHERE pronamespace IN ('dblock'::regnamespace, 'fenced_store'::regnamespace) AND prosecdef ORDER BY 1, 2"
+)
+
+TYPES = (
+    "text",
+    "uuid",
+    "timestamptz",
+    "jsonb",
+    "json",
+    "regclass",
+    "regnamespace",
+    "regprocedure",
+    "oid",
+    "bytea",
+    "name",
+)
+"""Types that SQL knows by their names alone, and so looks for in the search_path."""
+
+OPERATED = ("text", "bigint", "integer", "double precision", "timestamptz", "interval", "uuid", "jsonb", "name", "bytea",
+            "boolean", "oid", "numeric", "\"char\"")  # fmt: skip
+
+HOSTILE_SETTINGS = {
+    "search_path": "pg_temp, evil, public, pg_catalog, dblock, fenced_store",
+    "quote_all_identifiers": "on",
+    "transform_null_equals": "on",
+    "array_nulls": "off",
+    "extra_float_digits": "-15",
+    "IntervalStyle": "sql_standard",
+    "DateStyle": "ISO, DMY",
+    "TimeZone": "'Pacific/Kiritimati'",
+    "bytea_output": "escape",
+    "row_security": "off",
+    "default_transaction_deferrable": "on",
+    "synchronous_commit": "off",
+    "enable_indexscan": "off",
+}
+
+ATTEMPT, CLIENT, PRESENCE = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
+
+Right = Callable[[list[tuple[Any, ...]]], bool]
+
+
+def one(*row: object) -> Right:
+    """Tell whether the answer is this one row; `...` stands for anything but NULL."""
+    return lambda got: (
+        len(got) == 1 and all(a == b or (b is ... and a is not None) for a, b in zip(got[0], row, strict=True))
+    )
+
+
+def anything(got: list[tuple[Any, ...]]) -> bool:
+    return len(got) == 1
+
+
+CALLS: dict[str, dict[str, list[tuple[str, Right]]]] = {
+    "dblock": {
+        "schema_revision": [("schema_revision()", one("0001"))],
+        "installation": [("installation()", one(...))],
+        "be_present": [(f"be_present('{PRESENCE}', '1 s')", anything)],
+        "try_acquire": [
+            (f"try_acquire('a', '30 s', 'me', '{{}}', '{ATTEMPT}', presence => '{PRESENCE}')", one(True, 1, ..., 30.0, False)),
+            (f"try_acquire('a', '30 s', 'me', '{{}}', '{ATTEMPT}', sent_before => true)", one(True, 1, ..., ..., False)),
+            ("try_acquire('b', durable => false)", one(True, ..., ..., 30.0, False)),
+        ],
+        "acquire": [(f"acquire('a', attempt => '{CLIENT}', client => '{CLIENT}')",
+                     one(False, None, ..., ..., 1, True, True, True))],
+        "look_in_line": [(f"look_in_line('{CLIENT}', '{{a}}')", one(1, [uuid.UUID(CLIENT)], ..., [True]))],
+        "queue": [("queue('a')", one(...))],
+        "holder": [("holder('a')", one(1, "me", {}, ..., ..., ...))],
+        "renew": [("renew('a', 1, '30 s')", one(..., 30.0))],
+        "renew_all": [("renew_all('{a,x}', '{1,7}', '{30 s,30 s}')", one(..., [2], ["superseded"]))],
+        "assert_held": [("assert_held('a', 1)", one(True)), ("assert_held('a', 2)", one(False))],
+        "be_absent": [(f"be_absent('{PRESENCE}', '{{a,x}}', '{{1,7}}')", one([2]))],
+        "list_locks": [("list_locks('%', 'a')", one("a", 1, "me", {}, ..., ..., None, None, ..., 1))],
+        "list_waiters": [("list_waiters('a')", one("a", 1, ..., ..., ...))],
+        "list_history": [("list_history('a')", lambda got: got == [])],
+        "grants_are_recorded": [("grants_are_recorded()", one(False))],
+        "abandon": [(f"abandon('a', '{CLIENT}')", one(True))],
+        "leave": [(f"leave('{CLIENT}', '{PRESENCE}')", anything)],
+        "wake_line": [("wake_line('a')", anything)],
+        "force_release": [("force_release('a', 1, 'x', 'y')", one(True))],
+        "release": [("release('a', 1)", one(True)), ("release('a', 1)", one(False))],
+        "release_all": [("release_all('{a,b}', '{1,1}')", one(0, None))],
+    },
+    "fenced_store": {
+        "revision": [("revision()", one(1))],
+        "raise_fence": [("raise_fence('r', 5)", anything)],
+        "claim": [("claim('{r,s}', 6, patience => 1)", anything)],
+        "write": [
+            ("write('k', 5, 1, '{\"a\": 1}', NULL)", one("stored", 1, 5, 1, ...)),
+            ("write('k', 4, 1, '1', NULL)", one("stale", 1, 5, 1, ...)),
+        ],
+        "read": [("read('k')", one({"a": 1}, None, 1, 5, ..., None))],
+        "past": [("past('k')", one({"a": 1}, None, 1, 5, ..., None))],
+        "guard": [("guard('t', 't:1', 0, NULL, false, false)", one(None))],
+        "guard_whole": [("guard_whole('t', false, false)", anything)],
+        "guard_truncate": [("guard_truncate('t', 0, false, false)", anything)],
+        "leave_fence": [("leave_fence('left', 9)", anything)],
+        "standing_fence": [("standing_fence('left')", one(9))],
+        "highest_of": [("highest_of('left')", one(9))],
+        "resource_of": [("resource_of('public.whole')", one("public.whole"))],
+        "make_guard": [("make_guard('public.rows', '{id}')", one(...))],
+        "note_protection": [("note_protection('public.whole')", one("public.whole"))],
+        "note_unprotection": [("note_unprotection('public.plain')", anything)],
+        "owns_columns": [("owns_columns('public.rows')", one(True))],
+        "protected_tables": [("protected_tables()", lambda got: [row[0] for row in got] == ["public.rows", "public.whole"])],
+        "record_rejection": [("record_rejection('k', 1, 2, NULL, NULL)", anything)],
+    },
+}  # fmt: skip
+"""A call of each function that runs with its owner's rights, and the right answer to it, in this order."""
+
+TRIGGERS = ("guard_table",)
+"""Those that are called by writing to a protected table."""
+
+
+@pytest.fixture
+def attacker(connect: Connect, owner: psycopg.Connection, kinds: dict[str, str]) -> Iterator[psycopg.Connection]:
+    """A session of a role that may all that a role can be granted, in an ambush."""
+    role = kinds["lock"]
+    for statement in (
+        "CREATE TABLE public.rows (id int PRIMARY KEY, v text)", "CREATE TABLE public.whole (id int)",
+        "CREATE TABLE public.plain (id int)", "SELECT fenced_store.protect_table('public.rows')",
+        "SELECT fenced_store.protect_table('public.whole', per => 'table')",
+        f"GRANT ALL ON public.rows, public.whole TO {role}", f"CREATE SCHEMA evil AUTHORIZATION {role}",
+        f"GRANT CREATE ON SCHEMA public TO {role}", f"GRANT {kinds['fence']}, {kinds['see']}, {kinds['break']} TO {role}",
+    ):  # fmt: skip
+        owner.execute(statement.encode())
+    session = connect("lock")
+    lay_ambush(session, shadowed(owner))
+    yield session
+    owner.execute(f"REVOKE {kinds['fence']}, {kinds['see']}, {kinds['break']} FROM {role}".encode())
+
+
+def shadowed(owner: psycopg.Connection) -> list[str]:
+    """Return the statements that make the attacker's objects in a schema, `@@`."""
+    bodies = owner.execute(
+        "SELECT string_agg(prosrc, ' ') FROM pg_proc"
+        " WHERE pronamespace IN ('dblock'::regnamespace, 'fenced_store'::regnamespace)"
+    ).fetchone()
+    words = sorted(set(re.findall(r"[a-z_][a-z0-9_]+", bodies[0] if bodies else "")))
+    statements = []
+    for schema in ("dblock", "fenced_store"):
+        tables = owner.execute(
+            "SELECT relname, string_agg(format('%%I %%s', attname, format_type(atttypid, NULL)), ', ') FROM pg_class AS c"
+            " JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+            " WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r' GROUP BY 1",
+            [schema],
+        ).fetchall()
+        statements += [f"CREATE TABLE IF NOT EXISTS @@.{name} ({columns})" for name, columns in tables]
+        sequences = owner.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'S'", [schema]
+        )
+        statements += [f"CREATE SEQUENCE IF NOT EXISTS @@.{name}" for (name,) in sequences.fetchall()]
+    functions = owner.execute(
+        "SELECT DISTINCT proname, pg_get_function_arguments(oid), pg_get_function_result(oid)"
+        " FROM pg_proc WHERE prokind = 'f' AND prorettype <> ALL ('{trigger,internal,cstring}'::regtype[])"
+        " AND proname = ANY(%s) AND pronamespace = ANY('{pg_catalog,dblock,fenced_store}'::regnamespace[])"
+        # What only Postgres's own can take: internal, cstring, and "any".
+        " AND NOT proargtypes::oid[] && '{2281,2275,2276}'::oid[] AND NOT proretset",
+        [words],
+    ).fetchall()
+    body = "LANGUAGE plpgsql AS 'BEGIN PERFORM pg_catalog.nextval(''evil.tripwire''); RAISE ''tripped by {}''; END'"
+    for name, arguments, result in functions:
+        # With OUT parameters the result is a record, and is said by them.
+        returns = "" if "OUT " in arguments else f" RETURNS {result}"
+        statements.append(f'CREATE FUNCTION @@."{name}"({arguments}){returns} {body.format(name)}')
+    operators = owner.execute(
+        "SELECT DISTINCT oprname, format_type(oprleft, NULL), format_type(oprright, NULL), format_type(oprresult, NULL)"
+        " FROM pg_operator WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprleft = ANY(%s::regtype[])"
+        " AND oprright = ANY(%s::regtype[]) AND oprname = ANY('{=,<>,<,<=,>,>=,||,+,-,*,/,<<,&,~~,~,!~}')",
+        [list(OPERATED), list(OPERATED)],
+    ).fetchall()
+    for number, (name, left, right, result) in enumerate(operators):
+        statements += [
+            f"CREATE FUNCTION @@.operate_{number}({left}, {right}) RETURNS {result} {body.format('an operator')}",
+            f"CREATE OPERATOR @@.{name} (LEFTARG = {left}, RIGHTARG = {right}, FUNCTION = @@.operate_{number})",
+        ]
+    return statements
+
+
+MAKE = """
+CREATE FUNCTION evil.make(statements text[]) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    one text;
+    made integer := 0;
+BEGIN
+    FOREACH one IN ARRAY statements LOOP
+        BEGIN
+            EXECUTE one;
+            made := made + 1;
+        EXCEPTION WHEN syntax_error OR invalid_function_definition OR duplicate_function OR invalid_table_definition
+            OR undefined_function
+        THEN
+            -- A name that is a keyword of SQL's, or a result that no function of a user's can have.
+        END;
+    END LOOP;
+    RETURN made;
+END $$
+"""
+
+
+def lay_ambush(session: psycopg.Connection, statements: list[str]) -> None:
+    session.execute("CREATE SEQUENCE evil.tripwire")
+    session.execute("GRANT USAGE ON SCHEMA evil TO PUBLIC")
+    session.execute("GRANT ALL ON SEQUENCE evil.tripwire TO PUBLIC")
+    session.execute("SET check_function_bodies = off")
+    session.execute("CREATE TEMP TABLE makes_the_schema ()")
+    session.execute(
+        "CREATE FUNCTION evil.trip() RETURNS boolean LANGUAGE plpgsql"
+        " AS 'BEGIN PERFORM pg_catalog.nextval(''evil.tripwire''); RETURN true; END'"
+    )
+    session.execute(MAKE)
+    made = 0
+    for schema in ("evil", "public", "pg_temp"):
+        all_of = [statement.replace("@@", schema) for statement in statements]
+        row = session.execute("SELECT evil.make(%s)", [all_of]).fetchone()
+        made += row[0] if row else 0
+    assert made > 1000, "an ambush of next to nothing proves nothing"
+    with session.transaction():
+        for kind in TYPES:
+            session.execute(f"CREATE DOMAIN evil.{kind} AS pg_catalog.{kind} CHECK (evil.trip())".encode())
+
+
+def all_answers_are_right(session: psycopg.Connection) -> None:
+    for schema, called in CALLS.items():
+        for name, calls in called.items():
+            for call, is_right in calls:
+                statement = f"SELECT * FROM {schema}.{call}"
+                if name == "protected_tables":
+                    statement = statement.replace("*", "resource")
+                got = session.execute(statement.encode()).fetchall()
+                assert is_right(got), f"{call} answered {got}"
+
+
+def tripped(owner: psycopg.Connection) -> bool:
+    row = owner.execute("SELECT is_called FROM evil.tripwire").fetchone()
+    return bool(row and row[0])
+
+
+def prepare(session: psycopg.Connection) -> None:
+    for name, value in HOSTILE_SETTINGS.items():
+        session.execute(sql.SQL("SET {} TO {}").format(sql.SQL(name), sql.SQL(value)))
+
+
+def test_every_function_with_its_owners_rights_has_a_path_of_its_own(owner: psycopg.Connection) -> None:
+    """Our schema, then the session's temporary one, which is searched first where it is not named. Nothing else."""
+    owner.execute("CREATE TABLE public.rows (id int PRIMARY KEY)")
+    owner.execute("SELECT fenced_store.protect_table('public.rows')")
+    found = owner.execute(DEFINERS).fetchall()
+    assert sum(name.startswith("guard_") and name not in CALLS[schema] for schema, name, *_ in found) == 2
+    for schema, _, signature, settings, _ in found:
+        assert f"search_path={schema}, pg_temp" in (settings or []), signature
+    makers = owner.execute(
+        "SELECT n.nspname FROM pg_namespace AS n,"
+        " aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a"
+        " WHERE n.nspname IN ('dblock', 'fenced_store') AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner"
+    ).fetchall()
+    assert makers == [], "whoever may create in the first schema of the path needs no other"
+
+
+def test_each_of_them_is_called_below(owner: psycopg.Connection) -> None:
+    there = {(schema, name) for schema, name, *_ in owner.execute(DEFINERS).fetchall()}
+    assert there == {(schema, name) for schema, called in CALLS.items() for name in called} | {
+        ("fenced_store", name) for name in TRIGGERS
+    }
+
+
+def test_nothing_of_an_attackers_runs_with_our_rights(attacker: psycopg.Connection, owner: psycopg.Connection) -> None:
+    prepare(attacker)
+    all_answers_are_right(attacker)
+    # And what runs by itself, when he writes to what others have protected.
+    for table, statement in (
+        ("rows", "INSERT INTO public.rows (id, v) VALUES (1, 'x')"),
+        ("rows", "UPDATE public.rows SET v = 'y'"),
+        ("rows", "DELETE FROM public.rows"),
+        ("whole", "INSERT INTO public.whole VALUES (1)"),
+    ):
+        with attacker.transaction():
+            attacker.execute("SET LOCAL fenced_store.token = '7'")
+            attacker.execute(statement.encode())
+        assert table
+    assert not tripped(owner)
+    assert owner.execute("SELECT token FROM fenced_store.fences WHERE resource = 'public.rows:1'").fetchone() == (7,)
+    for name in ("distributed_locks", "lock_tickets", "fences", "rejections"):
+        for schema in ("evil", "public"):
+            assert owner.execute(f"SELECT count(*) FROM {schema}.{name}".encode()).fetchone() == (0,)
+        assert attacker.execute(f"SELECT pg_catalog.count(*) FROM pg_temp.{name}".encode()).fetchone() == (0,)
+
+    # The proof that the ambush catches a function without a path of its own.
+    attacker.execute("INSERT INTO pg_temp.distributed_locks (name, expires_at) VALUES ('b', 'infinity')")
+    owner.execute("ALTER FUNCTION dblock.holder(text) RESET search_path")
+    with pytest.raises(psycopg.Error, match="tripped by"):
+        attacker.execute("SELECT dblock.holder('b')")
+    assert tripped(owner)
+
+
+def test_no_setting_of_a_sessions_gives_a_lock_another_line(connect: Connect, owner: psycopg.Connection) -> None:
+    """Where two sessions hold the same line under different keys, each believes that it has it alone."""
+    keys = []
+    for settings in ({}, HOSTILE_SETTINGS):
+        session = connect("lock")
+        for name, value in settings.items():
+            session.execute(sql.SQL("SET {} TO {}").format(sql.SQL(name), sql.SQL(value)))
+        with session.transaction(force_rollback=True):
+            session.execute(f"SELECT * FROM dblock.acquire('a', attempt => '{ATTEMPT}', client => '{CLIENT}')".encode())
+            keys.append(
+                owner.execute(
+                    "SELECT classid, objid FROM pg_locks WHERE locktype = 'advisory' AND pid = %s ORDER BY 1, 2",
+                    [session.info.backend_pid],
+                ).fetchall()
+            )
+    assert keys[0] == keys[1]
+    assert keys[0]
