@@ -123,11 +123,16 @@ class Line:
     """All places of one client, and when to look in for them. Waits for nothing."""
 
     def __init__(
-        self, service: Service, hurry: Callable[[], object] = lambda: None, now: Callable[[], float] = clock.now
+        self,
+        service: Service,
+        hurry: Callable[[], object] = lambda: None,
+        now: Callable[[], float] = clock.now,
+        uniform: Callable[[float, float], float] = lambda low, high: random.uniform(low, high),
     ) -> None:
         self._service = service
         self._hurry = hurry
         self._now = now
+        self._uniform = uniform
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -170,7 +175,7 @@ class Line:
         """Plan the next look at a lock's line."""
         now = self._now()
         most = HEARD_EVERY if self.pushed else POLL if first else POLL_FOR_ALL
-        at = now + (min(max(look_in, SHORTEST), most) if first else most * random.uniform(0.8, 1.0))
+        at = now + (min(max(look_in, SHORTEST), most) if first else most * self._uniform(0.8, 1.0))
         with self._lock:
             if name in self._waiters and at < self._looks.get(name, math.inf):
                 self._looks[name] = at
