@@ -1,0 +1,285 @@
+"""What must hold at every step of every run.
+
+The checks have their own memory of what was granted, extended and freed, and do not ask the store what it thinks of it.
+
+| check | what it finds |
+|---|---|
+| token order | a grant whose token is not higher than all before it of that lock |
+| one holder | a grant of a lock that another has |
+| one believer | two processes that may both believe in a lock at one instant |
+| trust | a lease that may be believed when, or for longer than, the database does not hold the lock for it |
+| exact grant | a release, renewal or loss that touches another grant than its own, or brings one back |
+| fair | a grant past somebody alive in line, or a place in line taken from somebody alive |
+| fence | a write that is accepted below one accepted or claimed before; or the holder's own refused |
+| handed over | a free lock that somebody waits for, for longer than it may take |
+| served | somebody who waits for ever |
+| ghosts | a place in line that nobody waits at, for good |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dblock.hold import Hold
+from dblock.terms import Terms
+from tests.robustness.simulation.client import Client
+from tests.robustness.simulation.database import Database
+from tests.robustness.simulation.tables import Row, Ticket
+from tests.robustness.simulation.world import Violation, World, short
+
+WOKEN_WITHIN = 0.3
+"""Seconds within which a release has the next granted the lock, if it can be woken and nothing is in the way."""
+
+GHOSTS_WITHIN = 5.0
+"""The same where a place is ahead that nobody waits at, as its client must notice by and by."""
+
+HEARD_LATELY = 2.0
+"""Seconds for which somebody who was heard of counts as alive at least."""
+
+FOUND_WITHIN = 1.6
+"""The same where it must find out by itself: a look a second, and the time for some calls."""
+
+
+class Checks:
+    """Looks on, and raises a Violation."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.database: Database
+        self.clients: dict[str, Client] = {}
+        """By the name under which the database knows them."""
+        self.grants = 0
+        self.handed_over = 0
+        self.slowest = 0.0
+        """The longest that a lock was free in calm weather while somebody waited for it."""
+        self.calm = False
+        self._terms: dict[str, Terms] = {}
+        self._highest: dict[str, int] = {}
+        self._held: dict[str, tuple[int, float]] = {}
+        self._granted_at: dict[str, float] = {}
+        self._holds: list[tuple[Client, Hold]] = []
+        self._excused: set[int] = set()
+        self._redeemed: Ticket | None = None
+        self._ended: dict[int, float] = {}
+        self._heard: dict[str, float] = {}
+        self._written: dict[str, tuple[int, int]] = {}
+        self._claims_seen = 0
+        self._crashed_at = -1.0
+        self._free_since: dict[str, float] = {}
+        self._woken: dict[str, bool] = {}
+
+    # What a process does.
+
+    def asks(self, attempt: str, terms: Terms) -> None:
+        """Take note of what is asked for."""
+        self._terms[attempt] = terms
+
+    def holds(self, client: Client, hold: Hold) -> None:
+        """Take note of a lease in somebody's hands."""
+        self._holds.append((client, hold))
+
+    def each(self) -> None:
+        """Look at who believes in what, after every step."""
+        if not self._holds:
+            return
+        over = False
+        now, rows = self.world.now, self.database.store.tables.rows
+        for client, hold in self._holds:
+            if client.dead or hold.over or hold.loss is not None or client.clock() >= hold.trusted_until:
+                over = True
+                continue
+            row = rows.get(hold.name)
+            if row is not None and row.token == hold.token and row.expires_at > now:
+                if client.when(hold.trusted_until) > row.expires_at + 1e-6 and not self._is_excused(client, hold):
+                    raise Violation("trust", f"{client.name} would believe in {hold.name} for longer than it is {row}")
+                continue
+            if not self._is_excused(client, hold) and believes(client, hold):
+                self._untrue(client, hold)
+        if over:
+            self._holds = [
+                one
+                for one in self._holds
+                if not (one[0].dead or one[1].over or one[1].loss or one[0].clock() >= one[1].trusted_until)
+            ]
+
+    def _untrue(self, client: Client, hold: Hold) -> None:
+        """Say how it is that somebody believes in what is not so."""
+        for other, others in self._holds:
+            if others.name != hold.name or others is hold or other.dead or self._is_excused(other, others):
+                continue
+            if believes(other, others):
+                both = f"{client.name} believes in token {hold.token} and {other.name} in {others.token}"
+                raise Violation("one believer", f"{hold.name}: {both}")
+        row = self.database.store.tables.rows.get(hold.name)
+        raise Violation("trust", f"{client.name} believes in {hold.name} under {hold.token}, but it is {row}")
+
+    def _is_excused(self, client: Client, hold: Hold) -> bool:
+        """Tell whether nobody promises anything: broken by force, or forgotten by a standby or without durability."""
+        if hold.token in self._excused:
+            return True
+        forgotten = max(self.database.promoted_at, self._crashed_at if hold.token < 0 else -1.0)
+        return forgotten >= 0 and client.when(hold.sent_at) <= forgotten
+
+    # What the database does.
+
+    def granted(self, row: Row, ticket: int | None, fair: bool) -> None:
+        now, name = self.world.now, row.name
+        self.grants += 1
+        before = self._held.get(name)
+        if before is not None and before[1] > now:
+            raise Violation("one holder", f"{name}: granted under {row.token} while {before[0]} lasts")
+        if row.token > 0:
+            if row.token <= self._highest.get(name, 0):
+                raise Violation("token order", f"{name}: {row.token} granted after {self._highest[name]}")
+            self._highest[name] = row.token
+        self._held[name] = (row.token, row.expires_at)
+        self._granted_at[name] = now
+        terms = self._terms.get(row.attempt or "")
+        if terms is None or terms.fair:
+            self._check_turn(row, ticket)
+        free_since = self._free_since.pop(name, None)
+        if self.calm and free_since is not None and ticket is not None:
+            self.handed_over += 1
+            self.slowest = max(self.slowest, now - free_since)
+
+    def _check_turn(self, row: Row, ticket: int | None) -> None:
+        line = self.database.store.tables.tickets.get(row.name, [])
+        own = next((one.number for one in line if one.attempt == row.attempt), float("inf"))
+        if ticket is not None:
+            redeemed, self._redeemed = self._redeemed, None
+            if redeemed is None or (redeemed.name, redeemed.number, redeemed.attempt) != (
+                row.name,
+                ticket,
+                row.attempt,
+            ):
+                raise Violation("fair", f"{row.name}: {short(row.attempt)} redeems ticket {ticket}, which is not there")
+            own = ticket
+        for one in line:
+            if one.number < own and one.attempt != row.attempt and self._is_alive(one):
+                raise Violation("fair", f"{row.name}: granted to {short(row.attempt)} past {short(one.attempt)}")
+
+    def _is_alive(self, ticket: Ticket) -> bool:
+        """Tell whether its client is known to live: heard of a moment ago, and not known to have lost its session."""
+        store = self.database.store
+        if self._heard.get(ticket.client, -HEARD_LATELY) + HEARD_LATELY <= self.world.now:
+            return False
+        mark = store.marks.get(ticket.presence or "")
+        return mark is None or mark.incarnation != store.incarnation or mark.session in store.sessions
+
+    def extended(self, row: Row, token: int, before: float) -> None:
+        if token != row.token or before <= self.world.now or row.forced_at is not None:
+            raise Violation("exact grant", f"{row.name}: {token} renewed, which had ended or is another's: {row}")
+        if row.expires_at < before:
+            raise Violation("exact grant", f"{row.name}: a renewal of {token} brings its end nearer")
+        self._held[row.name] = (token, row.expires_at)
+
+    def freed(self, row: Row, why: str, by: int | str | None) -> None:
+        now, name = self.world.now, row.name
+        named = {"released": row.token, "broken": row.token, "abandoned": row.attempt, "died": row.presence}
+        if by != named[why] or row.expires_at <= now:
+            raise Violation("exact grant", f"{name}: {why} by {by}, but it is {row}")
+        if why == "died":
+            mark = self.database.store.marks[str(by)]
+            if mark.session in self.database.store.sessions or self._ended.get(mark.session, now) + mark.grace > now:
+                raise Violation("exact grant", f"{name}: taken from {short(row.attempt)} as if it were dead")
+        if why == "broken":
+            self._excused.add(row.token)
+        self._held.pop(name, None)
+        self._free_since[name] = now
+        self._woken[name] = why in ("released", "abandoned")
+
+    def removed(self, ticket: Ticket, why: str) -> None:
+        if why == "redeemed":
+            self._redeemed = ticket
+            return
+        if why in ("dead", "reaped") and self._is_alive(ticket):
+            raise Violation("fair", f"{ticket.name}: {short(ticket.attempt)} lives, and loses its place ({why})")
+        if ticket.name in self._free_since:
+            self._free_since[ticket.name] = self.world.now
+
+    def reaped(self, row: Row) -> None:
+        if row.expires_at > self.world.now or any(map(self._is_alive, self._line(row.name))):
+            raise Violation("exact grant", f"{row.name}: the reaper takes what is in use: {row}")
+
+    def heard(self, client: str) -> None:
+        self._heard[client] = self.world.now
+
+    def session_ended(self, session: int) -> None:
+        """Take note of when a session ended."""
+        self._ended.setdefault(session, self.world.now)
+
+    def database_replaced(self) -> None:
+        """Take note that the database has forgotten something, and what it knows now."""
+        self._crashed_at = self.world.now
+        self._held = {row.name: (row.token, row.expires_at) for row in self.database.store.tables.rows.values()}
+        self._free_since.clear()
+        self._heard.clear()
+
+    # The resource.
+
+    def written(self, resource: str, token: int, number: int, accepted: bool) -> None:
+        """Look at what became of a write."""
+        for claimed, at in self.database.fence.claimed[self._claims_seen :]:
+            self._written[claimed] = max(self._written.get(claimed, (0, 0)), (at, 0))
+        self._claims_seen = len(self.database.fence.claimed)
+        highest = self._written.get(resource, (0, 0))
+        if accepted:
+            if (token, number) <= highest:
+                raise Violation("fence", f"{resource}: write {number} under {token} accepted after {highest}")
+            self._written[resource] = (token, number)
+        elif highest[0] < token or highest[0] > max(self._highest.values(), default=0):
+            raise Violation("fence", f"{resource}: write {number} under {token} refused, and nothing is newer")
+        else:
+            name = resource.removeprefix("behind ")
+            held = self._held.get(name)
+            # What a standby takes up again was perhaps released, and granted to others, where it did not see it.
+            known = self._granted_at.get(name, -1.0) > self.database.promoted_at
+            if known and held is not None and held[0] == token and held[1] > self.world.now and highest[0] > token:
+                raise Violation("fence", f"{resource}: the holder's write under {token} refused after {highest}")
+
+    # What must come to pass.
+
+    def tick(self) -> None:
+        """Look for locks that are free, and wanted, for too long; in calm weather alone."""
+        now = self.world.now
+        for row in list(self.database.store.tables.rows.values()):
+            alive = [one for one in self._line(row.name) if self._is_alive(one)]
+            # A message that was overtaken may have left a place behind that nobody waits at, for a while.
+            real = [one for one in alive if one.attempt in self.clients[one.client].line._places]
+            if row.expires_at > now or not real:
+                self._free_since.pop(row.name, None)
+                continue
+            first, client = real[0], self.clients[real[0].client]
+            since = max(self._free_since.setdefault(row.name, now), first.since)
+            most = FOUND_WITHIN
+            if first is not alive[0]:
+                most = GHOSTS_WITHIN
+            elif self._woken.get(row.name) and client.line.pushed:
+                most = WOKEN_WITHIN
+            if now - since > most:
+                raise Violation(
+                    "handed over",
+                    f"{row.name}: free since {since:.3f}, and {short(first.attempt)} of {client.name} waits",
+                )
+
+    def _line(self, name: str) -> list[Ticket]:
+        return self.database.store.tables.tickets.get(name, [])
+
+    def ghosts(self) -> Iterator[Ticket]:
+        """Return the places in line, when nobody waits any more."""
+        for line in self.database.store.tables.tickets.values():
+            yield from line
+
+
+def believes(client: Client, hold: Hold) -> bool:
+    """Tell whether a process that asked at this moment would be told that it holds the lock; change nothing by it."""
+    now = client.clock()
+    if hold.over or hold.left or hold.loss is not None or now >= hold.trusted_until:
+        return False
+    presence = hold.presence
+    if presence is None:
+        return True
+    looked_at = presence._looked_at
+    stands = presence.stands(now)
+    presence._looked_at = looked_at
+    return stands

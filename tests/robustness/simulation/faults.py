@@ -1,0 +1,182 @@
+"""What goes wrong, and when: drawn at random for one run, for as long as the storm lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.robustness.simulation.client import Client
+
+if TYPE_CHECKING:
+    from tests.robustness.simulation.run import Run
+
+LONGEST = 4.0
+"""Seconds for which a process is stopped or cut off at most: longer than any lease here lasts."""
+
+
+class Faults:
+    """Whatever happens to processes and to the database."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._world = run.world
+        chance = run.world.random
+        kinds: dict[Callable[[], object], float] = {
+            self.stop: 1.5,
+            self.cut_off: 1.0,
+            self.hang_up: 1.0,
+            self.lose_touch: 1.5,
+            self.refuse_listener: 1.5,
+            self.stop_and_hang_up: 0.7,
+            self.give_up: 2.0,
+            self.break_lock: 1.5,
+            self.reap: 1.0,
+            self.die: 0.6,
+        }
+        if run.database.mortal:
+            kinds[self.crash] = 0.6
+            kinds[self.promote] = 0.4
+            self._flush()
+        for _ in range(chance.randrange(0, 12)):
+            kind = chance.choices(list(kinds), list(kinds.values()))[0]
+            run.world.after(chance.uniform(0.05, run.storm * 0.95), kind)
+
+    def _say(self, who: str, what: str) -> None:
+        if self._world.tracing:
+            self._world.say(who, what)
+
+    def _somebody(self) -> Client | None:
+        living = [client for client in self._run.clients if not client.dead]
+        return self._world.random.choice(living) if living else None
+
+    def stop(self) -> None:
+        client = self._somebody()
+        if client is not None:
+            self._stop(client)
+
+    def _stop(self, client: Client) -> None:
+        if not client.stopped:
+            self._say(client.name, "is stopped")
+            client.stop()
+            self._world.after(self._world.random.uniform(0.05, LONGEST), self._go_on, client)
+
+    def _go_on(self, client: Client) -> None:
+        if client.stopped:
+            self._say(client.name, "goes on")
+            client.go_on()
+
+    def cut_off(self) -> None:
+        client = self._somebody()
+        if client is not None:
+            self._cut_off(client)
+
+    def _cut_off(self, client: Client) -> None:
+        if not client.cut_off:
+            self._say(client.name, "is cut off")
+            client.cut_off = True
+            self._world.after(self._world.random.uniform(0.05, LONGEST), self._reconnect, client)
+
+    def _reconnect(self, client: Client) -> None:
+        self._say(client.name, "is not cut off any more")
+        client.cut_off = False
+
+    def hang_up(self) -> Client | None:
+        wires = [wire for wire in self._run.network.wires.values() if not wire.process.cut_off]
+        if not wires:
+            return None
+        wire = self._world.random.choice(wires)
+        self._say(wire.process.name, "its listener's connection is closed")
+        self._run.network.hang_up(wire)
+        return next(client for client in self._run.clients if client is wire.process)
+
+    def lose_touch(self) -> None:
+        """Close a connection, and let nothing through from the moment on that its process's machine knows."""
+        client = self.hang_up()
+        if client is not None:
+            self._world.after(0.011, self._cut_off, client)
+
+    def refuse_listener(self) -> None:
+        """Close a connection, and take no new one of its kind for a while; calls get through."""
+        client = self.hang_up()
+        if client is not None:
+            self._say(client.name, "gets no new connection for its listener")
+            client.refused = True
+            self._world.after(self._world.random.uniform(0.05, LONGEST), self._take, client)
+
+    def _take(self, client: Client) -> None:
+        client.refused = False
+
+    def stop_and_hang_up(self) -> None:
+        """Close a connection while its process is stopped, and cannot say that it is there."""
+        client = self.hang_up()
+        if client is not None:
+            self._stop(client)
+
+    def give_up(self) -> None:
+        workers = [worker for worker in self._run.workers if not worker.done and not worker.client.dead]
+        if workers:
+            worker = self._world.random.choice(workers)
+            if not worker.client.stopped:
+                self._say(worker.name, "is cancelled")
+                self._world.clock = worker.client.clock
+                worker.cancel()
+
+    def die(self) -> None:
+        client = self._somebody()
+        if client is not None and sum(not one.dead for one in self._run.clients) > 1:
+            self._say(client.name, "dies")
+            client.die()
+
+    def break_lock(self) -> None:
+        database, chance = self._run.database, self._world.random
+        rows = [row for row in database.store.tables.rows.values() if row.expires_at > self._world.now]
+        if rows and database.up:
+            row, now = chance.choice(rows), chance.random() < 0.4
+            self._say("operator", f"breaks {row.name} under {row.token}{' now' if now else ''}")
+            database.call(None, lambda: database.store.force_release(row.name, row.token, now))
+            if now and chance.random() < 0.8:
+                database.call(None, lambda: database.store.pass_on(row.name))
+
+    def reap(self) -> None:
+        database, idle = self._run.database, self._world.random.choice([0.0, 0.5, 60.0])
+        if database.up:
+            gone = database.call(None, lambda: database.store.reap(idle))
+            self._say("operator", f"reaps {gone} locks idle for {idle} s")
+
+    def crash(self) -> None:
+        self._replace(self._run.database.crash, "crashes")
+
+    def promote(self) -> None:
+        self._replace(self._run.database.promote, "is replaced by its standby")
+
+    def _replace(self, act: Callable[[], None], what: str) -> None:
+        database = self._run.database
+        if database.up:
+            self._say("database", what)
+            self._run.network.crash()
+            act()
+            database.up = False
+            self._run.checks.database_replaced()
+            self._world.after(self._world.random.uniform(0.01, 1.0), self.come_up)
+
+    def come_up(self) -> None:
+        if not self._run.database.up:
+            self._say("database", "is up")
+            self._run.database.up = True
+
+    def _flush(self) -> None:
+        """Write down every now and then what nobody waits for, as the WAL writer does; the standby follows."""
+        if self._world.now < self._run.storm:
+            self._run.database.flush()
+            if self._world.chance(0.7):
+                self._run.database.replicate()
+            self._world.after(self._world.random.uniform(0.05, 0.6), self._flush)
+
+    def end(self) -> None:
+        """Let nothing go wrong from now on."""
+        self._say("weather", "is calm")
+        self.come_up()
+        for client in self._run.clients:
+            client.cut_off = client.refused = False
+            if client.stopped:
+                client.go_on()

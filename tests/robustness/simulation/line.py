@@ -1,0 +1,178 @@
+"""Who waits and who is there: the part of the store that is about lines and presences.
+
+Written after dblock/sql/05_line.sql, and what of 11_acquire.sql is not about granting.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from tests.robustness.simulation.tables import Mark, Row, Tables, Ticket
+
+HEARD_FOR, HEARD_AGAIN = 3.0, 2.0
+"""Seconds for which a client counts as alive once it was heard, and how few of them left call for more."""
+
+LEFT_AFTER = 3.0
+"""Seconds after which a place that its client does not name was not taken while the call was on its way."""
+
+
+class Observer(Protocol):
+    """Who is told what becomes of grants and places, at the moment that it does."""
+
+    def granted(self, row: Row, ticket: int | None, fair: bool) -> None: ...
+
+    def extended(self, row: Row, token: int, before: float) -> None: ...
+
+    def freed(self, row: Row, why: str, by: int | str | None) -> None: ...
+
+    def removed(self, ticket: Ticket, why: str) -> None: ...
+
+    def heard(self, client: str) -> None: ...
+
+    def reaped(self, row: Row) -> None: ...
+
+
+class WaitingRoom:
+    """The lines of all locks, and the presences of those who wait and hold."""
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        chance: random.Random,
+        observer: Observer,
+        notify: Callable[[str, str], object] = lambda client, attempt: None,
+    ) -> None:
+        self.now = now
+        self.chance = chance
+        self.observer = observer
+        self.notify = notify
+        """Sends an attempt's name over the channel of a client."""
+        self.tables = Tables()
+        self.marks: dict[str, Mark] = {}
+        self.sessions: set[int] = set()
+        """Those that hold a mark and last."""
+        self.session: int | None = None
+        """Over which of them the call under way has come, if over one of them."""
+        self.incarnation = 1
+        self.timeline = 1
+        self.durable = False
+        """Whether the call under way waits for the disk before it is answered."""
+
+    def places_of(self, name: str, attempt: str) -> list[Ticket]:
+        return [ticket for ticket in self.tables.tickets.get(name, ()) if ticket.attempt == attempt]
+
+    def remove(self, ticket: Ticket, why: str) -> None:
+        self.observer.removed(ticket, why)
+        self.tables.tickets[ticket.name].remove(ticket)
+
+    def first_in_line(self, name: str, tidy: bool) -> Ticket | None:
+        """Find the first that is alive; with `tidy` the dead before it go."""
+        dead: set[str] = set()
+        away: set[str] = set()
+        for ticket in list(self.tables.tickets.get(name, ())):
+            if ticket.presence in away:
+                continue
+            if ticket.client not in dead and ticket.presence not in dead:
+                if self.tables.clients.get(ticket.client, float("-inf")) <= self.now():
+                    dead.add(ticket.client)
+                else:
+                    grace = None if ticket.presence is None else self.presence_gone(ticket.presence)
+                    if grace is None or ticket.presence is None:
+                        return ticket
+                    if grace > 0:
+                        away.add(ticket.presence)
+                        continue
+                    dead.add(ticket.presence)
+            if tidy:
+                self.remove(ticket, "dead")
+        return None
+
+    def nobody_waits(self, name: str) -> bool:
+        if self.first_in_line(name, tidy=True) is not None or self.tables.tickets.get(name):
+            return False
+        self.tables.rows[name].waiting = False
+        return True
+
+    def wake_next(self, name: str) -> None:
+        """Wake the first in line of a lock that was freed just now."""
+        if self.durable:
+            return
+        found = self.first_in_line(name, tidy=True)
+        if found is not None:
+            self.notify(found.client, found.attempt)
+        elif not self.tables.tickets.get(name):
+            self.tables.rows[name].waiting = False
+
+    def pass_on(self, name: str) -> None:
+        row = self.tables.rows.get(name)
+        if row is not None and row.waiting and row.expires_at <= self.now():
+            self.wake_next(name)
+
+    def hear_from(self, client: str) -> None:
+        now, clients = self.now(), self.tables.clients
+        self.observer.heard(client)
+        if clients.get(client, float("-inf")) <= now + HEARD_AGAIN:
+            clients[client] = max(now + HEARD_FOR, clients.get(client, now))
+
+    def look_in_line(self, client: str, names: Iterable[str]) -> tuple[int, list[tuple[str, float, bool]]]:
+        """Hear from a client; tell how many places it has, and which of them are first."""
+        self.hear_from(client)
+        places = sum(ticket.client == client for line in self.tables.tickets.values() for ticket in line)
+        firsts = []
+        for name in names:
+            row = self.tables.rows.get(name)
+            found = None if row is None else self.first_in_line(name, tidy=False)
+            if row is None or found is None or found.client != client:
+                continue
+            wait = max(row.expires_at - self.now(), 0.0)
+            watched = wait > 0 and row.presence is not None
+            if wait > 0 and row.presence is not None:
+                grace = self.presence_gone(row.presence)
+                wait = wait if grace is None else max(min(wait, grace), 0.0)
+            firsts.append((found.attempt, wait, watched))
+        return places, firsts
+
+    def leave(self, client: str, presence: str | None = None, but: frozenset[str] = frozenset()) -> None:
+        for name in sorted(self.tables.tickets):
+            gone = [
+                ticket
+                for ticket in self.tables.tickets[name]
+                if ticket.client == client
+                and ticket.attempt not in but
+                and (not but or ticket.since < self.now() - LEFT_AFTER)
+            ]
+            for ticket in gone:
+                self.remove(ticket, "left")
+            if gone:
+                self.pass_on(name)
+        if not but:
+            self.tables.clients.pop(client, None)
+            self.marks.pop(presence or "", None)
+
+    # Who is there.
+
+    def presence_gone(self, presence: str) -> float | None:
+        mark = self.marks.get(presence)
+        if mark is None or mark.incarnation != self.incarnation or mark.session == self.session:
+            return None
+        if mark.session in self.sessions:
+            return None
+        if mark.gone_since is None:
+            mark.gone_since = self.now()
+            return mark.grace
+        return mark.gone_since + mark.grace - self.now()
+
+    def be_present(self, presence: str, grace: float) -> None:
+        assert self.session is not None
+        self.marks[presence] = Mark(self.session, self.incarnation, grace)
+
+    def be_absent(self, presence: str, grants: Iterable[tuple[str, int]]) -> list[int]:
+        self.marks.pop(presence, None)
+        rows, now = self.tables.rows, self.now()
+        return [
+            place
+            for place, (name, token) in enumerate(grants, 1)
+            if name not in rows or rows[name].token != token or rows[name].expires_at <= now
+        ]

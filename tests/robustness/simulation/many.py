@@ -1,0 +1,133 @@
+"""Run many seeds, in one process or in several, and sum up what came of them."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.robustness.simulation.bugs import put
+from tests.robustness.simulation.run import Outcome, Run
+
+BATCH = 250
+"""How many seeds a process runs before it reports."""
+
+MOST_SHOWN = 20
+
+
+@dataclass
+class Summary:
+    """What came of some seeds."""
+
+    seeds: int = 0
+    steps: int = 0
+    grants: int = 0
+    handed_over: int = 0
+    slowest: float = 0.0
+    simulated: float = 0.0
+    """Seconds of simulated time."""
+    took: float = 0.0
+    failures: dict[int, str] = field(default_factory=dict)
+
+    def add(self, other: Summary) -> None:
+        """Add what came of others."""
+        self.seeds += other.seeds
+        self.steps += other.steps
+        self.grants += other.grants
+        self.handed_over += other.handed_over
+        self.slowest = max(self.slowest, other.slowest)
+        self.simulated += other.simulated
+        self.failures.update(other.failures)
+
+    def progress(self) -> str:
+        """Return how far it has come."""
+        return f"{self.seeds} seeds, {len(self.failures)} failed, {self.a_minute} a minute"
+
+    @property
+    def a_minute(self) -> int:
+        """How many seeds were run in a minute."""
+        return round(self.seeds / max(self.took, 0.001) * 60)
+
+    def report(self) -> dict[str, Any]:
+        """Return all of it, for a machine to read."""
+        return {**vars(self), "a_minute": self.a_minute}
+
+    def __str__(self) -> str:
+        kinds = collections.Counter(what.partition(":")[0] for what in self.failures.values())
+        lines = [
+            f"{self.seeds} seeds in {self.took:.1f} s ({self.a_minute} a minute): "
+            f"{self.steps} steps, {self.grants} grants, {self.simulated / 3600:.1f} simulated hours, slowest hand-over "
+            f"in calm {self.slowest:.3f} s. "
+            + (f"{len(self.failures)} FAILED: {dict(kinds)}" if self.failures else "Everything held.")
+        ]
+        lines += [
+            f"  --seed {seed} --trace   {what[:120]}" for seed, what in sorted(self.failures.items())[:MOST_SHOWN]
+        ]
+        return "\n".join(lines)
+
+
+def run_one(seed: int, bug: str | None = None, tracing: bool = False) -> Outcome:
+    """Run one seed, with a bug if one is named."""
+    run = Run(seed, tracing)
+    with put(bug, run):
+        return run.go()
+
+
+def find_bug(bug: str, first: int, seeds: int) -> tuple[int, Outcome] | None:
+    """Return after how many seeds a bug is found, and how; None if it is not."""
+    for number, seed in enumerate(range(first, first + seeds), 1):
+        outcome = run_one(seed, bug)
+        if outcome.check:
+            return number, outcome
+    return None
+
+
+def run_batch(seeds: Iterable[int], bug: str | None = None) -> Summary:
+    """Run these, one after the other."""
+    summary = Summary()
+    for seed in seeds:
+        outcome = run_one(seed, bug)
+        summary.add(
+            Summary(
+                1,
+                outcome.steps,
+                outcome.grants,
+                outcome.handed_over,
+                outcome.slowest,
+                outcome.seconds,
+                failures={seed: str(outcome.what)} if outcome.check else {},
+            )
+        )
+    return summary
+
+
+def run_many(
+    first: int,
+    seeds: int,
+    processes: int = 1,
+    bug: str | None = None,
+    progress: Callable[[Summary], object] | None = None,
+) -> Summary:
+    """Run so many seeds; say how far it has come, if anybody wants to know."""
+    summary, began = Summary(), time.monotonic()
+
+    def note(part: Summary) -> None:
+        summary.add(part)
+        summary.took = time.monotonic() - began
+        if progress is not None:
+            progress(summary)
+
+    batches = [range(at, min(at + BATCH, first + seeds)) for at in range(first, first + seeds, BATCH)]
+    if processes == 1:
+        for batch in batches:
+            note(run_batch(batch, bug))
+        return summary
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(run_batch, batch, bug) for batch in batches]):
+            note(done.result())
+    return summary

@@ -1,0 +1,203 @@
+"""The way between a process and the database: what is sent may be late, overtaken, lost, or done without an answer.
+
+Every statement goes its own way, so two of them arrive in any order. A connection may break before the statement has
+arrived, or after, and then the sender learns of it, perhaps even before what it sent has arrived; or all may go silent,
+and the sender learns of nothing. When the trouble is over everything arrives, and soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import errors as pg
+
+from dblock.errors import ClaimBusy
+from dblock.faults import Overdue
+from tests.robustness.simulation.database import Database
+from tests.robustness.simulation.statements import Args, Listens, perform
+from tests.robustness.simulation.world import World
+
+if TYPE_CHECKING:
+    from tests.robustness.simulation.process import Process, Wire
+
+Answered = Callable[[Any], object]
+"""Is told the row, or the error."""
+
+
+@dataclass
+class Weather:
+    """How bad it is."""
+
+    longest: float = 0.01
+    """Seconds that a message usually takes at most, one way."""
+    slow: float = 0.0
+    """How many take far longer than that."""
+    slowest: float = 1.0
+    breaks: float = 0.0
+    """How many are lost on the way there, or have their answer lost, with a connection that breaks."""
+    silent: float = 0.0
+    """How many are lost, or have their answer lost, without a word."""
+    claim_busy: float = 0.0
+    """How many of the claims meet a transaction that is past the fence."""
+
+
+class Message:
+    """One statement on its way."""
+
+    __slots__ = ("cancelled",)
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        """Whether it will not be done even if it arrives."""
+
+
+class Network:
+    """All ways to one database."""
+
+    def __init__(self, world: World, database: Database, weather: Weather) -> None:
+        self.world = world
+        self.database = database
+        self.weather = weather
+        self.wires: dict[int, Wire] = {}
+        """The listeners' connections, by the session at their other end."""
+        self.channels: dict[int, str] = {}
+        """Which client's channel each session listens to."""
+        self.on_session_end: Callable[[int], object] = lambda session: None
+        self._sessions = 0
+
+    def delay(self) -> float:
+        """Return how long one message takes one way."""
+        weather, chance = self.weather, self.world.random
+        if weather.slow and chance.random() < weather.slow:
+            return chance.uniform(weather.longest, weather.slowest)
+        return chance.uniform(0.0002, weather.longest)
+
+    def send(
+        self, process: Process, sql: bytes, args: Args, within: float, wire: Wire | None, answered: Answered
+    ) -> Message:
+        """Send a statement; say what came of it, but not for longer than so many of the sender's seconds."""
+        world, weather = self.world, self.weather
+        message = Message()
+        there, back = self.delay(), self.delay()
+        patience = within / process.rate
+        fate = world.random.random()
+        lost_on_the_way = world.random.random() < 0.5
+        if process.cut_off or fate < weather.silent:
+            if not process.cut_off and not lost_on_the_way:
+                world.after(there, self._arrive, process, message, sql, args, wire, None, 0.0)
+            process.later(patience, answered, Overdue("the answer did not come in time"))
+        elif fate < weather.silent + weather.breaks and wire is None:
+            if not lost_on_the_way:
+                there += world.random.choice([0.0, 0.0, 0.2, 1.0]) * world.random.random()
+                world.after(there, self._arrive, process, message, sql, args, wire, None, 0.0)
+            # Perhaps it is known before the statement arrives, which is then done after it was sent a second time.
+            broken_after = world.random.uniform(0, min(there + back, 0.2))
+            if broken_after > patience:
+                process.later(patience, answered, Overdue("the answer did not come in time"))
+            else:
+                process.later(broken_after, answered, psycopg.OperationalError("the connection is lost"))
+        elif there + back > patience:
+            world.after(there, self._arrive, process, message, sql, args, wire, None, 0.0)
+            process.later(patience, answered, Overdue("the answer did not come in time"))
+        else:
+            world.after(there, self._arrive, process, message, sql, args, wire, answered, back)
+        return message
+
+    def _arrive(
+        self,
+        process: Process,
+        message: Message,
+        sql: bytes,
+        args: Args,
+        wire: Wire | None,
+        answered: Answered | None,
+        back: float,
+    ) -> None:
+        if message.cancelled:
+            return
+        result: Any
+        if not self.database.up or (wire is not None and wire.session not in self.database.store.sessions):
+            result = psycopg.OperationalError("the connection is lost")
+        else:
+            result = self._do(process, sql, args, wire)
+        if answered is not None:
+            process.later(back, answered, result)
+
+    def _do(self, process: Process, sql: bytes, args: Args, wire: Wire | None) -> Any:
+        weather, database = self.weather, self.database
+        if weather.claim_busy and b"fenced_store.claim(" in sql and self.world.chance(weather.claim_busy):
+            row = database.store.tables.rows.get(args[0] or "")
+            if row is None or row.expires_at <= self.world.now:
+                return ClaimBusy("a transaction is past the fence")
+        try:
+            result = database.call(
+                wire.session if wire else None, lambda: perform(database.store, database.fence, sql, args)
+            )
+        except Listens as listens:
+            assert wire is not None
+            if listens.client is None:
+                self.channels.pop(wire.session, None)
+            else:
+                self.channels[wire.session] = listens.client
+            result = None
+        if self.world.tracing:
+            self.world.say("database", f"{process.name}: {_told(sql, args)} -> {result}")
+        return result
+
+    def notify(self, client: str, payload: str) -> None:
+        """Carry a notification to whoever listens."""
+        for session, channel in list(self.channels.items()):
+            wire = self.wires.get(session)
+            if channel == client and wire is not None and session in self.database.store.sessions:
+                lost = wire.process.cut_off or wire.process.deaf or self.world.chance(self.weather.silent)
+                if not lost:
+                    wire.process.later(self.delay(), wire.heard, payload)
+
+    # The listeners' connections.
+
+    def connect(self, wire: Wire) -> int | None:
+        """Open a connection; None while the database takes none."""
+        if not self.database.up or wire.process.cut_off:
+            return None
+        self._sessions += 1
+        self.database.store.sessions.add(self._sessions)
+        self.wires[self._sessions] = wire
+        return self._sessions
+
+    def end_session(self, session: int) -> None:
+        """Have the database see the end of a connection."""
+        self.on_session_end(session)
+        self.database.store.sessions.discard(session)
+        self.channels.pop(session, None)
+        self.wires.pop(session, None)
+
+    def hang_up(self, wire: Wire) -> None:
+        """Cut a connection: the database sees it now, the process's machine a moment later, be it stopped or not."""
+        self.end_session(wire.session)
+        self.world.after(self.world.random.uniform(0, 0.01), wire.hung_up, psycopg.OperationalError("closed"))
+
+    def crash(self) -> None:
+        """Cut all connections, as a server does that starts over: it says so, where it still can."""
+        for session, wire in list(self.wires.items()):
+            self.end_session(session)
+            told: psycopg.Error = pg.CrashShutdown("the server starts over")
+            if self.world.chance(0.3):
+                told = psycopg.OperationalError("closed")
+            self.world.after(self.world.random.uniform(0, 0.01), wire.hung_up, told)
+
+
+def _told(sql: bytes, args: Args) -> str:
+    text = sql.decode()
+    what = text.partition('"dblock".')[2].partition("(")[0] if '"dblock".' in text else text
+    again = " (again)" if "sent_before" in text or "nullif" in text else ""
+    shown = [_shown(arg) for arg in args]
+    return f"{what}({', '.join(shown)}){again}"
+
+
+def _shown(arg: str | None) -> str:
+    if arg is None:
+        return "-"
+    return f"#{int(arg, 16)}" if len(arg) == 32 and arg.isalnum() else arg

@@ -1,0 +1,261 @@
+"""A process that uses dblock: its clock, its tasks, and how their steps are performed.
+
+It performs steps as dblock.runner does: a statement whose connection breaks is sent once more, and one that is not
+answered in time is cancelled and is an error. A process may be stopped: then nothing happens in it until it goes on,
+while its clock does. And it may die.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import psycopg
+
+from dblock.calls import Call, Sleep, Steps, Wait
+from dblock.errors import DblockError, Unavailable
+from dblock.faults import is_overdue
+from dblock.line import Line, Seating
+from dblock.steps import GIVE_UP_WITHIN
+from tests.robustness.simulation.network import Message, Network
+from tests.robustness.simulation.world import World
+
+
+class Cancelled(BaseException):
+    """Whoever waits for the end of a task does not want it any more."""
+
+
+class Over(NamedTuple):
+    """Make a call over one certain connection."""
+
+    wire: Wire
+    call: Call
+    within: float
+
+
+class Bell:
+    """What a task waits at until it is rung."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._rung = False
+        self._resume: Callable[[Any], object] | None = None
+
+    def ring(self) -> None:
+        """Have the one who waits go on."""
+        self._rung = True
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            self._process.later(0.0, resume, None)
+
+    def wait_then(self, seconds: float, resume: Callable[[Any], object]) -> None:
+        """Call this when the bell has been rung, or after so many seconds."""
+        if self._rung:
+            self._process.later(0.0, resume, None)
+            return
+        self._resume = resume
+        if seconds < math.inf:
+            self._process.later(seconds / self._process.rate, resume, None)
+
+    def mute(self) -> None:
+        """Forget that it was rung."""
+        self._rung = False
+
+
+class Place(Seating):
+    """A place in line that a task waits at."""
+
+    def __init__(self, process: Process, line: Line, name: str, attempt: str) -> None:
+        super().__init__(line, name, attempt)
+        self.bell = Bell(process)
+
+    def stand(self) -> None:
+        self.seated = False
+        self.bell.mute()
+
+    def wake(self) -> None:
+        self.bell.ring()
+
+    def wait(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def wait_then(self, seconds: float, resume: Callable[[Any], object]) -> None:
+        """Call this when woken, or after so many seconds."""
+        self.bell.wait_then(seconds, resume)
+
+
+class Wire:
+    """The listener's connection, with a session at its other end."""
+
+    def __init__(self, process: Process, network: Network) -> None:
+        self.process = process
+        self.session = 0
+        self.usable = True
+        self.error: psycopg.Error | None = None
+        """Why it is closed, as the machine knows even while the process is stopped."""
+        self.on_end: Callable[[], object] = lambda: None
+        self.heard: Callable[[str], object] = lambda payload: None
+        self._network = network
+
+    def look(self) -> list[tuple[int, int]]:
+        """Look at the socket, as poll does."""
+        return [] if self.error is None else [(0, select.POLLHUP)]
+
+    def hung_up(self, error: psycopg.Error) -> None:
+        """Take note that the other end has closed it."""
+        self.error = error
+        self.usable = False
+        self.process.later(0.0, self.on_end)
+
+    def close(self) -> None:
+        """Close this end; the database sees that unless nothing gets through."""
+        self.usable = False
+        if not self.process.cut_off:
+            self._network.end_session(self.session)
+
+
+class Task:
+    """Performs the steps of one generator, one after the other."""
+
+    def __init__(self, process: Process, steps: Steps[Any], done: Callable[[Any], object] | None = None) -> None:
+        self._process = process
+        self._steps = steps
+        self._done = done
+        self._turn = 0
+        """What is answered to an earlier turn comes too late."""
+        self.over = False
+        self._message: Message | None = None
+        self._go(None)
+
+    def cancel(self) -> None:
+        """Have the task leave whatever it waits for."""
+        if not self.over:
+            message, self._turn = self._message, self._turn + 1
+            if message is not None and not self._process.cut_off and self._process.world.chance(0.5):
+                message.cancelled = True
+            self._process.later(self._process.network.delay(), self._resume, self._turn, Cancelled())
+
+    def _resume(self, turn: int, result: Any) -> None:
+        if turn == self._turn and not self.over:
+            self._go(result)
+
+    def _go(self, result: Any) -> None:
+        self._turn += 1
+        self._message = None
+        turn = self._turn
+        try:
+            step: Any = self._steps.throw(result) if isinstance(result, BaseException) else self._steps.send(result)
+        except StopIteration as done:
+            self._end(done.value)
+            return
+        except (DblockError, Cancelled) as error:
+            self._end(error)
+            return
+        process = self._process
+
+        def resume(result: Any) -> None:
+            self._resume(turn, result)
+
+        if isinstance(step, Call):
+            self._call(step, resume)
+        elif isinstance(step, Wait):
+            place: Any = step.place
+            place.wait_then(step.seconds, resume)
+        elif isinstance(step, Over):
+            self._message = process.network.send(process, step.call.sql, step.call.args, step.within, step.wire, resume)
+        else:
+            assert isinstance(step, Sleep)
+            process.later(step.seconds / process.rate, resume, None)
+
+    def _call(self, call: Call, resume: Callable[[Any], object]) -> None:
+        process = self._process
+        within = min(call.within, process.patience)
+        turn, sent = self._turn, 0
+
+        def send(sql: bytes) -> None:
+            nonlocal sent
+            sent += 1
+            self._message = process.network.send(process, sql, call.args, within, None, answered)
+
+        def answered(result: Any) -> None:
+            if turn != self._turn:
+                return
+            if isinstance(result, psycopg.Error):
+                if is_overdue(result):
+                    unanswered = Unavailable("The database has not answered.")
+                    unanswered.unanswered = True
+                    if self._message is not None and not process.cut_off and process.world.chance(0.5):
+                        self._message.cancelled = True
+                    most = 2 * GIVE_UP_WITHIN if process.cut_off else 2 * process.network.weather.longest
+                    process.later(process.world.random.uniform(0, most), resume, unanswered)
+                elif sent == 1:
+                    send(call.again or call.sql)
+                else:
+                    resume(Unavailable("The database could not be asked."))
+                return
+            resume(result)
+
+        send(call.sql)
+
+    def _end(self, result: Any) -> None:
+        self.over = True
+        if self._done is not None:
+            self._done(result)
+        elif isinstance(result, BaseException):
+            raise result
+
+
+class Process:
+    """What every process has: a clock of its own, a name, and whether it runs."""
+
+    def __init__(self, world: World, network: Network, name: str, rate: float, patience: float) -> None:
+        self.world = world
+        self.network = network
+        self.name = name
+        self.rate = rate
+        """How fast its clock runs."""
+        self.patience = max(patience, 1.0)
+        self.dead = False
+        self.stopped = False
+        self.cut_off = False
+        """Whether nothing gets through between it and the database."""
+        self.refused = False
+        """Whether its listener gets no new connection."""
+        self.deaf = False
+        """Whether notifications never reach it, as behind a pooler."""
+        self._began = world.random.uniform(0, 1000)
+        self._put_off: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+
+    def clock(self) -> float:
+        """Return the time by its own clock."""
+        return self._began + self.world.now * self.rate
+
+    def when(self, time: float) -> float:
+        """Return the world's time for one of its own clock."""
+        return (time - self._began) / self.rate
+
+    def later(self, seconds: float, act: Callable[..., object], *args: Any) -> None:
+        """Have something happen in this process, so many seconds from now."""
+        self.world.after(seconds, self._act, act, args)
+
+    def _act(self, act: Callable[..., object], args: tuple[Any, ...]) -> None:
+        if self.dead:
+            return
+        if self.stopped:
+            self._put_off.append((act, args))
+            return
+        self.world.clock = self.clock
+        act(*args)
+
+    def stop(self) -> None:
+        """Stop it; its clock goes on."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """Let it go on, with all that has happened meanwhile."""
+        self.stopped = False
+        put_off, self._put_off = self._put_off, []
+        for act, args in put_off:
+            self.later(0.0, act, *args)

@@ -1,0 +1,219 @@
+"""One run: a storm, in which everything goes wrong that may; then calm, in which everybody must be served.
+
+What is drawn at random is drawn from the seed: how many processes and threads there are, what they want, how bad the
+network is and what befalls them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dblock import clock
+from tests.robustness.simulation.checks import Checks
+from tests.robustness.simulation.client import Client
+from tests.robustness.simulation.database import Database
+from tests.robustness.simulation.faults import Faults
+from tests.robustness.simulation.fence import Fence
+from tests.robustness.simulation.network import Network, Weather
+from tests.robustness.simulation.store import Store
+from tests.robustness.simulation.tables import Ticket
+from tests.robustness.simulation.worker import Errand, Worker, wanted
+from tests.robustness.simulation.world import Violation, World
+
+SETTLES = 12.0
+"""Seconds after the storm in which what was under way comes to an end: calls in vain, pauses, lost leases."""
+
+SERVED_WITHIN = 40.0
+"""Seconds after the storm within which everybody has had what they wanted."""
+
+FORGOTTEN_AFTER = 4.0
+"""Seconds after which nobody is taken to be alive who has not been heard of."""
+
+
+@dataclass
+class Outcome:
+    """What came of a run."""
+
+    seed: int
+    check: str | None
+    """Which check found something; None if none did."""
+    what: str | None
+    steps: int
+    grants: int
+    handed_over: int
+    slowest: float
+    seconds: float
+    digest: str
+    story: list[str]
+
+
+class Run:
+    """Everything in one run."""
+
+    def __init__(self, seed: int, tracing: bool = False) -> None:
+        self.world = world = World(seed, tracing)
+        chance = world.random
+        self.checks = Checks(world)
+        self.fence = Fence()
+        self.store = Store(lambda: world.now, chance, self.checks)
+        mortal = chance.random() < 0.3
+        self.database = self.checks.database = Database(world, self.store, self.fence, mortal)
+        self.network = Network(world, self.database, self._weather())
+        self.store.notify = self.network.notify
+        self.network.on_session_end = self.checks.session_ended
+        self.storm = chance.uniform(3.0, 6.0)
+        self.clients: list[Client] = []
+        self.workers: list[Worker] = []
+        self._locks = ["A", "B"][: 1 if chance.random() < 0.7 else 2]
+        self._ttl = chance.choice([0.3, 0.8, 2.0, 3.0])
+
+    def _weather(self) -> Weather:
+        chance = self.world.random
+        if chance.random() < 0.15:
+            return Weather()
+        return Weather(
+            chance.choice([0.004, 0.02, 0.08]),
+            chance.choice([0.0, 0.02, 0.1]),
+            chance.choice([0.3, 1.0, 3.0]),
+            chance.choice([0.0, 0.03, 0.15]),
+            chance.choice([0.0, 0.01, 0.05]),
+            chance.choice([0.0, 0.2]),
+        )
+
+    def go(self) -> Outcome:
+        """Let it all happen."""
+        found: Violation | None = None
+        with _clock_of(self.world):
+            try:
+                self._happen()
+            except Violation as violation:
+                found = violation
+                if self.world.tracing:
+                    self.world.say("VIOLATION", str(violation))
+        return Outcome(
+            self.world.seed,
+            found.check if found else None,
+            str(found) if found else None,
+            self.world.steps,
+            self.checks.grants,
+            self.checks.handed_over,
+            self.checks.slowest,
+            self.world.now,
+            self.world.digest() if self.world.tracing else "",
+            self.world.story,
+        )
+
+    def _happen(self) -> None:
+        world, chance = self.world, self.world.random
+        for number in range(chance.choice([2, 2, 3, 3, 4])):
+            self._start(number)
+        faults = Faults(self)
+        world.run(self.storm, self.checks.each)
+        faults.end()
+        self.network.weather = Weather()
+        for worker in self.workers:
+            worker.hurries = True
+        world.run(self.storm + SETTLES, self.checks.each)
+        self._contest()
+        world.run(world.now + SERVED_WITHIN - SETTLES, self._calm_step)
+        self._check_end()
+
+    def _start(self, number: int) -> None:
+        world, chance = self.world, self.world.random
+        grace = chance.choice([None, 0.15, 0.15, 0.5])
+        client = Client(
+            world, self.network, f"client {number}", chance.uniform(0.992, 1.008), chance.choice([1.0, 3.0]), grace
+        )
+        client.deaf = chance.random() < 0.1
+        self.clients.append(client)
+        self.checks.clients[client.service.client] = client
+        for thread in range(chance.choice([1, 1, 2])):
+            errands = [self._errand() for _ in range(chance.randrange(1, 6))]
+            self._employ(client, f"thread {number}.{thread}", errands)
+
+    def _employ(self, client: Client, name: str, errands: list[Errand]) -> None:
+        world, checks = self.world, self.checks
+        world.clock = client.clock
+        self.workers.append(Worker(client, name, errands, checks.asks, checks.holds, self._write))
+
+    def _errand(self) -> Errand:
+        chance = self.world.random
+        name = chance.choice(self._locks)
+        durable = chance.random() < 0.93
+        resource = f"behind {name}"
+        terms = wanted(
+            name,
+            self._ttl,
+            None,
+            durable=durable,
+            keep_alive=chance.random() < 0.8,
+            fair=chance.random() < 0.85,
+            claims=[resource] if durable and chance.random() < 0.3 else [],
+        )
+        return Errand(
+            terms,
+            chance.choice([None, None, 0.0, 0.3, 2.0]),
+            chance.random() < 0.1,
+            self._ttl * chance.choice([0.05, 0.2, 0.6, 1.4]),
+            chance.randrange(1, 4),
+            chance.random() < 0.15,
+            chance.random() < 0.1,
+            resource,
+        )
+
+    def _write(self, client: Client, resource: str, token: int, number: int) -> None:
+        if token > 0:
+            self.world.after(self.network.delay(), self._written, client, resource, token, number)
+
+    def _written(self, client: Client, resource: str, token: int, number: int) -> None:
+        accepted = self.fence.write(resource, token, number)
+        if self.world.tracing:
+            verdict = "accepted" if accepted else "refused"
+            self.world.say("resource", f"{resource}: write {number} of {client.name} under {token} {verdict}")
+        self.checks.written(resource, token, number, accepted)
+
+    def _contest(self) -> None:
+        """Have everybody who lives want the same at once, in calm weather, where nothing excuses a delay."""
+        if not all(worker.done or worker.client.dead for worker in self.workers):
+            self._unserved()
+        self.checks.calm = True
+        self.workers = [worker for worker in self.workers if not worker.client.dead]
+        for number, client in enumerate([client for client in self.clients if not client.dead]):
+            terms = wanted(self._locks[0], 2.0, None)
+            errand = Errand(terms, None, False, 0.3, 1, False, False, f"behind {self._locks[0]}")
+            self._employ(client, f"thread {number}.last", [errand])
+
+    def _calm_step(self) -> None:
+        self.checks.each()
+        self.checks.tick()
+
+    def _check_end(self) -> None:
+        if not all(worker.done for worker in self.workers):
+            self._unserved()
+        # Whoever left a place behind is not heard of any more, or has noticed it by now.
+        self.world.run(self.world.now + FORGOTTEN_AFTER, self.checks.each)
+        self.database.call(None, lambda: self.store.reap(0.0))
+        left: list[Ticket] = list(self.checks.ghosts())
+        if left or self.store.tables.rows:
+            raise Violation("ghosts", f"left behind: {left} {list(self.store.tables.rows.values())}")
+
+    def _unserved(self) -> None:
+        waiting = [worker.name for worker in self.workers if not worker.done and not worker.client.dead]
+        raise Violation("served", f"{', '.join(waiting)} still not done {self.world.now - self.storm:.1f} s later")
+
+
+@contextlib.contextmanager
+def _clock_of(world: World) -> Iterator[None]:
+    """Have dblock look at the clock of whoever acts, and keep its thoughts to itself."""
+    logger = logging.getLogger("dblock")
+    now, disabled = clock.now, logger.disabled
+    clock.now = lambda: world.clock()
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        clock.now = now
+        logger.disabled = disabled

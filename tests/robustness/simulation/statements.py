@@ -1,0 +1,216 @@
+"""What a client sends, and what it gets back: statements and rows as text, put to the store and taken from it.
+
+The statements are those that dblock's own code makes. One that is not known here is an error, so that a new one cannot
+pass unseen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from dblock.calls import Row, array
+from tests.robustness.simulation.fence import Fence
+from tests.robustness.simulation.store import Asked, Store, Tried
+
+Args = tuple["str | None", ...]
+
+_FUNCTION = re.compile(rb'"dblock"\.(\w+)\(')
+
+
+class Listens(Exception):
+    """The session wants to hear what comes over this client's channel, or nothing any more."""
+
+    def __init__(self, client: str | None) -> None:
+        super().__init__(client)
+        self.client = client
+
+
+def perform(store: Store, fence: Fence, sql: bytes, args: Args) -> Row | None:
+    """Do what a statement says, and return its row."""
+    return _performer(sql)(store, fence, args)
+
+
+@lru_cache(maxsize=256)
+def _performer(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
+    found = _FUNCTION.search(sql)
+    if found is None:
+        return _plain(sql)
+    name = found.group(1).decode()
+    if name == "release" and b"nullif" in sql:
+        name = "release_again"
+    elif name == "leave" and b"but =>" in sql:
+        name = "leave_but"
+    elif name == "abandon" and b"only_place" in sql:
+        name = "leave_place"
+    claims = b"fenced_store.claim(" in sql
+    act = _FUNCTIONS[name]
+    return lambda store, fence, args: act(store, fence if claims else None, args)
+
+
+def _plain(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
+    if sql == b"SELECT 1":
+        return lambda store, fence, args: ("1",)
+    if sql.startswith(b"LISTEN "):
+        raise_for: str | None = sql.split(b"dblock_")[1].strip(b'"').decode()
+    elif sql.startswith(b"UNLISTEN"):
+        raise_for = None
+    elif b"pg_notify($1, 'probe')" in sql:
+        return _probe
+    else:
+        raise ValueError(f"nobody knows what this means: {sql!r}")
+
+    def listens(store: Store, fence: Fence, args: Args) -> Row | None:
+        raise Listens(raise_for)
+
+    return listens
+
+
+def _probe(store: Store, fence: Fence, args: Args) -> Row | None:
+    store.notify(_text(args[0]).removeprefix("dblock_"), "probe")
+    return "off", ""
+
+
+def _try_acquire(store: Store, fence: Fence | None, args: Args) -> Row:
+    name, ttl, _, _, attempt, durable, presence, fair, ticket, *claims = args
+    number = None if ticket is None else int(ticket)
+    answer = store.try_acquire(_text(name), _seconds(ttl), attempt, durable == "t", presence, fair == "t", number)
+    _claim(fence, answer, claims)
+    return (
+        _bool(answer.granted),
+        _number(answer.token),
+        _number(answer.expires_at),
+        _number(answer.remaining),
+        _bool(answer.waiting),
+    )
+
+
+def _acquire(store: Store, fence: Fence | None, args: Args) -> Row:
+    name, ttl, _, _, attempt, client, durable, fair, presence, had_ticket, *claims = args
+    answer = store.acquire(
+        _text(name),
+        _seconds(ttl),
+        _text(attempt),
+        _text(client),
+        durable == "t",
+        fair == "t",
+        presence,
+        had_ticket == "t",
+    )
+    _claim(fence, answer, claims)
+    return (
+        _bool(answer.granted),
+        _number(answer.token),
+        _number(answer.expires_at),
+        _number(answer.remaining),
+        _number(answer.ticket),
+        _bool(answer.first),
+        _bool(answer.watched),
+        _bool(answer.fresh),
+    )
+
+
+def _claim(fence: Fence | None, answer: Tried | Asked, claims: list[str | None]) -> None:
+    if fence is not None and answer.granted and answer.token is not None:
+        for resource in _items(claims[0]):
+            fence.claim(resource, answer.token)
+
+
+def _renew_all(store: Store, fence: Fence | None, args: Args) -> Row:
+    names, tokens, ttls, presence = args
+    grants = zip(_items(names), map(int, _items(tokens)), map(_seconds, _items(ttls)), strict=True)
+    moment, missed = store.renew_all(grants, presence)
+    return (
+        repr(moment),
+        array(str(place) for place, _ in missed).replace('"', "") if missed else None,
+        array(why for _, why in missed).replace('"', "") if missed else None,
+    )
+
+
+def _release(store: Store, fence: Fence | None, args: Args) -> Row:
+    return (_bool(store.release(_text(args[0]), int(_text(args[1])))),)
+
+
+def _release_again(store: Store, fence: Fence | None, args: Args) -> Row:
+    return ("t" if store.release(_text(args[0]), int(_text(args[1]))) else None,)
+
+
+def _release_all(store: Store, fence: Fence | None, args: Args) -> Row:
+    store.release_all(list(zip(_items(args[0]), map(int, _items(args[1])), strict=True)))
+    return (None,)
+
+
+def _abandon(store: Store, fence: Fence | None, args: Args) -> Row:
+    return (_bool(store.abandon(_text(args[0]), _text(args[1]))),)
+
+
+def _leave_place(store: Store, fence: Fence | None, args: Args) -> Row:
+    return (_bool(store.abandon(_text(args[0]), _text(args[1]), only_place=True)),)
+
+
+def _look_in_line(store: Store, fence: Fence | None, args: Args) -> Row:
+    places, firsts = store.look_in_line(_text(args[0]), _items(args[1]))
+    if not firsts:
+        return str(places), None, None, None
+    columns = zip(*((attempt, repr(wait), _bool(watched)) for attempt, wait, watched in firsts), strict=True)
+    return (str(places), *("{" + ",".join(_text(one) for one in column) + "}" for column in columns))
+
+
+def _leave(store: Store, fence: Fence | None, args: Args) -> Row:
+    store.leave(_text(args[0]), args[1])
+    return ("",)
+
+
+def _leave_but(store: Store, fence: Fence | None, args: Args) -> Row:
+    store.leave(_text(args[0]), but=frozenset(_items(args[1])))
+    return ("",)
+
+
+def _be_present(store: Store, fence: Fence | None, args: Args) -> Row:
+    store.be_present(_text(args[0]), _seconds(args[1]))
+    return ("",)
+
+
+def _be_absent(store: Store, fence: Fence | None, args: Args) -> Row:
+    lost = store.be_absent(_text(args[0]), list(zip(_items(args[1]), map(int, _items(args[2])), strict=True)))
+    return ("{" + ",".join(map(str, lost)) + "}" if lost else None,)
+
+
+_FUNCTIONS: dict[str, Callable[[Store, Fence | None, Args], Row | None]] = {
+    "try_acquire": _try_acquire,
+    "acquire": _acquire,
+    "renew_all": _renew_all,
+    "release": _release,
+    "release_again": _release_again,
+    "release_all": _release_all,
+    "abandon": _abandon,
+    "leave_place": _leave_place,
+    "look_in_line": _look_in_line,
+    "leave": _leave,
+    "leave_but": _leave_but,
+    "be_present": _be_present,
+    "be_absent": _be_absent,
+}
+
+
+def _text(value: str | None) -> str:
+    assert value is not None
+    return value
+
+
+def _seconds(interval: str | None) -> float:
+    return float(_text(interval).removesuffix(" s"))
+
+
+def _items(values: str | None) -> list[str]:
+    inside = _text(values)[1:-1]
+    return [one.strip('"') for one in inside.split(",")] if inside else []
+
+
+def _bool(value: bool | None) -> str | None:
+    return None if value is None else "t" if value else "f"
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else repr(value)

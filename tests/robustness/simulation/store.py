@@ -1,0 +1,300 @@
+"""The database in memory: what dblock's SQL functions mean, each of them done at one instant.
+
+Written after dblock/sql, function by function and under the same names. What is left out there is what keeps
+transactions from each other's rows: here no two run at once, so nothing is ever `busy`, and the order in which calls
+arrive is the order in which they are done. `test_simulation.py` compares the answers with those of Postgres.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tests.robustness.simulation.line import WaitingRoom
+from tests.robustness.simulation.tables import FAR_AHEAD, Row, Ticket
+
+
+class Tried(NamedTuple):
+    """The answer of try_acquire."""
+
+    granted: bool
+    token: int | None
+    expires_at: float | None
+    remaining: float
+    waiting: bool
+
+
+class Asked(NamedTuple):
+    """The answer of acquire."""
+
+    granted: bool
+    token: int | None
+    expires_at: float | None
+    remaining: float
+    ticket: int | None = None
+    first: bool | None = None
+    watched: bool | None = None
+    fresh: bool | None = None
+
+
+class Store(WaitingRoom):
+    """One database with one dblock in it."""
+
+    # Granting.
+
+    def try_acquire(
+        self,
+        name: str,
+        ttl: float,
+        attempt: str | None,
+        durable: bool = True,
+        presence: str | None = None,
+        fair: bool = True,
+        ticket: int | None = None,
+    ) -> Tried:
+        in_line = fair and ticket is None
+        looks = 0
+        while True:
+            row = self.tables.rows.get(name)
+            now = self.now()
+            if row is not None and row.expires_at <= now and not (row.waiting and in_line):
+                if ticket is not None and not self.redeem(row, attempt, ticket):
+                    return Tried(False, None, None, 0.0, True)
+                self.grant(row, ttl, attempt, durable, presence, fair, ticket)
+                return Tried(True, row.token, row.expires_at, ttl, False)
+            if row is None:
+                self.tables.rows[name] = Row(name)
+                continue
+            remaining = max(row.expires_at - now, 0.0)
+            granted = remaining > 0 and attempt is not None and row.attempt == attempt
+            waiting = remaining == 0 and row.waiting and in_line
+            looks += 1
+            if looks == 1 and waiting:
+                if attempt is not None and self.nobody_waits(name):
+                    continue
+            elif looks == 1 and remaining == 0:
+                continue
+            elif looks == 1 and not granted and row.presence is not None and attempt is not None:
+                grace = self.presence_gone(row.presence)
+                if grace is not None and grace <= 0:
+                    self.free(row, "died", row.presence)
+                    continue
+                if grace is not None:
+                    remaining = min(remaining, grace)
+            if granted and durable:
+                self.durable = True
+            left = self.left_of_own(row, ttl, remaining) if granted else remaining
+            return Tried(granted, row.token if granted else None, _if_held(row.expires_at, now), left, waiting)
+
+    def left_of_own(self, row: Row, ttl: float, remaining: float) -> float:
+        """Tell how much time is left of a grant that a second sending finds to be its own."""
+        return remaining
+
+    def redeem(self, row: Row, attempt: str | None, number: int) -> bool:
+        """Take a ticket from the line, if it is this attempt's and nobody is ahead."""
+        line = self.tables.tickets.get(row.name, [])
+        for ticket in line:
+            if ticket.number == number and ticket.attempt == attempt:
+                self.remove(ticket, "redeemed")
+                return True
+            if ticket.number > row.served:
+                return False
+        return False
+
+    def grant(
+        self,
+        row: Row,
+        ttl: float,
+        attempt: str | None,
+        durable: bool,
+        presence: str | None,
+        fair: bool,
+        ticket: int | None,
+    ) -> None:
+        """Give a free lock away; the one place where tokens are minted."""
+        row.token = self.mint(row) if durable else -1 - self.chance.randrange(1 << 52)
+        row.attempt, row.presence = attempt, presence
+        row.served = row.served if ticket is None else ticket
+        row.released_at, row.forced_at = float("-inf"), None
+        row.ttl = ttl
+        row.expires_at = self.now() + ttl
+        self.durable = self.durable or durable
+        self.observer.granted(row, ticket, fair)
+
+    def mint(self, row: Row) -> int:
+        """Return the next token, far ahead of all others if the timeline is a new one."""
+        if row.minted != (self.incarnation, self.timeline):
+            if self.tables.recorded != self.timeline:
+                self.enter_timeline()
+            row.minted = (self.incarnation, self.timeline)
+        self.tables.sequence += 1
+        return self.tables.sequence
+
+    def enter_timeline(self) -> None:
+        self.tables.sequence = max(self.tables.sequence + FAR_AHEAD, (self.timeline - 1) * FAR_AHEAD)
+        self.tables.recorded = self.timeline
+
+    def acquire(
+        self,
+        name: str,
+        ttl: float,
+        attempt: str,
+        client: str,
+        durable: bool = True,
+        fair: bool = True,
+        presence: str | None = None,
+        had_ticket: bool = False,
+    ) -> Asked:
+        row = self.tables.rows.setdefault(name, Row(name))
+        was_held_by, until, was_waiting, mark = row.attempt, row.expires_at, row.waiting, row.presence
+        free = until <= self.now()
+        grace: float | None = None
+        if not free and mark is not None and was_held_by != attempt and (had_ticket or not was_waiting):
+            grace = self.presence_gone(mark)
+            if grace is not None and grace <= 0:
+                self.free(row, "died", mark)
+                free = True
+        first = True
+        if free and was_waiting:
+            line = self.tables.tickets.get(name)
+            if line:
+                first = line[0].attempt == attempt
+                if not first and had_ticket:
+                    found = self.first_in_line(name, tidy=True)
+                    first = found is None or found.attempt == attempt
+        if (free and (first or not fair)) or (not free and was_held_by == attempt):
+            answer = self.try_acquire(name, ttl, attempt, durable, presence, fair=False)
+            if answer.granted:
+                for ticket in self.places_of(name, attempt):
+                    self.remove(ticket, "redeemed")
+                return Asked(True, answer.token, answer.expires_at, answer.remaining)
+        own = self.places_of(name, attempt)
+        if own:
+            (ticket,) = own
+            ticket.presence = presence if presence is not None else ticket.presence
+        else:
+            ticket = self.line_up(row, attempt, client, presence)
+        if was_waiting:
+            first = free and first
+        else:
+            row.waiting = True
+        self.hear_from(client)
+        now = self.now()
+        remaining = max(until - now, 0.0)
+        if grace is not None and grace > 0:
+            remaining = min(remaining, grace)
+        watched = mark is not None and until > now
+        return Asked(False, None, _if_held(until, now), remaining, ticket.number, first, watched, not own)
+
+    def line_up(self, row: Row, attempt: str, client: str, presence: str | None) -> Ticket:
+        """Leave a ticket at the end of the line."""
+        line = self.tables.tickets.setdefault(row.name, [])
+        number = 1 + max(row.served, line[-1].number if line else 0)
+        line.append(Ticket(row.name, number, attempt, client, presence, self.now()))
+        return line[-1]
+
+    # Extending and freeing.
+
+    def renew_all(
+        self, grants: Iterable[tuple[str, int, float]], presence: str | None = None
+    ) -> tuple[float, list[tuple[int, str]]]:
+        """Extend these; the result is the moment, and the places (from 1) of those that were not, and why."""
+        now = self.now()
+        missed = []
+        for place, (name, token, ttl) in enumerate(grants, 1):
+            row = self.tables.rows.get(name)
+            if row is None or row.token != token:
+                missed.append((place, "superseded"))
+            elif row.expires_at == float("-inf"):
+                missed.append((place, "released"))
+            elif row.expires_at <= now:
+                missed.append((place, "expired"))
+            elif row.forced_at is not None:
+                missed.append((place, "forced"))
+            else:
+                self.extend(row, token, ttl)
+                row.presence = presence if presence is not None else row.presence
+            self.durable = self.durable or token > 0
+        return now, missed
+
+    def extend(self, row: Row, token: int, ttl: float) -> None:
+        now, before = self.now(), row.expires_at
+        row.expires_at = max(min(row.expires_at, now + row.ttl), now + ttl)
+        row.ttl = max(row.ttl, ttl)
+        self.observer.extended(row, token, before)
+
+    def release(self, name: str, token: int) -> bool:
+        row = self.tables.rows.get(name)
+        if row is None or row.token != token or row.expires_at <= self.now():
+            return False
+        self.free(row, "released", token)
+        if row.waiting:
+            self.wake_next(name)
+        return True
+
+    def release_all(self, grants: Iterable[tuple[str, int]]) -> int:
+        """Free these; the result is how many it were."""
+        return sum([self.release(name, token) for name, token in grants])
+
+    def abandon(self, name: str, attempt: str, only_place: bool = False) -> bool:
+        row = self.tables.rows.get(name)
+        gave_back = False
+        if row is not None and row.attempt == attempt and row.expires_at > self.now() and not only_place:
+            self.free(row, "abandoned", attempt)
+            gave_back = True
+        own = self.places_of(name, attempt)
+        if (gave_back and row is not None and row.waiting) or own:
+            for ticket in own:
+                self.remove(ticket, "abandoned")
+            gave_back = True
+            self.pass_on(name)
+        return gave_back
+
+    def force_release(self, name: str, token: int, now: bool = False) -> bool:
+        row = self.tables.rows.get(name)
+        if row is None or row.token != token or row.expires_at <= self.now():
+            return False
+        if now:
+            self.free(row, "broken", token)
+        else:
+            row.forced_at = self.now()
+        self.durable = True
+        return True
+
+    def free(self, row: Row, why: str, by: int | str | None) -> None:
+        """Set a lock free, whoever has it."""
+        self.observer.freed(row, why, by)
+        row.expires_at, row.released_at, row.attempt = float("-inf"), self.now(), None
+
+    # The operator's.
+
+    def reap(self, idle: float) -> int:
+        now, tables = self.now(), self.tables
+        for line in list(tables.tickets.values()):
+            for ticket in list(line):
+                if tables.clients.get(ticket.client, float("-inf")) <= now - idle and ticket.since <= now - idle:
+                    self.remove(ticket, "reaped")
+        long_ago = now - max(idle, 60.0)
+        tables.clients = {client: until for client, until in tables.clients.items() if until > long_ago}
+        for name, mark in list(self.marks.items()):
+            if mark.incarnation != self.incarnation or (mark.gone_since is not None and mark.gone_since <= long_ago):
+                del self.marks[name]
+            elif mark.gone_since is None and mark.session != self.session and mark.session not in self.sessions:
+                mark.gone_since = now
+        for row in list(tables.rows.values()):
+            if row.waiting and row.expires_at <= now:
+                self.nobody_waits(row.name)
+        gone = [row for row in tables.rows.values() if self.is_idle(row, now - idle)]
+        for row in gone:
+            self.observer.reaped(row)
+            del tables.rows[row.name]
+        self.durable = True
+        return len(gone)
+
+    def is_idle(self, row: Row, since: float) -> bool:
+        """Tell whether a lock has been free since then, and nobody waits for it."""
+        return row.expires_at <= since and not row.waiting and row.released_at <= since
+
+
+def _if_held(until: float, now: float) -> float | None:
+    return until if until > now else None

@@ -1,0 +1,79 @@
+"""What the simulated database remembers: rows as dblock's tables have them, and what becomes of them in a crash.
+
+A transaction that commits asynchronously is lost in a crash if nothing was flushed since; one that waits for the disk
+flushes all before it too. A standby follows at a distance, and knows nothing newer when it is promoted. Presences are
+unlogged: neither outlives the server that they were made in.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+
+FAR_AHEAD = 1 << 40
+"""How far tokens are taken ahead on a new timeline."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A lock: its newest grant."""
+
+    name: str
+    token: int = 0
+    expires_at: float = -math.inf
+    released_at: float = -math.inf
+    forced_at: float | None = None
+    ttl: float = 0.0
+    attempt: str | None = None
+    presence: str | None = None
+    waiting: bool = False
+    served: int = 0
+    minted: tuple[int, int] | None = None
+    """By which start of the server its token was minted, and on which timeline."""
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A place in line."""
+
+    name: str
+    number: int
+    attempt: str
+    client: str
+    presence: str | None
+    since: float
+
+
+@dataclass(slots=True)
+class Mark:
+    """A presence: the session that holds it, and since when it is known to be gone."""
+
+    session: int
+    incarnation: int
+    grace: float
+    gone_since: float | None = None
+
+
+@dataclass
+class Tables:
+    """All that is written to disk."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    tickets: dict[str, list[Ticket]] = field(default_factory=dict)
+    """In the order of their numbers."""
+    clients: dict[str, float] = field(default_factory=dict)
+    """Until when each that waits counts as alive."""
+    sequence: int = 0
+    recorded: int = 1
+    """The timeline on which tokens were last minted."""
+
+    def copy(self) -> Tables:
+        """Return the same, on another disk."""
+        return Tables(
+            {name: copy.copy(row) for name, row in self.rows.items()},
+            {name: [copy.copy(ticket) for ticket in line] for name, line in self.tickets.items()},
+            dict(self.clients),
+            self.sequence,
+            self.recorded,
+        )

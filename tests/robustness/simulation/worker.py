@@ -1,0 +1,183 @@
+"""One thread of a process: what it does with locks, one thing after the other.
+
+It acquires as dblock.lock does and releases as dblock.lease does, by their own steps, and meanwhile writes to what the
+lock protects. It may lose patience, leave, renew by hand, let its lease lie, or hold on for too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dblock.calls import Sleep, Steps
+from dblock.errors import DatabaseError, DblockError, LeaseLost
+from dblock.hold import Hold
+from dblock.lease import _LeaseBase
+from dblock.lock import _LockBase, _may_be_granted
+from dblock.terms import Terms, terms
+from tests.robustness.simulation.client import Client
+from tests.robustness.simulation.process import Cancelled, Task
+from tests.robustness.simulation.world import short
+
+
+@dataclass
+class Errand:
+    """One lock to get, and what to do with it."""
+
+    terms: Terms
+    timeout: float | None
+    tries_once: bool
+    holds_for: float
+    writes: int
+    renews: bool
+    forgets: bool
+    """Whether the lease is not released but goes out of use."""
+    resource: str
+
+
+class Lease(_LeaseBase):
+    """A lease in this thread's hands."""
+
+    def __init__(self, client: Client, hold: Hold) -> None:
+        # Without minding it: when an object goes out of use is Python's to say. An errand that forgets says so itself.
+        self._hold = hold
+        self._service = client.service
+
+    @property
+    def hold(self) -> Hold:
+        return self._hold
+
+
+class Worker:
+    """A thread with a list of errands."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        errands: list[Errand],
+        asks: Callable[[str, Terms], object],
+        held: Callable[[Client, Hold], object],
+        write: Callable[[Client, str, int, int], object],
+    ) -> None:
+        self.client = client
+        self.name = name
+        self.waits_since: float | None = None
+        """Since when it wants a lock that it does not have."""
+        self.hurries = False
+        """Whether it goes on no more errands than the one under way, and comes to an end with that."""
+        self.done = False
+        self._errands = errands
+        self._asks = asks
+        self._held = held
+        self._write = write
+        self._locks: dict[Terms, _LockBase[Any]] = {}
+        self._task = Task(client, self._going(), self._ended)
+
+    def cancel(self) -> None:
+        """Have it leave what it waits for."""
+        self._task.cancel()
+
+    def _say(self, what: str) -> None:
+        self.client.world.say(self.name, what)
+
+    def _ended(self, result: Any) -> None:
+        if isinstance(result, BaseException) and not isinstance(result, Cancelled):
+            raise result
+        self.done = True
+
+    def _going(self) -> Steps[None]:
+        world = self.client.world
+        for errand in self._errands:
+            yield Sleep(world.random.uniform(0, 0.4))
+            if self.hurries:
+                break
+            try:
+                yield from self._run(errand)
+            except (DblockError, Cancelled) as error:
+                if world.tracing:
+                    self._say(f"{errand.terms.name}: {type(error).__name__} {getattr(error, 'reason', '')}")
+            self.waits_since = None
+
+    def _run(self, errand: Errand) -> Steps[None]:
+        lease = yield from self._acquire(errand)
+        self.waits_since = None
+        if lease is None:
+            return
+        try:
+            yield from self._use(errand, lease)
+        except (DblockError, Cancelled):
+            yield from self._release(lease)
+            raise
+        if errand.forgets:
+            self.client.keeper.abandon(lease.hold)
+        else:
+            yield from self._release(lease)
+
+    def _acquire(self, errand: Errand) -> Steps[Lease | None]:
+        client, terms = self.client, errand.terms
+        attempt = client.world.name()
+        self._asks(attempt, terms)
+        self.waits_since = client.world.now
+        lock = self._locks.setdefault(terms, _LockBase(client, terms))  # type: ignore[arg-type]
+        if client.world.tracing:
+            self._say(f"{terms.name}: wants it, attempt {short(attempt)}, timeout {errand.timeout}")
+        try:
+            if errand.tries_once:
+                grant = yield from client.service.try_acquire(terms, attempt)
+            else:
+                grant = yield from lock._acquiring(errand.timeout, attempt)
+            if grant is None:
+                return None
+            hold = Hold(grant, terms.ttl, client.clock)
+            client.keep(hold, terms.keep_alive)
+        except (DblockError, Cancelled) as error:
+            if _may_be_granted(error):
+                try:
+                    yield from client.service.abandon(terms.name, attempt)
+                except DblockError:
+                    client.owe(terms.name, attempt)
+            raise
+        if client.world.tracing:
+            self._say(f"{terms.name}: has it under token {hold.token} for {hold.remaining():.4f} s")
+        self._held(client, hold)
+        return Lease(client, hold)
+
+    def _use(self, errand: Errand, lease: Lease) -> Steps[None]:
+        hold = lease.hold
+        for number in range(1, errand.writes + 1):
+            yield Sleep(min(errand.holds_for, 0.1 if self.hurries else errand.holds_for) / errand.writes)
+            lease.raise_if_lost()
+            self._write(self.client, errand.resource, hold.token, number)
+            if errand.renews and number == 1:
+                try:
+                    yield from lease._renewing(None)
+                except DatabaseError as error:
+                    if self.client.world.tracing:
+                        self._say(f"{hold.name}: could not renew: {error}")
+                except LeaseLost:
+                    return
+
+    def _release(self, lease: Lease) -> Steps[None]:
+        """Give the lock back, as ThreadLease.release does."""
+        hold, keeper = lease.hold, self.client.keeper
+        released = False
+        try:
+            if lease._may_be_held:
+                keeper.abandon(hold)
+            if not lease._finished:
+                released = yield from lease._releasing()
+        except (DblockError, Cancelled):
+            keeper.abandon(hold)
+            raise
+        finally:
+            keeper.discard(hold)
+        if self.client.world.tracing:
+            lost = f", lost: {hold.loss.reason}" if hold.loss else ""
+            self._say(f"{hold.name}: let go of token {hold.token}, {'released' if released else 'not held'}{lost}")
+
+
+def wanted(name: str, ttl: float, timeout: float | None, **options: Any) -> Terms:
+    """Return the terms on which a lock is asked for."""
+    return terms(name, ttl, timeout, None, **options)

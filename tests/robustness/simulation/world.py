@@ -1,0 +1,76 @@
+"""Time, chance and the order of things in one simulated run.
+
+There is one clock, one queue of what is to happen, and one source of random numbers, all of them made from the seed.
+Nothing here looks at real time or starts a thread, so a seed tells the same story each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any
+
+
+class Violation(Exception):
+    """Something that must hold did not."""
+
+    def __init__(self, check: str, what: str) -> None:
+        self.check = check
+        """Which of the checks has found it."""
+        super().__init__(f"{check}: {what}")
+
+
+class World:
+    """The queue of what is to happen, and what has happened so far."""
+
+    def __init__(self, seed: int, tracing: bool = False) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.steps = 0
+        self.tracing = tracing
+        self.story: list[str] = []
+        self.clock: Callable[[], float] = lambda: self.now
+        """The clock of whoever acts at this moment; each process has its own, which may be fast or slow."""
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._order = 0
+        self._names = 0
+
+    def after(self, seconds: float, act: Callable[..., object], *args: Any) -> None:
+        """Have something happen so many seconds from now."""
+        self._order += 1
+        heapq.heappush(self._queue, (self.now + seconds, self._order, act, args))
+
+    def run(self, until: float, each: Callable[[], object]) -> None:
+        """Let time pass until that moment, or until nothing is left to happen; call `each` after every step."""
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            self.now, _, act, args = heapq.heappop(queue)
+            self.steps += 1
+            act(*args)
+            each()
+        self.now = max(self.now, until)
+
+    def name(self) -> str:
+        """Return a name that nobody has yet: of an attempt, a client, a presence. It is a UUID to Postgres."""
+        self._names += 1
+        return f"{self._names:032x}"
+
+    def chance(self, probability: float) -> bool:
+        """Tell whether something of this probability happens."""
+        return self.random.random() < probability
+
+    def say(self, who: str, what: str) -> None:
+        """Add a line to the story. Ask `tracing` first: to put a line together takes time."""
+        self.story.append(f"{self.now:10.4f}  {who:<12} {what}")
+
+    def digest(self) -> str:
+        """Return a short form of the whole story, to compare two of them."""
+        return hashlib.sha256("\n".join(self.story).encode()).hexdigest()[:16]
+
+
+def short(name: str | None) -> str:
+    """Return a name as the story tells it."""
+    return "-" if name is None else f"#{int(name, 16)}"
