@@ -1,20 +1,42 @@
-"""What `make robustness` plays: every workload without a fault and with those that concern it, and the long counts.
+"""What `make robustness` plays: every workload, every fault, and the long counts.
 
-Each entry is one run with a seed of its own. The counts that docs/robustness.md promises (freezes, kills of the whole
-Postgres, promotions, operations) are the sums over entries here.
+Each entry is one run with a seed of its own. The counts that docs/robustness.md gives (freezes, kills of the whole
+Postgres, promotions, operations) are sums over entries here.
 """
 
 from __future__ import annotations
 
+from tests.robustness import faults, workloads
 from tests.robustness.scenarios import Scenario
 
 Entry = tuple[Scenario, int]
 """A scenario and its seed."""
 
-SETS = ("set_key", "set_transaction", "set_row", "set_table", "set_s3", "set_files", "set_http")
-EVERYWHERE = ("mutex", "bank", "line", "force", "set_key", "set_transaction")
+BUSY: dict[str, object] = {"locks": 1000, "hold": 0}
+"""Many locks, let go of at once: as many operations as the machine can do."""
+
+OFTEN_HELD = ("freeze", "kill", "terminate", "crash", "cut", "lose-answers", "black-hole", "stop-server", "restart")
+"""The faults that every workload meets; all the others are for the plain lock."""
 
 
 def full() -> list[Entry]:
-    """Return all runs of the matrix."""
-    return []
+    """Return all runs of the matrix, the longest first, so that several at once end together."""
+    return [*_counts(), *_each_with_each()]
+
+
+def _counts() -> list[Entry]:
+    sets = [name for name in workloads.names() if name.startswith("set_add:")]
+    runs = [Scenario("mutex", "crash", strikes=125)] * 4
+    runs += [Scenario("set_add:key", "crash", strikes=125)] * 2 + [Scenario("bank", "crash", strikes=125)] * 2
+    runs += [Scenario(name, "freeze-past", strikes=150) for name in sets]
+    runs += [Scenario(name, "promotion-sync", strikes=25) for name in ("mutex", "set_add:key")]
+    runs += [Scenario(name, "promotion-async", strikes=25) for name in ("mutex", "set_add:key")]
+    runs += [Scenario("mutex", workers=6, seconds=150, options=BUSY)] * 4
+    return [(run, 1000 + place) for place, run in enumerate(runs)]
+
+
+def _each_with_each() -> list[Entry]:
+    runs = [Scenario("mutex", fault, seconds=20) for fault in sorted(faults.all_faults()) if fault != "cluster"]
+    others = [name for name in workloads.names() if name != "mutex"]
+    runs += [Scenario(name, fault, seconds=15) for name in others for fault in ("none", *OFTEN_HELD)]
+    return [(run, place) for place, run in enumerate(runs)]

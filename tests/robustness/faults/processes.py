@@ -20,16 +20,24 @@ class Freeze(Fault):
     """A process is stopped past the end of its leases, and goes on as if nothing had been."""
 
     name = "freeze"
-    longest_ttl = 2.0
+    seconds = (0.4, 2.6)
+    """For how long; the leases of the workloads last for 2 s at most."""
 
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
         victim = dice.choice(sorted(stage.workers))
         process = stage.workers[victim]
         process.send_signal(signal.SIGSTOP)
-        seconds = dice.uniform(0.2, 1.3) * self.longest_ttl
+        seconds = dice.uniform(*self.seconds)
         time.sleep(seconds)
         process.send_signal(signal.SIGCONT)
         return {"victim": victim, "seconds": seconds}
+
+
+class FreezePast(Freeze):
+    """The same, always for longer than the leases of the sets last: whatever is written then is stale."""
+
+    name = "freeze-past"
+    seconds = (1.05, 1.4)
 
 
 class Kill(Fault):

@@ -27,6 +27,7 @@ def _head(results: Sequence[Result]) -> list[str]:
         f"{verdict} {sum(one.lock_operations for one in results):,} lock operations, "
         f"{sum(one.grants for one in results):,} grants, {sum(one.strikes for one in results):,} faults, "
         f"{sum(one.unknown for one in results):,} operations of unknown outcome, "
+        f"{sum(one.refused for one in results):,} writes refused as stale, "
         f"{sum(one.seconds for one in results) / 60:.0f} minutes. "
         f"{platform.system()} {platform.machine()}, Python {platform.python_version()}.",
         "",

@@ -29,6 +29,8 @@ class Result:
     lock_operations: int
     grants: int
     unknown: int
+    refused: int
+    """Writes that a fence refused."""
     strikes: int
     findings: list[dict[str, Any]]
     excused: dict[str, str]
@@ -57,6 +59,7 @@ def result_of(outcome: Outcome) -> Result:
         len(history.of(*LOCK_OPERATIONS)),
         sum(one.ok for one in history.of("acquire")),
         sum(one.outcome == "unknown" for one in history),
+        sum(one.outcome == "failed" for one in history.of("write", "transfer")),
         outcome.strikes,
         [
             {
