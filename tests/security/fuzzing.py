@@ -1,8 +1,9 @@
 """Calls with arguments that nobody in his right mind would send, made up from a seed.
 
-The functions come from the catalogue: all that a role may call, so that a new one is called as well. For each type of
-argument there is a pool of nasty values; a type without one is an error, and has to be given one. What the functions have
-answered (tokens, tickets, ids) goes into the pools of its type, so that later calls meet what earlier ones have made.
+The functions come from the catalogue: all that a role may call, so that a new one is called as well. For each type
+of argument there is a pool of nasty values; a type without one is an error, and has to be given one. What the
+functions have answered (tokens, tickets, ids) goes into the pools of its type, so that later calls meet what
+earlier ones have made.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ HELD = "held"
 """The name of what the bystander has: a lock, and a fenced key."""
 
 TEXTS = [
-    None, "", "a", "b", "c", HELD, "public.mine", "public.mine:1", " ", "%", "_", "\\", "'", '"', "$$", "%s", "NULL", "{}", "x" * 512,
-    "x" * 513, "ü" * 256, "x" * 1024, "x" * 1025, "x" * 100_000, "\u202e", "\x01\x1b[2J\x7f\x9b", "\U0001f600" * 3,
-    "'; DROP TABLE distributed_locks; --", "row", "table", "ACCESS SHARE", "ACCESS SHARE MODE; SELECT 1; LOCK TABLE x",
+    None, "", "a", "b", "c", HELD, "public.mine", "public.mine:1", " ", "%", "_", "\\", "'", '"', "$$", "%s",
+    "NULL", "{}", "x" * 512, "x" * 513, "ü" * 256, "x" * 1024, "x" * 1025, "x" * 100_000, "\u202e",
+    "\x01\x1b[2J\x7f\x9b", "\U0001f600" * 3, "'; DROP TABLE distributed_locks; --", "row", "table", "ACCESS SHARE",
+    "ACCESS SHARE MODE; SELECT 1; LOCK TABLE x",
 ]  # fmt: skip
 WHOLE = [None, 0, 1, 2, 3, -1, 63, 64, 2**31 - 1, -(2**31)]
 LONG = [*WHOLE, 2**31, 2**32, 2**53, 2**63 - 2, 2**63 - 1, -(2**63)]
@@ -50,6 +52,15 @@ POOLS: dict[str, list[Any]] = {
     "oid": [None, 0, 20, 25, 2**32 - 1],
 }  # fmt: skip
 
+USUAL: dict[str, list[Any]] = {
+    "text": [HELD, HELD, "a", "b"],
+    "interval": ["1 s", "30 s"],
+    "boolean": [True, False],
+    "bigint": [1, 2, 3, 1000],
+    "double precision": [0.01],
+}
+"""What a caller in his right mind might send. The bystander's is as tempting as all others together."""
+
 INTENDED = {
     "22023": "a value outside the documented limits: what is wrong with which lock or resource",
     "42501": "not this role's to do",
@@ -73,8 +84,9 @@ INTENDED = {
 
 FOUND = (
     "SELECT p.proname, p.provariadic <> 0, p.proargnames, p.pronargdefaults::int,"
-    " ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS a (t, place) ORDER BY place)"
-    " FROM pg_proc AS p WHERE p.pronamespace = %s::regnamespace AND has_function_privilege(current_user, p.oid, 'EXECUTE')"
+    " ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS a (t, n) ORDER BY n)"
+    " FROM pg_proc AS p WHERE p.pronamespace = %s::regnamespace"
+    " AND has_function_privilege(current_user, p.oid, 'EXECUTE')"
     " AND p.prorettype <> 'trigger'::regtype ORDER BY p.oid::regprocedure::text"
 )
 
@@ -171,6 +183,8 @@ class Fuzzer:
             return self._array(kind.removesuffix("[]"))
         if kind == "regclass":
             return self._random.choice([None, 0, 2**32 - 1, *self.tables])
+        if kind in USUAL and self._random.random() < 0.4:
+            return self._random.choice(USUAL[kind])  # or little would come of most calls
         if self._seen.get(kind) and self._random.random() < 0.5:
             return self._random.choice(self._seen[kind][-20:])
         assert kind in POOLS, f"give the type {kind} a pool of nasty values"
@@ -193,7 +207,7 @@ class Fuzzer:
                 for value in one if isinstance(one, list) else [one]:
                     if isinstance(value, (dict, list, bool)) or value in self.untouchable:
                         continue
-                    if isinstance(value, int):
+                    if isinstance(value, int) and -(2**63) <= value < 2**63:
                         self._seen["bigint"].append(value)
                     elif isinstance(value, UUID):
                         self._seen["uuid"].append(str(value))

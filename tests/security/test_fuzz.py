@@ -1,8 +1,9 @@
 """Whatever is sent to the functions that roles may call: nothing breaks, nothing is lost, every refusal says why.
 
-Sessions of each kind of role call, all at once, everything that they may call, with nasty arguments. Meanwhile triggers
-watch over the tables, and a bystander holds a lock and a fenced key. Afterwards: the server has not crashed; every error
-is one of those that are intended; no token was ever lowered; and the bystander has what it had, to the last digit.
+Sessions of each kind of role call, all at once, everything that they may call, with nasty arguments. Meanwhile
+triggers watch over the tables, and a bystander holds a lock and a fenced key. Afterwards: the server has not
+crashed; every error is one of those that are intended; no token was ever lowered; and the bystander has what it
+had, to the last digit.
 
 A failure tells its seed; DBLOCK_FUZZ_SEED repeats it. With --long it goes on for ten minutes (DBLOCK_FUZZ_SECONDS).
 """
@@ -30,7 +31,8 @@ WATCHED = "held, and by nobody else"
 
 GUARDS = """
 CREATE TABLE public.violations (what text, was text, became text);
-CREATE FUNCTION public.watch_lock() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path TO pg_catalog AS $$
+CREATE FUNCTION public.watch_lock() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path TO pg_catalog AS $$
 DECLARE
     wrong text := CASE
         WHEN TG_OP = 'DELETE' THEN 'a row was deleted'
@@ -54,7 +56,8 @@ BEGIN
 END $$;
 CREATE TRIGGER watch AFTER UPDATE OR DELETE ON dblock.distributed_locks
     FOR EACH ROW EXECUTE FUNCTION public.watch_lock();
-CREATE FUNCTION public.watch_fence() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path TO pg_catalog AS $$
+CREATE FUNCTION public.watch_fence() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path TO pg_catalog AS $$
 DECLARE
     wrong text := CASE
         WHEN TG_OP = 'DELETE' THEN 'a fence was deleted'
@@ -79,9 +82,11 @@ CREATE TABLE public.mine (id int PRIMARY KEY, v text);
 """
 
 AFTERWARDS = {
-    "a lock held without a token": "SELECT * FROM dblock.distributed_locks WHERE token = 0 AND expires_at > clock_timestamp()",
+    "a lock held without a token": "SELECT * FROM dblock.distributed_locks"
+    " WHERE token = 0 AND expires_at > clock_timestamp()",
     "a token above the sequence": "SELECT * FROM dblock.distributed_locks, dblock.show_tokens() WHERE token > highest",
-    "two grants of one token": "SELECT token FROM dblock.distributed_locks WHERE token > 0 GROUP BY 1 HAVING count(*) > 1",
+    "two grants of one token": "SELECT token FROM dblock.distributed_locks"
+    " WHERE token > 0 GROUP BY 1 HAVING count(*) > 1",
     "two tickets of one number": "SELECT name, number FROM dblock.lock_tickets GROUP BY 1, 2 HAVING count(*) > 1",
     "a lock without a name": "SELECT * FROM dblock.distributed_locks WHERE octet_length(name) NOT BETWEEN 1 AND 512",
     "a ticket for no lock": "SELECT * FROM dblock.lock_tickets AS t"
@@ -108,6 +113,7 @@ def run(
         "SELECT token FROM dblock.try_acquire(%s, '1 hour', %s, NULL, %s, presence => %s)",
         [HELD, WATCHED, attempt, presence],
     ).fetchone() or (0,)
+    bystander.execute("SELECT fenced_store.write(%s, %s, 1, '1', NULL)", [HELD, token])
     before = owner.execute("SELECT to_jsonb(l) - 'waiting' - 'served' FROM distributed_locks AS l").fetchone()
     began = owner.execute("SELECT pg_postmaster_start_time()").fetchone()
     tables = [
@@ -130,17 +136,13 @@ def run(
     with ThreadPoolExecutor(len(fuzzers)) as threads:
         list(threads.map(work, fuzzers))
     with bystander:
-        assert bystander.execute("SELECT dblock.assert_held(%s, %s)", [HELD, token]).fetchone() == (True,)
-        assert (
-            bystander.execute(
-                "SELECT FROM lock_presence WHERE presence = %s".replace("lock_", "dblock.lock_"), [presence]
-            ).fetchone()
-            is not None
-        )
+        held = bystander.execute("SELECT dblock.assert_held(%s, %s)", [HELD, token]).fetchone()
+        there = owner.execute("SELECT session FROM lock_presence WHERE presence = %s", [presence]).fetchone()
+        assert (held, there) == ((True,), (bystander.info.backend_pid,)), f"the bystander's, DBLOCK_FUZZ_SEED={seed}"
     after = owner.execute(
         "SELECT to_jsonb(l) - 'waiting' - 'served' FROM distributed_locks AS l WHERE name = %s", [HELD]
     )
-    assert after.fetchone() == before, f"the bystander's lock, seed {seed}"
+    assert after.fetchone() == before, f"the bystander's lock, DBLOCK_FUZZ_SEED={seed}"
     assert owner.execute("SELECT pg_postmaster_start_time()").fetchone() == began
     return fuzzers
 
@@ -168,7 +170,7 @@ def crashes(owner: psycopg.Connection) -> list[str]:
 def test_whatever_is_sent_nothing_breaks(
     dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str]
 ) -> None:
-    fuzzers = run(dsn, owner, connect, kinds, SEED, 150)
+    fuzzers = run(dsn, owner, connect, kinds, SEED, 250)
     assert not (said := faults(owner, fuzzers, SEED)), said
     called = {(one.schema, one.name) for fuzzer in fuzzers for one in fuzzer.functions}
     assert len(called) > 40, "all that roles may call, of both schemas"
@@ -183,4 +185,5 @@ def test_whatever_is_sent_for_ten_minutes_nothing_breaks(
     fuzzers = run(dsn, owner, connect, kinds, SEED, -float(os.environ.get("DBLOCK_FUZZ_SECONDS", "600")))
     assert not (said := faults(owner, fuzzers, SEED)), said
     print(sum(fuzzer.calls for fuzzer in fuzzers), "calls; seed", SEED)
-    assert set(INTENDED) <= {state for fuzzer in fuzzers for state in fuzzer.met}, "an error that nobody can meet"
+    met = {state for fuzzer in fuzzers for state in fuzzer.met}
+    assert {"done", "22023", "42501", "FEN01", "FEN03", "FEN04"} <= met <= {"done", *INTENDED}

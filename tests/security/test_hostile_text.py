@@ -1,8 +1,8 @@
 """A name is a name, whatever it is made of: kept to the letter, mixed up with no other, and shown without harm.
 
-The same corpus goes through both clients, the functions in SQL, and the command line. What Postgres cannot store is refused
-before anything is sent, by an error that says so. At a terminal, names, holders and meta of others are shown escaped, in
-tables and in JSON: no control character reaches it, and nothing that turns a line around.
+The same corpus goes through both clients, the functions in SQL, and the command line. What Postgres cannot store is
+refused before anything is sent, by an error that says so. At a terminal, names, holders and meta of others are
+shown escaped, in tables and in JSON: no control character reaches it, and nothing that turns a line around.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ import psycopg
 import pytest
 
 import dblock
+from dblock import cli
 from tests.support.facade import Clients
 from tests.support.shell import Shell
 from tests.support.terminal import Terminal
 
 NAMES = [
-    "'", "''", '"', '""', "`", "$$", "$1", "$body$", "\\", "\\\\", "\\'", "\\n", "%", "%%", "%s", "%(name)s", "_", "a%", "a_", "{}",
-    "{a}", "{a,b}", "NULL", "null", "a,b", "a;b", "--", "/*", "'; DROP TABLE dblock.distributed_locks; --",
-    "x' OR '1'='1", "x'); SELECT pg_sleep(9); --", ":name", "@", "#", "&", "|", "$(reboot)", "`reboot`", "-rf", "--json", "*", "?",
-    "../../etc/passwd", "http://user@host/", "<script>alert(1)</script>", "]]>", "[red]x[/red]", "{{7*7}}", "${jndi:x}", " ", "  ",
-    "a ", " a", "a", "A", "\t", "a\tb", "\n", "a\nb", "a\r\nb", "a\rb", "\x01", "\x07", "\x08", "\x1b[2J", "\x1b]0;title\x07",
-    "\x7f", "\x80", "\x9b2J", "\x9d0;t\x9c", "\u202eabc", "\u2066abc\u2069", "\u200b", "a\u200bb", "\ufeffa", "\u2028", "\u2029",
-    "\U000e0001", "\ufffe", "\uffff", "é", "e\u0301", "ﬁ", "fi", "ß", "SS", "İ", "ı", "日本語", "\U0001f600", "\U0001f1e9\U0001f1ea",
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467", "x" * 512, "ü" * 256, "\U0001f600" * 128, "dblock", "public.dblock", "pg_catalog",
-    json.dumps({"a": [{"b": "c"}] * 5}), "0", "-1", "1e309", "true", "infinity", "00000000-0000-0000-0000-000000000000",
+    "'", "''", '"', '""', "`", "$$", "$1", "$body$", "\\", "\\\\", "\\'", "\\n", "%", "%%", "%s", "%(name)s", "_",
+    "a%", "a_", "{}", "{a}", "{a,b}", "NULL", "null", "a,b", "a;b", "--", "/*",
+    "'; DROP TABLE dblock.distributed_locks; --", "x' OR '1'='1", "x'); SELECT pg_sleep(9); --", ":name", "@", "#",
+    "&", "|", "$(reboot)", "`reboot`", "-rf", "--json", "*", "?", "../../etc/passwd", "http://user@host/",
+    "<script>alert(1)</script>", "]]>", "[red]x[/red]", "{{7*7}}", "${jndi:x}", " ", "  ", "a ", " a", "a", "A",
+    "\t", "a\tb", "\n", "a\nb", "a\r\nb", "a\rb", "\x01", "\x07", "\x08", "\x1b[2J", "\x1b]0;title\x07", "\x7f",
+    "\x80", "\x9b2J", "\x9d0;t\x9c", "\u202eabc", "\u2066abc\u2069", "\u200b", "a\u200bb", "\ufeffa", "\u2028",
+    "\u2029", "\U000e0001", "\ufffe", "\uffff", "é", "e\u0301", "ﬁ", "fi", "ß", "SS", "İ", "\u0131", "日本語",
+    "\U0001f600", "\U0001f1e9\U0001f1ea", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "x" * 512, "ü" * 256,
+    "\U0001f600" * 128, "dblock", "public.dblock", "pg_catalog", json.dumps({"a": [{"b": "c"}] * 5}), "0", "-1",
+    "1e309", "true", "infinity", "00000000-0000-0000-0000-000000000000",
 ]  # fmt: skip
 
 IMPOSSIBLE = {
@@ -101,7 +104,8 @@ def test_no_two_names_have_one_line_or_one_place(owner: psycopg.Connection) -> N
                 "SELECT granted, ticket FROM acquire(%s, '60 s', %s, NULL, %s, %s)", [name, name, attempt, client]
             ).fetchone()
             held = owner.execute(
-                "SELECT classid, objid FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() ORDER BY 1, 2"
+                "SELECT classid, objid FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+                " ORDER BY 1, 2"
             ).fetchall()
         assert place == (False, 1), ascii(name)
         assert held
@@ -133,23 +137,29 @@ def written(owner: psycopg.Connection) -> list[str]:
     return NAMES
 
 
-def test_the_command_line_shows_all_of_them_and_obeys_none(written: list[str], shell: Shell) -> None:
-    one = "a\x1b[2J\x9b2J\r\u202eb\u2028"
-    for arguments in (["ls"], ["waiters"], ["history"], ["graph"], ["ls", "--json"], ["waiters", "--limit", "500", "--json"],
-                      ["history", "--limit", "500", "--json"], ["graph", "--json"]):  # fmt: skip
-        done = shell.run(*arguments)
-        assert done.code == 0, done.err
-        assert not raw(done.out), (arguments, ascii(raw(done.out)))
-        if "--json" in arguments:
-            assert set(written) <= set(texts(done.json)), "and a program reads them as they are"
-    for name in ("\x1b[2J", "\x9b2J", "\u202eabc", "'; DROP TABLE dblock.distributed_locks; --"):
-        for more in ([], ["--json"]):
-            done = shell.run("show", *more, "--", name)
-            assert done.code == 0, done.err
-            assert not raw(done.out)
+def test_the_command_line_shows_all_of_them_and_obeys_none(
+    written: list[str], dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*arguments: str) -> str:
+        code = cli.main(["--dsn", dsn, *arguments])
+        said = capsys.readouterr()
+        assert not raw(said.out + said.err), (arguments, ascii(raw(said.out + said.err)))
+        assert code == 0, said.err
+        return said.out
+
+    for command in ("ls", "waiters", "history", "graph"):
+        limit = [] if command == "graph" else ["--limit", "500"]
+        assert "\\x1b[2J" in shown(command, *limit)
+        told = json.loads(shown(command, *limit, "--json"))
+        assert set(written) <= set(texts(told)), "and a program reads them as they are"
+    for name in written[::8]:
+        assert json.loads(shown("show", "--json", "--", name))["lock"]["name"] == name
+    for name in ("\x1b[2J", "\x9b2J", "\u202eabc", "\u2028", "'; DROP TABLE dblock.distributed_locks; --"):
+        shown("show", "--", name)
     # What is not there is named in an error, and is no less hostile for it.
-    done = shell.run("show", "--", one)
-    assert not raw(done.out + done.err), ascii(done.err)
+    for more in ([], ["--json"]):
+        assert cli.main(["--dsn", dsn, "show", *more, "--", "not there \x1b[2J\x9b2J\r\u202e\u2028"]) == 1
+        assert not raw(capsys.readouterr().err)
 
 
 def test_nor_does_a_terminal(written: list[str], shell: Shell) -> None:

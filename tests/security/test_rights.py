@@ -1,11 +1,11 @@
 """Nobody may more than was decided: every object of both schemas, tried by every kind of role.
 
-What there is comes from the catalogue, and who may use it from the tables below. An object that is in one of them only
-fails the test: whoever adds one has to decide, here.
+What there is comes from the catalogue, and who may use it from the tables below. An object that is in one of them
+only fails the test: whoever adds one has to decide, here.
 
-What this does not promise: roles that may lock trust each other. A lock's token is no secret (`holder` tells it to all of
-them), and with it goes what its holder can do: renew and release. What is secret is what would let one be taken for another
-in line, or for dead: attempts, clients, presences.
+What this does not promise: roles that may lock trust each other. A lock's token is no secret (`holder` tells it to
+all of them), and with it goes what its holder can do: renew and release. What is secret is what would let one be
+taken for another in line, or for dead: attempts, clients, presences.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ MAY_CALL = {
     "fenced_store": {
         **dict.fromkeys(
             (
-                "raise_fence", "claim", "write", "read", "past", "guard", "guard_whole", "guard_truncate", "guard_table",
-                "leave_fence", "standing_fence", "highest_of", "as_text", "has_columns", "highest_in", "guard_emptying",
-                "guard_name", "is_plain", "lock_exactly", "resource_of", "make_guard", "note_protection",
-                "note_unprotection", "owns_columns", "row_key", "protect_table", "unprotect_table", "protected_tables",
-                "record_rejection", "revision",
+                "raise_fence", "claim", "write", "read", "past", "guard", "guard_whole", "guard_truncate",
+                "guard_table", "leave_fence", "standing_fence", "highest_of", "as_text", "has_columns",
+                "highest_in", "guard_emptying", "guard_name", "is_plain", "lock_exactly", "resource_of",
+                "make_guard", "note_protection", "note_unprotection", "owns_columns", "row_key", "protect_table",
+                "unprotect_table", "protected_tables", "record_rejection", "revision",
             ),
             FENCE,
         ),
@@ -98,7 +98,8 @@ def functions(owner: psycopg.Connection, schema: str) -> list[tuple[str, str, in
 
 def relations(owner: psycopg.Connection, schema: str) -> dict[str, str]:
     rows = owner.execute(
-        "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind NOT IN ('i', 'c')",
+        "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = %s::regnamespace"
+        " AND relkind NOT IN ('i', 'c')",
         [schema],
     )
     return dict(rows.fetchall())
@@ -136,12 +137,14 @@ def test_a_role_may_call_what_was_decided_and_nothing_else(
 
 TOUCHES = {
     "r": (
-        "SELECT FROM {}", "SELECT * FROM {}", "SELECT ctid FROM {} LIMIT 0", "TABLE {} FOR SHARE", "INSERT INTO {} DEFAULT VALUES",
-        "DELETE FROM {}", "TRUNCATE {}", "BEGIN; LOCK TABLE {} IN ACCESS SHARE MODE", "COPY {} TO STDOUT", "ANALYZE {}",
+        "SELECT FROM {}", "SELECT * FROM {}", "SELECT ctid FROM {} LIMIT 0", "TABLE {} FOR SHARE",
+        "INSERT INTO {} DEFAULT VALUES", "DELETE FROM {}", "TRUNCATE {}",
+        "BEGIN; LOCK TABLE {} IN ACCESS SHARE MODE", "COPY {} TO STDOUT", "ANALYZE {}",
         "CREATE TRIGGER t BEFORE INSERT ON {} EXECUTE FUNCTION suppress_redundant_updates_trigger()",
-        "CREATE RULE r AS ON INSERT TO {} DO NOTHING", "CREATE INDEX ON {} ((1))", "ALTER TABLE {} DISABLE TRIGGER ALL",
-        "CREATE POLICY p ON {}", "CREATE TEMP TABLE heir () INHERITS ({})", "COMMENT ON TABLE {} IS 'x'",
-        "DROP TABLE {}", "GRANT ALL ON {} TO PUBLIC", "VACUUM {}", "REINDEX TABLE {}",
+        "CREATE RULE r AS ON INSERT TO {} DO NOTHING", "CREATE INDEX ON {} ((1))",
+        "ALTER TABLE {} DISABLE TRIGGER ALL", "CREATE POLICY p ON {}", "CREATE TEMP TABLE heir () INHERITS ({})",
+        "COMMENT ON TABLE {} IS 'x'", "DROP TABLE {}", "GRANT ALL ON {} TO PUBLIC", "VACUUM {}",
+        "REINDEX TABLE {}",
     ),
     "S": (
         "SELECT last_value FROM {}", "SELECT nextval('{}')", "SELECT setval('{}', 1)", "SELECT currval('{}')",
@@ -221,9 +224,10 @@ def test_what_a_new_function_opens_is_noticed(owner: psycopg.Connection) -> None
 
 ASKED = {
     "lock": [
-        "queue('held')", "holder('held')", "try_acquire('held')", "acquire('held', attempt => {mine}, client => {mine})",
-        "look_in_line({mine}, '{{held}}')", "abandon('held', {mine})", "release('held', 0)", "assert_held('held', 0)",
-        "renew('held', 0)", "renew_all('{{held}}', '{{0}}', '{{30 s}}')", "release_all('{{held}}', '{{0}}')",
+        "queue('held')", "holder('held')", "try_acquire('held')",
+        "acquire('held', attempt => {mine}, client => {mine})", "look_in_line({mine}, '{{held}}')",
+        "abandon('held', {mine})", "release('held', 0)", "assert_held('held', 0)", "renew('held', 0)",
+        "renew_all('{{held}}', '{{0}}', '{{30 s}}')", "release_all('{{held}}', '{{0}}')",
         "be_absent({mine}, '{{held}}', '{{0}}')", "leave({mine})", "be_present({mine}, '1 s')", "installation()",
         "schema_revision()",
     ],

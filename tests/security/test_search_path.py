@@ -1,8 +1,9 @@
 """Whoever calls our functions has no say in what they mean: neither by the objects that he makes nor by his settings.
 
-An attacker fills three schemas (one of his own, public, his session's pg_temp) with tables, functions, operators and types
-under the names that our functions use, puts them before Postgres's own in his search_path, and calls every function that
-runs with its owner's rights. Each of his would count a sequence up, which no rollback undoes, and then fail the call.
+An attacker fills three schemas (one of his own, public, his session's pg_temp) with tables, functions, operators
+and types under the names that our functions use, puts them before Postgres's own in his search_path, and calls
+every function that runs with its owner's rights. Each of his would count a sequence up, which no rollback undoes,
+and then fail the call.
 
 What is shadowed comes from the catalogue: whatever name of Postgres's stands in a body of ours.
 """
@@ -26,22 +27,14 @@ DEFINERS = (
 )
 
 TYPES = (
-    "text",
-    "uuid",
-    "timestamptz",
-    "jsonb",
-    "json",
-    "regclass",
-    "regnamespace",
-    "regprocedure",
-    "oid",
-    "bytea",
-    "name",
-)
+    "text", "uuid", "timestamptz", "jsonb", "json", "regclass", "regnamespace", "regprocedure", "oid", "bytea", "name",
+)  # fmt: skip
 """Types that SQL knows by their names alone, and so looks for in the search_path."""
 
-OPERATED = ("text", "bigint", "integer", "double precision", "timestamptz", "interval", "uuid", "jsonb", "name", "bytea",
-            "boolean", "oid", "numeric", "\"char\"")  # fmt: skip
+OPERATED = (
+    "text", "bigint", "integer", "double precision", "timestamptz", "interval", "uuid", "jsonb", "name", "bytea",
+    "boolean", "oid", "numeric", '"char"',
+)  # fmt: skip
 
 HOSTILE_SETTINGS = {
     "search_path": "pg_temp, evil, public, pg_catalog, dblock, fenced_store",
@@ -81,8 +74,10 @@ CALLS: dict[str, dict[str, list[tuple[str, Right]]]] = {
         "installation": [("installation()", one(...))],
         "be_present": [(f"be_present('{PRESENCE}', '1 s')", anything)],
         "try_acquire": [
-            (f"try_acquire('a', '30 s', 'me', '{{}}', '{ATTEMPT}', presence => '{PRESENCE}')", one(True, 1, ..., 30.0, False)),
-            (f"try_acquire('a', '30 s', 'me', '{{}}', '{ATTEMPT}', sent_before => true)", one(True, 1, ..., ..., False)),
+            (f"try_acquire('a', '30 s', 'me', '{{}}', '{ATTEMPT}', presence => '{PRESENCE}')",
+             one(True, 1, ..., 30.0, False)),
+            (f"try_acquire('a', '30 s', 'me', '{{}}', '{ATTEMPT}', sent_before => true)",
+             one(True, 1, ..., ..., False)),
             ("try_acquire('b', durable => false)", one(True, ..., ..., 30.0, False)),
         ],
         "acquire": [(f"acquire('a', attempt => '{CLIENT}', client => '{CLIENT}')",
@@ -126,7 +121,7 @@ CALLS: dict[str, dict[str, list[tuple[str, Right]]]] = {
         "note_protection": [("note_protection('public.whole')", one("public.whole"))],
         "note_unprotection": [("note_unprotection('public.plain')", anything)],
         "owns_columns": [("owns_columns('public.rows')", one(True))],
-        "protected_tables": [("protected_tables()", lambda got: [row[0] for row in got] == ["public.rows", "public.whole"])],
+        "protected_tables": [("protected_tables()", lambda got: got == [("public.rows",), ("public.whole",)])],
         "record_rejection": [("record_rejection('k', 1, 2, NULL, NULL)", anything)],
     },
 }  # fmt: skip
@@ -145,7 +140,8 @@ def attacker(connect: Connect, owner: psycopg.Connection, kinds: dict[str, str])
         "CREATE TABLE public.plain (id int)", "SELECT fenced_store.protect_table('public.rows')",
         "SELECT fenced_store.protect_table('public.whole', per => 'table')",
         f"GRANT ALL ON public.rows, public.whole TO {role}", f"CREATE SCHEMA evil AUTHORIZATION {role}",
-        f"GRANT CREATE ON SCHEMA public TO {role}", f"GRANT {kinds['fence']}, {kinds['see']}, {kinds['break']} TO {role}",
+        f"GRANT CREATE ON SCHEMA public TO {role}",
+        f"GRANT {kinds['fence']}, {kinds['see']}, {kinds['break']} TO {role}",
     ):  # fmt: skip
         owner.execute(statement.encode())
     session = connect("lock")
@@ -164,7 +160,8 @@ def shadowed(owner: psycopg.Connection) -> list[str]:
     statements = []
     for schema in ("dblock", "fenced_store"):
         tables = owner.execute(
-            "SELECT relname, string_agg(format('%%I %%s', attname, format_type(atttypid, NULL)), ', ') FROM pg_class AS c"
+            "SELECT relname, string_agg(format('%%I %%s', attname, format_type(atttypid, NULL)), ', ')"
+            " FROM pg_class AS c"
             " JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
             " WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r' GROUP BY 1",
             [schema],
