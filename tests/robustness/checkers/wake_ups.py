@@ -40,4 +40,5 @@ def _may_wake(one: Operation) -> bool:
         return one.outcome == "unknown" or (one.outcome == "failed" and one.said.get("timeout") != 0)
     if one.kind == "force":
         return bool(one.said.get("now", True))
-    return one.outcome != "failed" and bool(one.said.get("freed", True))
+    # Of one that was lost before it is told that nothing was freed, whether or not.
+    return one.outcome != "failed"
