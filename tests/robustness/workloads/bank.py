@@ -50,12 +50,14 @@ class Workload(workloads.Base):
         dice = worker.dice
         ttl = dice.choice([0.3, 0.5, 1.0])
         claims = ["bank"] if dice.random() < 0.3 else []
-        lease = worker.acquire("bank", ttl=ttl, timeout=3, keep_alive=dice.random() < 0.7, claims=claims)
+        mood = dice.random()
+        late = mood < 0.06
+        lease = worker.acquire("bank", ttl=0.3 if late else ttl, timeout=3, keep_alive=not late, claims=claims)
         if lease is None:
             return
         worker.believes(lease)
-        mood = dice.random()
-        time.sleep(ttl * 1.1 if mood < 0.03 else 0)
+        # Past its lease, and into the midst of what the next holder does.
+        time.sleep(dice.uniform(0.25, 0.5) if late else 0)
         number = worker.own["number"] = worker.own.get("number", 0) + 1
         source, target = dice.sample(range(1, ACCOUNTS + 1), 2)
         worker.recorder.do(

@@ -48,15 +48,19 @@ class Workload(workloads.Base):
         name = f"s{which}_{ages.get(which, 0)}"
         ttl = dice.choice([0.3, 0.5, 1.0])
         with_lock = dice.random() < 0.5 and (worker.orders.kind == "sync" or resource.claims_from_tasks)
-        lease = worker.acquire(
-            name, ttl=ttl, timeout=3, keep_alive=dice.random() < 0.7, claims=resource.claims(name) if with_lock else ()
-        )
+        mood = dice.random()
+        # Some let their lease run out before they write, and then some linger between reading and writing: the former
+        # come into the midst of the latter.
+        late, lingers = mood < 0.06, mood > 0.85
+        claims = resource.claims(name) if with_lock else ()
+        lease = worker.acquire(name, ttl=0.3 if late else ttl, timeout=3, keep_alive=not late, claims=claims)
         if lease is None:
             return
         key = resource.name(name)
         worker.believes(lease)
         if with_lock or self._claim(worker, resource, key, name, lease):
-            self._add(worker, resource, key, name, lease, ages, which)
+            pause = dice.uniform(0.25, 0.5) if late else dice.uniform(0.05, 0.2) if lingers else dice.uniform(0, 0.01)
+            self._add(worker, resource, name, lease, which, pause)
         worker.release(lease)
 
     def _claim(self, worker: Worker, resource: Resource, key: str, name: str, lease: Any) -> bool:
@@ -68,10 +72,8 @@ class Workload(workloads.Base):
             worker.recorder.do("claim", key, claim, refused=REFUSED, unknown=UNKNOWN, token=lease.token),
         )
 
-    def _add(
-        self, worker: Worker, resource: Resource, key: str, name: str, lease: Any, ages: dict[int, int], which: int
-    ) -> None:
-        dice = worker.dice
+    def _add(self, worker: Worker, resource: Resource, name: str, lease: Any, which: int, pause: float) -> None:
+        key, ages = resource.name(name), worker.own["ages"]
         try:
             there = resource.read(name)
         except UNKNOWN:
@@ -79,10 +81,8 @@ class Workload(workloads.Base):
         if len(there) >= MOST and (self.variant != "table" or ages.get(which, 0) < TABLES - 1):
             ages[which] = ages.get(which, 0) + 1
             return
-        deed = dice.random()
-        for number in (1, 2) if deed > 0.8 else (1,):
-            # Mostly at once; sometimes after its lease has run out, if it is not renewed.
-            time.sleep(1.1 * 0.5 if deed < 0.03 else dice.uniform(0, 0.01))
+        for number in (1, 2) if worker.dice.random() > 0.8 else (1,):
+            time.sleep(pause)
             element = f"{lease.token}.{worker.name}.{number}"
             there = [*there, element]
             said = {"token": lease.token, "element": element} | ({"number": number} if resource.numbered else {})
