@@ -18,7 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sqlalchemy.exc import DBAPIError
+
 import dblock
+import fenced_store
 from tests.robustness import bugs, workloads
 from tests.robustness.histories import Recorder
 from tests.robustness.interruptions import GIVEN_UP, Interruptions
@@ -42,8 +45,9 @@ class Orders(NamedTuple):
 class Worker:
     """One thread of the traffic, and the words in which a workload is written."""
 
-    REFUSED = (dblock.LockTimeout, dblock.LeaseLost)
-    UNKNOWN = (dblock.DatabaseError, dblock.ClientClosed, *GIVEN_UP)
+    # A claim in another place than the lock's database may come too late, or get no answer.
+    REFUSED = (dblock.LockTimeout, dblock.LeaseLost, fenced_store.StaleTokenError)
+    UNKNOWN = (dblock.DatabaseError, dblock.ClientClosed, fenced_store.OutcomeUnknown, DBAPIError, *GIVEN_UP)
 
     def __init__(
         self,
