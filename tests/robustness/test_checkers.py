@@ -127,6 +127,9 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
     ("one that waits is stopped too", takeover.check, [
         GRANT, stopped("a", 2, 15), stopped("b", 3, 15), taken_over(20),
     ]),
+    ("another of the same process is first in line", takeover.check, [
+        GRANT, stopped("a", 2, 15), op("acquire", 1.2, 18, outcome="failed"), taken_over(20),
+    ]),
     ("one that goes on in time", takeover.check, [GRANT, stopped("a", 2, 5), taken_over(20)]),
     ("known to the server", durability.check, [GRANT, NEXT, *NOTED]),
     ("a wake-up for a release", wake_ups.check, [GRANT, FREED, op("woken", 2.2, 2.2, "b")]),

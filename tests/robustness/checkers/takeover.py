@@ -7,6 +7,8 @@ place in line for a while, nor where the lock was granted to somebody who was ne
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 
 from tests.robustness.checkers import Finding, found
@@ -15,6 +17,9 @@ from tests.robustness.histories import History, Operation
 BOUND = 1.5
 """Seconds beyond the ttl: a waiter that misses its wake-up looks in within a second; the rest is a busy machine."""
 
+LONGEST = 60.0
+"""Seconds; nobody waits for longer."""
+
 
 def check(history: History) -> Finding:
     """For each holder that was struck down while others waited, find out when one of them had the lock."""
@@ -22,40 +27,40 @@ def check(history: History) -> Finding:
     looked_at = 0
     strikes = [one for one in history.faults if "victim" in one.said]
     let_go = {(one.key, one.said.get("token")): one.called for one in history.of("release")}
-    noted = history.by_key("granted")
+    noted = {key: sorted(one.token for one in some) for key, some in history.by_key("granted").items()}
     for key, asked in history.by_key("acquire").items():
-        grants = sorted((one for one in asked if one.ok), key=lambda one: one.token)
+        told = {one.token for one in asked if one.ok}
+        answered = sorted((one for one in asked if one.ok), key=lambda one: one.returned)
+        newest = list(itertools.accumulate(answered, _newer))
+        times, begun = [one.returned for one in answered], [one.called for one in asked]
         for strike in strikes:
-            held = [one for one in grants if one.returned <= strike.called]
-            if not held or held[-1].process != strike.said["victim"]:
+            place = bisect.bisect_right(times, strike.called) - 1
+            if place < 0 or newest[place].process != strike.said["victim"]:
                 continue
-            holder = held[-1]
-            if let_go.get((key, holder.token), math.inf) <= strike.called:
-                continue
+            holder = newest[place]
             ttl = float(holder.said["ttl"])
             bound = strike.called + ttl + BOUND
-            if float(strike.said.get("seconds", math.inf)) < ttl:
+            if let_go.get((key, holder.token), math.inf) <= strike.called or strike.said.get("seconds", ttl) < ttl:
                 continue
-            waited = [
-                one for one in asked if one.called < strike.called < one.returned and one.process != holder.process
-            ]
-            if _stopped(strikes, strike.called, bound) & {
-                one.process
-                for one in asked
-                if one.called < bound and one.returned > strike.called and one is not holder
-            } - {holder.process}:
-                continue
-            after = [one.token for one in noted.get(key, []) if one.token > holder.token]
-            if after and min(after) not in {one.token for one in grants}:
-                continue
-            in_time = any(one.token > holder.token and one.returned <= bound for one in grants)
-            if in_time and waited:
+            these = asked[bisect.bisect_left(begun, strike.called - LONGEST) : bisect.bisect_left(begun, bound)]
+            wanted = [one for one in these if one.returned > strike.called]
+            waited = [one for one in wanted if one.called < strike.called and one.process != holder.process]
+            if waited and any(one.ok and one.token > holder.token and one.returned <= bound for one in wanted):
                 looked_at += 1
-            elif any(bound < one.returned < math.inf for one in waited):
+                continue
+            late = [one for one in waited if bound < one.returned < math.inf]
+            after = noted.get(key, [])
+            next_one = bisect.bisect_right(after, holder.token)
+            unknown = next_one < len(after) and after[next_one] not in told
+            if late and not unknown and not _stopped(strikes, strike.called, bound) & {one.process for one in wanted}:
                 looked_at += 1
-                late = min(waited, key=lambda one: one.called)
-                bad.append((late, f"waited past {bound:.3f} for a lock whose holder was struck at {strike.called:.3f}"))
+                what = f"waited past {bound:.3f} for a lock whose holder was struck at {strike.called:.3f}"
+                bad.append((late[0], what))
     return found("takeover in time", history, looked_at, bad)
+
+
+def _newer(one: Operation, other: Operation) -> Operation:
+    return one if one.token > other.token else other
 
 
 def _stopped(strikes: list[Operation], since: float, until: float) -> set[str]:
