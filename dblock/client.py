@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from dblock.calls import Steps
 from dblock.client_base import ClientBase
 from dblock.errors import ClientClosed, DblockError
+from dblock.forks import importing
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
 from dblock.lock import AsyncLock, Lock
 from dblock.terms import (
@@ -127,10 +128,11 @@ class Client(ClientBase):
             last.close()
 
     def _open(self) -> Runner:
-        from dblock.closing import shut
-        from dblock.keepalive import KeepAlive
-        from dblock.listener import Listener
-        from dblock.runner import Runner
+        with importing:
+            from dblock.closing import shut
+            from dblock.keepalive import KeepAlive
+            from dblock.listener import Listener
+            from dblock.runner import Runner
 
         with self._opening:
             if self._closed:
@@ -278,10 +280,11 @@ class AsyncClient(ClientBase):
             raise DblockError("This AsyncClient belongs to another event loop. Make one for each loop.")
         if self._runner is not None:
             return self._runner
-        from dblock.closing import shut_async
-        from dblock.keepalive import AsyncKeepAlive
-        from dblock.runner import AsyncRunner
-        from dblock.task_listener import AsyncListener
+        with importing:
+            from dblock.closing import shut_async
+            from dblock.keepalive import AsyncKeepAlive
+            from dblock.runner import AsyncRunner
+            from dblock.task_listener import AsyncListener
 
         async with self._opening_here:
             if self._closed:

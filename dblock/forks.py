@@ -2,11 +2,15 @@
 
 A child has the parent's objects but none of its threads: a lock that another thread held at that moment would stay
 held for good, and a socket would have two processes talking over it.
+
+The interpreter's own locks are no different: a module that another thread was importing could never be imported in the
+child. So nobody forks while a client is importing what it needs.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import typing
 import weakref
 
@@ -18,6 +22,9 @@ class Forkable(typing.Protocol):
         """Forget what belongs to the parent. Called in the child, which has one thread."""
 
 
+importing = threading.RLock()
+"""Held by whoever imports modules when a client is first used, and by whoever forks."""
+
 _known: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
@@ -27,9 +34,10 @@ def mind_forks(thing: Forkable) -> None:
 
 
 def _in_child() -> None:
+    importing.release()
     for thing in list(_known):
         thing.start_anew()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=_in_child)

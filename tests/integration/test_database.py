@@ -511,6 +511,46 @@ def test_a_fork_while_other_threads_are_at_work_does_not_hang_the_child(dsn: str
                 thread.join()
 
 
+FORK_IN_AN_IMPORT = """
+import asyncio, os, signal, sys, threading
+import dblock
+
+class Notices:
+    began, forked = threading.Event(), threading.Event()
+    def find_spec(self, name, *_):
+        if name == "dblock.runner" and not self.began.is_set():
+            self.began.set()
+            self.forked.wait(1)  # or until the fork has happened, if it does not wait for us
+
+async def lock(client):
+    return await (await client.lock("a").acquire()).release()
+
+sys.meta_path.insert(0, Notices())
+client = getattr(dblock, sys.argv[1])(sys.argv[2])
+if sys.argv[1] == "Client":
+    use = lambda: client.lock("a").acquire().release()
+else:
+    use = lambda: asyncio.run(lock(client))
+opens = threading.Thread(target=use)
+opens.start()
+Notices.began.wait()
+child = os.fork()
+Notices.forked.set()
+if child == 0:
+    signal.alarm(10)
+    os._exit(0 if use() else 1)
+opens.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["Client", "AsyncClient"])
+def test_a_fork_while_another_thread_imports_what_the_client_needs_does_not_hang_the_child(dsn: str, kind: str) -> None:
+    """In the child an import that another thread had begun would never end."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK_IN_AN_IMPORT, kind, dsn], timeout=60, check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("kind", [dblock.Client, dblock.AsyncClient])
 async def test_no_password_hangs_on_any_exception_in_the_chain(dsn: str, kind: type) -> None:
     async def raised(where: str) -> BaseException:
