@@ -46,6 +46,7 @@ class Pooler:
             listen_port = {port}
             unix_socket_dir =
             auth_type = any
+            admin_users = {parameters["user"]}
             auth_file = {self._folder}/users
             pool_mode = transaction
             """.replace("\\\n", " ").replace("                user", " user")

@@ -8,10 +8,13 @@ from __future__ import annotations
 import glob
 import os
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psycopg
 
 from tests.robustness.faults import Fault
 
@@ -24,6 +27,14 @@ EARLY = (
     "when the server's clock is set ahead, leases run out earlier than their holders believe (docs/protocol.md, Whose"
     " clock); what protects the resource is the token"
 )
+FORGOTTEN = 8.0
+"""Seconds after which nobody can believe in a lease any more that was not renewed under the clock as it is now."""
+
+FREE = """
+SELECT dblock.force_release(name, token, 'the operator', 'the clock was set back', now => true)
+FROM unnest(%s::text[], %s::bigint[]) AS held (name, token)
+"""
+
 LATE = "when the server's clock is set back, a lock stays held that much longer (docs/protocol.md, Whose clock)"
 
 
@@ -66,7 +77,22 @@ class Clock(Fault):
         step = dice.choice(self.steps)
         stage.props["offset"] += step
         self._set(stage.props["clock"], stage.props["offset"])
-        return {"step": step, "offset": stage.props["offset"]}
+        return {"step": step, "offset": stage.props["offset"], "freed": self._free_forgotten(stage)}
+
+    def _free_forgotten(self, stage: Stage) -> int:
+        """Free the locks that are held for an hour by nobody, as an operator would; the result is how many."""
+        known: dict[tuple[str, int], float] = stage.props.setdefault("held for long", {})
+        with psycopg.connect(stage.direct, autocommit=True) as owner:
+            found = owner.execute(
+                "SELECT name, token FROM dblock.distributed_locks"
+                " WHERE expires_at > clock_timestamp() + interval '1 minute'"
+            ).fetchall()
+            now = time.monotonic()
+            stage.props["held for long"] = {one: known.get(one, now) for one in found}
+            forgotten = [one for one, since in stage.props["held for long"].items() if now - since > FORGOTTEN]
+            owner.execute(FREE, [[name for name, _ in forgotten], [token for _, token in forgotten]])
+            owner.execute("SELECT dblock.wake_line(name) FROM unnest(%s::text[]) AS name", [[n for n, _ in forgotten]])
+        return len(forgotten)
 
     @staticmethod
     def _set(path: Path, seconds: int) -> None:
