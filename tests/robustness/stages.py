@@ -76,14 +76,15 @@ class Stage:
             bug=self.bug,
         )
         self._started += 1
-        self.workers[name] = subprocess.Popen(
-            [sys.executable, "-m", "tests.robustness.traffic", json.dumps(orders._asdict())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=open(self.folder / f"{name}.err", "w"),  # noqa: SIM115 - the process's own
-            text=True,
-            cwd=ROOT,
-        )
+        with open(self.folder / f"{name}.err", "w") as errors:
+            self.workers[name] = subprocess.Popen(
+                [sys.executable, "-m", "tests.robustness.traffic", json.dumps(orders._asdict())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+            )
         if wait:
             self.wait_for(name)
         return name
