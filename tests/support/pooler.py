@@ -49,6 +49,7 @@ class Pooler:
             admin_users = {parameters["user"]}
             auth_file = {self._folder}/users
             pool_mode = transaction
+            server_login_retry = 0.1
             """.replace("\\\n", " ").replace("                user", " user")
         )
         self._account: dict[str, Any] = {}

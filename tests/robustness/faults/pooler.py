@@ -50,7 +50,7 @@ class PoolerReconnects(PoolerKilled):
     """The pooler closes each connection to the server as soon as its transaction has ended."""
 
     name = "pooler-reconnects"
-    every = (0.02, 0.2)
+    every = (0.1, 0.4)
 
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
         stage.props["pooler"].command("RECONNECT")

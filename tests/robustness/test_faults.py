@@ -1,0 +1,69 @@
+"""Every fault can be told, is over when it says so, and leaves the traffic able to go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.robustness import faults
+from tests.robustness.faults import CannotBeDone, Fault
+from tests.robustness.scenarios import Outcome, Scenario, play
+
+ALL = faults.all_faults()
+
+CHECKERS = {
+    "linearizability",
+    "token order",
+    "loss told first",
+    "takeover in time",
+    "one wake-up per release",
+    "durability",
+}
+
+
+def played(fault: str, strikes: int, workers: int, folder: Path) -> Outcome:
+    try:
+        return play(Scenario("mutex", fault, workers, strikes=strikes), seed=1, folder=folder)
+    except CannotBeDone as error:
+        pytest.skip(f"{fault}: {error}")
+
+
+def goes_on(outcome: Outcome) -> bool:
+    """Tell whether locks were granted after the last strike was over."""
+    over = max(one.returned for one in outcome.history.faults)
+    return any(one.ok and one.called > over for one in outcome.history.of("acquire"))
+
+
+@pytest.mark.parametrize("fault", ALL.values(), ids=list(ALL))
+def test_a_fault_says_what_it_does_and_why_a_checker_cannot_be_asked(fault: type[Fault]) -> None:
+    assert fault.__doc__
+    assert all(name in CHECKERS and len(why) > 40 for name, why in fault.excuses.items())
+    assert {"token order", "durability"} - set(fault.excuses) or fault.name == "split-brain"
+
+
+def test_what_a_fault_needs_and_does_not_find_is_said_and_nothing_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.robustness.faults.clock.library", lambda: None)
+    with pytest.raises(CannotBeDone, match="libfaketime is not installed"):
+        play(Scenario("mutex", "clock"), folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fault", ["crash-one", "present-cut"])
+def test_the_traffic_goes_on_after_a_fault(fault: str, tmp_path: Path) -> None:
+    outcome = played(fault, strikes=2, workers=2, folder=tmp_path)
+    assert not outcome.violations
+    assert not outcome.trouble
+    assert goes_on(outcome)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", sorted(ALL.keys() - {"none"}))
+def test_the_traffic_goes_on_after_every_fault(fault: str, tmp_path: Path) -> None:
+    outcome = played(fault, strikes=5, workers=4, folder=tmp_path)
+    assert not outcome.violations
+    assert not outcome.trouble
+    assert goes_on(outcome)
