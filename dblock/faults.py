@@ -85,7 +85,10 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
         return SchemaMissing(schema)
     if isinstance(error, psycopg.DataError):
         return InvalidArgument(said)
-    if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
+    # A server that gives up in the middle, because its log cannot be written say, has not refused anything: what was
+    # sent may have been done.
+    ended = error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+    if ended or isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
         return Unavailable(f"The database could not be asked: {said.rstrip('.')}.")
     return DatabaseError(f"The database refused: {said}")
 
