@@ -39,8 +39,8 @@ GIVEN_UP = (Interrupted, CancelledError)
 
 FORK, GIVE_UP = signal.SIGUSR1, signal.SIGUSR2
 
-MOST_WAITS = 12
-"""More than most calls wait; a wait in line is one."""
+WAITS = (1, 1, 2, 2, 3, 4, 6, 10)
+"""At which of its waits a call is given up; most calls have two or three, and a wait in line is one."""
 
 
 class Interruptions:
@@ -101,7 +101,7 @@ class Interruptions:
         # Those of the keep-alive and the listener have names; nobody but the client gives them up.
         if self._pending and getattr(coroutine, "__name__", "") in ("acquire", "try_acquire", "renew", "release"):
             self._pending -= 1
-            coroutine = _given_up(coroutine, self._dice.randint(1, MOST_WAITS))
+            coroutine = _given_up(coroutine, self._dice.choice(WAITS))
         return asyncio.Task(coroutine, loop=loop, **options)
 
     def expect_forks(self, client: Any, name: str, history: Path, seed: int, make: Callable[[Recorder], Any]) -> None:

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from tests.robustness.stages import Stage
 
 SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'dblock' AND pid <> pg_backend_pid()"
-LISTENERS = f"{SESSIONS} AND (query ILIKE '%listen%' OR query ILIKE '%be_present%' OR query = 'SELECT 1')"
-"""Those whose last word was one of a listener's: to listen, to be present, to give a sign of life."""
+LISTENERS = (
+    "SELECT DISTINCT a.pid FROM pg_stat_activity a JOIN pg_locks l USING (pid) WHERE a.application_name = 'dblock'"
+    " AND l.locktype = 'advisory' AND l.granted AND a.state = 'idle'"
+)
+"""Those that hold a mark while they do nothing: presence, and that is what clients listen on."""
 
 
 class Backends(Fault):
