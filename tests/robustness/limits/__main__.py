@@ -1,0 +1,50 @@
+"""Measure all limits, or those that are named: python -m tests.robustness.limits [names snapshots …] [--small]."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections.abc import Callable
+
+from tests.robustness.limits import Break, Measured, Progress, clients, connections, lines, names, snapshots, table
+
+LIMITS: dict[str, tuple[Callable[..., Measured], Callable[..., Measured]]] = {
+    "names": (names.measure, functools.partial(names.measure, 20_000, 1_000, 500)),
+    "snapshots": (snapshots.measure, functools.partial(snapshots.measure, 3_000)),
+    "clients": (clients.measure, functools.partial(clients.measure, 2, 10)),
+    "room": (clients.measure_without_room, functools.partial(clients.measure_without_room, 2, 6, 20)),
+    "connections": (connections.measure, connections.measure),
+    "lines": (lines.measure, functools.partial(lines.measure, (10, 100))),
+}
+"""Each limit, as far as it goes and as a small one."""
+
+
+def main() -> int:
+    """Print Markdown, and say on standard error how far it is."""
+    parser = argparse.ArgumentParser(prog="python -m tests.robustness.limits")
+    parser.add_argument("limits", nargs="*", choices=[[], *LIMITS], default=[])
+    parser.add_argument("--small", action="store_true", help="with small numbers, in a minute")
+    asked = parser.parse_args()
+    breaks: list[Break] = []
+    well = True
+    for name in asked.limits or LIMITS:
+        began = time.monotonic()
+        found = LIMITS[name][asked.small](progress=_progress(name, began))
+        print(found.markdown(), flush=True)
+        breaks += found.breaks
+        well = well and all(found.claims.values())
+    print(table(breaks))
+    return 0 if well else 1
+
+
+def _progress(name: str, began: float) -> Progress:
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {name}: {what}", file=sys.stderr, flush=True)
+
+    return say
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Others take all connections while leases are held: what is held stays, and whoever is new is told why it cannot be.
+
+Each connection that a client has is then cut too, and others take its place at once; so that nothing can be opened
+again for as long as there is no room.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psycopg
+
+import dblock
+from tests.robustness.limits import Break, Measured, Progress, ms, wait_until
+from tests.robustness.limits.clients import prepared
+from tests.support.servers import private_server
+
+ROOM = 20
+LISTENER = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND pid = ANY (%s)"
+KEEPER = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%%renew_all%%' AND pid = ANY (%s)"
+
+
+class Others:
+    """Take every connection that there is, and each that comes free, until they are told to go."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._taken: list[psycopg.Connection[Any]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go)
+        self.full = threading.Event()
+
+    def _go(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._taken.append(psycopg.connect(self._dsn))
+            except psycopg.OperationalError:
+                self.full.set()
+                self._over.wait(0.002)
+
+    def __enter__(self) -> Others:
+        self._thread.start()
+        assert self.full.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for connection in self._taken:
+            connection.close()
+
+
+def measure(ttl: float = 2.0, progress: Progress = lambda _: None) -> Measured:
+    """Hold leases through a time without a single free connection."""
+    found = Measured(f"No connection left (max_connections = {ROOM}), ttl {ttl:g} s")
+    with ExitStack() as stack:
+        server = stack.enter_context(private_server({"max_connections": str(ROOM)}))
+        dsn = prepared(server.url)
+        owner = stack.enter_context(psycopg.connect(server.url, autocommit=True))
+        holder = stack.enter_context(dblock.Client(dsn, holder="holder", patience=2.0))
+        kept = holder.lock("kept", ttl=ttl).acquire()
+        handed = holder.lock("handed", ttl=ttl).acquire()
+        wait_until("it has its connections", lambda: len(_sessions(owner)) == 3)
+        own = _sessions(owner)
+        waiter = stack.enter_context(dblock.Client(dsn, holder="waiter", patience=2.0))
+        with _waiting(waiter, "handed", ttl) as answer:
+            wait_until("it waits", lambda: holder.lock("handed").queue())
+            wait_until("it listens", lambda: len(_sessions(owner)) == 5)
+            with Others(dsn):
+                progress("no connection left")
+                time.sleep(3 * ttl)
+                found.claims["leases are renewed all the same"] = not kept.lost.is_set() and not handed.lost.is_set()
+                found.figures["a new client is told"] = _told(dsn)
+                found.claims["a new client is told what is missing"] = "slots" in _told(dsn) or "many" in _told(dsn)
+                began = time.monotonic()
+                handed.release()
+                wait_until("the waiter is woken", lambda: answer)
+                found.figures["a release wakes the next"] = f"after {ms(time.monotonic() - began)}"
+                again = holder.lock("again", ttl=ttl).acquire(timeout=1)
+                found.claims["who has connections takes locks as ever"] = again.release()
+                time.sleep(2 * ttl)
+                found.claims[
+                    "a lease granted meanwhile is renewed too, though its keep-alive cannot connect"
+                ] = not answer[0].lost.is_set()
+                progress("its listener is cut off, too")
+                _cut(owner, LISTENER, own)
+                time.sleep(2 * ttl)
+                found.claims["a client whose listener is cut off keeps its leases"] = not kept.lost.is_set()
+                progress("its keep-alive is cut off, too")
+                _cut(owner, KEEPER, own)
+                time.sleep(2 * ttl)
+                found.claims["a client whose keep-alive is cut off keeps its leases"] = not kept.lost.is_set()
+                if kept.lost.is_set():
+                    found.figures["a client whose keep-alive is cut off"] = f"loses its leases: {kept.lost.reason}"
+            progress("there is room again")
+            newcomer = stack.enter_context(dblock.Client(dsn, holder="newcomer"))
+            began = time.monotonic()
+            wait_until("a new client has a lock", lambda: _takes(newcomer))
+            found.figures["a new client has a lock once there is room"] = f"after {ms(time.monotonic() - began)}"
+            later = holder.lock("later", ttl=ttl).acquire(timeout=5)
+            time.sleep(2 * ttl)
+            found.claims["afterwards all is as before"] = not later.lost.is_set()
+    found.breaks.append(
+        Break(
+            "max_connections, taken by others",
+            "new clients get an error at once",
+            f"`{found.figures['a new client is told']}`",
+        )
+    )
+    return found
+
+
+def _sessions(owner: psycopg.Connection[Any]) -> list[int]:
+    return [pid for (pid,) in owner.execute("SELECT pid FROM pg_stat_activity WHERE usename = 'app'").fetchall()]
+
+
+def _cut(owner: psycopg.Connection[Any], which: str, own: list[int]) -> None:
+    """End one session of a client; others have its place before it can connect again."""
+    rows = owner.execute(which, [own]).fetchall()
+    assert len(rows) == 1, rows
+    owner.execute("SELECT pg_terminate_backend(%s, 1000)", rows[0])
+
+
+@contextmanager
+def _waiting(client: dblock.Client, name: str, ttl: float) -> Iterator[list[dblock.Lease]]:
+    """Have a thread wait for a lock; the lease is in the list once it is granted."""
+    answer: list[dblock.Lease] = []
+    thread = threading.Thread(target=lambda: answer.append(client.lock(name, ttl=ttl).acquire(timeout=120)))
+    thread.start()
+    try:
+        yield answer
+    finally:
+        thread.join()
+
+
+def _told(dsn: str) -> str:
+    with dblock.Client(dsn) as client:
+        return _error(lambda: client.lock("new").try_acquire())
+
+
+def _takes(client: dblock.Client) -> bool:
+    return not _error(lambda: client.lock("new").acquire(timeout=1).release())
+
+
+def _error(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except dblock.DatabaseError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

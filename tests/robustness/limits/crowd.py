@@ -1,0 +1,98 @@
+"""One process with many clients, as told over its standard input: a line for each order, a line of JSON for each answer.
+
+python -m tests.robustness.limits.crowd DSN CLIENTS PREFIX TTL
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dblock
+
+AT_ONCE = 8
+"""Clients that begin at the same time."""
+
+
+class Crowd:
+    """The clients of this process; each holds a lock of its own, once it could have it."""
+
+    def __init__(self, dsn: str, size: int, prefix: str, ttl: float) -> None:
+        self._prefix = prefix
+        self._ttl = ttl
+        self._clients = [dblock.Client(dsn, pool_size=1) for _ in range(size)]
+        self._leases: dict[int, Any] = {}
+        self._losses: Counter[str] = Counter()
+
+    def take(self) -> dict[str, Any]:
+        """Have each that holds nothing take its lock; what those are told who cannot is counted."""
+        before = _memory()
+        errors: Counter[str] = Counter()
+
+        def go(number: int) -> None:
+            try:
+                lock = self._clients[number].lock(f"{self._prefix} {number}", ttl=self._ttl)
+                self._leases[number] = lock.acquire(timeout=10)
+            except dblock.DblockError as error:
+                errors[f"{type(error).__name__}: {error}"] += 1
+
+        self._each(go, [number for number in range(len(self._clients)) if number not in self._leases])
+        return {"holds": len(self._leases), "errors": errors, "memory": _memory() - before}
+
+    def look(self) -> dict[str, Any]:
+        """Tell how many leases are held, and why the others were lost."""
+        lost = Counter(str(one.lost.reason) for one in self._leases.values() if one.lost.is_set())
+        return {"holds": len(self._leases) - sum(lost.values()), "lost": lost}
+
+    def serve(self) -> dict[str, Any]:
+        """Have each wait for one and the same lock, and free it again."""
+        served: list[int] = []
+        errors: Counter[str] = Counter()
+
+        def go(number: int) -> None:
+            try:
+                with self._clients[number].lock("of all", ttl=self._ttl, timeout=60):
+                    served.append(number)
+            except dblock.DblockError as error:
+                errors[f"{type(error).__name__}: {error}"] += 1
+
+        self._each(go, sorted(self._leases), at_once=64)
+        return {"served": len(served), "errors": errors}
+
+    def go(self) -> dict[str, Any]:
+        """Have all close."""
+        for client in self._clients:
+            client.close()
+        return {}
+
+    def _each(self, act: Callable[[int], None], numbers: list[int], at_once: int = AT_ONCE) -> None:
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(act, numbers))
+
+
+def _memory() -> float:
+    """Return what this process has in memory, in kB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return float(line.split()[1])
+    return 0.0
+
+
+def main() -> None:
+    """Do as told until standard input ends."""
+    # A thousand clients have three connections each.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    dsn, size, prefix, ttl = sys.argv[1:]
+    crowd = Crowd(dsn, int(size), prefix, float(ttl))
+    for order in sys.stdin:
+        print(json.dumps(getattr(crowd, order.strip())()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

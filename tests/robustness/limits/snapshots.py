@@ -1,0 +1,85 @@
+"""A snapshot that is held open elsewhere, while one lock is taken and freed thousands of times: what it costs, and how
+long it is felt after it has ended.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import psycopg
+
+import dblock
+from dblock import doctor, schema
+from dblock.doctor import Limits
+from dblock.target import resolve
+from tests.robustness.limits import Break, Measured, Progress, ms, timed
+from tests.support.servers import private_server
+
+BEFORE, AFTER = 1_000, 1_000
+
+
+def measure(cycles: int = 30_000, progress: Progress = lambda _: None) -> Measured:
+    """Cycle a hot lock with and without an old snapshot."""
+    found = Measured(f"A snapshot open elsewhere for {cycles:,} cycles of one lock")
+    with private_server() as server:
+        schema.install(server.url)
+        with dblock.Client(server.url) as client, psycopg.connect(server.url, autocommit=True) as owner:
+            lock = client.lock("hot", ttl=30)
+
+            def cycle() -> float:
+                return timed(lambda: lock.acquire().release())
+
+            before = median([cycle() for _ in range(BEFORE)])
+            size_before = _size(owner)
+            with psycopg.connect(server.url) as report:
+                report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                report.execute("SELECT count(*) FROM dblock.distributed_locks")
+                tenths = []
+                for part in range(10):
+                    tenths.append(median([cycle() for _ in range(cycles // 10)]))
+                    progress(f"{(part + 1) * cycles // 10:,} cycles: {ms(tenths[-1])}")
+                size_grown = _size(owner)
+                said = [one for one in _examined(server.url) if one.id in ("old-snapshot", "hot-updates", "bloat")]
+            right_after = median([cycle() for _ in range(AFTER)])
+            owner.execute("VACUUM dblock.distributed_locks")
+            vacuumed = median([cycle() for _ in range(AFTER)])
+            size_after = _size(owner)
+            owner.execute("VACUUM FULL dblock.distributed_locks")
+            size_full = _size(owner)
+    found.numbers |= {
+        "slower": tenths[-1] / before,
+        "right after": right_after / before,
+        "vacuumed": vacuumed / before,
+        "bytes": (size_grown - size_before) / cycles,
+    }
+    found.figures |= {
+        "a cycle before": ms(before),
+        "a cycle in each tenth": ", ".join(f"{one / before:.2f}" for one in tenths) + " times as long as before",
+        "the table": f"{size_before / 1024:.0f} kB → {size_grown / 1024:.0f} kB, "
+        f"{(size_grown - size_before) / cycles:.0f} bytes for each cycle",
+        "a cycle right after it has ended": f"{right_after / before:.2f} times as long as before",
+        "a cycle after a vacuum": f"{vacuumed / before:.2f} times as long as before",
+        "the table after a vacuum": f"{size_after / 1024:.0f} kB; after VACUUM FULL {size_full / 1024:.0f} kB",
+        "what the doctor says": "; ".join(f"`{one.id}`: {one.what}" for one in said) or "nothing",
+    }
+    found.claims["the doctor names the snapshot"] = any(one.id == "old-snapshot" for one in said)
+    found.claims["nothing was refused meanwhile"] = True
+    found.breaks.append(
+        Break(
+            "a transaction open for long",
+            f"cycles of a hot lock get slower: {tenths[-1] / before:.1f} times after {cycles:,}; back once it ends",
+            "`dblock doctor`, `old-snapshot`: Process … has been in a transaction for … s",
+        )
+    )
+    return found
+
+
+def _size(owner: psycopg.Connection[Any]) -> int:
+    row = owner.execute("SELECT pg_total_relation_size('dblock.distributed_locks')").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _examined(dsn: str) -> list[doctor.Finding]:
+    return doctor.examine(resolve(dsn), limits=Limits(snapshot_age=1.0)).findings
