@@ -144,8 +144,9 @@ class Client(ClientBase):
                 except BaseException:
                     runner.close()
                     raise
-                # Without prepared statements it needs fewer round trips to its first answer.
-                keepers = Runner(self._target, self._schema, 1, self._patience, prepares=False)
+                # Without prepared statements it needs fewer round trips to its first answer. Where the server has no
+                # room for another connection, leases are renewed over one of ours.
+                keepers = Runner(self._target, self._schema, 1, self._patience, prepares=False, spare=runner)
                 self._keeper = KeepAlive(keepers, self._service)
                 self._listener = Listener(
                     runner,
@@ -296,8 +297,9 @@ class AsyncClient(ClientBase):
                 except BaseException:
                     runner.close()
                     raise
-                # Without prepared statements it needs fewer round trips to its first answer.
-                keepers = AsyncRunner(self._target, self._schema, 1, self._patience, prepares=False)
+                # Without prepared statements it needs fewer round trips to its first answer. Where the server has no
+                # room for another connection, leases are renewed over one of ours.
+                keepers = AsyncRunner(self._target, self._schema, 1, self._patience, prepares=False, spare=runner)
                 self._keeper = AsyncKeepAlive(keepers, self._service)
                 self._listener = AsyncListener(
                     runner,

@@ -90,7 +90,7 @@ class _PoolBase(Generic[Turn]):
 
     @property
     def in_use(self) -> bool:
-        """Whether anybody has a connection, once the pool is closed and keeps none at rest."""
+        """Whether any connection is open or being opened; once the pool is closed, whether anybody still has one."""
         return bool(self._places)
 
     def _take_now(self) -> Handed | None:

@@ -122,9 +122,20 @@ def must_cancel(error: BaseException, wire: Wire) -> bool:
 class Runner(_Base):
     """Performs steps in the calling thread."""
 
-    def __init__(self, target: Target, schema: str, pool_size: int, patience: float, *, prepares: bool = True) -> None:
+    def __init__(
+        self,
+        target: Target,
+        schema: str,
+        pool_size: int,
+        patience: float,
+        *,
+        prepares: bool = True,
+        spare: Runner | None = None,
+    ) -> None:
+        """Name the database; nothing is opened yet. Where no connection can be had, one that `spare` has will do."""
         super().__init__(target, schema, patience, prepares)
         self._pool = Pool(self._connect, pool_size, patience)
+        self._spare = spare
 
     def open(self) -> None:
         """Check that the schema fits this client."""
@@ -140,7 +151,8 @@ class Runner(_Base):
 
     def warm(self) -> None:
         """Open a connection before it is needed."""
-        self._pool.give(self._take())
+        wire, pool = self._take()
+        pool.give(wire)
 
     def close(self) -> None:
         self._pool.close()
@@ -181,7 +193,7 @@ class Runner(_Base):
         while True:
             wire: Wire | None = None
             try:
-                wire = self._take()
+                wire, pool = self._take()
                 try:
                     row: Row | None = wire.connection.wait(wire.exchange(call, min(call.within, self.answer_within)))
                     return row
@@ -192,20 +204,26 @@ class Runner(_Base):
                             wire.connection.wait(wire.remains(GIVE_UP_WITHIN))
                     raise
                 finally:
-                    self._pool.give(wire)
+                    pool.give(wire)
             except psycopg.Error as error:
                 trouble = trouble or _Trouble(self, call, outer)
                 if trouble.raise_or_retry(error, wire):
                     self._pool.drop_idle()
                 call = trouble.call
 
-    def _take(self) -> Wire:
-        """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""
+    def _take(self) -> tuple[Wire, Pool]:
+        """Borrow a connection, and learn whom to give it back to.
+
+        One that cannot be opened is an error at once, lest a wrong password be tried twice.
+        """
         try:
-            return self._pool.take()
+            return self._pool.take(), self._pool
         except DblockError:
             raise
         except Exception as error:
+            if self._spare is not None and self._spare._pool.in_use:
+                logger.info("no connection of its own could be had, borrowing one: %s", error)
+                return self._spare._take()
             with translated(self.schema):
                 raise error
 
@@ -224,9 +242,20 @@ class Runner(_Base):
 class AsyncRunner(_Base):
     """Performs steps in the running event loop."""
 
-    def __init__(self, target: Target, schema: str, pool_size: int, patience: float, *, prepares: bool = True) -> None:
+    def __init__(
+        self,
+        target: Target,
+        schema: str,
+        pool_size: int,
+        patience: float,
+        *,
+        prepares: bool = True,
+        spare: AsyncRunner | None = None,
+    ) -> None:
+        """Name the database; nothing is opened yet. Where no connection can be had, one that `spare` has will do."""
         super().__init__(target, schema, patience, prepares)
         self._pool = AsyncPool(self._connect, pool_size, patience)
+        self._spare = spare
 
     async def open(self) -> None:
         """Check that the schema fits this client."""
@@ -245,7 +274,8 @@ class AsyncRunner(_Base):
 
     async def warm(self) -> None:
         """Open a connection before it is needed."""
-        self._pool.give(await self._take())
+        wire, pool = await self._take()
+        pool.give(wire)
 
     def close(self) -> None:
         self._pool.close()
@@ -286,7 +316,7 @@ class AsyncRunner(_Base):
         while True:
             wire: Wire | None = None
             try:
-                wire = await self._take()
+                wire, pool = await self._take()
                 try:
                     row: Row | None = await wire.connection.wait(
                         wire.exchange(call, min(call.within, self.answer_within))
@@ -299,20 +329,26 @@ class AsyncRunner(_Base):
                             await wire.connection.wait(wire.remains(GIVE_UP_WITHIN))
                     raise
                 finally:
-                    self._pool.give(wire)
+                    pool.give(wire)
             except psycopg.Error as error:
                 trouble = trouble or _Trouble(self, call, outer)
                 if trouble.raise_or_retry(error, wire):
                     self._pool.drop_idle()
                 call = trouble.call
 
-    async def _take(self) -> Wire:
-        """Borrow a connection; one that cannot be opened is an error at once, lest a wrong password be tried twice."""
+    async def _take(self) -> tuple[Wire, AsyncPool]:
+        """Borrow a connection, and learn whom to give it back to.
+
+        One that cannot be opened is an error at once, lest a wrong password be tried twice.
+        """
         try:
-            return await self._pool.take()
+            return await self._pool.take(), self._pool
         except DblockError:
             raise
         except Exception as error:
+            if self._spare is not None and self._spare._pool.in_use:
+                logger.info("no connection of its own could be had, borrowing one: %s", error)
+                return await self._spare._take()
             with translated(self.schema):
                 raise error
 
