@@ -1,6 +1,6 @@
 """Limits: how far it goes, what gives way first, and how that shows. Each is a module with a function `measure`.
 
-A figure that matters is a ratio of two that were taken in one run, in turns. What is claimed besides is either so or not.
+A figure that matters is a ratio of two that were taken in one run, in turns. What is claimed besides is so or not.
 """
 
 from __future__ import annotations
@@ -8,12 +8,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+from dblock.embedded import Server
+from tests.support.servers import private_server
+
 Progress = Callable[[str], None]
+
+
+def server_with(durable: bool, **settings: str) -> AbstractContextManager[Server]:
+    """Make a server: as a real one, or for a quick look one in memory that waits for no disk."""
+    return private_server(settings if durable else {**settings, "fsync": "off"}, in_memory=not durable)
 
 
 class Break(NamedTuple):

@@ -9,10 +9,9 @@ import psycopg
 from psycopg import conninfo
 
 from dblock import schema
-from tests.robustness.limits import Break, Measured, Progress, wait_until
+from tests.robustness.limits import Break, Measured, Progress, server_with, wait_until
 from tests.robustness.limits.crowds import Crowds
 from tests.robustness.soaking.measures import _own_memory
-from tests.support.servers import private_server
 
 CONNECTIONS = 3
 """That a client has from its first lease on: for calls, for the keep-alive, for the listener."""
@@ -20,11 +19,13 @@ CONNECTIONS = 3
 APP = "app"
 
 
-def measure(processes: int = 5, clients: int = 100, progress: Progress = lambda _: None) -> Measured:
+def measure(
+    processes: int = 5, clients: int = 100, durable: bool = True, progress: Progress = lambda _: None
+) -> Measured:
     """Have so many clients hold a lock each, on a server that has room for all."""
     total = processes * clients
     found = Measured(f"{total} clients in {processes} processes")
-    with private_server({"max_connections": str(total * CONNECTIONS + 20)}) as server:
+    with server_with(durable, max_connections=str(total * CONNECTIONS + 20)) as server:
         dsn = prepared(server.url)
         with Crowds(dsn, processes, clients, ttl=30) as crowds, psycopg.connect(server.url, autocommit=True) as owner:
             progress(f"{total} clients begin")
@@ -71,7 +72,7 @@ def measure_without_room(
     """Have more clients begin than the server has room for; then let some of them go."""
     total = processes * clients
     found = Measured(f"{total} clients on a server with max_connections = {room}")
-    with private_server({"max_connections": str(room)}) as server:
+    with server_with(True, max_connections=str(room)) as server:
         dsn = prepared(server.url)
         with Crowds(dsn, processes, clients, ttl) as crowds:
             progress(f"{total} clients begin")
@@ -90,7 +91,7 @@ def measure_without_room(
                 rest.all("go")
             crowds.all("go")
     errors: Counter[str] = first["errors"] + again["errors"]
-    words = sorted({error for error in errors})
+    words = sorted(errors)
     found.numbers |= {"held": first["holds"], "refused": sum(first["errors"].values())}
     found.figures |= {
         "have a lock": f"{first['holds']} of {total}",

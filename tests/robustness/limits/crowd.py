@@ -1,4 +1,4 @@
-"""One process with many clients, as told over its standard input: a line for each order, a line of JSON for each answer.
+"""One process with many clients, as told over its standard input: a line an order, a line of JSON an answer.
 
 python -m tests.robustness.limits.crowd DSN CLIENTS PREFIX TTL
 """

@@ -1,4 +1,4 @@
-"""One client that waits for many different locks at once: it is first in every line, and has to look at every holder."""
+"""One client that waits for many different locks: it is first in every line, and has to look at every holder."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ import psycopg
 
 import dblock
 from dblock import schema
-from tests.robustness.limits import Break, Measured, Progress
-from tests.support.servers import private_server
-
-LOOK_FOR = 4.0
-"""Seconds for which the waiting itself is looked at."""
+from tests.robustness.limits import Break, Measured, Progress, server_with
 
 
-def measure(sizes: Sequence[int] = (10, 100, 1_000, 3_000), progress: Progress = lambda _: None) -> Measured:
-    """Have one client hold so many locks, and another wait for all of them."""
+def measure(
+    sizes: Sequence[int] = (10, 100, 1_000, 3_000),
+    look_for: float = 4.0,
+    durable: bool = True,
+    progress: Progress = lambda _: None,
+) -> Measured:
+    """Have one client hold so many locks, and another wait for all of them; look at the waiting for so long."""
     found = Measured("One client in line for many different locks")
-    with private_server() as server:
+    with server_with(durable) as server:
         schema.install(server.url)
         for size in sizes:
             progress(f"{size:,} locks")
-            asyncio.run(_measure(found, server.url, size))
+            asyncio.run(_measure(found, server.url, size, look_for))
     found.breaks.append(
         Break("thousands of different locks awaited by one client", "its looks keep a core of the server busy", "none")
     )
     return found
 
 
-async def _measure(found: Measured, dsn: str, size: int) -> None:
+async def _measure(found: Measured, dsn: str, size: int, look_for: float) -> None:
     async with (
         dblock.AsyncClient(dsn) as holder,
         dblock.AsyncClient(dsn) as waiter,
@@ -53,7 +54,7 @@ async def _measure(found: Measured, dsn: str, size: int) -> None:
             await owner.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'")
         ).fetchall()
         before, began = sum(_processor(pid) for (pid,) in rows), time.monotonic()
-        await asyncio.sleep(LOOK_FOR)
+        await asyncio.sleep(look_for)
         share = (sum(_processor(pid) for (pid,) in rows) - before) / (time.monotonic() - began)
         began = time.monotonic()
         for lease in leases:

@@ -16,18 +16,21 @@ from dblock import schema
 from dblock.overview import overview
 from dblock.reaper import Reaper
 from dblock.target import resolve
-from tests.robustness.limits import Break, Measured, Progress, in_turns, meanwhile, ms, timed
-from tests.support.servers import private_server
+from tests.robustness.limits import Break, Measured, Progress, in_turns, meanwhile, ms, server_with, timed
 
 HELD = 10
 
 
 def measure(
-    many: int = 1_000_000, few: int = 1_000, pairs: int = 2_000, progress: Progress = lambda _: None
+    many: int = 1_000_000,
+    few: int = 1_000,
+    pairs: int = 2_000,
+    durable: bool = True,
+    progress: Progress = lambda _: None,
 ) -> Measured:
     """Compare a database with many names with one with few, on the same server and in turns."""
     found = Measured(f"{many:,} lock names")
-    with private_server() as server:
+    with server_with(durable) as server:
         dsns = [_filled(server.url, f"names_{size}", size, progress) for size in (few, many)]
         with dblock.Client(dsns[0]) as of_few, dblock.Client(dsns[1]) as of_many:
             progress("pairs of acquire and release")
