@@ -9,6 +9,7 @@ LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 DECLARE
     gone integer := 0;
+    tidied boolean := false;
     seen record;
     one text;
 BEGIN
@@ -31,27 +32,33 @@ BEGIN
         FROM pg_locks AS k JOIN pg_database AS d ON d.oid = k.database AND d.datname = current_database()
         WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted
     );
-    DELETE FROM lock_history AS h WHERE h.at <= clock_timestamp() - greatest(idle, '30 days');
-    FOR one IN SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch LOOP
-        PERFORM nobody_waits(one);
-    END LOOP;
-    FOR seen IN
-        DELETE FROM distributed_locks AS d
-        WHERE d.name = ANY (ARRAY(
-            SELECT l.name FROM distributed_locks AS l
-            WHERE l.expires_at <= clock_timestamp() - idle
-              AND NOT l.waiting
-              AND coalesce(l.released_at, '-infinity') <= clock_timestamp() - idle
-            LIMIT batch
-            FOR UPDATE SKIP LOCKED
-        ))
-        RETURNING d.name, d.token, d.holder, d.expires_at
     LOOP
-        gone := gone + 1;
-        -- A lease that ran out, and that no later grant has found.
-        IF seen.expires_at > '-infinity' THEN
-            PERFORM note(seen.name, seen.token, 'expired', seen.holder, seen.expires_at);
-        END IF;
+        FOR seen IN
+            DELETE FROM distributed_locks AS d
+            WHERE d.name = ANY (ARRAY(
+                SELECT l.name FROM distributed_locks AS l
+                WHERE l.expires_at <= clock_timestamp() - idle
+                  AND NOT l.waiting
+                  AND coalesce(l.released_at, '-infinity') <= clock_timestamp() - idle
+                LIMIT batch - gone
+                FOR UPDATE SKIP LOCKED
+            ))
+            RETURNING d.name, d.token, d.holder, d.expires_at
+        LOOP
+            gone := gone + 1;
+            -- A lease that ran out, and that no later grant has found.
+            IF seen.expires_at > '-infinity' THEN
+                PERFORM note(seen.name, seen.token, 'expired', seen.holder, seen.expires_at);
+            END IF;
+        END LOOP;
+        EXIT WHEN gone >= batch OR tidied;
+        -- What reads all of a table comes when nothing else is left, and not again with each of a thousand batches.
+        DELETE FROM lock_history AS h WHERE h.at <= clock_timestamp() - greatest(idle, '30 days');
+        FOR one IN SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch LOOP
+            PERFORM nobody_waits(one);
+            tidied := true;
+        END LOOP;
+        EXIT WHEN NOT tidied;
     END LOOP;
     RETURN gone;
 END

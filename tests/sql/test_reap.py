@@ -157,3 +157,16 @@ def test_any_number_of_dead_clients_can_be_cleared_away(owner: psycopg.Connectio
     owner.execute("UPDATE lock_presence SET gone_since = gone_since - interval '2 minutes'")
     owner.execute(ALL)
     assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (1,)
+
+
+def test_a_full_batch_does_not_read_the_whole_table(owner: psycopg.Connection, dsn: str) -> None:
+    owner.execute(
+        "INSERT INTO distributed_locks (name, token, expires_at)"
+        " SELECT 'idle ' || number, number, '-infinity' FROM generate_series(1, 5000) AS number"
+    )
+    assert Reaper(dsn, idle=0, batch=50).once() == 5000
+    read = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE schemaname = 'dblock' AND relname = 'distributed_locks'"
+    # The counters come when the session has ended.
+    while not (row := owner.execute(read).fetchone()) or not row[0]:
+        pass
+    assert row[0] <= 10_000, "each once to be taken, and not all of them again for each of a hundred batches"
