@@ -47,6 +47,10 @@ MORTAL_LIVES = 20.0
 """Seconds that a process lives which is to be killed."""
 
 
+PLATEAU = 10.0
+"""Minutes that a soak must last for its tables to have stopped growing by the time that counts as its beginning."""
+
+
 class Part:
     """One process of the traffic, and who listens to it."""
 
@@ -248,6 +252,8 @@ class Soak:
             f"{flatness.EARLY * self.minutes:.3g} with that of the last {(1 - flatness.LATE) * self.minutes:.3g}.",
             "",
         ]
+        if self.minutes < PLATEAU:
+            lines += [f"Shorter than {PLATEAU:g} minutes, tables are still on their way to a plateau.", ""]
         return "\n".join(lines)
 
 
