@@ -146,9 +146,13 @@ AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM 1 FROM distributed_locks AS l WHERE l.name = nobody_waits.name FOR NO KEY UPDATE SKIP LOCKED;
-    IF NOT FOUND OR NOT sees_newest() OR NOT hold_line(nobody_waits.name, false) OR (SELECT f.number FROM first_in_line(nobody_waits.name, true) AS f) IS NOT NULL
-        OR EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = nobody_waits.name)
+    IF NOT FOUND OR NOT sees_newest() OR NOT hold_line(nobody_waits.name, false)
+        OR (SELECT f.number FROM first_in_line(nobody_waits.name, true) AS f) IS NOT NULL
     THEN
+        RETURN false;
+    END IF;
+    -- In a statement of its own, or it would still see those that have just gone.
+    IF EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = nobody_waits.name) THEN
         RETURN false;
     END IF;
     UPDATE distributed_locks AS l SET waiting = false WHERE l.name = nobody_waits.name;

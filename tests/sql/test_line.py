@@ -126,6 +126,23 @@ def test_a_line_that_nobody_alive_stands_in_holds_up_nobody(sessions: Sessions) 
     assert session.do("SELECT count(*) FROM lock_tickets") == (0,)
 
 
+def test_nor_does_it_when_nobody_has_released_the_lock(sessions: Sessions) -> None:
+    session = sessions.open()
+    held_with_three_in_line(session)
+    session.do("UPDATE lock_clients SET seen_until = clock_timestamp()")
+    session.do("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+    assert session.do(TRY) == (True, False), "the first who asks gets it, not the second"
+
+
+def test_the_reaper_takes_a_lock_that_only_the_dead_wait_for_at_once(sessions: Sessions) -> None:
+    session = sessions.open()
+    held_with_three_in_line(session)
+    session.do("UPDATE lock_clients SET seen_until = clock_timestamp()")
+    session.do("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+    session.do("UPDATE lock_tickets SET since = clock_timestamp() + interval '1 s'")
+    assert session.do("SELECT reap('0 s')") == (1,)
+
+
 def test_the_dead_are_passed_over_all_together(sessions: Sessions) -> None:
     session, ear = sessions.open(), sessions.open()
     listen(ear, HERE, THERE)
