@@ -91,7 +91,7 @@ class Network:
             process.later(patience, answered, Overdue("the answer did not come in time"))
         elif fate < weather.silent + weather.breaks and wire is None:
             if not lost_on_the_way:
-                there += world.random.choice([0.0, 0.0, 0.2, 1.0]) * world.random.random()
+                there += world.random.choice([0.0, 0.1, 0.5, 2.0]) * world.random.random()
                 world.after(there, self._arrive, process, message, sql, args, wire, None, 0.0)
             # Perhaps it is known before the statement arrives, which is then done after it was sent a second time.
             broken_after = world.random.uniform(0, min(there + back, 0.2))

@@ -78,7 +78,7 @@ class Run:
             chance.choice([0.004, 0.02, 0.08]),
             chance.choice([0.0, 0.02, 0.1]),
             chance.choice([0.3, 1.0, 3.0]),
-            chance.choice([0.0, 0.03, 0.15]),
+            chance.choice([0.0, 0.03, 0.15, 0.3]),
             chance.choice([0.0, 0.01, 0.05]),
             chance.choice([0.0, 0.2]),
         )

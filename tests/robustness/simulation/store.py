@@ -167,7 +167,7 @@ class Store(WaitingRoom):
             if answer.granted:
                 for ticket in self.places_of(name, attempt):
                     self.remove(ticket, "redeemed")
-                return Asked(True, answer.token, answer.expires_at, answer.remaining)
+                return Asked(True, answer.token, answer.expires_at, answer.remaining, first=first)
         own = self.places_of(name, attempt)
         if own:
             (ticket,) = own
