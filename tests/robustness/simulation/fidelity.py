@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from dblock.calls import Call, Row
+from dblock.calls import Call, Row, items
 from dblock.presence import Presence
 from dblock.steps import Service
 from dblock.terms import terms
@@ -133,7 +133,16 @@ class Both:
             self._be_absent: 0.5,
         }
         chance.choices(list(acts), list(acts.values()))[0]()
-        self._compare_rows()
+
+    def compare(self) -> None:
+        """Compare all that both sides remember, and whom they have woken since the last time."""
+        self._compare_tables()
+        # In one transaction each is told once, and in which order the locks are seen to is nobody's concern.
+        assert sorted(set(self._heard["real"])) == sorted(set(self._heard["simulated"])), self._story(str(self._heard))
+        if self._heard["real"]:
+            self.kinds.add("woken")
+        self._heard["real"].clear()
+        self._heard["simulated"].clear()
 
     def _service(self, client: str) -> Service:
         service = Service("dblock", "holder", lambda: self.now)
@@ -215,12 +224,11 @@ class Both:
             tie = service.presence if self.chance.random() < 0.5 else None
             # Each only once: what becomes of a row that is named twice in one statement nobody has asked for.
             some = list({one.name: one for one in some}.values())
-            real, fake = (
-                next(service.renew([(one.name, number(one), ttl) for one in some], tie=tie))
-                for number in (lambda one: one.real, lambda one: one.simulated)
-            )
-            self._same(*self._ask(real, fake.args))  # type: ignore[union-attr]
-            self.kinds.update((self.history[-1].partition(" -> ")[2]).replace("'", " ").replace(",", " ").split())
+            call = next(service.renew([(one.name, one.real, ttl) for one in some], tie=tie))
+            fake: Any = next(service.renew([(one.name, one.simulated, ttl) for one in some], tie=tie))
+            real, simulated = self._ask(call, fake.args)
+            self._same(real, simulated)
+            self.kinds.update(items(real[2] if real else None))
 
     def _release(self) -> None:
         for one in self._some()[:1]:
@@ -316,8 +324,7 @@ class Both:
 
     # All that is remembered.
 
-    def _compare_rows(self) -> None:
-        """Compare what both sides remember, and whom they have woken."""
+    def _compare_tables(self) -> None:
         rows = self._connection.execute(
             "SELECT name, greatest(token, 0), date_part('epoch', expires_at), replace(attempt::text, '-', ''),"
             " replace(presence::text, '-', ''), waiting, served, forced_at IS NOT NULL"
@@ -341,12 +348,6 @@ class Both:
             "SELECT replace(client::text, '-', ''), date_part('epoch', seen_until) FROM dblock.lock_clients"
         ).fetchall()
         assert dict(heard) == self.store.tables.clients, self._story(f"{heard} {self.store.tables.clients}")
-        # In one transaction each is told once, and locks are seen to in the order of their names.
-        assert sorted(set(self._heard["real"])) == sorted(set(self._heard["simulated"])), self._story(str(self._heard))
-        if self._heard["real"]:
-            self.kinds.add("woken")
-        self._heard["real"].clear()
-        self._heard["simulated"].clear()
 
 
 def _text(value: bytes | None) -> str | None:
