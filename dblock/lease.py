@@ -11,6 +11,7 @@ nothing.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
@@ -105,8 +106,11 @@ class _LeaseBase:
         hold = self._hold
         if self._finished:
             return False
+        # In doubt somebody may have taken it before; that a second sending finds nothing to free proves nothing then.
+        doubtful = hold.in_doubt
         hold.finish()
-        released = yield from self._service.release(hold.name, hold.token, hold.trusted_until)
+        believed_until = -math.inf if doubtful else hold.trusted_until
+        released = yield from self._service.release(hold.name, hold.token, believed_until)
         if released or hold.given_back:
             hold.given_back = True
             return released
@@ -119,7 +123,8 @@ class _LeaseBase:
                 released = yield from self._service.release(hold.name, hold.token, hold.trusted_until)
         hold.given_back = True
         if not released:
-            known = {"expired": Reason.EXPIRED, "released": Reason.FORCED, "forced": Reason.FORCED}
+            freed = Reason.UNREACHABLE if doubtful else Reason.FORCED
+            known = {"expired": Reason.EXPIRED, "released": freed, "forced": Reason.FORCED}
             hold.loss = Loss(known.get(why or "", Reason.SUPERSEDED), hold.last_held)
         return released
 

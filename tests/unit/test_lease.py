@@ -12,6 +12,7 @@ from dblock import clock
 from dblock.calls import Grant
 from dblock.hold import Hold
 from dblock.lease import Lease
+from dblock.presence import Presence
 from dblock.steps import TRUST, Service
 from tests.support.forks import in_a_child
 
@@ -166,6 +167,23 @@ def test_a_release_that_a_renewal_came_before_is_made_again(told: tuple[str, ...
     releasing.send(told)
     assert answer(releasing, ("t",)) is True
     assert not held.lease.lost.is_set()
+
+
+@pytest.mark.parametrize(("stands", "released"), [(True, True), (False, False)])
+def test_a_release_sent_again_that_finds_nothing_counts_as_done_only_if_nobody_can_have_taken_the_lock(
+    stands: bool, released: bool
+) -> None:
+    held = Held()
+    held.hold.presence = Presence("there", 0.15, 0, clock.now())
+    held.hold.presence.stands = lambda now: stands  # type: ignore[method-assign]
+    steps = held.releasing()
+    if released:
+        assert answer(steps, (None,)) is True
+        return
+    steps.send((None,))  # so it asks why
+    assert answer(steps, ("0", "{1}", "{released}")) is False
+    assert held.hold.loss is not None
+    assert held.hold.loss.reason == "unreachable"
 
 
 @pytest.mark.parametrize(
