@@ -9,6 +9,7 @@ The checks have their own memory of what was granted, extended and freed, and do
 | one believer | two processes that may both believe in a lock at one instant |
 | trust | a lease that may be believed when, or for longer than, the database does not hold the lock for it |
 | exact grant | a release, renewal or loss that touches another grant than its own, or brings one back |
+| told | a release that is said to have been done, of a lease that was lost before |
 | fair | a grant past somebody alive in line, or a place in line taken from somebody alive |
 | fence | a write that is accepted below one accepted or claimed before; or the holder's own refused |
 | handed over | a free lock that somebody waits for, for longer than it may take |
@@ -59,6 +60,7 @@ class Checks:
         self._granted_at: dict[str, float] = {}
         self._holds: list[tuple[Client, Hold]] = []
         self._excused: set[int] = set()
+        self._endings: dict[int, str] = {}
         self._redeemed: Ticket | None = None
         self._ended: dict[int, float] = {}
         self._heard: dict[str, float] = {}
@@ -77,6 +79,12 @@ class Checks:
     def holds(self, client: Client, hold: Hold) -> None:
         """Take note of a lease in somebody's hands."""
         self._holds.append((client, hold))
+
+    def released(self, client: Client, hold: Hold) -> None:
+        """Look at whether a lease that its holder takes for given back was given back, and not taken from it."""
+        how = self._endings.get(hold.token, "ended by itself")
+        if how not in ("released", "abandoned") and not self._is_excused(client, hold):
+            raise Violation("told", f"{client.name} takes {hold.name} under {hold.token} for released, but it {how}")
 
     def each(self) -> None:
         """Look at who believes in what, after every step."""
@@ -184,6 +192,7 @@ class Checks:
                 raise Violation("exact grant", f"{name}: taken from {short(row.attempt)} as if it were dead")
         if why == "broken":
             self._excused.add(row.token)
+        self._endings[row.token] = why
         self._held.pop(name, None)
         self._free_since[name] = now
         self._woken[name] = why in ("released", "abandoned")

@@ -25,7 +25,7 @@ class Faults:
             self.stop: 1.5,
             self.cut_off: 1.0,
             self.hang_up: 1.0,
-            self.lose_touch: 1.5,
+            self.lose_touch: 2.5,
             self.refuse_listener: 1.5,
             self.stop_and_hang_up: 0.7,
             self.give_up: 2.0,
@@ -35,9 +35,9 @@ class Faults:
         }
         if run.database.mortal:
             kinds[self.crash] = 0.6
-            kinds[self.promote] = 0.4
+            kinds[self.promote] = 0.8
             self._flush()
-        for _ in range(chance.randrange(0, 12)):
+        for _ in range(chance.randrange(0, 14)):
             kind = chance.choices(list(kinds), list(kinds.values()))[0]
             run.world.after(chance.uniform(0.05, run.storm * 0.95), kind)
 

@@ -137,7 +137,7 @@ class Run:
     def _employ(self, client: Client, name: str, errands: list[Errand]) -> None:
         world, checks = self.world, self.checks
         world.clock = client.clock
-        self.workers.append(Worker(client, name, errands, checks.asks, checks.holds, self._write))
+        self.workers.append(Worker(client, name, errands, checks.asks, checks.holds, self._write, checks.released))
 
     def _errand(self) -> Errand:
         chance = self.world.random
@@ -162,6 +162,7 @@ class Run:
             chance.random() < 0.15,
             chance.random() < 0.1,
             resource,
+            chance.choice([0.0, 0.0, 0.5]),
         )
 
     def _write(self, client: Client, resource: str, token: int, number: int) -> None:

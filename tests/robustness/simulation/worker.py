@@ -34,6 +34,8 @@ class Errand:
     forgets: bool
     """Whether the lease is not released but goes out of use."""
     resource: str
+    lingers: float = 0.0
+    """For how much of that time again it holds on to the lock without a look at whether it has it."""
 
 
 class Lease(_LeaseBase):
@@ -60,6 +62,7 @@ class Worker:
         asks: Callable[[str, Terms], object],
         held: Callable[[Client, Hold], object],
         write: Callable[[Client, str, int, int], object],
+        released: Callable[[Client, Hold], object],
     ) -> None:
         self.client = client
         self.name = name
@@ -72,6 +75,7 @@ class Worker:
         self._asks = asks
         self._held = held
         self._write = write
+        self._released = released
         self._locks: dict[Terms, _LockBase[Any]] = {}
         self._task = Task(client, self._going(), self._ended)
 
@@ -158,6 +162,8 @@ class Worker:
                         self._say(f"{hold.name}: could not renew: {error}")
                 except LeaseLost:
                     return
+        # Then something that takes its time and writes nothing, after which nobody looks before the lease is released.
+        yield Sleep(0.0 if self.hurries else errand.holds_for * errand.lingers)
 
     def _release(self, lease: Lease) -> Steps[None]:
         """Give the lock back, as ThreadLease.release does."""
@@ -173,6 +179,8 @@ class Worker:
             raise
         finally:
             keeper.discard(hold)
+        if released:
+            self._released(self.client, hold)
         if self.client.world.tracing:
             lost = f", lost: {hold.loss.reason}" if hold.loss else ""
             self._say(f"{hold.name}: let go of token {hold.token}, {'released' if released else 'not held'}{lost}")
