@@ -57,7 +57,9 @@ class Part:
     def __init__(self, name: str, kind: str, dsn: str, folder: Path, seed: int, windows: Windows) -> None:
         self.name = f"{name} ({kind})"
         threads = 1 if name == "operator" else 2
-        orders = Orders(name, dsn, dsn, str(folder / f"{name}-{kind}.log"), seed, kind=kind, threads=threads)
+        orders = Orders(
+            name, dsn, dsn, str(folder / f"{name}-{kind}.log"), seed, kind=kind, options={"threads": threads}
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.robustness.soaking.cast", name, json.dumps(orders._asdict())],
             stdin=subprocess.PIPE,

@@ -56,7 +56,7 @@ class Worker:
         recorder: Recorder,
         orders: Orders,
         over: threading.Event,
-        interruptions: Interruptions,
+        interruptions: Interruptions | None = None,
     ) -> None:
         self.name = name
         self.client = client
@@ -67,7 +67,7 @@ class Worker:
         self.own: dict[str, Any] = {}
         """What the workload keeps for this thread from step to step."""
         self._over = over
-        self._interruptions = interruptions
+        self._interruptions = interruptions or Interruptions()
 
     @property
     def over(self) -> bool:

@@ -178,7 +178,7 @@ def main() -> None:
             threading.Thread(
                 target=_go, args=(played, Worker(f"{part}.{number}", client, reporter, orders, over)), daemon=True
             )
-            for number in range(orders.threads)
+            for number in range(orders.options["threads"])
         ]
         for thread in threads:
             thread.start()
