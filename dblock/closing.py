@@ -6,6 +6,7 @@ another lock or another place.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 from dblock.errors import DblockError
@@ -52,6 +53,9 @@ async def say_goodbye(runner: AsyncRunner, keeper: AsyncKeepAlive, listener: Asy
                 await last.run(service.leave())
     finally:
         last.close()
+    # They were told to end; a loop that stops right after this should not find them half ended.
+    if tasks := keeper.tasks | listener.tasks:
+        await asyncio.wait(tasks, timeout=CALLS_END_WITHIN)
 
 
 def shut_async(

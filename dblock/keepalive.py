@@ -354,6 +354,11 @@ class AsyncKeepAlive(_KeepAliveBase):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._wake.set)
 
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """What runs for it in the event loop."""
+        return {self._task} if self._task is not None else set()
+
     def close(self) -> None:
         """Stop going round."""
         self._closed = True

@@ -60,6 +60,11 @@ class AsyncListener(Listening):
         """Whether the database may know of us."""
         return self._task is not None
 
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """What runs for it in the event loop."""
+        return {task for task in (self._task, self._connecting) if task is not None}
+
     def close(self) -> None:
         """Stop listening."""
         self._closed = True

@@ -484,6 +484,15 @@ async def test_a_client_that_is_closed_while_it_acquires_leaves_no_lock(
         await eventually(lambda: owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,))
 
 
+async def test_a_closed_client_leaves_no_task_behind(dsn: str) -> None:
+    client = dblock.AsyncClient(dsn, presence=None)
+    async with client.lock("a"):
+        pass
+    # Nothing is held, so there is nothing to say that would give the tasks time to end.
+    await client.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_the_keep_alive_is_there_again_after_all_tasks_were_cancelled(dsn: str) -> None:
     async with dblock.AsyncClient(dsn) as client:
         await client.lock("a").acquire()
