@@ -6,7 +6,8 @@ may have its moment at any time from its beginning on, or never.
 
 The search takes the beginnings and ends in the order of time, and remembers every state that the machine may be in,
 each with the operations under way that have had their moment already. When one ends, only the states remain in which it
-has had its moment. When none remains, there is no such order. (After Lowe, "Testing for linearizability", 2016.)
+has had its moment, then or before. When none remains, there is no such order. (After Lowe, "Testing for
+linearizability", 2016.)
 """
 
 from __future__ import annotations
@@ -56,6 +57,16 @@ class FencedMutex:
             return state
         raise AssertionError(f"the fenced mutex knows nothing of {kind!r}")
 
+    def too_late(self, state: Mutex, operation: Operation) -> bool:
+        """Tell whether it cannot go so in this state, nor in any that may come of it."""
+        token = operation.said.get("token")
+        if token is None or not operation.said.get("freed", True):
+            return False
+        if operation.kind == "acquire":
+            return bool(token <= state.newest)
+        # What is granted under a later token, or was freed, is never held under this one again.
+        return bool(token < state.newest or (token == state.newest and state.held is None))
+
     def _may_be_free(self, state: Mutex, operation: Operation) -> bool:
         return state.held is None or operation.returned >= self._earliest.get(state.held, -math.inf)
 
@@ -77,9 +88,7 @@ def linearize(model: FencedMutex, operations: Iterable[Operation]) -> Operation 
         if not ends:
             under_way.add(number)
             continue
-        reached = {
-            (state, done - {number}) for state, done in _spread(model, chosen, under_way, reached) if number in done
-        }
+        reached = _had_their_moment(model, chosen, under_way, reached, number)
         under_way.discard(number)
         if not reached:
             return chosen[number]
@@ -94,20 +103,33 @@ def linearize(model: FencedMutex, operations: Iterable[Operation]) -> Operation 
     return None
 
 
-def _spread(
+def _had_their_moment(
     model: FencedMutex,
     operations: list[Operation],
     under_way: set[int],
     reached: set[tuple[Mutex, frozenset[int]]],
+    ending: int,
 ) -> set[tuple[Mutex, frozenset[int]]]:
-    """Return what can be reached from here if any of those under way have their moment now."""
+    """Return what can be reached if some of those under way have their moment now, up to the one that ends.
+
+    Those that would come after it can wait for the next end.
+    """
+    answered = {number for number in under_way if not math.isinf(operations[number].returned)}
     seen = set(reached)
     frontier = list(reached)
+    found: set[tuple[Mutex, frozenset[int]]] = set()
     while frontier:
         state, done = frontier.pop()
+        if ending in done:
+            found.add((state, done - {ending}))
+            continue
         for number in under_way - done:
             after = model.answer(state, operations[number])
-            if after is not None and (after, done | {number}) not in seen:
-                seen.add((after, done | {number}))
-                frontier.append((after, done | {number}))
-    return seen
+            if after is None or (after, done | {number}) in seen:
+                continue
+            # A dead end, if one that must have its moment could not any more: with many waiters nearly all are that.
+            if any(model.too_late(after, operations[other]) for other in answered - done if other != number):
+                continue
+            seen.add((after, done | {number}))
+            frontier.append((after, done | {number}))
+    return found

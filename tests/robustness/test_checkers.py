@@ -335,3 +335,12 @@ def test_the_search_says_what_trying_every_order_says(seed: int) -> None:
         assert (linearize(model, History(told)) is None) == there_is, "\n".join(map(str, told))
         said[there_is] += 1
     assert min(said.values()) > 20, "both must come up often for this to show anything"
+
+
+def test_a_crowd_of_waiters_does_not_make_the_search_long() -> None:
+    told = []
+    for token in range(1, 101):
+        told += [op("acquire", max(0, token - 48) + token / 1000, token + 0.5, token=token)]
+        told += [op("release", token + 0.6, token + 0.7, token=token, freed=True)]
+    assert linearize(FencedMutex(), History(told)) is None
+    assert linearize(FencedMutex(), History([*told, op("believe", 90, 91, token=80)])) is not None
