@@ -4,7 +4,8 @@ The real service, line, rounds, holds, leases and listening of dblock run in sim
 memory. Time is a number in a queue of events, chance is one random.Random, and messages are late, overtaken, lost, or
 done without an answer. Processes are stopped, cut off and killed, their connections are closed; callers give up and
 time out; an operator breaks locks and reaps; the database crashes and forgets what was not on disk, or its standby is
-promoted and has never heard of it. All that follows from the seed, so a run that fails can be told again, step by step:
+promoted and has never heard of it. All that follows from the seed, so a run that fails can be told again step by
+step:
 
     python -m tests.robustness.simulation --seeds 100000 --processes 2
     python -m tests.robustness.simulation --seed 4711 --trace
@@ -25,7 +26,8 @@ same random calls to both.
 | faults, run | what goes wrong and when; a storm, then calm |
 | checks | what must hold |
 | bugs, many | bugs to be found; many seeds |
+| fidelity | the same calls for the store and for Postgres |
 
-What it leaves out: two transactions at work at once (nothing is ever `busy` here; tests/sql and the model in spec/ are
-about that), the pool, threads, and asyncio.
+What it leaves out: two transactions at work at once (nothing is ever `busy` here; tests/sql and the model in spec/
+are about that), the pool, threads, asyncio, and how a client is closed.
 """

@@ -313,7 +313,11 @@ def grace_too_short(run: Run) -> Iterator[None]:
     """Take the locks of those whose connection is closed at once."""
     store = run.store
     presence_gone = store.presence_gone
-    store.presence_gone = lambda presence: None if presence_gone(presence) is None else 0.0  # type: ignore[method-assign]
+
+    def at_once(presence: str) -> float | None:
+        return None if presence_gone(presence) is None else 0.0
+
+    store.presence_gone = at_once  # type: ignore[method-assign]
     yield
 
 

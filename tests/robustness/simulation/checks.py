@@ -1,6 +1,6 @@
 """What must hold at every step of every run.
 
-The checks have their own memory of what was granted, extended and freed, and do not ask the store what it thinks of it.
+The checks have their own memory of what was granted, extended and freed; they do not ask the store what it thinks.
 
 | check | what it finds |
 |---|---|
@@ -99,7 +99,7 @@ class Checks:
             row = rows.get(hold.name)
             if row is not None and row.token == hold.token and row.expires_at > now:
                 if client.when(hold.trusted_until) > row.expires_at + 1e-6 and not self._is_excused(client, hold):
-                    raise Violation("trust", f"{client.name} would believe in {hold.name} for longer than it is {row}")
+                    raise Violation("trust", f"{client.name} believes in {hold.name} for longer than it is {row}")
                 continue
             if not self._is_excused(client, hold) and believes(client, hold):
                 self._untrue(client, hold)
@@ -160,7 +160,7 @@ class Checks:
                 ticket,
                 row.attempt,
             ):
-                raise Violation("fair", f"{row.name}: {short(row.attempt)} redeems ticket {ticket}, which is not there")
+                raise Violation("fair", f"{row.name}: {short(row.attempt)} redeems {ticket}, which is not there")
             own = ticket
         for one in line:
             if one.number < own and one.attempt != row.attempt and self._is_alive(one):

@@ -1,7 +1,7 @@
 """A simulated process with one dblock client in it: the real service, line, rounds, holds and listening.
 
-What decides is dblock's own code. Here is only what its threads do around it, in the order in which they do it: compare
-dblock.keepalive.AsyncKeepAlive and dblock.listener.Listener.
+What decides is dblock's own code. Here is only what its threads do around it, in the order in which they do it:
+compare dblock.keepalive.AsyncKeepAlive and dblock.listener.Listener.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The database server: the store, its disk and its standby; it may crash, and the standby be promoted.
 
-A crash forgets what was not flushed, which are commits that nobody waited for. A promotion forgets what the standby had
-not received, be it waited for or not.
+A crash forgets what was not flushed, which are commits that nobody waited for. A promotion forgets what the standby
+had not received, be it waited for or not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The same calls put to the store in memory and to dblock's functions in Postgres, to see that they answer alike.
 
-The functions in that database are made to look at a clock of the test's, by a function that comes before Postgres's own
-in their search path. So time stands still between two calls and moves by whatever the test likes; in steps of 1/64 s,
-which both sides can add up without rounding, so that what ends at this very instant is compared too.
+The functions in that database are made to look at a clock of the test's, by a function that comes before Postgres's
+own in their search path. So time stands still between two calls and moves by whatever the test likes; in steps of
+1/64 s, which both sides can add up without rounding, so that what ends at this very instant is compared too.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dblock.calls import Call, Row, items
 from dblock.presence import Presence
 from dblock.steps import Service
 from dblock.terms import terms
-from tests.robustness.simulation import tables
 from tests.robustness.simulation.fence import Fence
 from tests.robustness.simulation.statements import perform
 from tests.robustness.simulation.store import Store
+from tests.robustness.simulation.unseen import Unseen
 
 TICK = 1 / 64
 
@@ -30,22 +30,6 @@ STILL_CLOCK = """
     CREATE FUNCTION dblock.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
     AS $$ SELECT to_timestamp(current_setting('simulated.now')::float8) $$
 """
-
-
-class Unseen:
-    """Looks on, and thinks nothing of it."""
-
-    def granted(self, row: tables.Row, ticket: int | None, fair: bool) -> None: ...
-
-    def extended(self, row: tables.Row, token: int, before: float) -> None: ...
-
-    def freed(self, row: tables.Row, why: str, by: int | str | None) -> None: ...
-
-    def removed(self, ticket: tables.Ticket, why: str) -> None: ...
-
-    def heard(self, client: str) -> None: ...
-
-    def reaped(self, row: tables.Row) -> None: ...
 
 
 @dataclass
@@ -138,11 +122,11 @@ class Both:
         """Compare all that both sides remember, and whom they have woken since the last time."""
         self._compare_tables()
         # In one transaction each is told once, and in which order the locks are seen to is nobody's concern.
-        assert sorted(set(self._heard["real"])) == sorted(set(self._heard["simulated"])), self._story(str(self._heard))
-        if self._heard["real"]:
+        real, simulated = (set(self._heard[side]) for side in ("real", "simulated"))
+        assert real == simulated, self._story(str(self._heard))
+        if real:
             self.kinds.add("woken")
-        self._heard["real"].clear()
-        self._heard["simulated"].clear()
+        self._heard = {"real": [], "simulated": []}
 
     def _service(self, client: str) -> Service:
         service = Service("dblock", "holder", lambda: self.now)
@@ -162,7 +146,7 @@ class Both:
         result = self._connection.pgconn.exec_params(statement, args)
         if result.error_message:
             raise AssertionError(f"{result.error_message.decode()} {statement!r}")
-        real = tuple(_text(result.get_value(0, column)) for column in range(result.nfields)) if result.ntuples else None
+        real = tuple(_text(result.get_value(0, column)) for column in range(result.nfields))
         self.store.durable = False
         fake = perform(self.store, self._fence, statement, simulated if simulated is not None else call.args)
         what = statement.partition(b'"dblock".')[2].partition(b"(")[0].decode()
@@ -232,8 +216,7 @@ class Both:
 
     def _release(self) -> None:
         for one in self._some()[:1]:
-            service = self._service(self._clients[0])
-            call: Any = next(service.release(one.name, one.real, 0.0))
+            call: Any = next(self._service(self._clients[0]).release(one.name, one.real, 0.0))
             self._same(*self._ask(call, (one.name, str(one.simulated))))
 
     def _release_all(self) -> None:
@@ -257,9 +240,8 @@ class Both:
 
     def _leave(self) -> None:
         service = self._service(self.chance.choice(self._clients))
-        all_of_them = self.chance.random() < 0.5
         but = self.chance.sample(self._attempts, 2)
-        self._ask(next(service.leave() if all_of_them else service.leave_all_but(but)))
+        self._ask(next(service.leave() if self.chance.random() < 0.5 else service.leave_all_but(but)))
 
     # What is not a client's.
 
@@ -290,7 +272,7 @@ class Both:
 
     def _come(self) -> None:
         """Have somebody be present, in a session of its own."""
-        if len(self._sessions) >= 3:
+        if len(self._sessions) == 3:
             return
         name, grace = self._uuid(), TICK * self.chance.choice([4, 64])
         session = psycopg.connect(self._dsn, autocommit=True)
@@ -308,8 +290,7 @@ class Both:
         if self._sessions:
             name = self.chance.choice(list(self._sessions))
             session = self._sessions.pop(name)
-            backend = session.info.backend_pid
-            self._connection.execute("SELECT pg_terminate_backend(%s, 5000)", (backend,))
+            self._connection.execute("SELECT pg_terminate_backend(%s, 5000)", (session.info.backend_pid,))
             session.close()
             self.store.sessions.discard(int(name, 16))
             self.history.append(f"{self.now} {name} goes")
@@ -331,7 +312,7 @@ class Both:
             " FROM dblock.distributed_locks ORDER BY name"
         ).fetchall()
         assert rows == [
-            (r.name, max(r.token, 0), r.expires_at, r.attempt, r.presence, r.waiting, r.served, r.forced_at is not None)
+            (r.name, max(r.token, 0), r.expires_at, r.attempt, r.presence, r.waiting, r.served, bool(r.forced_at))
             for _, r in sorted(self.store.tables.rows.items())
         ], self._story(f"Postgres has {rows}, memory {self.store.tables.rows}")
         tickets = self._connection.execute(

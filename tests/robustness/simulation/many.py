@@ -60,8 +60,8 @@ class Summary:
         kinds = collections.Counter(what.partition(":")[0] for what in self.failures.values())
         lines = [
             f"{self.seeds} seeds in {self.took:.1f} s ({self.a_minute} a minute): "
-            f"{self.steps} steps, {self.grants} grants, {self.simulated / 3600:.1f} simulated hours, slowest hand-over "
-            f"in calm {self.slowest:.3f} s. "
+            f"{self.steps} steps, {self.grants} grants, {self.simulated / 3600:.1f} simulated hours, "
+            f"slowest hand-over in calm {self.slowest:.3f} s. "
             + (f"{len(self.failures)} FAILED: {dict(kinds)}" if self.failures else "Everything held.")
         ]
         lines += [

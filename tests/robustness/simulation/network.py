@@ -1,8 +1,8 @@
 """The way between a process and the database: what is sent may be late, overtaken, lost, or done without an answer.
 
 Every statement goes its own way, so two of them arrive in any order. A connection may break before the statement has
-arrived, or after, and then the sender learns of it, perhaps even before what it sent has arrived; or all may go silent,
-and the sender learns of nothing. When the trouble is over everything arrives, and soon.
+arrived, or after, and then the sender learns of it, perhaps even before what it sent has arrived; or all may go
+silent, and the sender learns of nothing. When the trouble is over everything arrives, and soon.
 """
 
 from __future__ import annotations

@@ -164,7 +164,8 @@ class Task:
             place: Any = step.place
             place.wait_then(step.seconds, resume)
         elif isinstance(step, Over):
-            self._message = process.network.send(process, step.call.sql, step.call.args, step.within, step.wire, resume)
+            sql, args = step.call.sql, step.call.args
+            self._message = process.network.send(process, sql, args, step.within, step.wire, resume)
         else:
             assert isinstance(step, Sleep)
             process.later(step.seconds / process.rate, resume, None)

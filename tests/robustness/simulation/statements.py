@@ -1,7 +1,7 @@
 """What a client sends, and what it gets back: statements and rows as text, put to the store and taken from it.
 
-The statements are those that dblock's own code makes. One that is not known here is an error, so that a new one cannot
-pass unseen.
+The statements are those that dblock's own code makes. One that is not known here is an error, so that a new one
+cannot pass unseen.
 """
 
 from __future__ import annotations

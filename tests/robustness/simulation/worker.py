@@ -1,7 +1,7 @@
 """One thread of a process: what it does with locks, one thing after the other.
 
-It acquires as dblock.lock does and releases as dblock.lease does, by their own steps, and meanwhile writes to what the
-lock protects. It may lose patience, leave, renew by hand, let its lease lie, or hold on for too long.
+It acquires as dblock.lock does and releases as dblock.lease does, by their own steps, and meanwhile writes to what
+the lock protects. It may lose patience, leave, renew by hand, let its lease lie, or hold on for too long.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Lease(_LeaseBase):
     """A lease in this thread's hands."""
 
     def __init__(self, client: Client, hold: Hold) -> None:
-        # Without minding it: when an object goes out of use is Python's to say. An errand that forgets says so itself.
+        # Without minding it: when an object goes out of use is Python's to say. An errand that forgets says so.
         self._hold = hold
         self._service = client.service
 
@@ -162,7 +162,7 @@ class Worker:
                         self._say(f"{hold.name}: could not renew: {error}")
                 except LeaseLost:
                     return
-        # Then something that takes its time and writes nothing, after which nobody looks before the lease is released.
+        # Then something that takes its time and writes nothing, after which nobody looks before the release.
         yield Sleep(0.0 if self.hurries else errand.holds_for * errand.lingers)
 
     def _release(self, lease: Lease) -> Steps[None]:
