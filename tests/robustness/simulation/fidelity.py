@@ -54,7 +54,7 @@ class Both:
         self._heard: dict[str, list[tuple[str, str]]] = {"real": [], "simulated": []}
         self.store = Store(lambda: self.now, self.chance, Unseen(), self._notify)
         self._fence = Fence()
-        self._names = ["a", "b", "c"]
+        self._names = ["a", "b"]
         self._numbers = 0
         self._clients = [self._uuid() for _ in range(3)]
         self._attempts = [self._uuid() for _ in range(6)]
@@ -99,16 +99,16 @@ class Both:
     def step(self) -> None:
         """Let some time pass, do one thing on both sides, and compare."""
         chance = self.chance
-        self.now += TICK * chance.choice([0, 0, 1, 2, 8, 32, 64, 200])
+        self.now += TICK * chance.choice([0, 0, 0, 1, 2, 8, 32, 64, 64, 200])
         acts = {
-            self._try_acquire: 5,
-            self._acquire: 7,
+            self._try_acquire: 7,
+            self._acquire: 10,
             self._renew: 4,
             self._release: 4,
             self._release_all: 1,
             self._abandon: 2,
-            self._look: 3,
-            self._leave: 0.5,
+            self._look: 4,
+            self._leave: 2,
             self._force: 1,
             self._reap: 0.7,
             self._wake_line: 0.5,
@@ -165,7 +165,7 @@ class Both:
 
     def _wanted(self) -> tuple[Any, str, str]:
         chance = self.chance
-        name, ttl = chance.choice(self._names), TICK * chance.choice([7, 16, 64, 400])
+        name, ttl = chance.choice(self._names), TICK * chance.choice([7, 16, 64, 400, 400])
         wanted = terms(name, ttl, None, None, durable=chance.random() < 0.9, fair=chance.random() < 0.8)
         if chance.random() < 0.2:
             self._attempts[chance.randrange(len(self._attempts))] = self._uuid()
@@ -173,7 +173,7 @@ class Both:
 
     def _try_acquire(self) -> None:
         wanted, name, attempt = self._wanted()
-        ticket = self._tickets.get((name, attempt)) if self.chance.random() < 0.5 else None
+        ticket = self._tickets.get((name, attempt)) if self.chance.random() < 0.8 else None
         service = self._service(self.chance.choice(self._clients))
         real, fake = self._ask(next(service._ask(wanted, attempt, math.inf, ticket)))
         self._note(name, real, fake)
@@ -235,13 +235,13 @@ class Both:
 
     def _look(self) -> None:
         client = self.chance.choice(self._clients)
-        names = self.chance.sample(self._names, self.chance.randrange(1, 4))
+        names = self.chance.sample(self._names, self.chance.randrange(1, 3))
         self._same(*self._ask(next(self._service(client).look_in_line(client, names, 1.0))))
 
     def _leave(self) -> None:
         service = self._service(self.chance.choice(self._clients))
         but = self.chance.sample(self._attempts, 2)
-        self._ask(next(service.leave() if self.chance.random() < 0.5 else service.leave_all_but(but)))
+        self._ask(next(service.leave() if self.chance.random() < 0.2 else service.leave_all_but(but)))
 
     # What is not a client's.
 
