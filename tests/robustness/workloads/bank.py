@@ -51,8 +51,9 @@ class Workload(workloads.Base):
         ttl = dice.choice([0.3, 0.5, 1.0])
         claims = ["bank"] if dice.random() < 0.3 else []
         mood = dice.random()
-        late = mood < 0.06
-        lease = worker.acquire("bank", ttl=0.3 if late else ttl, timeout=3, keep_alive=not late, claims=claims)
+        late = mood < float(worker.options.get("late", 0.06))
+        kept_alive = not late and dice.random() < float(worker.options.get("kept_alive", 1.0))
+        lease = worker.acquire("bank", ttl=0.3 if late else ttl, timeout=3, keep_alive=kept_alive, claims=claims)
         if lease is None:
             return
         worker.believes(lease)

@@ -27,22 +27,26 @@ class Workload(workloads.Base):
 
     def step(self, worker: Worker) -> None:
         dice = worker.dice
-        name = f"mutex {dice.randrange(int(worker.options.get('locks', LOCKS)))}"
-        if worker.options.get("hold", 1) == 0:
+        options = worker.options
+        name = f"mutex {dice.randrange(int(options.get('locks', LOCKS)))}"
+        if options.get("hold", 1) == 0:
             self._at_once(worker, name)
             return
-        ttl = dice.choice([0.5, 1.0, 2.0]) * float(worker.options.get("ttl", 1.0))
+        ttl = dice.choice([0.5, 1.0, 2.0]) * float(options.get("ttl", 1.0))
         mood = dice.random()
-        if mood < 0.15:
-            lease = worker.try_acquire(name, ttl=ttl, fair=mood < 0.1)
+        tried = float(options.get("tried", 0.15))
+        if mood < tried:
+            lease = worker.try_acquire(name, ttl=ttl, fair=mood < tried * 2 / 3)
         else:
-            lease = worker.acquire(name, ttl=ttl, timeout=dice.choice([0.05, 1.0, 5.0]), keep_alive=mood < 0.8)
+            kept_alive = mood < float(options.get("kept_alive", 0.8))
+            lease = worker.acquire(name, ttl=ttl, timeout=dice.choice([0.05, 1.0, 5.0]), keep_alive=kept_alive)
         if lease is None:
             worker.pause(dice.uniform(0, 0.01))
             return
         deed = dice.random()
         # Mostly brief; sometimes for longer than a lease lasts without renewal.
-        kept = worker.hold(lease, ttl * 1.2 if deed < 0.03 else dice.uniform(0, 0.01))
+        brief = dice.uniform(0, float(options.get("brief", 0.01)))
+        kept = worker.hold(lease, ttl * 1.2 if deed < float(options.get("long", 0.03)) else brief)
         if kept and deed > 0.9:
             worker.renew(lease)
         if kept and deed > 0.98:

@@ -51,9 +51,10 @@ class Workload(workloads.Base):
         mood = dice.random()
         # Some let their lease run out before they write, and then some linger between reading and writing: the former
         # come into the midst of the latter.
-        late, lingers = mood < 0.06, mood > 0.85
+        late, lingers = mood < float(worker.options.get("late", 0.06)), mood > 0.85
+        kept_alive = not late and dice.random() < float(worker.options.get("kept_alive", 1.0))
         claims = resource.claims(name) if with_lock else ()
-        lease = worker.acquire(name, ttl=0.3 if late else ttl, timeout=3, keep_alive=not late, claims=claims)
+        lease = worker.acquire(name, ttl=0.3 if late else ttl, timeout=3, keep_alive=kept_alive, claims=claims)
         if lease is None:
             return
         key = resource.name(name)
