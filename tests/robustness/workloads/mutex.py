@@ -7,7 +7,7 @@ operations there are in a second.
 from __future__ import annotations
 
 from tests.robustness import workloads
-from tests.robustness.checkers import durability, linearizability, loss, takeover, token_order, wake_ups
+from tests.robustness.checkers import durability, hand_over, linearizability, loss, takeover, token_order, wake_ups
 from tests.robustness.traffic import Worker
 
 LOCKS = 3
@@ -21,6 +21,7 @@ class Workload(workloads.Base):
         token_order.check,
         loss.check,
         takeover.check,
+        hand_over.check,
         wake_ups.check,
         durability.check,
     )

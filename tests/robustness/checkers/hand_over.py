@@ -1,0 +1,68 @@
+"""A lock that nobody holds goes to who waits for it within a bound, and usually at once.
+
+The bound is for each: a waiter that misses its wake-up looks in within a second, and a place in line that nobody will
+redeem is given up within three. What is usual is the median: it shows whether wake-ups come at all. What happens near
+a fault is for the checker of takeovers, and where the outcome of an acquisition is unknown the lock may be held.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import statistics
+
+from tests.robustness.checkers import Finding, found
+from tests.robustness.histories import History, Operation
+
+BOUND = 2.0
+"""Seconds between a release and the next grant, while somebody waits."""
+
+USUAL = 0.25
+"""Seconds that half of them take at most; without wake-ups it is half a second and more."""
+
+ENOUGH = 12
+"""Of so few the median says nothing."""
+
+NEAR = 5.0
+"""Seconds around a fault: within these the line may be waiting for the dead."""
+
+
+def check(history: History) -> Finding:
+    """For each lock that was given back while others waited, find out when one of them had it."""
+    bad: list[tuple[Operation, str]] = []
+    looked_at = 0
+    taken: list[tuple[Operation, float]] = []
+    struck = [(one.called, one.returned) for one in history.faults]
+    releases = history.by_key("release")
+    for key, asked in history.by_key("acquire").items():
+        grants = sorted((one for one in asked if one.ok), key=lambda one: one.token)
+        tokens = [one.token for one in grants]
+        in_doubt = [one.called for one in asked if one.outcome == "unknown"]
+        for freed in releases.get(key, []):
+            if not (freed.ok and freed.said.get("freed")):
+                continue
+            place = bisect.bisect_right(tokens, freed.token)
+            after = grants[place] if place < len(grants) else None
+            granted = after.returned if after else math.inf
+            waits = [
+                (min(one.returned, granted) - max(one.called, freed.returned), one)
+                for one in asked
+                if one.called < granted and freed.returned < one.returned < math.inf
+            ]
+            if not waits:
+                continue
+            longest, waiter = max(waits, key=lambda wait: wait[0])
+            begin, end = freed.called - NEAR, freed.returned + longest
+            if any(called < end and begin < returned for called, returned in struck):
+                continue
+            if any(begin < called < end for called in in_doubt):
+                continue
+            looked_at += 1
+            if longest > BOUND:
+                bad.append((waiter, f"waited for {longest:.3f} s after {freed.token} had been given back"))
+            if after is not None and any(one.called < freed.called for _, one in waits):
+                taken.append((after, granted - freed.returned))
+    taken.sort(key=lambda one: one[0].returned)
+    if len(taken) >= ENOUGH and (usual := statistics.median(seconds for _, seconds in taken)) > USUAL:
+        bad.append((taken[ENOUGH - 1][0], f"{len(taken)} hand-overs took {usual:.3f} s in the median"))
+    return found("hand-over in time", history, looked_at, bad)

@@ -1,0 +1,65 @@
+"""The checker of hand-overs is content where a lock goes on in time, and finds where it does not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tests.robustness.checkers import hand_over
+from tests.robustness.histories import History, Operation
+
+
+def op(kind: str, called: float, returned: float, process: str = "a", **said: Any) -> Operation:
+    outcome = said.pop("outcome", "unknown" if math.isinf(returned) else "ok")
+    return Operation(process, kind, said.pop("key", "k"), called, returned, outcome, said)
+
+
+GRANT = op("acquire", 0, 1, token=1)
+FREED = op("release", 20, 20.1, token=1, freed=True)
+LATE = op("acquire", 19, 23, "b", token=2)
+GIVEN_UP = op("acquire", 19, 24, "b", outcome="failed")
+
+
+def violations(*told: Operation) -> list[str]:
+    return hand_over.check(History(told)).violations
+
+
+def hand_overs(seconds: float) -> list[Operation]:
+    told = [op("acquire", 0, 0.5, token=1)]
+    for token in range(1, 21):
+        told.append(op("release", token, token + 0.01, f"p{token}", token=token, freed=True))
+        told.append(op("acquire", token - 0.1, token + 0.01 + seconds, f"p{token + 1}", token=token + 1))
+    return told
+
+
+def test_a_lock_that_goes_on_in_time() -> None:
+    finding = hand_over.check(History([GRANT, FREED, op("acquire", 19, 20.2, "b", token=2)]))
+    assert finding.violations == []
+    assert finding.looked_at == 1
+
+
+def test_a_free_lock_that_somebody_waits_for() -> None:
+    assert violations(GRANT, FREED, LATE)
+    assert violations(GRANT, FREED, GIVEN_UP)
+    assert violations(GRANT, FREED, op("acquire", 20.5, 23, "b", token=2))
+
+
+def test_a_lock_that_went_to_another_first() -> None:
+    others = op("acquire", 20, 20.2, "c", token=2), op("acquire", 19, 23, "b", token=3)
+    assert violations(GRANT, FREED, *others) == []
+
+
+def test_nothing_is_said_of_a_lock_that_may_be_held() -> None:
+    assert violations(GRANT, FREED, op("acquire", 20, math.inf, "c"), LATE) == []
+    assert violations(GRANT, op("release", 20, 20.1, token=1, freed=False), LATE) == []
+    assert violations(GRANT, op("release", 20, math.inf, token=1), LATE) == []
+
+
+def test_nothing_is_said_near_a_fault() -> None:
+    assert violations(GRANT, FREED, LATE, op("fault", 17, 17.1, "director", key="kill")) == []
+    assert violations(GRANT, FREED, LATE, op("fault", 1, 1.1, "director", key="kill"))
+
+
+def test_wake_ups_that_do_not_come_show_in_the_median() -> None:
+    assert violations(*hand_overs(0.01)) == []
+    assert violations(*hand_overs(0.5))
