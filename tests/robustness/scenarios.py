@@ -26,6 +26,8 @@ class Scenario:
     strikes: int | None = None
     """End after so many strikes instead."""
     options: dict[str, object] = field(default_factory=dict)
+    in_memory: bool = False
+    """Have the server keep its files in memory, which is quicker."""
 
     @property
     def name(self) -> str:
@@ -86,7 +88,8 @@ def _play(
     scenario: Scenario, fault: faults.Fault, seed: int, bug: str | None, where: Path, progress: Callable[[str], None]
 ) -> History:
     dice = random.Random(seed)
-    with stage(scenario.workload, where, seed, settings=dict(fault.settings), bug=bug) as made:
+    settings, in_memory = dict(fault.settings), scenario.in_memory
+    with stage(scenario.workload, where, seed, settings=settings, bug=bug, in_memory=in_memory) as made:
         made.options.update(scenario.options)
         with fault.setting(made):
             for name in [made.start_worker(wait=False) for _ in range(scenario.workers)]:

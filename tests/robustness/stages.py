@@ -124,11 +124,11 @@ class Stage:
 
 @contextmanager
 def stage(
-    workload: str, folder: Path, seed: int, *, settings: dict[str, str], bug: str | None = None
+    workload: str, folder: Path, seed: int, *, settings: dict[str, str], bug: str | None = None, in_memory: bool = False
 ) -> Iterator[Stage]:
     """Make a stage with nothing on it yet but a server that is ready for the workload."""
     with ExitStack() as stack:
-        server = stack.enter_context(private_server(settings))
+        server = stack.enter_context(private_server(settings, in_memory))
         schema.install(server.url)
         fenced_store.install(server.url)
         with psycopg.connect(server.url, autocommit=True) as owner:
