@@ -1,0 +1,25 @@
+"""The reaper goes round: not a fault, but it deletes rows while the traffic goes on."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from tests.robustness.faults import Fault
+
+if TYPE_CHECKING:
+    from tests.robustness.stages import Stage
+
+
+class Reap(Fault):
+    """Every lock that is free at this moment is forgotten."""
+
+    name = "reap"
+    every = (0.01, 0.05)
+
+    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+        with psycopg.connect(stage.direct, autocommit=True) as owner:
+            row = owner.execute("SELECT dblock.reap('0 seconds')").fetchone()
+        return {"gone": row[0] if row else 0}
