@@ -158,8 +158,8 @@ class Line:
             first = not self._places
             self._places[place.attempt] = place
             self._waiters[place.name] = self._waiters.get(place.name, 0) + 1
-        if first:
-            self._hurry()
+        if first and not self.pushed:
+            self._hurry()  # to begin to listen
 
     def forget(self, place: Seating) -> None:
         """Take note that nobody waits there any more."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import random
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dblock import clock as clocks
+from dblock.calls import Call
 from dblock.line import HEARD_EVERY, POLL, POLL_FOR_ALL, Line, ThreadSeating
+from dblock.listening import PROBE, Listening
 from dblock.steps import LOOK_AT_HOLDER, Service
 
 
@@ -29,6 +33,21 @@ class Place(ThreadSeating):
 
     def wake(self) -> None:
         self.woken += 1
+
+
+class Ears(Listening):
+    """A listener that tells how often it was woken, over a connection that is none."""
+
+    rung = 0
+
+    def __init__(self) -> None:
+        nothing: Any = object()
+        super().__init__(nothing, Service("dblock", "me"), "dblock", "", nothing, None)
+        self._wire = nothing
+        self._sign_of_life = clocks.now()
+
+    def _hurry(self) -> None:
+        self.rung += 1
 
 
 @pytest.fixture
@@ -159,3 +178,34 @@ def test_a_wake_up_that_comes_before_the_wait_is_not_lost(waiters: Line) -> None
     began = time.monotonic()
     place.wait(0.05)
     assert time.monotonic() - began >= 0.04, "that wake-up has been used"
+
+
+def test_whoever_comes_wakes_the_listener_only_to_begin_to_listen(waiters: Line, hurried: list[bool]) -> None:
+    waiters.pushed = False
+    waiters.add(Place(waiters, "a", "aa"))
+    assert hurried == [True]
+    for attempt in ("bb", "cc"):
+        waiters.start_anew()
+        waiters.pushed = True
+        waiters.add(Place(waiters, "a", attempt))
+    assert hurried == [True], "notifications come, so it listens"
+
+
+def test_who_comes_while_the_listener_stops_listening_is_listened_for() -> None:
+    ears = Ears()
+    ears._listens = ears.line.pushed = True
+    stopping = ears._listening()
+    assert next(stopping) == Call(b"UNLISTEN *", ())
+    # Held here. Who comes now takes it that the listener listens; and a last notification seems to confirm that.
+    comer = Place(ears.line, "a", "aa")
+    ears.line.add(comer)
+    ears._notified(SimpleNamespace(payload=PROBE))
+    with pytest.raises(StopIteration):
+        stopping.send(None)
+    assert ears._sleep_for() == 0, "it does not sleep before it listens again"
+    assert next(ears._listening()) == Call(f'LISTEN "{ears._channel}"'.encode(), ())
+    comer.leave()
+    assert ears._sleep_for() > 1
+    rung = ears.rung
+    ears.line.add(Place(ears.line, "a", "bb"))
+    assert ears.rung == rung + 1, "who comes later wakes it"
