@@ -171,12 +171,13 @@ AS $$
 #variable_conflict use_column
 DECLARE
     next record;
+    done boolean;
 BEGIN
     IF current_setting('synchronous_commit') <> 'off' THEN
         RETURN false;
     END IF;
-    -- hold_line(), without the cost of a call.
-    PERFORM pg_advisory_xact_lock(hashtextextended(current_schema() || wake_next.name, 1));
+    -- hold_line(), without the cost of a call; assigned, as below, because that is evaluated without a query.
+    done := pg_advisory_xact_lock(hashtextextended(current_schema() || wake_next.name, 1)) IS NOT NULL;
     SELECT t.number, t.attempt, t.client, c.seen_until, p.mark INTO next
     FROM lock_tickets AS t
     LEFT JOIN lock_clients AS c ON c.client = t.client
@@ -193,7 +194,7 @@ BEGIN
     END IF;
     IF next.number IS NOT NULL THEN
         -- A channel of its own for each client, which reveals nothing but a random number.
-        PERFORM pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text);
+        done := pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;
     ELSIF sees_newest() AND NOT EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = wake_next.name) THEN
         UPDATE distributed_locks AS l SET waiting = false WHERE l.name = wake_next.name;
     END IF;

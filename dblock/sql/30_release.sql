@@ -23,7 +23,7 @@ BEGIN
     RETURNING l.waiting INTO others;
     IF FOUND THEN
         IF others THEN
-            PERFORM wake_next(release.name);
+            ready := wake_next(release.name);
         END IF;
         RETURN true;
     END IF;
