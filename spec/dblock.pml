@@ -1,14 +1,16 @@
-/* The protocol of one lock, for three clients, to be searched exhaustively by spin: see README.md.
+/* The protocol of one lock, to be searched exhaustively by spin: see README.md.
  *
- * Each SQL function is one atomic step, for it holds the lock's row while it decides. Everything else may be interleaved,
- * delayed, lost or cut off: a request is on its way for any time, a client may stop between any two steps (which is what a
- * freeze is: others go on, and time with them) or die. Time is counted in ticks that pass for all at once: for the row's
- * deadline, and for the trust of a client, which began when its request was sent.
+ * Each SQL function is one atomic step, for it holds the lock's row while it decides. Everything else may be
+ * interleaved, delayed, lost or cut off: requests and answers are under way for any time, a client may stop between
+ * any two steps (which is what a freeze is: others go on, and time with them) or die. Time is counted in ticks that
+ * pass for all at once: for the row's deadline, and for the trust of a client, which began when its request was sent.
  *
- * Each client wants the lock ROUNDS times, and renews and writes a bounded number of times. So every run comes to an end, and
- * "every live waiter is served" is: no run ends anywhere but at the end of its clients.
+ * Each client wants the lock ROUNDS times; in each round one answer may be lost, and it renews once and writes once.
+ * So every run comes to an end, and "every live waiter is served" is: none ends before all are served, or dead. With
+ * ENDLESS there are rounds without end, and the same is a property of infinite runs: `served`. With UNBOUNDED nothing
+ * is counted: a client may lose answers, renew, write, die and be started again as often as it likes.
  *
- * With -DBUG_… one thing is wrong, and the search must fail.
+ * With -DBUG_... one thing is wrong, and the search must fail. With -DCAN_... it must fail too: it is possible.
  */
 
 #ifndef N
@@ -20,82 +22,194 @@
 #ifndef TTL
 #define TTL 2
 #endif
-#define JUMP 8
-#define NOBODY 255
+#ifndef GRACE
+#define GRACE 1
+#endif
+#ifndef OWN_PART
+#define OWN_PART GRACE
+#endif
+#ifdef UNBOUNDED
+#define ENDLESS
+#endif
+#ifdef PRESENCE
+#define LOOKS
+#define NO_WRITES
+#endif
+#if defined(PROMOTES) || defined(PROMOTES_IN_STEP) || defined(RECOVERS)
+#define COPIES
+#endif
 
-/* The database: the lock's row, the line, the sequence. */
-byte row_token = 0;             /* of the newest grant */
+/* Where a client is. */
+#define THINKS 0        /* it does not want the lock yet */
+#define ASKS 1          /* its request is under way */
+#define ANSWERED 2      /* it was granted the lock: the answer is under way */
+#define WAITS 3         /* it has a place in line, as far as it knows */
+#define HOLDS 4         /* it has a lease in hand; whether it believes in it is another thing */
+#define DONE 5          /* it has let go, or left; or died */
+
+/* Where a renewal or a write is. */
+#define SENT 1
+#define LANDED 2        /* with a renewal: granted */
+#define REFUSED 3
+#define TYING 4         /* a renewal, sent, that ties the lease to a new session */
+
+/* Where the session is by which others can see that a client is there. */
+#define UP 0
+#define CLOSED 1        /* by the server, or with its process */
+#define EXCUSED 2       /* nothing hangs on it: the time of the lease alone decides */
+#define EXCUSED_EARLY 3 /* the same, from before it was known whether something was granted */
+
+/* The database: the lock's row, the sequence. The line is in the clients' places. */
+byte row_token = 0;             /* of the newest grant; 0: there is no row */
 byte row_left = 0;              /* ticks until its deadline; 0: free */
 bool row_released = true;       /* freed by somebody, who woke the next; not by time alone */
 bool row_forced = false;
-byte row_attempt = NOBODY;      /* whose request the newest grant was */
-bool row_exists = false;
 byte sequence = 0;
-byte timeline = 1;
-byte minted_on = 1;
-byte line[N];
-byte in_line = 0;
-
-/* What a standby has: an older state of the same. */
-byte copy_token = 0, copy_left = 0, copy_sequence = 0, copy_attempt = NOBODY;
-bool copy_released = true;
 
 /* The resource. */
 byte fence = 0;
 
-/* The clients, as far as others must see them. */
-byte token[N];                  /* under which it holds the lock, as far as it knows; 0: it does not */
-byte trust[N];                  /* ticks for which it may believe that */
+/* The clients: what the database knows of them, */
+byte place[N];                  /* in line, from 1; 0: none */
+bool mine[N];                   /* the newest grant was for its attempt */
+/* what is in their own hands, */
+byte at[N];
+byte under[N];                  /* the token of its lease */
+byte trust[N];                  /* ticks for which it may believe in it */
 byte flight[N];                 /* ticks of trust that a request under way would bring */
-bool woken[N];
+bool again[N];                  /* an answer was lost in this round */
+byte renewing[N];
+bool renewed[N];
+byte writing[N];
 bool dead[N];
+/* and what is under way to them. */
+bool woken[N];
+#if ROUNDS > 1
+byte round[N];
+#endif
+#ifdef BUG_TOKEN_EARLY
+byte early[N];
+#endif
+
+#ifdef PAUSES
+byte paused[N];                 /* 1: it is not heard of, though it lives; 2: it was, in this round */
+#define awake(i) (paused[i] != 1)
+#define not_heard_of(i) (dead[i] || paused[i] == 1)
+#else
+#define awake(i) true
+#define not_heard_of(i) dead[i]
+#endif
+
+#ifdef PRESENCE
+byte session[N];
+byte doubt[N];                  /* ticks for which it may believe though its session is closed */
+bool tied[N];                   /* the newest grant ends with its session */
+bool noted = false;             /* somebody has seen that the holder's session is gone, */
+byte grace = 0;                 /* and must wait so many ticks */
+bool restarted = false;
+#endif
+
+#ifdef COPIES
+/* An older state of the database: what a standby has, or what has reached the disk. */
+byte copied = 0;                /* 1: there is one; 2: it has taken the place of the newer */
+byte copy_token = 0, copy_left = 0, copy_sequence = 0;
+bool copy_released = false, copy_forced = false;
+bool copy_mine[N];
+bool entered = true;            /* tokens were minted on this timeline */
+#endif
 
 /* For the checks alone. */
+#if (defined(CRASHES) || defined(LEAVES) || defined(PRESENCE)) && !defined(ENDLESS)
+#define CALMS_DOWN
+bool calm = false;              /* nobody dies, leaves or is cut off any more: who is stuck is not helped by that */
+#define stormy (!calm)
+#else
+#define stormy true
+#endif
 byte newest = 0;                /* the highest token granted */
-int minted = 0;                  /* one bit a token */
-byte accepted = 0;              /* the highest token of a write that was accepted */
-bool promoted = false;
+bool forgotten = false;         /* the database has lost something */
+bool unsafe = false;            /* an acknowledged grant was forgotten, or taken at once: the fence is all there is */
 
-/* Truth 4, and mutual exclusion: while one believes, no other does. Only a failover that forgets grants can break it. */
-#define believes(i) (token[i] != 0 && trust[i] > 0)
-inline check_alone(i)
+/* For use within a step: no part of the state. */
+hidden byte k, in_line, believers, gone, granted, ok;
+
+#include "canonical.pml"
+
+/* Truth 4, and mutual exclusion: while one believes, no other does. */
+#ifdef PRESENCE
+#define away(i) (place[i] > 0 && session[i] == CLOSED)
+#ifdef BUG_DOUBT_IGNORED
+#define stands(i) true
+#else
+#define stands(i) (session[i] != CLOSED || doubt[i] > 0)
+#endif
+#else
+#define away(i) false
+#define stands(i) true
+#endif
+#define believes(i) (at[i] == HOLDS && !dead[i] && trust[i] > 0 && stands(i))
+
+/* Who is passed over in line: a client whose session is gone, whether or not it lives. */
+#define comes_before(j, i) (place[j] > 0 && place[j] < place[i] && !away(j))
+#define is_first(i) (place[i] > 0 && !comes_before(0, i) && !comes_before(1, i) && !comes_before(N - 1, i))
+
+#ifdef UNBOUNDED
+#define may_renew(i) (renewing[i] == 0)
+#define may_write(i) (writing[i] != SENT)
+#define may_lose(i) true
+#else
+#define may_renew(i) (!renewed[i])
+#define may_write(i) (writing[i] == 0)
+#define may_lose(i) (!again[i])
+#endif
+#define under_way(i) (writing[i] == SENT || renewing[i] == SENT || renewing[i] == TYING)
+#define ALL(what) for (k : 0 .. N - 1) { what }
+
+inline check_alone()
 {
-    byte other = 0;
-    do
-    :: other < N ->
-        assert(promoted || other == i || !(believes(i) && believes(other)));
-        other++
-    :: else -> break
-    od;
-    other = 0
+    believers = 0;
+    for (k : 0 .. N - 1) { believers = believers + (believes(k) -> 1 : 0) };
+    assert(unsafe || believers <= 1)
 }
 
-inline leave_line(i)
+inline count_line()
 {
-    byte from = 0, to = 0;
-    do
-    :: from < in_line ->
+    in_line = 0;
+    for (k : 0 .. N - 1) { in_line = in_line + (place[k] > 0 -> 1 : 0) }
+}
+
+inline leave_line(who)
+{
+    for (k : 0 .. N - 1) {
         if
-        :: line[from] != i -> line[to] = line[from]; to++
+        :: place[who] > 0 && place[k] > place[who] -> place[k]--
         :: else
-        fi;
-        from++
-    :: else -> break
-    od;
-    in_line = to;
-    do
-    :: to < N -> line[to] = 0; to++
-    :: else -> break
-    od;
-    from = 0; to = 0
+        fi
+    };
+    place[who] = 0
 }
 
 /* wake_next: one release wakes one waiter, the first. */
 inline wake_first()
 {
 #ifndef BUG_LOST_WAKEUP
+    for (k : 0 .. N - 1) {
+        if
+        :: is_first(k) && !away(k) -> woken[k] = true
+        :: else
+        fi
+    }
+#else
+    skip
+#endif
+}
+
+/* A commit that was waited for: no crash, and no standby that follows in step, goes back to before it. */
+inline commit_durably()
+{
+#if defined(PROMOTES_IN_STEP) || defined(RECOVERS)
     if
-    :: in_line > 0 -> woken[line[0]] = true
+    :: copied == 1 -> forget_copy()
     :: else
     fi
 #else
@@ -103,301 +217,603 @@ inline wake_first()
 #endif
 }
 
-/* try_acquire and enter_timeline: the token is minted while the row is held, after the last look at it. */
-inline grant(i, early)
+inline forget_copy()
 {
+    copied = 0; copy_token = 0; copy_left = 0; copy_sequence = 0; copy_released = false; copy_forced = false;
+    for (k : 0 .. N - 1) { copy_mine[k] = false }
+}
+
+inline free_row()
+{
+    row_left = 0; row_released = true;
+    for (k : 0 .. N - 1) { mine[k] = false }
+}
+
+/* try_acquire and enter_timeline: the token is minted while the row is held, after the last look at it. */
+inline grant(i)
+{
+    /* Truth 7: first come, first served. */
+    count_line();
+    assert(in_line == 0 || is_first(i));
+#ifdef COPIES
     if
-    :: minted_on != timeline ->
+    :: !entered ->
+        entered = true;
 #ifndef BUG_NO_JUMP
-        sequence = sequence + JUMP;
+        /* Farther than anything that was forgotten. */
+        sequence = (newest > sequence -> newest : sequence) + 1
 #endif
-        minted_on = timeline
     :: else
     fi;
-    /* Truth 7: first come, first served. */
-    assert(in_line == 0 || line[0] == i);
+#endif
 #ifdef BUG_TOKEN_EARLY
-    row_token = early;
+    row_token = early[i];
 #else
     sequence++;
     row_token = sequence;
 #endif
-    /* Truth 1: the order of tokens is the order of grants; none is handed out twice. */
-    assert((minted & (1 << row_token)) == 0);
-    minted = minted | (1 << row_token);
-    assert(row_token > newest || promoted);
-    newest = (row_token > newest -> row_token : newest);
-    row_exists = true;
+    /* Truth 1: the order of tokens is the order of grants, so none is handed out twice. */
+    assert(row_token > newest);
+    newest = row_token;
     row_left = TTL;
     row_released = false;
     row_forced = false;
-    row_attempt = i;
+    for (k : 0 .. N - 1) { mine[k] = (k == i) };
     leave_line(i);
-#ifndef BUG_NO_CLAIM
+#ifdef PRESENCE
+    noted = false; grace = 0;
+    for (k : 0 .. N - 1) { tied[k] = (k == i && session[k] < EXCUSED) };
+#endif
+#if defined(CLAIMS) && !defined(BUG_NO_CLAIM)
     /* claim: whoever held it before is refused from here on. */
-    fence = (row_token > fence -> row_token : fence)
+    fence = (row_token > fence -> row_token : fence);
+#endif
+#ifndef BUG_ASYNC_GRANT_WITH_TOKEN
+    commit_durably()
 #endif
 }
 
 /* acquire: if it is this client's turn, a grant; else a place in line, the lock being kept for who is there first. */
-inline acquire(i, granted, early)
+inline acquire(i)
 {
     granted = false;
+    count_line();
+#ifdef PRESENCE
+    look_at_holder(i, true);
+#endif
     if
-    :: row_left > 0 && row_attempt == i ->
+    :: row_left > 0 && mine[i] ->
         /* Sent again: its own grant is found, and no more than what is left of it. */
         granted = true;
         leave_line(i);
 #ifndef BUG_WHOLE_TTL_AGAIN
-        flight[i] = (flight[i] < row_left -> flight[i] : row_left)
+        flight[i] = (flight[i] < row_left -> flight[i] : row_left);
 #endif
+#ifdef CAN_FIND_ITS_GRANT
+        assert(false);
+#endif
+        commit_durably()
 #ifdef BUG_NO_RESERVE
-    :: row_left == 0 -> grant(i, early); granted = true
+    :: row_left == 0 -> grant(i); granted = true
 #else
-    :: row_left == 0 && (in_line == 0 || line[0] == i) -> grant(i, early); granted = true
+#ifdef BUG_EXPIRED_WAITER_GRANTED
+    :: row_left == 0 && place[i] == 0 && paused[i] == 2 -> grant(i); granted = true
+#endif
+    :: row_left == 0 && (in_line == 0 || is_first(i)) -> grant(i); granted = true
 #endif
     :: else ->
-        byte place = 0;
-        do
-        :: place < in_line && line[place] != i -> place++
-        :: else -> break
-        od;
+#if defined(CAN_LINE_UP_ANEW) && defined(PAUSES)
+        assert(!(place[i] == 0 && paused[i] == 2 && row_left == 0));
+#endif
         if
-        :: place == in_line -> line[in_line] = i; in_line++
+        :: place[i] == 0 -> place[i] = in_line + 1
         :: else
-        fi;
-        place = 0
+        fi
     fi;
-    under = (granted -> row_token : 0)
+    if
+    :: granted ->
+        woken[i] = false;
+        at[i] = ANSWERED; under[i] = row_token
+    :: else -> at[i] = WAITS; flight[i] = 0
+    fi
 }
+
+#ifdef PRESENCE
+/* presence_gone: who finds the holder's session gone waits out its grace, and then takes the lock from the dead. */
+inline look_at_holder(i, take)
+{
+    for (k : 0 .. N - 1) {
+        if
+        :: row_left > 0 && tied[k] && session[k] != UP && k != i ->
+            if
+            :: !noted -> noted = true; grace = GRACE
+            :: else
+            fi;
+            if
+#ifdef BUG_PRESENCE_TAKES_LIVING
+            :: take ->
+#else
+            :: take && grace == 0 ->
+#endif
+#ifdef CAN_TAKE_FROM_THE_DEAD
+                assert(!dead[k]);
+#endif
+#ifdef CAN_TAKE_FROM_THE_LIVING
+                assert(dead[k]);
+#endif
+                noted = false; grace = 0;
+                row_left = 0; row_released = true; tied[k] = false; mine[k] = false
+            :: else
+            fi
+        :: else
+        fi
+    }
+}
+#define is_gone(i) (tied[i] && session[i] != UP)
+#define holder_gone (row_left > 0 && (is_gone(0) || is_gone(1) || is_gone(N - 1)))
+#endif
+
+#ifdef PRESENCE
+/* What was noted was of this session. */
+inline untie(i)
+{
+    if
+    :: tied[i] -> tied[i] = false; noted = false; grace = 0
+    :: else
+    fi
+}
+#endif
+
+inline send(i)
+{
+    at[i] = ASKS; flight[i] = TTL; woken[i] = false;
+#ifdef PRESENCE
+    /* A session that is in doubt is not named. */
+    if
+    :: session[i] == CLOSED -> session[i] = EXCUSED
+    :: else
+    fi
+#else
+    skip
+#endif
+}
+
+inline start_anew(i)
+{
+    renewed[i] = false; writing[i] = 0; renewing[i] = 0; again[i] = false; under[i] = 0; mine[i] = false;
+#ifdef COPIES
+    copy_mine[i] = false;
+#endif
+#ifdef PAUSES
+    paused[i] = 0;
+#endif
+#ifdef PRESENCE
+    session[i] = UP; doubt[i] = 0;
+#endif
+#ifdef BUG_TOKEN_EARLY
+    early[i] = 0;
+#endif
+#if ROUNDS > 1
+    round[i]++;
+#endif
+    at[i] = THINKS
+}
+#if ROUNDS > 1
+#define another_round(i) (round[i] + 1 < ROUNDS)
+#else
+#define another_round(i) true
+#endif
+
+/* When a waiter asks again by itself: at the deadline, which it knows; with LOOKS when the lock is free for it. */
+#ifdef PRESENCE
+#define is_tied(i) tied[i]
+#define can_take (holder_gone && noted && grace == 0)
+#define was_cut_off(i) (session[i] == CLOSED)
+#else
+#define is_tied(i) false
+#define can_take false
+#define was_cut_off(i) false
+#endif
+#if defined(BUG_POLLS)
+#define sees_its_turn(i) true
+#elif defined(LOOKS) || defined(COPIES)
+#define sees_its_turn(i) (is_first(i) && (row_left == 0 || can_take))
+#else
+#define sees_its_turn(i) (is_first(i) && ((row_left == 0 && !row_released) || can_take))
+#endif
 
 proctype Client(byte i)
 {
-    byte early = 0, under = 0;
-    bool granted = false, ok = false, lost = false, renewed = false, wrote = false, believed = false;
-#if ROUNDS > 1
-    byte round = 0;
-again:
-#endif
+end:
+    do
 #ifdef BUG_TOKEN_EARLY
-    d_step { sequence++; early = sequence };
+    :: d_step { at[i] == THINKS && early[i] == 0 -> sequence++; early[i] = sequence; canonical() }
+    :: d_step { at[i] == THINKS && early[i] > 0 -> send(i); canonical() }
+#else
+    :: d_step { at[i] == THINKS && !dead[i] -> send(i); canonical() }
 #endif
-asks:
-    atomic { flight[i] = TTL; woken[i] = false };
-    d_step { acquire(i, granted, early) };
-    if
-    :: granted
-    :: atomic { granted && !lost -> lost = true; granted = false } goto asks    /* the answer is lost; it asks again */
-    :: atomic {
-        /* Woken by who frees the lock; by itself at the deadline; or by a look at the line, if a wake-up was lost. */
-        !granted && (woken[i] || (in_line > 0 && line[0] == i && row_left == 0 && (!row_released || promoted))
+    :: d_step { at[i] == ASKS -> acquire(i); canonical() }
+    :: d_step {
+        /* The answer is lost, and it asks again. */
+        at[i] == ANSWERED && may_lose(i) && !dead[i] -> again[i] = true; at[i] = ASKS; flight[i] = TTL; canonical()
+       }
+    :: d_step {
+        /* Woken by who frees the lock; by itself at the deadline; or by a look at the line. */
+        at[i] == WAITS && !dead[i] && awake(i) &&
+        (woken[i] || place[i] == 0 || was_cut_off(i) || sees_its_turn(i)) -> send(i); canonical()
+       }
 #ifdef LOOKS
-            || (in_line > 0 && line[0] == i && row_left == 0)
+    :: d_step { woken[i] -> woken[i] = false; canonical() }          /* a notification is lost */
 #endif
-        ) -> flight[i] = 0
-       } goto asks
-#ifdef CRASHES
-    :: d_step { !granted -> dead[i] = true; flight[i] = 0 } goto gone            /* it dies in line */
-#endif
-    fi;
-    /* The answer has come. How long it may be believed was settled when the request was sent. */
-    d_step {
+    :: d_step {
+        /* The answer has come. How long it may be believed was settled when the request was sent. */
+        at[i] == ANSWERED && !dead[i] ->
 #ifdef BUG_TRUST_FROM_REPLY
         trust[i] = TTL;
 #else
         trust[i] = flight[i];
 #endif
-        flight[i] = 0;
-        granted = false;
-        token[i] = under;
-        believed = believes(i);
+        flight[i] = 0; again[i] = false;
+        at[i] = HOLDS;
+#ifdef PAUSES
+        paused[i] = 0;
+#endif
+#ifdef PRESENCE
         if
-        :: believed -> check_alone(i)
-        :: else -> token[i] = 0                                      /* too late to be believed */
-        fi
-    };
-    do
-    :: atomic { believed && !renewed && believes(i) -> renewed = true; flight[i] = TTL };
-        d_step {                                                     /* renew_all */
-#ifdef BUG_RENEW_REVIVES
-            ok = (row_token == under);
-#else
-            ok = (row_token == under && row_left > 0 && !row_forced);
+#ifndef BUG_EXCUSED_EARLY
+        :: session[i] == EXCUSED_EARLY || !stands(i) -> trust[i] = 0  /* nobody has asked if it was taken */
 #endif
-            /* Truth 3: a renewal revives nothing. */
-            assert(!ok || row_left > 0);
-            if
-            :: ok -> row_left = TTL; row_released = false
-            :: else
-            fi
-        };
-        if
-        :: d_step {
-            ok && believes(i) ->
-            trust[i] = flight[i]; flight[i] = 0; ok = false;
-            check_alone(i)
-           }
-        :: d_step { !ok -> trust[i] = 0; flight[i] = 0 }
-        :: d_step { ok && !believes(i) -> flight[i] = 0; ok = false } /* unsure is lost */
-        :: d_step { ok -> flight[i] = 0; ok = false }                /* the answer is lost */
-        fi
-    :: atomic { believed && !wrote && believes(i) -> wrote = true };
-        /* On its way for any time: what was believed when it was sent may be long over. */
-        d_step {
-#ifdef BUG_NO_FENCE
-            assert(under == newest || promoted);
-#endif
-            if
-            :: under >= fence ->
-                /* Truth 10: nothing below what was accepted, or claimed. */
-                assert(under >= accepted);
-                assert(under >= newest || promoted);
-                fence = under;
-                accepted = under
-            :: else
-            fi
-        }
-    :: believed = false; break
-    od;
-    if
-    :: d_step {                                                      /* release, of this exact grant */
-#ifdef BUG_RELEASE_BY_NAME
-        row_left > 0 ->
-#else
-        row_token == under && row_left > 0 ->
-#endif
-        token[i] = 0; trust[i] = 0;
-        row_left = 0; row_released = true; row_attempt = NOBODY;
-        wake_first()
-       }
-    :: d_step { !(row_token == under && row_left > 0) -> token[i] = 0; trust[i] = 0 }
-#ifdef CRASHES
-    :: d_step { dead[i] = true; token[i] = 0; trust[i] = 0 }         /* it dies, holding the lock */
-#endif
-    fi;
-#ifdef BUG_KEEPALIVE_OUTLIVES_RELEASE
-    /* A renewal that was under way when the lock was released. */
-    d_step {
-        if
-        :: row_token == under -> row_left = TTL; row_released = false
         :: else
-        fi
-    };
+        fi;
 #endif
-#ifndef CRASHES
-    /* Truth 9: what was let go of is held by nobody under that token. */
-    assert(promoted || row_token != under || row_left == 0);
-#endif
-#if ROUNDS > 1
-    if
-    :: atomic { !dead[i] && round + 1 < ROUNDS ->
-        round++; lost = false; renewed = false; wrote = false; under = 0 } goto again
-    :: else
-    fi;
-#endif
-gone:
-    skip;
-    d_step { under = 0; lost = false; renewed = false; wrote = false; granted = false; early = 0 }
-}
-
-/* Time, for all at once; it stands still when nothing depends on it. */
-active proctype Clock()
-{
-    byte i;
-end:
-    do
-    :: d_step {
-        (row_left > 0) ->
-        row_left--;
-        i = 0;
-        do
-        :: i < N ->
-            if :: trust[i] > 0 -> trust[i]-- :: else fi;
-            if :: flight[i] > 0 -> flight[i]-- :: else fi;
-            i++
-        :: else -> break
-        od;
-        i = 0
+        check_alone();
+        canonical()
        }
-    od
-}
 
-#ifdef CRASHES
-/* first_in_line: places of the dead go, and who is first then is woken, if the lock is free. */
-active proctype Passing()
-{
-    byte i = 0;
-end:
-    do
+    /* renew_all, under way for any time, whatever becomes of the client. */
+    :: d_step { believes(i) && may_renew(i) -> renewed[i] = true; renewing[i] = SENT; flight[i] = TTL; canonical() }
+#ifdef PRESENCE
     :: d_step {
-        in_line > 0 && dead[line[0]] ->
-        i = line[0];
+        /* It has a session again. From here on the lease may end with it, whether or not this arrives. */
+        believes(i) && may_renew(i) && session[i] == EXCUSED && stormy ->
+        renewed[i] = true; renewing[i] = TYING; flight[i] = TTL; session[i] = UP;
+        canonical()
+       }
+#endif
+    :: d_step {
+        renewing[i] == SENT || renewing[i] == TYING ->
+        ok = (row_token == under[i] && row_left > 0 && !row_forced);
+#ifdef BUG_RENEW_REVIVES
+        ok = (row_token == under[i] && (row_left > 0 || !row_released));
+#endif
+#ifdef BUG_KEEPALIVE_OUTLIVES_RELEASE
+        ok = (row_token == under[i] && (row_left > 0 || at[i] == DONE));
+#endif
+#ifdef BUG_FORCED_IS_RENEWED
+        ok = (row_token == under[i] && row_left > 0);
+#endif
+        /* Truth 9: what was let go of is held by nobody under that token. */
+        assert(!ok || dead[i] || at[i] == HOLDS || forgotten);
+        /* Truth 3: a renewal revives nothing. */
+        assert(!ok || row_left > 0);
+        /* Who was told to let go is not renewed. */
+        assert(!ok || !row_forced);
+#ifdef PRESENCE
+        if
+        :: ok && renewing[i] == TYING -> untie(i); tied[i] = (session[i] < EXCUSED)
+        :: else
+        fi;
+#endif
+        renewing[i] = (ok -> LANDED : REFUSED);
+        if
+        :: ok -> row_left = TTL; row_released = false; commit_durably()
+        :: else
+        fi;
+        canonical()
+       }
+    :: d_step {
+        renewing[i] == LANDED ->                                     /* unsure is lost */
+        trust[i] = (believes(i) && flight[i] > trust[i] -> flight[i] : trust[i]);
+        renewing[i] = 0; flight[i] = 0;
+        check_alone();
+        canonical()
+       }
+    :: d_step { renewing[i] == LANDED -> renewing[i] = 0; flight[i] = 0; canonical() }      /* the answer is lost */
+    :: d_step { renewing[i] == REFUSED -> trust[i] = 0; renewing[i] = 0; flight[i] = 0; canonical() }
+
+#ifndef NO_WRITES
+    /* A write, under way for any time: what was believed when it was sent may be long over. */
+    :: d_step { believes(i) && may_write(i) -> writing[i] = SENT; canonical() }
+    :: d_step {
+        writing[i] == SENT ->
+        writing[i] = LANDED;
+        if
+#ifdef BUG_NO_FENCE
+        :: true ->
+#else
+        :: under[i] >= fence ->
+#endif
+            /* Truth 10: nothing below what was accepted, */
+            assert(under[i] >= fence);
+#ifdef CLAIMS
+            /* or claimed. */
+            assert(under[i] >= newest);
+#endif
+#ifdef CAN_WRITE_LATE
+            assert(under[i] >= newest);
+#endif
+            fence = under[i]
+        :: else
+        fi;
+        canonical()
+       }
+#endif
+
+    /* release, of this exact grant. */
+    :: d_step {
+        at[i] == HOLDS && !dead[i] ->
+        if
+#ifdef BUG_RELEASE_BY_NAME
+        :: row_left > 0 ->
+#else
+        :: row_token == under[i] && row_left > 0 ->
+#endif
+            /* Truth 3: nobody can touch another's grant. */
+            assert(row_token == under[i]);
+            free_row();
+            wake_first()
+        :: else
+        fi;
+        trust[i] = 0; flight[i] = 0;
+        at[i] = DONE;
+        canonical()
+       }
+#if ROUNDS > 1 || defined(ENDLESS)
+    :: d_step {
+        at[i] == DONE && !dead[i] && !under_way(i) && another_round(i) -> start_anew(i); canonical()
+       }
+#endif
+#ifdef LEAVES
+    /* abandon: its place goes, and what it was granted meanwhile. */
+    :: d_step {
+        (at[i] == WAITS || at[i] == ANSWERED) && !dead[i] && stormy ->
+        if
+        :: row_left > 0 && mine[i] -> free_row()
+        :: else
+        fi;
         leave_line(i);
+#ifndef BUG_LEAVES_ALONE
         if
         :: row_left == 0 -> wake_first()
         :: else
         fi;
-        i = 0
+#endif
+        at[i] = DONE; woken[i] = false; flight[i] = 0;
+        canonical()
        }
+#endif
+#ifdef CRASHES
+    /* It dies; what it has sent arrives all the same. */
+    :: d_step {
+        !dead[i] && at[i] != DONE && stormy ->
+        dead[i] = true;
+#ifdef PRESENCE
+        session[i] = (session[i] == UP -> CLOSED : session[i]);
+#endif
+        canonical()
+       }
+#endif
+#ifdef UNBOUNDED
+    /* A process is started in its place, when nothing is left of it. */
+    :: d_step {
+        dead[i] && at[i] == DONE && place[i] == 0 && !under_way(i) && !is_tied(i) ->
+        dead[i] = false; start_anew(i); canonical()
+       }
+#endif
+#ifdef PAUSES
+    :: d_step { at[i] == WAITS && !dead[i] && paused[i] == 0 -> paused[i] = 1; canonical() }
+    :: d_step { paused[i] == 1 -> paused[i] = 2; canonical() }
+#endif
+#ifdef PRESENCE
+    /* The server, or the network, closes the session of one who lives. */
+    :: d_step {
+        session[i] == UP && !dead[i] && at[i] != DONE && stormy ->
+        session[i] = CLOSED; doubt[i] = OWN_PART; canonical()
+       }
+    /* be_absent: it says that it is there all the same, and is told what was taken. */
+    :: d_step {
+        session[i] == CLOSED && !dead[i] && at[i] == HOLDS ->
+        session[i] = EXCUSED; doubt[i] = 0;
+        if
+        :: row_token == under[i] && row_left > 0
+        :: else -> trust[i] = 0
+        fi;
+#ifndef BUG_EXCUSE_UNHEARD
+        untie(i);
+#endif
+        check_alone();
+        canonical()
+       }
+    :: d_step {
+        session[i] == CLOSED && !dead[i] && (at[i] == ASKS || at[i] == ANSWERED) ->
+        session[i] = EXCUSED_EARLY; doubt[i] = 0; untie(i);
+        canonical()
+       }
+    /* look_in_line: the first in line looks whether the holder is there. */
+    :: d_step {
+        at[i] == WAITS && !dead[i] && is_first(i) && holder_gone && !noted ->
+        noted = true; grace = GRACE; canonical()
+       }
+#endif
     od
 }
-#endif
 
-/* The reaper deletes a row that is free and that nobody waits for. The sequence goes on. */
-active proctype Reaper()
-{
-end:
-    if
-    :: d_step {
-#ifdef BUG_REAPER_TAKES_LIVING
-        row_exists && in_line == 0 ->
-        row_left = 0;
-#else
-        row_exists && row_left == 0 && in_line == 0 ->
-#endif
-        row_exists = false; row_token = 0; row_released = true; row_attempt = NOBODY
-       }
-    fi
-}
-
-#ifdef FORCE
-/* force_release: the holder must let go, and keeps its deadline. */
-active proctype Operator()
-{
-end:
-    if
-    :: d_step {
-        row_left > 0 && !row_forced ->
-#ifdef BUG_FORCE_FREES
-        row_left = 0; row_released = true; row_attempt = NOBODY; wake_first()
-#else
-        row_forced = true
-#endif
-       }
-    fi
-}
-#endif
-
-#ifdef PROMOTES
-/* A standby follows, behind by any distance, and is promoted once: what it had not seen is forgotten. */
-active proctype Standby()
+/* Time, for all at once; it stands still when nothing depends on it. */
+proctype Clock()
 {
 end:
     do
     :: d_step {
-        !promoted && (copy_token != row_token || copy_sequence != sequence || copy_left != row_left) ->
-        copy_token = row_token; copy_sequence = sequence; copy_left = row_left;
-        copy_attempt = row_attempt; copy_released = row_released
-       }
-    :: d_step {
-        !promoted && copy_sequence != sequence ->
-        row_token = copy_token; sequence = copy_sequence; row_left = copy_left;
-        row_attempt = copy_attempt; row_released = copy_released; row_forced = false;
-        timeline++;
-        promoted = true
+        row_left + trust[0] + trust[1] + trust[N - 1] > 0 ->
+        if :: row_left > 0 -> row_left-- :: else fi;
+#ifdef COPIES
+        if :: copy_left > 0 -> copy_left-- :: else fi;
+#endif
+        for (k : 0 .. N - 1) {
+            if :: trust[k] > 0 -> trust[k]-- :: else fi;
+            if :: flight[k] > 0 -> flight[k]-- :: else fi;
+#ifdef PRESENCE
+            if :: doubt[k] > 0 -> doubt[k]-- :: else fi
+#endif
+        };
+#ifdef PRESENCE
+        if :: grace > 0 -> grace-- :: else fi;
+#endif
+        canonical()
        }
     od
 }
+
+#if defined(CRASHES) || defined(PAUSES) || defined(PRESENCE)
+#define may_be_passed(i) (place[i] == 1 && (not_heard_of(i) || away(i)))
+/* first_in_line: places of those who are not heard of go, and who is first then is woken, if the lock is free. */
+proctype Passing()
+{
+end:
+    do
+    :: d_step {
+        may_be_passed(0) || may_be_passed(1) || may_be_passed(N - 1) ->
+        for (k : 0 .. N - 1) { gone = (place[k] == 1 -> k : gone) };
+        leave_line(gone);
+        if
+        :: row_left == 0 -> wake_first()
+        :: else
+        fi;
+        canonical()
+       }
+    od
+}
+#endif
+
+/* reap: a row goes that is free and that nobody waits for. The sequence goes on. */
+proctype Reaper()
+{
+end:
+    do
+    :: d_step {
+#ifdef BUG_REAPER_TAKES_LIVING
+        row_token > 0 && place[0] + place[1] + place[N - 1] == 0 ->
+        row_left = 0;
+#else
+        row_token > 0 && row_left == 0 && place[0] + place[1] + place[N - 1] == 0 ->
+#endif
+#ifdef BUG_REAPER_LOWERS_TOKENS
+        sequence = 0;
+#endif
+        row_token = 0; row_released = true;
+        canonical()
+       }
+    od
+}
+
+#if defined(FORCE) || defined(FORCE_NOW)
+/* force_release: the holder must let go, and keeps its deadline. */
+proctype Operator()
+{
+end:
+    do
+#ifdef FORCE
+    :: d_step {
+        row_left > 0 && !row_forced ->
+#ifdef BUG_FORCE_FREES
+        free_row(); wake_first();
+#else
+        row_forced = true;
+#endif
+        commit_durably();
+        canonical()
+       }
+#endif
+#ifdef FORCE_NOW
+    /* On demand it is free at once: only the fence is safe. wake_line, afterwards. */
+    :: d_step { row_left > 0 && !unsafe -> unsafe = true; free_row(); wake_first(); canonical() }
+#endif
+    od
+}
+#endif
+
+#ifdef COPIES
+inline go_back()
+{
+    row_token = copy_token; sequence = copy_sequence; row_left = copy_left; row_released = copy_released;
+    row_forced = copy_forced;
+    for (k : 0 .. N - 1) { mine[k] = copy_mine[k] };
+    forget_copy();
+    copied = 2;
+#ifndef RECOVERS
+    entered = false;
+#endif
+#ifdef PROMOTES
+    unsafe = true;
+#endif
+    forgotten = true
+}
+
+/* A standby follows, behind by any distance, and is promoted once; or the server crashes, and has what reached the
+ * disk. What counts is the last state that it has seen, so that one is kept, of any moment. */
+proctype Standby()
+{
+end:
+    do
+    :: d_step {
+        copied == 0 ->
+        copied = 1; copy_token = row_token; copy_sequence = sequence; copy_left = row_left;
+        copy_released = row_released; copy_forced = row_forced;
+        for (k : 0 .. N - 1) { copy_mine[k] = mine[k] };
+        canonical()
+       }
+    :: d_step { copied == 1 -> go_back(); canonical() }
+    :: d_step { copied == 1 -> go_back(); ALL(place[k] = 0;); canonical() }      /* tickets are forgotten too */
+    od
+}
+#endif
+
+#ifdef RESTARTS
+/* The server starts over after a crash: all sessions end, and no mark from before counts. Its clients learn that. */
+proctype Server()
+{
+end:
+    do
+    :: d_step {
+        !restarted && stormy ->
+        restarted = true;
+#ifndef BUG_PRESENCE_AFTER_RESTART
+        noted = false; grace = 0;
+        ALL(tied[k] = false;)
+#endif
+        for (k : 0 .. N - 1) {
+            session[k] = (dead[k] || session[k] != UP || at[k] == DONE -> session[k] :
+                (at[k] == HOLDS -> EXCUSED : EXCUSED_EARLY))
+        };
+        canonical()
+       }
+    od
+}
+#endif
+
+#define served_or_dead(i) (at[i] == DONE || dead[i])
+
+#ifndef ENDLESS
+/* Nobody is left waiting: where nothing more can happen, all are served, or dead. */
+proctype Judge()
+{
+#ifdef CALMS_DOWN
+    calm = true;
+#endif
+    timeout -> assert(served_or_dead(0) && served_or_dead(1) && served_or_dead(N - 1))
+}
+#elif !defined(UNBOUNDED)
+ltl served { [] (at[0] == WAITS -> <> (at[0] == HOLDS || served_or_dead(0))) }
 #endif
 
 init
@@ -407,6 +823,24 @@ init
         do
         :: i < N -> run Client(i); i++
         :: else -> break
-        od
+        od;
+        i = 0;
+        run Clock();
+        run Reaper();
+#if defined(CRASHES) || defined(PAUSES) || defined(PRESENCE)
+        run Passing();
+#endif
+#if defined(FORCE) || defined(FORCE_NOW)
+        run Operator();
+#endif
+#ifdef COPIES
+        run Standby();
+#endif
+#ifdef RESTARTS
+        run Server();
+#endif
+#ifndef ENDLESS
+        run Judge()
+#endif
     }
 }
