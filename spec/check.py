@@ -59,7 +59,7 @@ SETTINGS = (
     Setting("nothing is counted, with presence", "UNBOUNDED PRESENCE CRASHES RESTARTS", clients=2),
     Setting("every run ends", "CLAIMS", kind="ends"),
     Setting("every run ends", "CLAIMS LOOKS CRASHES FORCE PAUSES LEAVES", kind="ends"),
-    Setting("every run ends", "CLAIMS LOOKS CRASHES PROMOTES", kind="ends"),
+    Setting("every run ends", "CLAIMS LOOKS CRASHES PROMOTES", clients=2, kind="ends"),
     Setting("every run ends", "PRESENCE CRASHES RESTARTS", clients=2, kind="ends"),
     Setting("every waiter is served, in endless runs", "CLAIMS", kind="served"),
     Setting("every waiter is served, in endless runs", "CLAIMS LOOKS CRASHES FORCE", clients=2, kind="served"),
