@@ -1,7 +1,12 @@
 .DEFAULT_GOAL := help
 
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+
+REPORT := robustness-report
+
 help: ## Show what can be made
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
 install: ## Install dblock for development, with the embedded Postgres
 	pip install -e '.[dev]'
@@ -24,6 +29,20 @@ bench: ## Compare pairs, hand-offs and crowds with raw psycopg and two Redis cli
 	python bench/handoffs.py --slow-disk
 	python bench/crowd.py
 
+robustness: ## Play every fault, hunt every seeded bug, and write a report with pictures (hours)
+	mkdir -p $(REPORT)
+	( echo '## Simulation' && echo && python -m tests.robustness.simulation --seeds 100000 --processes 2 && echo ) \
+		| tee $(REPORT)/section-simulation.md
+	( echo '## Seeded bugs' && echo && python -m tests.robustness.bugs && echo ) | tee $(REPORT)/section-bugs.md
+	( echo '## Limits' && echo && python -m tests.robustness.limits ) | tee $(REPORT)/section-limits.md
+	python -m tests.robustness all --out $(REPORT)
+
+robustness-quick: ## The part of it that every change has to pass; plain pytest runs it too
+	pytest -n 2 tests/robustness tests/security
+
+soak: ## An hour of mixed traffic, and whether anything grew
+	python -m tests.robustness.soak --minutes 60 --out $(REPORT)/soak
+
 model: ## Search the model of the protocol for what must not happen (needs spin and gcc)
 	python spec/check.py
 
@@ -33,4 +52,4 @@ containers: ## Run the tests against every supported Postgres, in Docker
 demo: ## Tell the story of two workers and one lock
 	dblock demo
 
-.PHONY: help install check long quick format bench model containers demo
+.PHONY: help install check long quick format bench robustness robustness-quick soak model containers demo

@@ -33,6 +33,9 @@ from tests.support.sessions import Sessions
 
 _numbers = itertools.count()
 
+# What tests start hundreds of times need not be compiled each time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A run in the background of a shell ignores Ctrl-C, and so would all that it starts; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
