@@ -41,7 +41,7 @@ def _stderr(path: str) -> Iterator[Path]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_ten_processes_at_once_over_and_over_make_one_server_and_one_schema(rounds: int) -> None:
     # Forked from a clean process that has imported the command line, so that all ten are off at once.
     context = multiprocessing.get_context("forkserver")
