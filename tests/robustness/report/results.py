@@ -93,7 +93,7 @@ def keep(outcome: Outcome, folder: Path) -> Result:
 
 def path_of(folder: Path, workload: str, fault: str, seed: int) -> Path:
     """Return where the result of a run is kept."""
-    return folder / f"run-{workload}-{fault}-{seed}.json".replace(" ", "-")
+    return folder / f"run-{workload}-{fault}-{seed}.json".replace(":", "-")
 
 
 def load(folder: Path) -> list[Result]:
