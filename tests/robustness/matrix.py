@@ -26,8 +26,7 @@ def full() -> list[Entry]:
 
 def _counts() -> list[Entry]:
     sets = [name for name in workloads.names() if name.startswith("set_add:")]
-    runs = [Scenario("mutex", "crash", strikes=125)] * 4
-    runs += [Scenario("set_add:key", "crash", strikes=125)] * 2 + [Scenario("bank", "crash", strikes=125)] * 2
+    runs = [Scenario("mutex", "crash", strikes=125)] * 8
     runs += [Scenario(name, "freeze-past", strikes=150) for name in sets]
     runs += [Scenario(name, "promotion-sync", strikes=25) for name in ("mutex", "set_add:key")]
     runs += [Scenario(name, "promotion-async", strikes=25) for name in ("mutex", "set_add:key")]

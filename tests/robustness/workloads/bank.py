@@ -14,7 +14,7 @@ from psycopg import IsolationLevel
 
 import fenced_store
 from tests.robustness import workloads
-from tests.robustness.checkers import bank, fence, linearizability, loss, token_order
+from tests.robustness.checkers import bank, durability, fence, linearizability, loss, token_order
 from tests.robustness.histories import Recorder
 from tests.robustness.traffic import Worker
 
@@ -32,7 +32,7 @@ CREATE TABLE public.journal (
 class Workload(workloads.Base):
     """Money is neither made nor lost, and every acknowledged transfer is in the journal once."""
 
-    checkers = (bank.check, fence.check, linearizability.check, token_order.check, loss.check)
+    checkers = (bank.check, fence.check, linearizability.check, token_order.check, loss.check, durability.check)
 
     def prepare(self, dsn: str) -> None:
         with psycopg.connect(dsn) as connection:

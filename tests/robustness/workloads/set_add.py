@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.robustness import workloads
-from tests.robustness.checkers import fence, linearizability, loss, sets, token_order
+from tests.robustness.checkers import durability, fence, linearizability, loss, sets, token_order
 from tests.robustness.histories import Recorder
 from tests.robustness.resources import CLASSES, KINDS, REFUSED, UNKNOWN, Resource
 from tests.robustness.traffic import Worker
@@ -31,7 +31,7 @@ TABLES = 40
 class Workload(workloads.Base):
     """Whatever was acknowledged is there in the end, once."""
 
-    checkers = (sets.check, fence.check, linearizability.check, token_order.check, loss.check)
+    checkers = (sets.check, fence.check, linearizability.check, token_order.check, loss.check, durability.check)
 
     def prepare(self, dsn: str) -> None:
         CLASSES[self.variant].prepare(dsn, [f"s{one}_{age}" for one in range(SETS) for age in range(TABLES)])
