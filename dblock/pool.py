@@ -93,12 +93,12 @@ class _PoolBase(Generic[Turn]):
         """Whether any connection is open or being opened; once the pool is closed, whether anybody still has one."""
         return bool(self._places)
 
-    def _take_now(self) -> Handed | None:
+    def _take_now(self, borrows: bool) -> Handed | None:
         """Take a connection at rest, or a place to open one; None when neither can be had, or others wait already."""
         self._check_open()
         if self._idle and not self._line:
             return self._idle.pop()
-        if not self._places or time.monotonic() - self._line_since >= GROW_AFTER:
+        if not self._places or (not borrows and time.monotonic() - self._line_since >= GROW_AFTER):
             return self._grow()
         return None
 
@@ -168,9 +168,9 @@ class _PoolBase(Generic[Turn]):
             self._pass_place(wire)
         return idle
 
-    def _exhausted(self) -> Unavailable:
+    def _exhausted(self, patience: float) -> Unavailable:
         return Unavailable(
-            f"All {self._size} connections of this client have been busy for {self._patience:g} s. "
+            f"All {self._size} connections of this client have been busy for {patience:g} s. "
             "Is the database slow to answer? A larger pool_size admits more calls at once."
         )
 
@@ -188,16 +188,20 @@ class Pool(_PoolBase[_ThreadTurn]):
         super().start_anew()
         self._lock = threading.RLock()
 
-    def take(self) -> Wire:
-        """Borrow a connection for one call."""
+    def take(self, lent_within: float | None = None) -> Wire:
+        """Borrow a connection for one call.
+
+        For a call of another pool's, which could open none, it has to come within so many seconds: none is opened for
+        it beside those that there are.
+        """
         turn: _ThreadTurn | None = None
         with self._lock:
-            handed = self._take_now()
+            handed = self._take_now(lent_within is not None)
             if handed is None:
                 turn = _ThreadTurn()
                 self._line_up(turn)
         if turn is not None:
-            handed = self._wait(turn)
+            handed = self._wait(turn, lent_within)
         if handed is None:
             raise ClientClosed
         if not isinstance(handed, Place):
@@ -212,16 +216,17 @@ class Pool(_PoolBase[_ThreadTurn]):
         wire.place = handed
         return wire
 
-    def _wait(self, turn: _ThreadTurn) -> Handed | None:
+    def _wait(self, turn: _ThreadTurn, lent_within: float | None) -> Handed | None:
+        patience = self._patience if lent_within is None else min(lent_within, self._patience)
         try:
-            if turn.came.wait(min(GROW_AFTER, self._patience)):
+            if turn.came.wait(min(GROW_AFTER, patience)):
                 return turn.handed
             with self._lock:
-                place = self._grow() if turn in self._line else None
+                place = self._grow() if turn in self._line and lent_within is None else None
                 if place is not None:
                     self._line.remove(turn)
                     return place
-            if turn.came.wait(max(self._patience - GROW_AFTER, 0.0)):
+            if turn.came.wait(max(patience - GROW_AFTER, 0.0)):
                 return turn.handed
         except BaseException:
             if not self._leave_line(turn):
@@ -229,7 +234,7 @@ class Pool(_PoolBase[_ThreadTurn]):
             raise
         if not self._leave_line(turn):
             return turn.handed  # it came at the last moment
-        raise self._exhausted()
+        raise self._exhausted(patience)
 
     def _pass_on(self, handed: Handed | None) -> None:
         if isinstance(handed, Place):
@@ -274,9 +279,9 @@ class AsyncPool(_PoolBase[_TaskTurn]):
         super().__init__(size, patience)
         self._connect = connect
 
-    async def take(self) -> Wire:
-        """Borrow a connection for one call."""
-        handed = self._take_now() or await self._wait()
+    async def take(self, lent_within: float | None = None) -> Wire:
+        """Borrow a connection for one call; see Pool.take."""
+        handed = self._take_now(lent_within is not None) or await self._wait(lent_within)
         if handed is None:
             raise ClientClosed
         if not isinstance(handed, Place):
@@ -290,18 +295,19 @@ class AsyncPool(_PoolBase[_TaskTurn]):
         wire.place = handed
         return wire
 
-    async def _wait(self) -> Handed | None:
+    async def _wait(self, lent_within: float | None) -> Handed | None:
+        patience = self._patience if lent_within is None else min(lent_within, self._patience)
         turn = _TaskTurn()
         self._line_up(turn)
         try:
             # Not wait_for, which may time out and lose a turn that came at the same moment.
-            await asyncio.wait([turn.came], timeout=min(GROW_AFTER, self._patience))
+            await asyncio.wait([turn.came], timeout=min(GROW_AFTER, patience))
             if not turn.came.done():
-                place = self._grow()
+                place = self._grow() if lent_within is None else None
                 if place is not None:
                     self._line.remove(turn)
                     return place
-                await asyncio.wait([turn.came], timeout=max(self._patience - GROW_AFTER, 0.0))
+                await asyncio.wait([turn.came], timeout=max(patience - GROW_AFTER, 0.0))
         except BaseException:
             if not turn.came.done():
                 self._line.remove(turn)
@@ -314,7 +320,7 @@ class AsyncPool(_PoolBase[_TaskTurn]):
         if turn.came.done():
             return turn.handed
         self._line.remove(turn)
-        raise self._exhausted()
+        raise self._exhausted(patience)
 
     def give(self, wire: Wire) -> None:
         """Return what was borrowed; a connection that is not fit for another call is closed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import time
 from contextlib import suppress
@@ -193,7 +194,7 @@ class Runner(_Base):
         while True:
             wire: Wire | None = None
             try:
-                wire, pool = self._take()
+                wire, pool = self._take(min(call.within, self.answer_within))
                 try:
                     row: Row | None = wire.connection.wait(wire.exchange(call, min(call.within, self.answer_within)))
                     return row
@@ -211,19 +212,19 @@ class Runner(_Base):
                     self._pool.drop_idle()
                 call = trouble.call
 
-    def _take(self) -> tuple[Wire, Pool]:
+    def _take(self, within: float = math.inf, lent: bool = False) -> tuple[Wire, Pool]:
         """Borrow a connection, and learn whom to give it back to.
 
         One that cannot be opened is an error at once, lest a wrong password be tried twice.
         """
         try:
-            return self._pool.take(), self._pool
+            return self._pool.take(within if lent else None), self._pool
         except DblockError:
             raise
         except Exception as error:
             if self._spare is not None and self._spare._pool.in_use:
                 logger.info("no connection of its own could be had, borrowing one: %s", error)
-                return self._spare._take()
+                return self._spare._take(within, lent=True)
             with translated(self.schema):
                 raise error
 
@@ -316,7 +317,7 @@ class AsyncRunner(_Base):
         while True:
             wire: Wire | None = None
             try:
-                wire, pool = await self._take()
+                wire, pool = await self._take(min(call.within, self.answer_within))
                 try:
                     row: Row | None = await wire.connection.wait(
                         wire.exchange(call, min(call.within, self.answer_within))
@@ -336,19 +337,19 @@ class AsyncRunner(_Base):
                     self._pool.drop_idle()
                 call = trouble.call
 
-    async def _take(self) -> tuple[Wire, AsyncPool]:
+    async def _take(self, within: float = math.inf, lent: bool = False) -> tuple[Wire, AsyncPool]:
         """Borrow a connection, and learn whom to give it back to.
 
         One that cannot be opened is an error at once, lest a wrong password be tried twice.
         """
         try:
-            return await self._pool.take(), self._pool
+            return await self._pool.take(within if lent else None), self._pool
         except DblockError:
             raise
         except Exception as error:
             if self._spare is not None and self._spare._pool.in_use:
                 logger.info("no connection of its own could be had, borrowing one: %s", error)
-                return await self._spare._take()
+                return await self._spare._take(within, lent=True)
             with translated(self.schema):
                 raise error
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 import dblock
 from dblock.calls import Call, Steps
-from dblock.runner import Runner, _Trouble
+from dblock.runner import AsyncRunner, Runner, _Trouble
 from dblock.target import Target, resolve
 
 ONE = Call(b"SELECT $1::text", ("1",))
@@ -100,3 +102,69 @@ def test_but_what_the_caller_was_already_handling_does_not(runner: Runner) -> No
         error = psycopg.OperationalError("broken")
         error.__context__ = handled
         assert trouble.raise_or_retry(error, None) is True
+
+
+class Full(Target):
+    """A target that has no room for more than so many connections."""
+
+    room = 0
+
+    def connect(self) -> psycopg.Connection[Any]:
+        if not self.room:
+            raise psycopg.OperationalError("sorry, too many clients already")
+        self.room -= 1
+        return super().connect()
+
+
+@pytest.fixture
+def borrower(runner: Runner, dsn: str) -> Any:
+    """A runner that can have no connection of its own."""
+    borrower = Runner(Full(dsn), "dblock", 1, 5.0, prepares=False, spare=runner)
+    yield borrower
+    borrower.close()
+
+
+def test_who_borrows_waits_for_a_connection_in_use_and_opens_none(dsn: str) -> None:
+    full = Full(dsn)
+    full.room = 1
+    owner = Runner(full, "dblock", 3, 5.0)
+    borrower = Runner(full, "dblock", 1, 5.0, prepares=False, spare=owner)
+    busy = Call(b"SELECT $1::text FROM pg_sleep(2 * 0.2)", ("1",))
+    with ThreadPoolExecutor(1) as threads:
+        used = threads.submit(owner.run, calling(busy))
+        while not owner._pool._places or owner._pool._idle:
+            pass
+        assert borrower.run(calling(ONE)) == ("1",)
+        assert used.result() == ("1",)
+    borrower.close()
+    owner.close()
+
+
+def test_who_borrows_waits_no_longer_than_its_call_may_take(runner: Runner, borrower: Runner) -> None:
+    wire = runner._pool.take()
+    began = time.monotonic()
+    with pytest.raises(dblock.Unavailable):
+        borrower.run(calling(ONE._replace(within=0.3)))
+    assert 0.3 <= time.monotonic() - began < 3
+    runner._pool.give(wire)
+
+
+async def test_a_task_that_borrows_waits_too_and_opens_none(dsn: str) -> None:
+    class Crowded(Full):
+        async def connect_async(self) -> psycopg.AsyncConnection[Any]:
+            if not self.room:
+                raise psycopg.OperationalError("sorry, too many clients already")
+            self.room -= 1
+            return await super().connect_async()
+
+    full = Crowded(dsn)
+    full.room = 1
+    owner = AsyncRunner(full, "dblock", 3, 5.0)
+    borrower = AsyncRunner(full, "dblock", 1, 5.0, prepares=False, spare=owner)
+    used = asyncio.ensure_future(owner.run(calling(Call(b"SELECT $1::text FROM pg_sleep(2 * 0.2)", ("1",)))))
+    while not owner._pool._places:
+        await asyncio.sleep(0)
+    assert await borrower.run(calling(ONE)) == ("1",)
+    assert await used == ("1",)
+    borrower.close()
+    owner.close()
