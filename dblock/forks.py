@@ -34,9 +34,12 @@ def mind_forks(thing: Forkable) -> None:
 
 
 def _in_child() -> None:
-    importing.release()
-    for thing in list(_known):
-        thing.start_anew()
+    try:
+        for thing in list(_known):
+            thing.start_anew()
+    finally:
+        # Last: it is not ours if a signal's handler has thrown us out of waiting for it, and Python forks all the same.
+        importing.release()
 
 
 if hasattr(os, "register_at_fork"):

@@ -551,6 +551,45 @@ def test_a_fork_while_another_thread_imports_what_the_client_needs_does_not_hang
     assert done.returncode == 0
 
 
+FORK_THROUGH_AN_INTERRUPT = """
+import os, signal, sys, threading, time
+import dblock
+from dblock.forks import importing
+
+client = dblock.Client(sys.argv[1], presence=None)
+lease = client.lock("a").acquire()
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with importing:
+        held.set()
+        done.wait()
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    os._exit(1 if client._runner._pool._idle else 0)
+done.set()
+lease.release()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_has_none_of_the_parents_connections_though_a_signal_came_while_the_fork_waited(dsn: str) -> None:
+    """Python forks all the same when what is to be done before a fork raises."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK_THROUGH_AN_INTERRUPT, dsn], timeout=60, check=False
+    )
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("kind", [dblock.Client, dblock.AsyncClient])
 async def test_no_password_hangs_on_any_exception_in_the_chain(dsn: str, kind: type) -> None:
     async def raised(where: str) -> BaseException:
