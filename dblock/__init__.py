@@ -9,6 +9,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from dblock.forks import importing
+
 if TYPE_CHECKING:
     from dblock.calls import Holder, Waiter
     from dblock.client import AsyncClient, Client
@@ -86,7 +88,8 @@ def __getattr__(name: str) -> object:
     """Import what is asked for, when it is: whoever runs one command should not wait for all the rest."""
     if name not in __all__:
         raise AttributeError(f"module 'dblock' has no attribute {name!r}")
-    found = getattr(import_module(f"dblock.{_HOME.get(name, 'errors')}"), name)
+    with importing:
+        found = getattr(import_module(f"dblock.{_HOME.get(name, 'errors')}"), name)
     globals()[name] = found
     return found
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dblock.calls import Place
 from dblock.errors import ClientClosed, InvalidArgument
-from dblock.forks import mind_forks
+from dblock.forks import importing, mind_forks
 from dblock.hold import Hold, Reason
 from dblock.steps import Service
 from dblock.target import Target, resolve
@@ -48,13 +48,15 @@ class ClientBase:
         `presence` is how long others wait, once that connection has ended, before they take what this process holds;
         None for as long as the leases last.
         """
-        from dblock.schema import check_name
+        with importing:
+            from dblock.schema import check_name
 
         if holder is not None and (not is_text(holder) or len(holder.encode()) > 512):
             raise InvalidArgument(f"A holder is text of at most 512 bytes without NUL; got {holder!a:.80}.")
         if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
             raise InvalidArgument(f"pool_size is a number of connections from 1; got {brief(pool_size)}.")
-        self._target = resolve(where)
+        with importing:  # psycopg, which reads a DSN
+            self._target = resolve(where)
         self._service = Service(check_name(schema), holder)
         self._schema = schema
         self._pool_size = pool_size

@@ -551,6 +551,41 @@ def test_a_fork_while_another_thread_imports_what_the_client_needs_does_not_hang
     assert done.returncode == 0
 
 
+FORK_IN_AN_EARLIER_IMPORT = """
+import os, signal, sys, threading
+import dblock
+
+class Notices:
+    began, forked = threading.Event(), threading.Event()
+    def find_spec(self, name, *_):
+        if name == sys.argv[1] and not self.began.is_set():
+            self.began.set()
+            self.forked.wait(1)  # or until the fork has happened, if it does not wait for us
+
+sys.meta_path.insert(0, Notices())
+use = lambda: dblock.Client("host=/nowhere").close()
+opens = threading.Thread(target=use)
+opens.start()
+Notices.began.wait()
+child = os.fork()
+Notices.forked.set()
+if child == 0:
+    signal.alarm(10)
+    use()
+    os._exit(0)
+opens.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("module", ["dblock.client", "dblock.schema", "psycopg"])
+def test_nor_does_a_fork_while_another_thread_makes_the_first_client(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK_IN_AN_EARLIER_IMPORT, module], timeout=60, check=False
+    )
+    assert done.returncode == 0
+
+
 FORK_THROUGH_AN_INTERRUPT = """
 import os, signal, sys, threading, time
 import dblock
