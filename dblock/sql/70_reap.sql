@@ -53,7 +53,14 @@ BEGIN
         END LOOP;
         EXIT WHEN gone >= batch OR tidied;
         -- What reads all of a table comes when nothing else is left, and not again with each of a thousand batches.
-        DELETE FROM lock_history AS h WHERE h.at <= clock_timestamp() - greatest(idle, '30 days');
+        -- It waits for nobody: what was taken above is nobody's until our end. A grant in somebody's long transaction, or
+        -- another reaper, may be at work on the same.
+        DELETE FROM lock_history AS h
+        WHERE h.number = ANY (ARRAY(
+            SELECT o.number FROM lock_history AS o
+            WHERE o.at <= clock_timestamp() - greatest(idle, '30 days')
+            FOR UPDATE SKIP LOCKED
+        ));
         FOR one IN SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch LOOP
             PERFORM nobody_waits(one);
             tidied := true;

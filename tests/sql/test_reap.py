@@ -170,3 +170,22 @@ def test_a_full_batch_does_not_read_the_whole_table(owner: psycopg.Connection, d
     while not (row := owner.execute(read).fetchone()) or not row[0]:
         pass
     assert row[0] <= 10_000, "each once to be taken, and not all of them again for each of a hundred batches"
+
+
+def test_history_that_another_transaction_clears_away_is_not_waited_for(
+    owner: psycopg.Connection, dsn: str, client: dblock.Client
+) -> None:
+    """A grant does so too, in a transaction that may be long; and nobody could have what the reaper has taken."""
+    client.lock("a").acquire().release()
+    owner.execute(
+        "INSERT INTO lock_history (at, name, event)"
+        " SELECT clock_timestamp() - interval '40 days', 'b', 'expired' FROM generate_series(1, 101)"
+    )
+    with psycopg.connect(dsn) as other:
+        other.execute("SET search_path = dblock")
+        other.execute("SELECT note('b', 1, 'expired', NULL, clock_timestamp())")
+        owner.execute("SET lock_timeout = '1s'")
+        assert owner.execute(ALL).fetchone() == (1,)
+        assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (2,), "those that the other has"
+    owner.execute(ALL)
+    assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (1,)
