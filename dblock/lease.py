@@ -120,7 +120,7 @@ class _LeaseBase:
             answer = yield from self._service.renew([(hold.name, hold.token, hold.ttl)])
             why = answer.missed.get(0)
             if why in (None, "busy", "forced"):
-                released = yield from self._service.release(hold.name, hold.token, hold.trusted_until)
+                released = yield from self._service.release(hold.name, hold.token, believed_until)
         hold.given_back = True
         if not released:
             freed = Reason.UNREACHABLE if doubtful else Reason.FORCED

@@ -186,6 +186,18 @@ def test_a_release_sent_again_that_finds_nothing_counts_as_done_only_if_nobody_c
     assert held.hold.loss.reason == "unreachable"
 
 
+def test_nor_when_it_is_made_a_third_time_because_the_row_was_in_use() -> None:
+    """Whoever takes the lock from us holds its row, too."""
+    held = Held()
+    held.hold.presence = Presence("there", 0.15, 0, clock.now())
+    held.hold.presence.stands = lambda now: False  # type: ignore[method-assign]
+    steps = held.releasing()
+    steps.send((None,))
+    steps.send(("0", "{1}", "{busy}"))
+    assert answer(steps, (None,)) is False
+    assert held.hold.loss is not None
+
+
 @pytest.mark.parametrize(
     ("why", "reason"), [("expired", "expired"), ("superseded", "superseded"), ("released", "forced")]
 )
