@@ -240,6 +240,8 @@ class Listening:
         self._probed_at = None
         self.line.pushed = True
         if payload != PROBE:
+            # Who never waits for long is seldom there when we look; it was until now.
+            self._awaited_at = clock.now()
             self.line.notified(payload)
 
     # What becomes of the connection.

@@ -209,3 +209,16 @@ def test_who_comes_while_the_listener_stops_listening_is_listened_for() -> None:
     rung = ears.rung
     ears.line.add(Place(ears.line, "a", "bb"))
     assert ears.rung == rung + 1, "who comes later wakes it"
+
+
+def test_a_listener_goes_on_listening_for_those_who_never_wait_for_long() -> None:
+    """It looks in every few seconds, and they have come and gone between two looks."""
+    ears = Ears()
+    ears._listens = ears.line.pushed = True
+    comer = Place(ears.line, "a", "aa")
+    ears.line.add(comer)
+    ears._notified(SimpleNamespace(payload="aa"))
+    comer.leave()
+    with pytest.raises(StopIteration):
+        next(ears._listening())
+    assert ears._listens
