@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dblock.cli.output import as_json, print_json
+from dblock.cli.output import as_json, print_json, shown
 from dblock.cli.settings import setting
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Asked:
 
     def remark(self, said: str) -> None:
         """Say something beside the answer, on standard error."""
-        text = as_json({"remark": said}) if self.as_json else f"dblock: {said}"
+        text = as_json({"remark": said}) if self.as_json else shown(f"dblock: {' '.join(said.splitlines())}")
         with contextlib.suppress(OSError):  # nobody is there to be told
             click.echo(text, err=True)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 
 import psycopg
 import pytest
 
 import dblock
+from dblock.cli.asked import Asked
+from dblock.cli.watching.lines import _warn
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell, ended
 from tests.support.terminal import Terminal
@@ -182,6 +185,15 @@ def test_a_terminal_gets_a_table_that_fits(shell: Shell, client: dblock.Client) 
         lines = terminal.lines()
     assert sum(line.count("a") for line in lines) >= 100
     assert "held" in "".join(lines)
+
+
+@pytest.mark.parametrize("say", [Asked.remark, lambda asked, said: _warn(asked, said, "kind")])
+def test_nor_does_what_is_said_beside_the_answer(
+    say: Callable[[Asked, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may quote an error of the database's, and with it a name."""
+    say(Asked(), "the lock could not be released: a\x9b2J\x1b[2J\u202e")
+    assert capsys.readouterr().err == "dblock: the lock could not be released: a\\x9b2J\\x1b[2J\\u202e\n"
 
 
 def test_json_moves_no_cursor_either(shell: Shell, dsn: str) -> None:

@@ -95,7 +95,7 @@ def _print_state(asked: Asked, look: Look, database: str) -> None:
 
 
 def _warn(asked: Asked, what: str, kind: str) -> None:
-    text = as_json({"warning": what, "kind": kind}) if asked.as_json else f"dblock: {what}"
+    text = as_json({"warning": what, "kind": kind}) if asked.as_json else shown(f"dblock: {what}")
     click.echo(text, err=True)
 
 
