@@ -159,6 +159,22 @@ def test_any_number_of_dead_clients_can_be_cleared_away(owner: psycopg.Connectio
     assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (1,)
 
 
+def test_whatever_its_mark_nobody_who_lives_is_noted_as_gone(owner: psycopg.Connection, dsn: str) -> None:
+    """A mark is a random number, of either sign, which the server shows in two halves without one."""
+    with psycopg.connect(dsn, autocommit=True) as living:
+        living.execute("SELECT dblock.be_present(gen_random_uuid(), '150 ms') FROM generate_series(1, 64)")
+        owner.execute(ALL)
+        gone = "SELECT count(*), count(gone_since) FROM lock_presence"
+        assert owner.execute(gone).fetchone() == (64, 0)
+        signs = "SELECT count(DISTINCT (mark < 0, mark::bit(64) & x'0000000080000000' = 0::bit(64))) FROM lock_presence"
+        assert owner.execute(signs).fetchone() == (4,)
+    held = "SELECT count(*) FROM pg_locks JOIN lock_presence ON mark = (classid::bigint << 32) | objid::bigint"
+    while owner.execute(held).fetchone() != (0,):
+        pass
+    owner.execute(ALL)
+    assert owner.execute(gone).fetchone() == (64, 64)
+
+
 def test_a_full_batch_does_not_read_the_whole_table(owner: psycopg.Connection, dsn: str) -> None:
     owner.execute(
         "INSERT INTO distributed_locks (name, token, expires_at)"
