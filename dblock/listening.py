@@ -293,6 +293,17 @@ class Listening:
                 wire.close()
         self._wire = self._silent = None
 
+    def _begin_again(self) -> None:
+        """Take note that the connection was hung up though the client goes on, as when all tasks were cancelled."""
+        self._listens = False
+        self._probed_at = None
+        self._retry_at = -math.inf
+        self.line.pushed = False
+        presence, self._service.presence = self._service.presence, None
+        if presence is not None:
+            self._doubtful.append(presence)
+            self._give_up_in(presence.grace * OWN_PART)
+
     def _close_silent(self) -> None:
         silent, self._silent = self._silent, None
         if silent is not None:

@@ -45,6 +45,10 @@ class AsyncListener(Listening):
     def start(self) -> None:
         """Listen from now on."""
         if (self._task is None or self._task.done()) and not self._closed:
+            if self._task is not None:
+                if self._connecting is not None:
+                    self._connecting.cancel()
+                self._begin_again()
             self._ring = asyncio.Event()
             self._task = asyncio.get_running_loop().create_task(self._go(self._ring), name="dblock listener")
 
@@ -132,6 +136,9 @@ class AsyncListener(Listening):
         except BaseException:
             if wire is not None:
                 wire.close()
+            if self._connecting is asyncio.current_task():
+                self._retry_at = -math.inf  # the listener itself may go on
+                self._hurry()
             raise
         self._hurry()
 

@@ -12,6 +12,7 @@ import pytest
 
 import dblock
 from dblock import line, listening
+from dblock.target import Target
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
 
@@ -413,3 +414,43 @@ async def test_only_a_client_that_waits_listens(
     while listeners[1]._listens:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("which", ["dblock listener", "dblock connecting"])
+async def test_a_listener_is_there_again_after_its_task_was_cancelled(
+    dsn: str, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, reached = Target.connect_async, asyncio.Event()
+
+    async def slow(self: Target) -> Any:
+        task = asyncio.current_task()
+        if task is not None and task.get_name() == which and not reached.is_set():
+            reached.set()
+            await asyncio.sleep(60)
+        return await connect(self)
+
+    monkeypatch.setattr(Target, "connect_async", slow)
+
+    async def ready(client: dblock.AsyncClient) -> None:
+        deadline = time.monotonic() + 5
+        while not (client._listener._wire and client._service.presence and client._listener.line.pushed):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+    async with dblock.AsyncClient(dsn) as holds, dblock.AsyncClient(dsn) as waits:
+        await (await waits.lock("b").acquire()).release()
+        held = await holds.lock("a").acquire()
+        waiting = asyncio.create_task(waits.lock("a").acquire())
+        if which == "dblock connecting":
+            await reached.wait()
+        else:
+            await ready(waits)
+        for task in asyncio.all_tasks():
+            if task.get_name() == which:
+                task.cancel()
+                await asyncio.wait([task])
+        again = asyncio.create_task(waits.lock("a").acquire())
+        await ready(waits)
+        await held.release()
+        for one in (waiting, again):
+            await (await one).release()
