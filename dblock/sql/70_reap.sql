@@ -23,15 +23,12 @@ BEGIN
       AND t.since <= clock_timestamp() - idle;
     DELETE FROM lock_clients AS c WHERE c.seen_until <= clock_timestamp() - greatest(idle, '1 minute');
     DELETE FROM lock_presence AS p
-    WHERE p.incarnation <> pg_postmaster_start_time() OR p.gone_since <= clock_timestamp() - greatest(idle, '1 minute');
-    -- Those that are gone and that nobody has looked at: noted now, and taken the next time. Whether a mark is held is looked
-    -- up and not tried: all that were tried would be ours until the end, and the server has room for so many locks only.
-    UPDATE lock_presence AS p SET gone_since = clock_timestamp()
-    WHERE p.gone_since IS NULL AND p.session <> pg_backend_pid() AND p.mark NOT IN (
-        SELECT (k.classid::bigint << 32) | k.objid::bigint
-        FROM pg_locks AS k JOIN pg_database AS d ON d.oid = k.database AND d.datname = current_database()
-        WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted
-    );
+    USING (
+        SELECT o.presence FROM lock_presence AS o
+        WHERE o.incarnation <> pg_postmaster_start_time() OR o.gone_since <= clock_timestamp() - greatest(idle, '1 minute')
+        FOR UPDATE SKIP LOCKED
+    ) AS old
+    WHERE p.presence = old.presence;
     LOOP
         FOR seen IN
             DELETE FROM distributed_locks AS d
@@ -67,6 +64,20 @@ BEGIN
         END LOOP;
         EXIT WHEN NOT tidied;
     END LOOP;
+    -- Presences that are gone and that nobody has looked at: noted now, and taken the next time. Whether a mark is held is
+    -- looked up and not tried: all that were tried would be ours until the end, and the server has room for so many locks
+    -- only. Last, because a client that is there all the same has to say so within moments, and would wait for our end.
+    UPDATE lock_presence AS p SET gone_since = clock_timestamp()
+    FROM (
+        SELECT o.presence FROM lock_presence AS o
+        WHERE o.gone_since IS NULL AND o.session <> pg_backend_pid() AND o.mark NOT IN (
+            SELECT (k.classid::bigint << 32) | k.objid::bigint
+            FROM pg_locks AS k JOIN pg_database AS d ON d.oid = k.database AND d.datname = current_database()
+            WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted
+        )
+        FOR UPDATE SKIP LOCKED
+    ) AS dead
+    WHERE p.presence = dead.presence;
     RETURN gone;
 END
 $$;

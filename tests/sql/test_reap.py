@@ -175,6 +175,25 @@ def test_whatever_its_mark_nobody_who_lives_is_noted_as_gone(owner: psycopg.Conn
     assert owner.execute(gone).fetchone() == (64, 64)
 
 
+@pytest.mark.parametrize("gone_since", [None, "2020-01-01"])
+def test_a_presence_that_somebody_looks_at_is_not_waited_for(
+    owner: psycopg.Connection, dsn: str, client: dblock.Client, gone_since: str | None
+) -> None:
+    """Who finds a holder dead holds its presence to the end of a transaction, which may be long."""
+    client.lock("a").acquire().release()
+    owner.execute(
+        "INSERT INTO lock_presence SELECT gen_random_uuid(), number, 0, pg_postmaster_start_time(), '150 ms', %s"
+        " FROM generate_series(1, 3) AS number",
+        [gone_since],
+    )
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT FROM dblock.lock_presence WHERE mark = 2 FOR UPDATE")
+        owner.execute("SET lock_timeout = '1s'")
+        assert owner.execute(ALL).fetchone() == (1,)
+        left = owner.execute("SELECT mark FROM lock_presence WHERE gone_since IS NOT NULL ORDER BY 1").fetchall()
+        assert left == ([(2,)] if gone_since else [(1,), (3,)])
+
+
 def test_a_full_batch_does_not_read_the_whole_table(owner: psycopg.Connection, dsn: str) -> None:
     owner.execute(
         "INSERT INTO distributed_locks (name, token, expires_at)"
