@@ -60,6 +60,7 @@ class Recorder:
         # Straight to the kernel: what was written is there, whatever becomes of this process.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._numbers = itertools.count()
+        self._process = os.getpid()
 
     def do(
         self,
@@ -106,6 +107,8 @@ class Recorder:
         self.end(number, OK)
 
     def _write(self, line: dict[str, Any]) -> None:
+        # The child of a fork counts on from the same number: what it wrote here could not be told from the parent's.
+        assert os.getpid() == self._process, "every process writes a history of its own"
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:

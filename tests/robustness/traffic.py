@@ -171,15 +171,21 @@ def main() -> None:
     over = threading.Event()
     name = Path(orders.history).stem
     with in_threads(orders.kind, orders.dsn, patience=2.0, **orders.options.get("client", {})) as client:
-        _count_wake_ups(recorder)
+        own_recorder = [recorder]
+        _count_wake_ups(own_recorder)
         interruptions = Interruptions()
 
         def worker(name: str, recorder: Recorder = recorder) -> Worker:
             return Worker(name, client, recorder, orders, over, interruptions)
 
+        def worker_of_child(recorder: Recorder) -> Worker:
+            # Whatever it notes from now on is a part of its own story.
+            own_recorder[:] = [recorder]
+            return worker(name, recorder)
+
         befalls = orders.options.get("befalls")
         if befalls == "forks":
-            interruptions.expect_forks(client, name, Path(orders.history), orders.seed, lambda own: worker(name, own))
+            interruptions.expect_forks(client, name, Path(orders.history), orders.seed, worker_of_child)
         if befalls == "giving up":
             interruptions.expect_giving_up(client, orders.seed)
         workers = [worker(f"{name}.{number}") for number in range(int(orders.options.get("threads", workload.threads)))]
@@ -216,8 +222,8 @@ def _go(workload: Any, worker: Worker) -> None:
         raise
 
 
-def _count_wake_ups(recorder: Recorder) -> None:
-    """Write down every notification that wakes a waiter."""
+def _count_wake_ups(own_recorder: list[Recorder]) -> None:
+    """Write down every notification that wakes a waiter, in the history of the process that this is by then."""
     from dblock.line import Line, Seating
 
     add, notified = Line.add, Line.notified
@@ -229,7 +235,7 @@ def _count_wake_ups(recorder: Recorder) -> None:
 
     def noted(self: Line, attempt: str) -> None:
         # Nobody else is told of the lock's name; a waiter that has left may be woken too late.
-        recorder.note("woken", names.get(attempt.replace("-", ""), ""), attempt=attempt)
+        own_recorder[0].note("woken", names.get(attempt.replace("-", ""), ""), attempt=attempt)
         notified(self, attempt)
 
     Line.add, Line.notified = added, noted  # type: ignore[method-assign]
