@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dblock import clock
 from dblock.calls import Steps
 from dblock.errors import ClientClosed, DatabaseError, DblockError
+from dblock.events import wait_and_clear
 from dblock.forks import mind_forks
 from dblock.hold import Hold
 from dblock.presence import Presence
@@ -389,9 +390,7 @@ class AsyncKeepAlive(_KeepAliveBase):
             self._rounds.reached()
         while not self._closed:
             try:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(wake.wait(), self._seconds_to_sleep())
-                wake.clear()
+                await wait_and_clear(wake, self._seconds_to_sleep())
                 self._collect()
                 await self._runner.run(self._rounds.release(self._abandoned))
                 self._abandoned = self._rounds.releasable(self._abandoned)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from datetime import datetime
@@ -68,12 +67,13 @@ class TaskLost(Lost):
         """Wait until the lease is lost: True. False when it is released first."""
         import asyncio
 
+        from dblock.events import wait_and_clear
+
         ended = asyncio.Event()
         forget = self._hold.at_end(lambda: self._watch.in_loop(ended.set))
         try:
             while not self.is_set() and not self._hold.over:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(ended.wait(), max(self._hold.trusted_until - clock.now(), 0.001))
+                await wait_and_clear(ended, max(self._hold.trusted_until - clock.now(), 0.001))
             return self.is_set()
         finally:
             forget()

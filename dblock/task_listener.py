@@ -16,6 +16,7 @@ import psycopg
 from dblock import clock, listening
 from dblock.calls import Call, Steps
 from dblock.errors import ClientClosed, DatabaseError, DblockError
+from dblock.events import wait_and_clear
 from dblock.line import TaskSeating
 from dblock.listening import FIRST_PAUSE, Listening
 from dblock.wire import Wire
@@ -209,12 +210,10 @@ class AsyncListener(Listening):
         if handle is not None:
             loop.add_reader(handle, readable)
         try:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(ring.wait(), None if seconds == math.inf else seconds)
+            await wait_and_clear(ring, None if seconds == math.inf else seconds)
         finally:
             if handle is not None:
                 loop.remove_reader(handle)
-        ring.clear()
         if wire is not None and came:
             try:
                 self._read(wire)

@@ -17,7 +17,7 @@ import dblock
 PACKAGE = Path(dblock.__file__).parent
 
 LAYERS = [
-    ["errors", "forks", "clock"],
+    ["errors", "forks", "clock", "events"],
     ["terms", "presence", "silence"],
     ["calls", "rights"],
     ["steps", "faults", "target", "embedded"],
