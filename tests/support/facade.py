@@ -7,6 +7,7 @@ call runs in a thread, one for each task of the test, as a program with that man
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import weakref
 from collections.abc import Iterator
@@ -135,7 +136,7 @@ class _Blocking:
             return attribute
         if name == "lock":
             return lambda *args, **options: _Blocking(attribute(*args, **options), self._loop)
-        if not asyncio.iscoroutinefunction(attribute):
+        if not inspect.iscoroutinefunction(attribute):
             return attribute
 
         def call(*args: Any, **options: Any) -> Any:
