@@ -63,6 +63,7 @@ class Proxy:
         """Whether requests are passed on."""
         self._answers_flow = threading.Event()
         self.flow()
+        self._closed = False
         self._links: set[_Link] = set()
         self._half_open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -132,6 +133,10 @@ class Proxy:
                 _close(client)  # the server is not there
                 continue
             self._links.add(link)
+            if self._closed:
+                # Accepted in the very moment, and not among those that were cut.
+                _close(link.client)
+                _close(link.server)
             threading.Thread(target=self._requests, args=(link,), daemon=True).start()
             threading.Thread(target=self._answers, args=(link,), daemon=True).start()
 
@@ -191,6 +196,7 @@ class Proxy:
 
     def close(self) -> None:
         """Cut every connection, and take no more."""
+        self._closed = True
         _close(self._listener)
         self.flow()
         self.cut()
