@@ -40,6 +40,9 @@ GIVEN_UP = (Interrupted, CancelledError)
 
 FORK, GIVE_UP = signal.SIGUSR1, signal.SIGUSR2
 
+CHILD_LIVES = 30
+"""Seconds after which the child of a fork is killed that has not ended by then."""
+
 WAITS = (1, 1, 2, 2, 3, 4, 6, 10)
 """At which of its waits a call is given up; most calls have two or three, and a wait in line is one."""
 
@@ -131,7 +134,7 @@ class Interruptions:
                 return
             code = 1
             try:
-                signal.alarm(30)
+                signal.alarm(CHILD_LIVES)
                 recorder = Recorder(history.with_name(f"{name}-child{number}.jsonl"))
                 _be_child(client, leases, recorder, make(recorder), moment)
                 code = 0
@@ -142,10 +145,14 @@ class Interruptions:
 
         signal.signal(FORK, told)
 
-    def wait_for_children(self) -> None:
-        """Return once every child has ended."""
+    def wait_for_children(self, recorder: Recorder) -> None:
+        """Return once every child has ended; one that did not end by itself is trouble."""
         for child in self._children:
-            os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if code == -signal.SIGALRM:
+                recorder.note("trouble", "child", what=f"a child of a fork did not end within {CHILD_LIVES} s")
+            elif code < 0:
+                recorder.note("trouble", "child", what=f"a child of a fork was ended by {signal.Signals(-code).name}")
 
 
 def _be_child(client: Any, leases: list[Any], recorder: Recorder, worker: Any, forked_at: float) -> None:

@@ -204,7 +204,7 @@ def main() -> None:
             thread.join(20)
             if thread.is_alive():
                 recorder.note("trouble", thread.name, what="did not end")
-        interruptions.wait_for_children()
+        interruptions.wait_for_children(recorder)
 
 
 def _end_with_input(over: threading.Event) -> None:
