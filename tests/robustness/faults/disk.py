@@ -74,8 +74,8 @@ class DiskFull(Fault):
     def missing(cls) -> str | None:
         if os.geteuid() != 0:
             return "mounting a small disk needs root"
-        if not shutil.which("mount"):
-            return "there is no program to mount a small disk with"
+        if not (shutil.which("mount") and shutil.which("unshare")):
+            return "there is no program to mount a small disk with (Debian: mount, util-linux)"
         tried = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True)
         return None if tried.returncode == 0 else "mounting is not allowed here, as in most containers"
 
@@ -95,8 +95,11 @@ class DiskFull(Fault):
             server.start()
             yield
         finally:
-            server.stop()
-            subprocess.run(["umount", str(server.data)], check=True)
+            try:
+                server.stop()
+            finally:
+                # However the server ended: a mount would outlive this process. Lazily, in case one still works there.
+                subprocess.run(["umount", "--lazy", str(server.data)], check=True)
             server.data.rmdir()
             aside.rename(server.data)
 

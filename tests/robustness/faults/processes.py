@@ -26,10 +26,12 @@ class Freeze(Fault):
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
         victim = dice.choice(sorted(stage.workers))
         process = stage.workers[victim]
-        process.send_signal(signal.SIGSTOP)
         seconds = dice.uniform(*self.seconds)
-        time.sleep(seconds)
-        process.send_signal(signal.SIGCONT)
+        try:
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(seconds)
+        finally:
+            process.send_signal(signal.SIGCONT)
         return {"victim": victim, "seconds": seconds}
 
 

@@ -95,10 +95,12 @@ class StopServer(Fault):
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
         pids = pids_working_in(stage.server.data)
         seconds = dice.choice([0.1, 0.5, 1.3]) * LONGEST_TTL * dice.uniform(0.8, 1.2)
-        tell(pids, signal.SIGSTOP)
-        time.sleep(seconds)
-        # What the postmaster was forking at that moment is not among those.
-        tell(pids | pids_working_in(stage.server.data), signal.SIGCONT)
+        try:
+            tell(pids, signal.SIGSTOP)
+            time.sleep(seconds)
+        finally:
+            # What the postmaster was forking at that moment is not among those.
+            tell(pids | pids_working_in(stage.server.data), signal.SIGCONT)
         return {"stopped": len(pids), "seconds": seconds}
 
 
