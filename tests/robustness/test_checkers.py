@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
+import pkgutil
 import random
 from typing import Any
 
 import pytest
 
+from tests.robustness import checkers
 from tests.robustness.checkers import (
     Checker,
     bank,
     durability,
     fence,
     forced,
+    hand_over,
     line,
     linearizability,
     loss,
@@ -131,7 +135,12 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
         GRANT, stopped("a", 2, 15), op("acquire", 1.2, 18, outcome="failed"), taken_over(20),
     ]),
     ("one that goes on in time", takeover.check, [GRANT, stopped("a", 2, 5), taken_over(20)]),
+    ("handed over at once", hand_over.check, [GRANT, FREED, NEXT]),
     ("known to the server", durability.check, [GRANT, NEXT, *NOTED]),
+    ("a row that the reaper has taken", durability.check, [
+        op("acquire", 0, 1, key="l", token=3), op("fault", 2, 2.1, "director", "reap"),
+        *NOTED, op("granted", 99, 99, key="l", order=3, token=3),
+    ]),
     ("a wake-up for a release", wake_ups.check, [GRANT, FREED, op("woken", 2.2, 2.2, "b")]),
     ("a wake-up of one who left", wake_ups.check, [
         op("acquire", 0, 1, outcome="failed", timeout=1), op("woken", 2, 2, "b"),
@@ -177,6 +186,9 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
         GRANT, op("renew", 9, 9.5, token=1), op("acquire", 2, 12, "b", token=2, ttl=10),
     ]),
     ("a survivor's lease that was taken before its time", linearizability.check, [GRANT, killed("c", 1.1), NEXT]),
+    ("a lease that was taken before its time while another was stopped for long", linearizability.check, [
+        GRANT, op("fault", 1.1, 2.3, "director", "freeze-past", victim="c", seconds=1.2), NEXT,
+    ]),
     ("a lease told to end that was taken before its time", linearizability.check, [
         GRANT, forcing(1.1, 1.2, now=False, taken=True, freed=False), NEXT,
     ]),
@@ -205,7 +217,11 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
     ]),
     ("taken over too late", takeover.check, [GRANT, stopped("a", 2, 15), taken_over(14)]),
     ("a dead one's lock, too late", takeover.check, [GRANT, killed("a", 2), taken_over(14)]),
+    ("free, and waited for", hand_over.check, [GRANT, FREED, taken_over(5)]),
     ("a grant forgotten", durability.check, [op("acquire", 0, 1, token=3), *NOTED]),
+    ("a lock forgotten", durability.check, [
+        op("acquire", 0, 1, key="l", token=3), *NOTED, op("granted", 99, 99, key="l", order=3, token=3),
+    ]),
     ("a grant never noted", durability.check, [
         op("acquire", 0, 1, key="l", token=2), op("newest", 9, 9, key="l", token=2), *NOTED,
     ]),
@@ -283,7 +299,11 @@ def test_a_bad_history(check: Checker, told: list[Operation]) -> None:
 
 
 def test_every_checker_has_good_and_bad_histories() -> None:
-    assert {check for _, check, _ in GOOD} == {check for _, check, _ in BAD}
+    modules = [
+        importlib.import_module(f"{checkers.__name__}.{one.name}") for one in pkgutil.iter_modules(checkers.__path__)
+    ]
+    every = {module.check for module in modules if hasattr(module, "check")}
+    assert {check for _, check, _ in GOOD} == {check for _, check, _ in BAD} == every
 
 
 def by_trying(model: FencedMutex, operations: list[Operation]) -> bool:

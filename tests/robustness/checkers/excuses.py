@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from tests.robustness.histories import History, Operation
 
-SPARING = frozenset({"none", "freeze", "kill"})
+SPARING = frozenset({"none", "freeze", "freeze-past", "kill", "reap"})
 """The faults that end no lease before its time but those of their victim."""
 
 CLOCKS = 0.99
