@@ -4,15 +4,19 @@ python -m tests.robustness play mutex freeze --seconds 20 --seed 7    one run
 python -m tests.robustness all --out FOLDER                           the whole matrix, and the report
 python -m tests.robustness report FOLDER                              the report alone, from what is there
 
-A run that failed is played again under the same seed, and with --keep its whole history can be read. `all` goes on
-where it was interrupted: what has a result in the folder is not played again.
+Of a run that failed everything is kept beside its result: the histories, what the processes and the server said. (The
+same seed gives the same orders, but real processes do not meet in the same way twice.) `all` goes on where it was
+interrupted: what has a result in the folder is not played again.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,10 +29,15 @@ from tests.robustness.stages import ROOT
 SKIPPED = 77
 """What a run ends with that cannot be made on this machine."""
 
+LONGEST = 3600.0
+"""Seconds after which a run of the matrix is ended that hangs."""
+
 
 def main() -> int:
     """Do what was asked for; 1 if anything failed."""
     asked = _parser().parse_args()
+    # Told to end, leave nothing behind: neither servers nor mounts, nor anything that was stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     return int(asked.do(asked))
 
 
@@ -61,14 +70,21 @@ def _parser() -> argparse.ArgumentParser:
 def _play(asked: argparse.Namespace) -> int:
     options: dict[str, object] = {name: float(value) for name, value in (one.split("=", 1) for one in asked.option)}
     scenario = Scenario(asked.workload, asked.fault, asked.workers, asked.seconds, asked.strikes, options)
-    if asked.keep:
-        asked.keep.mkdir(parents=True)
-    try:
-        outcome = play(scenario, asked.seed, bug=asked.bug, folder=asked.keep, progress=_progress)
-    except faults.CannotBeDone as error:
-        _say(f"{scenario.name}: skipped, {error}")
-        return SKIPPED
-    result = results.keep(outcome, asked.out) if asked.out else results.result_of(outcome)
+    with tempfile.TemporaryDirectory() as own:
+        folder = asked.keep or Path(own) / "run"
+        folder.mkdir(parents=True)
+        kept = results.folder_of(asked.out, asked.workload, asked.fault, asked.seed) if asked.out else None
+        try:
+            outcome = play(scenario, asked.seed, bug=asked.bug, folder=folder, progress=_progress)
+            result = results.keep(outcome, asked.out) if asked.out else results.result_of(outcome)
+        except faults.CannotBeDone as error:
+            _say(f"{scenario.name}: skipped, {error}")
+            return SKIPPED
+        except BaseException:
+            _keep_all(folder, kept)
+            raise
+        if not result.good:
+            _keep_all(folder, kept)
     _say(
         f"{result.name}, seed {result.seed}: {result.operations:,} operations, {result.grants:,} grants, "
         f"{result.unknown} unknown, {result.strikes} faults, {result.seconds:.0f} s"
@@ -82,6 +98,12 @@ def _play(asked: argparse.Namespace) -> int:
     return 0 if result.good else 1
 
 
+def _keep_all(folder: Path, where: Path | None) -> None:
+    """Keep all that a run has written, if there is a place for it."""
+    if where is not None:
+        shutil.copytree(folder, where, dirs_exist_ok=True)
+
+
 def _all(asked: argparse.Namespace) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     entries = [(scenario, seed) for scenario, seed in matrix.full() if asked.only in f"{scenario.name} {seed}"]
@@ -91,20 +113,28 @@ def _all(asked: argparse.Namespace) -> int:
     def play_one(entry: matrix.Entry) -> int:
         nonlocal done
         scenario, seed = entry
-        code = 0
-        if not results.path_of(asked.out, scenario.workload, scenario.fault, seed).exists():
-            code = subprocess.run(
-                [*_command(scenario, seed), "--out", asked.out], cwd=ROOT, stdout=subprocess.PIPE
-            ).returncode
+        path = results.path_of(asked.out, scenario.workload, scenario.fault, seed)
+        code = (0 if results.read(path).good else 1) if path.exists() else _run(_command(scenario, seed), asked.out)
         done += 1
         so_far = (time.monotonic() - began) / 60
         verdict = {0: "holds", SKIPPED: "skipped, cannot be done here"}.get(code, "FAILED")
         _say(f"{done}/{len(entries)}, {so_far:.0f} min: {scenario.name}, seed {seed}: {verdict}")
-        return 0 if code == SKIPPED else code
+        return int(code not in (0, SKIPPED))
 
     with ThreadPoolExecutor(asked.at_once) as threads:
         codes = list(threads.map(play_one, entries))
     return max([_report(asked), *codes])
+
+
+def _run(command: list[str], out: Path) -> int:
+    """Have one run made by a process of its own; the result is what it ended with. One that hangs is ended."""
+    with subprocess.Popen([*command, "--out", str(out.absolute())], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        try:
+            return process.wait(LONGEST)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
+            return 1
 
 
 def _command(scenario: Scenario, seed: int) -> list[str]:
@@ -117,8 +147,18 @@ def _command(scenario: Scenario, seed: int) -> list[str]:
 def _report(asked: argparse.Namespace) -> int:
     found = results.load(asked.out)
     sections = [path.read_text() for path in sorted(asked.out.glob("section-*.md"))]
-    _say(f"The report is {page.write(found, asked.out, sections)}")
+    _say(f"The report is {page.write(found, asked.out, sections, _not_played(asked.out))}")
     return 0 if found and all(one.good for one in found) else 1
+
+
+def _not_played(out: Path) -> list[str]:
+    """Return the runs of the matrix without a result, each with the reason if it cannot be made here."""
+    missing = {name: fault.missing() for name, fault in faults.all_faults().items()}
+    return [
+        f"{scenario.name}, seed {seed}: {missing[scenario.fault] or 'has no result'}"
+        for scenario, seed in matrix.full()
+        if not results.path_of(out, scenario.workload, scenario.fault, seed).exists()
+    ]
 
 
 def _progress(what: str) -> None:

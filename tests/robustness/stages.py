@@ -6,6 +6,7 @@ A stage is made for one run and goes with it. Everything on it is real: Postgres
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -129,6 +130,7 @@ def stage(
     """Make a stage with nothing on it yet but a server that is ready for the workload."""
     with ExitStack() as stack:
         server = stack.enter_context(private_server(settings, in_memory))
+        stack.callback(shutil.copyfile, server.log, folder / "server.log")
         schema.install(server.url)
         fenced_store.install(server.url)
         with psycopg.connect(server.url, autocommit=True) as owner:

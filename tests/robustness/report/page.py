@@ -9,18 +9,34 @@ from pathlib import Path
 from tests.robustness.report.results import Result
 
 
-def write(results: Sequence[Result], folder: Path, sections: Iterable[str] = ()) -> Path:
-    """Write the page beside the pictures; `sections` are further parts of it, made elsewhere."""
+def write(
+    results: Sequence[Result], folder: Path, sections: Iterable[str] = (), not_played: Sequence[str] = ()
+) -> Path:
+    """Write the page beside the pictures; `sections` are further parts of it, made elsewhere.
+
+    What was `not_played` is told with the reason: it has not passed.
+    """
     path = folder / "report.md"
     path.write_text(
-        "\n".join([*_head(results), *_table(results), *_violations(results), *sections, *_pictures(results)])
+        "\n".join(
+            [
+                *_head(results, not_played),
+                *_table(results),
+                *_violations(results),
+                *_missing(not_played),
+                *sections,
+                *_pictures(results),
+            ]
+        )
     )
     return path
 
 
-def _head(results: Sequence[Result]) -> list[str]:
+def _head(results: Sequence[Result], not_played: Sequence[str]) -> list[str]:
     bad = [one for one in results if not one.good]
     verdict = f"**{len(bad)} of {len(results)} runs failed.**" if bad else f"All {len(results)} runs hold."
+    if not_played:
+        verdict += f" **{len(not_played)} were not played.**"
     return [
         "# Robustness report",
         "",
@@ -40,11 +56,18 @@ def _table(results: Sequence[Result]) -> list[str]:
         "|---|---|---:|---:|---:|---:|---|---:|",
     ]
     for one in results:
-        checked = ", ".join(f"{found['checker']} ({found['looked_at']:,})" for found in one.findings)
+        # What looked at nothing has shown nothing.
+        checked = ", ".join(
+            f"{found['checker']} ({found['looked_at']:,})" for found in one.findings if found["looked_at"]
+        )
+        nothing = ", ".join(
+            f"*nothing to look at: {found['checker']}*" for found in one.findings if not found["looked_at"]
+        )
         excused = ", ".join(f"*not {name}*" for name in one.excused)
         lines.append(
             f"| {one.workload} | {one.fault} | {one.strikes:,} | {one.operations:,} | {one.grants:,} | {one.unknown:,} "
-            f"| {checked}{'; ' + excused if excused else ''} | {one.violations} |"
+            f"| {'; '.join(filter(None, (checked, nothing, excused)))} "
+            f"| {one.violations}{' and trouble' if one.trouble else ''} |"
         )
     return [*lines, ""]
 
@@ -55,12 +78,16 @@ def _violations(results: Sequence[Result]) -> list[str]:
         said = [what for found in one.findings for what in found["first"]] + one.trouble
         if said:
             lines += [f"## {one.name}, seed {one.seed}", "", "```", *said, "```", ""]
-    excuses = {(name, why) for one in results for name, why in one.excused.items()}
+    excuses = {(one.fault, name, why) for one in results for name, why in one.excused.items()}
     if excuses:
         lines += ["## What was not asked, and why", ""]
-        lines += [f"- **{name}**: {why}" for name, why in sorted(excuses)]
+        lines += [f"- after {fault}, **{name}**: {why}" for fault, name, why in sorted(excuses)]
         lines.append("")
     return lines
+
+
+def _missing(not_played: Sequence[str]) -> list[str]:
+    return ["## What was not played", "", *(f"- {one}" for one in not_played), ""] if not_played else []
 
 
 def _pictures(results: Sequence[Result]) -> list[str]:

@@ -96,6 +96,16 @@ def path_of(folder: Path, workload: str, fault: str, seed: int) -> Path:
     return folder / f"run-{workload}-{fault}-{seed}.json".replace(":", "-")
 
 
+def folder_of(folder: Path, workload: str, fault: str, seed: int) -> Path:
+    """Return where all that a run has written is kept, if it failed."""
+    return path_of(folder, workload, fault, seed).with_suffix("")
+
+
+def read(path: Path) -> Result:
+    """Read one result."""
+    return Result(**json.loads(path.read_text()))
+
+
 def load(folder: Path) -> list[Result]:
     """Read all results that were kept in a folder."""
-    return [Result(**json.loads(path.read_text())) for path in sorted(folder.glob("run-*.json"))]
+    return [read(path) for path in sorted(folder.glob("run-*.json"))]

@@ -1,0 +1,69 @@
+"""The report says what was shown and what was not: runs that failed, were not played, or had nothing to look at."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.robustness import __main__ as suite
+from tests.robustness import matrix
+from tests.robustness.report import page, results
+from tests.robustness.report.results import Result
+from tests.robustness.scenarios import Scenario
+
+SCENARIO = Scenario("mutex", "crash")
+
+
+def result(looked_at: int = 9, violations: int = 0, **more: Any) -> Result:
+    found = {"checker": "loss told first", "looked_at": looked_at, "violations": violations, "first": ["two holders"]}
+    figures = (1.0, 10, 9, 8, 0, 0, 3)
+    return Result(SCENARIO.name, "mutex", "crash", 7, *figures, [found], {"durability": "it may be lost"}, **more)
+
+
+def written(folder: Path, *some: Result, **more: Any) -> str:
+    return page.write(some, folder, **more).read_text()
+
+
+def test_what_looked_at_nothing_is_not_said_to_have_been_checked(tmp_path: Path) -> None:
+    assert "loss told first (9)" in written(tmp_path, result())
+    assert "*nothing to look at: loss told first*" in written(tmp_path, result(looked_at=0))
+
+
+def test_what_failed_what_was_excused_and_what_was_not_played_is_told(tmp_path: Path) -> None:
+    said = written(
+        tmp_path, result(violations=1), result(trouble=["it hung"]), not_played=["mutex / clock: no library"]
+    )
+    assert "**2 of 2 runs failed.**" in said
+    assert "**1 were not played.**" in said
+    assert "- mutex / clock: no library" in said
+    assert "two holders" in said
+    assert "0 and trouble" in said
+    assert "- after crash, **durability**: it may be lost" in said
+
+
+@pytest.mark.parametrize("ended_with", [-9, 1, 0, suite.SKIPPED])
+def test_a_run_that_ended_badly_fails_the_whole_and_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ended_with: int
+) -> None:
+    monkeypatch.setattr(matrix, "full", lambda: [(SCENARIO, 7), (SCENARIO, 8)])
+    monkeypatch.setattr(suite, "_run", lambda command, out: ended_with)
+    good = results.path_of(tmp_path, "mutex", "crash", 8)
+    good.write_text(json.dumps(asdict(result())))
+    asked = argparse.Namespace(out=tmp_path, only="", at_once=1)
+    assert suite._all(asked) == int(ended_with in (-9, 1))
+    assert ("FAILED" in capsys.readouterr().out) == (ended_with in (-9, 1))
+    assert "- mutex / crash, seed 7: has no result" in (tmp_path / "report.md").read_text()
+
+
+def test_a_result_from_before_counts_as_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(matrix, "full", lambda: [(SCENARIO, 7)])
+    results.path_of(tmp_path, "mutex", "crash", 7).write_text(json.dumps(asdict(result(violations=2))))
+    assert suite._all(argparse.Namespace(out=tmp_path, only="", at_once=1)) == 1
+    assert "FAILED" in capsys.readouterr().out
