@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.robustness import faults, workloads
-from tests.robustness.checkers import Finding
+from tests.robustness.checkers import Finding, recovery
 from tests.robustness.histories import History, Operation
 from tests.robustness.stages import stage
 
@@ -56,7 +56,8 @@ class Outcome:
 
     @property
     def strikes(self) -> int:
-        return len(self.history.faults)
+        """How many strikes did something."""
+        return sum(not one.said.get("in_vain") for one in self.history.faults)
 
 
 def play(
@@ -79,7 +80,8 @@ def play(
         if missing is not None:
             raise faults.CannotBeDone(missing)
         history = _play(scenario, fault, seed, bug, where, progress)
-        findings = [check(history) for check in workloads.named(scenario.workload).checkers]
+        checkers = (*workloads.named(scenario.workload).checkers, *([recovery.check] if history.faults else []))
+        findings = [check(history) for check in checkers]
         findings = [one for one in findings if one.checker not in fault.excuses]
         return Outcome(scenario, seed, history, findings, time.monotonic() - began, dict(fault.excuses))
 
@@ -99,7 +101,9 @@ def _play(
                 time.sleep(dice.uniform(*fault.every))
                 if fault.name != "none":
                     number = made.recorder.begin("fault", fault.name)
-                    made.recorder.end(number, "ok", **fault.strike(made, dice))
+                    said = fault.strike(made, dice)
+                    in_vain = {"in_vain": True} if fault.effect and not said[fault.effect] else {}
+                    made.recorder.end(number, "ok", **said, **in_vain)
                     struck += 1
                 progress(f"{scenario.name}: {struck} strikes, {time.monotonic() - began:.0f} s")
             time.sleep(fault.afterwards if struck else 0)

@@ -22,6 +22,7 @@ from tests.robustness.checkers import (
     line,
     linearizability,
     loss,
+    recovery,
     sets,
     takeover,
     token_order,
@@ -135,6 +136,10 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
         GRANT, stopped("a", 2, 15), op("acquire", 1.2, 18, outcome="failed"), taken_over(20),
     ]),
     ("one that goes on in time", takeover.check, [GRANT, stopped("a", 2, 5), taken_over(20)]),
+    ("granted again after the last strike", recovery.check, [
+        op("fault", 1, 2, "director", "cut"), op("fault", 3, 3.1, "director", "cut", in_vain=True),
+        op("acquire", 2.5, 3.2, token=1),
+    ]),
     ("handed over at once", hand_over.check, [GRANT, FREED, NEXT]),
     ("known to the server", durability.check, [GRANT, NEXT, *NOTED]),
     ("a row that the reaper has taken", durability.check, [
@@ -217,6 +222,12 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
     ]),
     ("taken over too late", takeover.check, [GRANT, stopped("a", 2, 15), taken_over(14)]),
     ("a dead one's lock, too late", takeover.check, [GRANT, killed("a", 2), taken_over(14)]),
+    ("nothing is granted after the last strike", recovery.check, [
+        op("acquire", 0, 2.9, token=1), op("fault", 1, 3, "director", "cut"), op("acquire", 2, 6, outcome="failed"),
+    ]),
+    ("strikes that did nothing", recovery.check, [
+        op("fault", 1, 2, "director", "cut", in_vain=True), op("acquire", 2.5, 3.2, token=1),
+    ]),
     ("free, and waited for", hand_over.check, [GRANT, FREED, taken_over(5)]),
     ("a grant forgotten", durability.check, [op("acquire", 0, 1, token=3), *NOTED]),
     ("a lock forgotten", durability.check, [

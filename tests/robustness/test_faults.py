@@ -56,6 +56,7 @@ def test_the_traffic_goes_on_after_a_fault(fault: str, tmp_path: Path) -> None:
     outcome = played(fault, strikes=2, workers=2, folder=tmp_path)
     assert not outcome.violations
     assert not outcome.trouble
+    assert outcome.strikes
     assert goes_on(outcome)
 
 
@@ -66,4 +67,5 @@ def test_the_traffic_goes_on_after_every_fault(fault: str, tmp_path: Path) -> No
     outcome = played(fault, strikes=5, workers=4, folder=tmp_path)
     assert not outcome.violations
     assert not outcome.trouble
+    assert outcome.strikes
     assert goes_on(outcome)

@@ -29,6 +29,8 @@ class Fault:
     """Settings of the server that it takes."""
     excuses: Mapping[str, str] = {}
     """The checkers that cannot be asked, by name, with the reason."""
+    effect = ""
+    """Which of the figures that a strike returns says whether it did anything, if one does; at 0 it was in vain."""
     every = (0.2, 0.6)
     """Seconds between two strikes."""
     afterwards = 2.0

@@ -23,6 +23,7 @@ LISTENERS = (
 class Backends(Fault):
     """The base of these: some sessions are chosen, and the server is told what to do with them."""
 
+    effect = "sessions"
     every = (0.05, 0.3)
     among = SESSIONS
     action = "pg_terminate_backend"

@@ -83,6 +83,7 @@ class Cut(Network):
     """Every connection is cut at once."""
 
     name = "cut"
+    effect = "connections"
 
     def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
         return {"connections": proxy.cut()}
@@ -92,6 +93,7 @@ class LoseAnswers(Network):
     """Requests are carried out, and their connections cut before the answers; whichever requests chance chooses."""
 
     name = "lose-answers"
+    effect = "lost"
 
     def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
         before, share = proxy.lost, dice.choice([0.05, 0.3, 0.7])
@@ -139,6 +141,7 @@ class LoseClients(Network):
     """Clients are told that their connections are gone; the server still has all of them, for a while."""
 
     name = "lose-clients"
+    effect = "connections"
 
     def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
         lost = proxy.lose_clients()
@@ -151,6 +154,7 @@ class LoseServers(Network):
     """The server has ended all sessions, and the clients are not told for a while."""
 
     name = "lose-servers"
+    effect = "connections"
 
     def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
         lost = proxy.lose_servers()

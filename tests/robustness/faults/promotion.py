@@ -67,6 +67,7 @@ class SyncPromotion(Fault):
     """The primary is killed, and its synchronous standby promoted: nothing that was acknowledged is lost."""
 
     name = "promotion-sync"
+    effect = "killed"
     settings = LAZY
     synchronous = True
     way: Mapping[str, str] = {}
@@ -164,6 +165,7 @@ class SplitBrain(AsyncPromotion):
     """
 
     name = "split-brain"
+    effect = "sessions"
     way = {"load_balance_hosts": "random"}  # noqa: RUF012
     excuses = {  # noqa: RUF012
         **AsyncPromotion.excuses,

@@ -17,6 +17,7 @@ class Reap(Fault):
     """Every lock that is free at this moment is forgotten."""
 
     name = "reap"
+    effect = "gone"
     every = (0.01, 0.05)
 
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:

@@ -55,6 +55,7 @@ class Crash(Fault):
     """Every process of the server is killed at once; then it is started again, and recovers."""
 
     name = "crash"
+    effect = "killed"
     settings = LAZY
 
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
@@ -69,6 +70,7 @@ class CrashOne(Fault):
     """One session's process is killed; the server ends all the others, and recovers."""
 
     name = "crash-one"
+    effect = "killed"
     settings = LAZY
 
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
@@ -91,6 +93,7 @@ class StopServer(Fault):
     """All processes of the server are stopped, for less or more than leases last, and go on."""
 
     name = "stop-server"
+    effect = "stopped"
 
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
         pids = pids_working_in(stage.server.data)

@@ -63,6 +63,7 @@ class ForeignRows(Fault):
     """Somebody else's transaction holds the rows of locks for a while; with a server that is quick to see deadlocks."""
 
     name = "foreign-rows"
+    effect = "rows"
     settings = {"deadlock_timeout": "1ms"}  # noqa: RUF012
     take = "SELECT FROM dblock.distributed_locks WHERE name = %s FOR UPDATE"
 
