@@ -12,6 +12,7 @@ from psycopg import conninfo
 
 import dblock
 from dblock.embedded import Server
+from tests.robustness.stages import wait_until
 from tests.support.proxy import Proxy
 from tests.support.standby import kill, promote, standby_of, wait_until_caught_up
 
@@ -86,7 +87,8 @@ def test_an_acknowledged_grant_survives_a_synchronous_failover(own_server: Serve
             owner.execute("SELECT pg_reload_conf()")
             # A role's default that would not wait must not matter.
             owner.execute("ALTER ROLE postgres SET synchronous_commit = off")
-        time.sleep(0.3)
+            synchronous = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+            wait_until("its confirmations are waited for", lambda: owner.execute(synchronous).fetchone())
         with dblock.Client(own_server.url, patience=30) as client:
             tokens = {f"{number}": client.lock(f"{number}", ttl=600).acquire().token for number in range(20)}
             kill(own_server)
@@ -124,6 +126,11 @@ def test_a_standby_and_an_old_primary_grant_nothing(own_server: Server) -> None:
         with psycopg.connect(own_server.url, autocommit=True) as owner:
             owner.execute("ALTER SYSTEM SET default_transaction_read_only = on")
             owner.execute("SELECT pg_reload_conf()")
-        time.sleep(0.2)
+
+            def refuses() -> bool:
+                with psycopg.connect(own_server.url) as session:
+                    return session.execute("SHOW default_transaction_read_only").fetchone() == ("on",)
+
+            wait_until("sessions are read-only", refuses)
         with dblock.Client(own_server.url) as client, pytest.raises(dblock.NotWritable):
             client.lock("a").acquire()
