@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -42,6 +44,16 @@ for line in sys.stdin:
 """
 
 
+@contextmanager
+def killed_if_it_fails(holder: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill a process if this fails: one that is stopped would be waited for in vain."""
+    try:
+        yield
+    except BaseException:
+        holder.kill()
+        raise
+
+
 def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int, int]]:
     """Stop one holder past its lease, again and again; return what it said, its token, and the next holder's."""
     told = []
@@ -56,21 +68,22 @@ def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int,
     ):
         assert holder.stdin is not None
         assert holder.stdout is not None
-        for trial in range(times):
-            name = f"{number}:{trial}"
-            holder.stdin.write(f"{name}\n")
-            holder.stdin.flush()
-            token = json.loads(holder.stdout.readline())["token"]
-            holder.send_signal(signal.SIGSTOP)
-            with client.lock(name, timeout=30) as lease:
-                holder.stdin.write("go on\n")
+        with killed_if_it_fails(holder):
+            for trial in range(times):
+                name = f"{number}:{trial}"
+                holder.stdin.write(f"{name}\n")
                 holder.stdin.flush()
-                holder.send_signal(signal.SIGCONT)
-                told.append((json.loads(holder.stdout.readline()), token, lease.token))
-                current = client.lock(name).holder()
-                assert current is not None
-                assert current.token == lease.token, "the stopped holder has touched the next one's lease"
-        holder.stdin.close()
+                token = json.loads(holder.stdout.readline())["token"]
+                holder.send_signal(signal.SIGSTOP)
+                with client.lock(name, timeout=30) as lease:
+                    holder.stdin.write("go on\n")
+                    holder.stdin.flush()
+                    holder.send_signal(signal.SIGCONT)
+                    told.append((json.loads(holder.stdout.readline()), token, lease.token))
+                    current = client.lock(name).holder()
+                    assert current is not None
+                    assert current.token == lease.token, "the stopped holder has touched the next one's lease"
+            holder.stdin.close()
     return told
 
 
@@ -92,14 +105,15 @@ def test_that_would_notice_a_holder_that_believes_too_long(dsn: str, owner: psyc
     ) as holder:
         assert holder.stdin is not None
         assert holder.stdout is not None
-        holder.stdin.write("a\n")
-        holder.stdin.flush()
-        holder.stdout.readline()
-        holder.send_signal(signal.SIGSTOP)
-        while owner.execute("SELECT 1 FROM holder('a')").fetchone():
-            time.sleep(0.01)
-        holder.stdin.write("go on\n")
-        holder.stdin.flush()
-        holder.send_signal(signal.SIGCONT)
-        assert json.loads(holder.stdout.readline())["lost"] is False
-        holder.stdin.close()
+        with killed_if_it_fails(holder):
+            holder.stdin.write("a\n")
+            holder.stdin.flush()
+            holder.stdout.readline()
+            holder.send_signal(signal.SIGSTOP)
+            while owner.execute("SELECT 1 FROM holder('a')").fetchone():
+                time.sleep(0.01)
+            holder.stdin.write("go on\n")
+            holder.stdin.flush()
+            holder.send_signal(signal.SIGCONT)
+            assert json.loads(holder.stdout.readline())["lost"] is False
+            holder.stdin.close()
