@@ -7,6 +7,7 @@ harm.
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -81,7 +82,7 @@ def stage(
     from tests.conftest import _database
 
     with (
-        _database(server, "dblock_test_stale_writers", template) as dsn,
+        _database(server, f"dblock_test_stale_writers_{os.getpid()}", template) as dsn,
         running_s3() as s3,
         running_service(dsn) as http,
     ):
