@@ -12,10 +12,15 @@ from tests.support.servers import private_server
 
 
 @pytest.fixture
-def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """An embedded server with the schema installed, for this test alone."""
+def embedded_binaries(request: pytest.FixtureRequest) -> None:
+    """Skips where the tests are to run on a server that we did not make."""
     if request.config.getoption("--postgres") != "embedded":
         pytest.skip("needs a server of its own, made from the embedded binaries")
+
+
+@pytest.fixture
+def own_server(request: pytest.FixtureRequest, embedded_binaries: None) -> Iterator[Server]:
+    """An embedded server with the schema installed, for this test alone."""
     with private_server(getattr(request, "param", None)) as server:
         schema.install(server.url)
         yield server

@@ -7,18 +7,12 @@ import pytest
 from tests.robustness.bugs import Bug, all_bugs
 from tests.robustness.bugs.hunting import control, hunt
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("embedded_binaries")]
 
 QUICK = ("row deleted on release", "loss ignored", "fence compares nothing")
 """One of the tokens, one of the client, one of the resource."""
 
 BUGS = all_bugs()
-
-
-@pytest.fixture(autouse=True)
-def _own_server(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--postgres") != "embedded":
-        pytest.skip("needs a server of its own, made from the embedded binaries")
 
 
 def some(quick: tuple[str, ...]) -> list[object]:

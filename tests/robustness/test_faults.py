@@ -51,6 +51,7 @@ def test_what_a_fault_needs_and_does_not_find_is_said_and_nothing_is_played(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("embedded_binaries")
 @pytest.mark.parametrize("fault", ["crash-one", "present-cut"])
 def test_the_traffic_goes_on_after_a_fault(fault: str, tmp_path: Path) -> None:
     outcome = played(fault, strikes=2, workers=2, folder=tmp_path)
@@ -60,6 +61,7 @@ def test_the_traffic_goes_on_after_a_fault(fault: str, tmp_path: Path) -> None:
     assert goes_on(outcome)
 
 
+@pytest.mark.usefixtures("embedded_binaries")
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", sorted(ALL.keys() - {"none"}))

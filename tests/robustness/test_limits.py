@@ -8,11 +8,7 @@ from tests.robustness.limits import Measured, clients, connections, lines, names
 from tests.robustness.soaking.flatness import COUNTS, MEMORY, RATE, Series, judge
 from tests.robustness.soaking.rolling import Windows
 
-
-@pytest.fixture(autouse=True)
-def _embedded(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--postgres") != "embedded":
-        pytest.skip("needs servers of its own, made from the embedded binaries")
+pytestmark = pytest.mark.usefixtures("embedded_binaries")
 
 
 def is_so(found: Measured) -> Measured:
