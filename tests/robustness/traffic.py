@@ -26,6 +26,7 @@ from tests.robustness import bugs, workloads
 from tests.robustness.histories import Recorder
 from tests.robustness.interruptions import GIVEN_UP, Interruptions
 from tests.support.facade import in_threads
+from tests.support.orphans import die_with_parent
 
 
 class Orders(NamedTuple):
@@ -163,6 +164,7 @@ class Worker:
 
 def main() -> None:
     """Do as told until standard input ends."""
+    die_with_parent()
     orders = Orders(**json.loads(sys.argv[1]))
     logging.getLogger("dblock").addHandler(logging.FileHandler(Path(orders.history).with_suffix(".log")))
     bugs.put_in(orders.bug)

@@ -21,6 +21,7 @@ import fenced_store
 from fenced_store.httpx_auth import FencingAuth
 from fenced_store.objects import FencedObjects
 from tests.support.backends import Numbered
+from tests.support.orphans import die_with_parent
 from tests.support.s3 import bucket
 
 KINDS = ["key", "transaction", "row", "table", "s3", "files", "http"]
@@ -130,6 +131,7 @@ class Resources:
 
 def main() -> None:
     """Take orders until there are no more."""
+    die_with_parent()
     dsn = sys.argv[1]
     resources = Resources(dsn, json.loads(sys.argv[2]))
     with dblock.Client(dsn) as client:

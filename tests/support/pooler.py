@@ -18,6 +18,8 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
+from tests.support.orphans import die_with_parent
+
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 needs_pgbouncer = pytest.mark.skipif(
@@ -67,7 +69,10 @@ class Pooler:
         """Start it, and return once it lets us through."""
         assert PGBOUNCER is not None
         process = self._process = subprocess.Popen(
-            [PGBOUNCER, "-q", str(self._folder / "ini")], stderr=subprocess.PIPE, **self._account
+            [PGBOUNCER, "-q", str(self._folder / "ini")],
+            stderr=subprocess.PIPE,
+            preexec_fn=die_with_parent,
+            **self._account,
         )
         deadline = time.monotonic() + 15
         while True:

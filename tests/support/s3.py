@@ -19,6 +19,8 @@ from typing import Any
 import httpx
 from obstore.store import S3Store
 
+from tests.support.orphans import die_with_parent
+
 
 @contextmanager
 def running_s3() -> Iterator[str]:
@@ -64,6 +66,7 @@ def accepted_in_order(address: str, path: str) -> list[tuple[int, int]]:
 
 def main() -> None:
     """Serve until killed."""
+    die_with_parent()
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 

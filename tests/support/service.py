@@ -25,6 +25,7 @@ from fenced_store import AsyncFencedStore
 from fenced_store.asgi import FencingMiddleware
 from fenced_store.engines import async_engine_of
 from tests.support.backends import FOUND, OVERWRITE, WRITE, is_repeated, values
+from tests.support.orphans import die_with_parent
 
 
 def things(dsn: str, **options: Any) -> Starlette:
@@ -113,6 +114,7 @@ def running_service(dsn: str) -> Iterator[str]:
 
 def main() -> None:
     """Serve until told to end."""
+    die_with_parent()
     import uvicorn
 
     # With its protocol named, or asyncio would let small answers wait for more to send.
