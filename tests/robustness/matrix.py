@@ -29,7 +29,8 @@ def _counts() -> list[Entry]:
     runs = [Scenario("mutex", "crash", strikes=125)] * 8
     runs += [Scenario(name, "freeze-past", strikes=150) for name in sets]
     runs += [Scenario(name, "promotion-sync", strikes=25) for name in ("mutex", "set_add:key")]
-    runs += [Scenario(name, "promotion-async", strikes=25) for name in ("mutex", "set_add:key")]
+    # What is in the same database as the lock would be lost with it.
+    runs += [Scenario(name, "promotion-async", strikes=25) for name in ("mutex", "set_add:s3")]
     runs += [Scenario("mutex", workers=6, seconds=150, options=BUSY)] * 4
     return [(run, 1000 + place) for place, run in enumerate(runs)]
 
@@ -38,4 +39,6 @@ def _each_with_each() -> list[Entry]:
     runs = [Scenario("mutex", fault, seconds=12) for fault in sorted(faults.all_faults()) if fault != "cluster"]
     others = [name for name in workloads.names() if name != "mutex"]
     runs += [Scenario(name, fault, seconds=10) for name in others for fault in ("none", *EVERYWHERE)]
+    # Where two primaries grant, the fence is what is left: of a resource of which there are not two as well.
+    runs.append(Scenario("set_add:s3", "split-brain", seconds=30))
     return [(run, place) for place, run in enumerate(runs)]
