@@ -94,7 +94,10 @@ class Proxy:
         self._silencer = fragment
 
     def cut(self) -> int:
-        """Cut every connection that there is; new ones can be made. The result is how many there were."""
+        """Cut every connection at one moment; new ones can be made. The result is how many there were."""
+        # Whoever sees the first of its connections end gets nothing through on the others any more.
+        flowing = self._flowing.is_set()
+        self._flowing.clear()
         links = list(self._links)
         for link in links:
             _close(link.client)
@@ -102,6 +105,8 @@ class Proxy:
         for opened in self._half_open:
             _close(opened)
         self._half_open.clear()
+        if flowing:
+            self._flowing.set()
         return len(links)
 
     def lose_clients(self) -> int:
@@ -198,8 +203,8 @@ class Proxy:
         """Cut every connection, and take no more."""
         self._closed = True
         _close(self._listener)
-        self.flow()
         self.cut()
+        self.flow()
 
 
 class _Link:
