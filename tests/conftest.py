@@ -126,7 +126,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if beside and _is_exact(item) and _waited not in config.stash:
         config.stash[_waited] = True
         gives_up = time.monotonic() + 60
-        others = [_ended(config, other) for other in ("computes", "starts")]
+        beside_us = {_group(last) for last in config.stash[_last]}
+        others = [_ended(config, other) for other in sorted(beside_us)]
         while not all(path.exists() for path in others) and time.monotonic() < gives_up:
             time.sleep(0.2)
         for path in others:
