@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import shutil
@@ -58,6 +59,13 @@ def recover(server: Server) -> bool:
     return started
 
 
+def _see_own_mounts() -> None:
+    """Have what we mount from now on be seen by us and our children alone, and gone with the last of us."""
+    if ctypes.CDLL(None, use_errno=True).unshare(0x00020000):  # CLONE_NEWNS
+        raise OSError(ctypes.get_errno(), "no mounts of our own")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
 def crashes(server: Server) -> int:
     """Return how often the server has said that it cannot go on."""
     return server.log.read_text(errors="replace").count("PANIC:")
@@ -88,6 +96,7 @@ class DiskFull(Fault):
         server.data.rename(aside)
         owner = aside.stat()
         server.data.mkdir(mode=0o700)
+        _see_own_mounts()
         options = f"size={MEBIBYTES}m,mode=0700,uid={owner.st_uid},gid={owner.st_gid}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(server.data)], check=True)
         try:
