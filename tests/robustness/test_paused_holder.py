@@ -17,7 +17,7 @@ import pytest
 
 import dblock
 
-AT_ONCE = 20
+AT_ONCE = 10
 TTL = 1.2
 
 HOLDER = """
@@ -87,7 +87,7 @@ def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int,
     return told
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.long)])
 def test_a_stopped_holder_finds_its_lease_lost_when_it_goes_on(dsn: str, times: int) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:
         told = [one for some in threads.map(lambda number: trials(dsn, number, times), range(AT_ONCE)) for one in some]

@@ -28,7 +28,7 @@ from tests.support.mutants import altered_fence
 from tests.support.s3 import new_bucket, running_s3
 from tests.support.service import running_service
 
-AT_ONCE = 10
+AT_ONCE = 5
 TTL = 0.6
 
 
@@ -126,7 +126,7 @@ HOW = pytest.mark.parametrize("how", ["first write", "claim alone"])
 
 @HOW
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
 def test_a_stale_write_is_refused_every_time(
     stage: tuple[str, Holders, Resources], kind: str, how: str, rounds: int
 ) -> None:

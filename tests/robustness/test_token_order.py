@@ -102,7 +102,7 @@ def backwards(tokens: list[int]) -> int:
     return count
 
 
-@pytest.mark.parametrize("grants", [GRANTS // 4, pytest.param(GRANTS, marks=pytest.mark.long)])
+@pytest.mark.parametrize("grants", [GRANTS // 8, pytest.param(GRANTS, marks=pytest.mark.long)])
 def test_grants_under_contention_and_deletion_are_in_token_order(durable_dsn: str, tmp_path: Path, grants: int) -> None:
     tokens, had, deleted = run(durable_dsn, tmp_path / "log", grants)
     print(f"{len(tokens)} grants, {backwards(tokens)} backwards, {deleted} rows deleted")
