@@ -21,7 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.robustness import faults, matrix, workloads
+from tests.robustness import bugs, faults, matrix, workloads
 from tests.robustness.report import page, results
 from tests.robustness.scenarios import Scenario, play
 from tests.robustness.stages import ROOT
@@ -37,23 +37,31 @@ def main() -> int:
     """Do what was asked for; 1 if anything failed."""
     asked = _parser().parse_args()
     # Told to end, leave nothing behind: neither servers nor mounts, nor anything that was stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    return int(asked.do(asked))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        return int(asked.do(asked))
+    except KeyboardInterrupt:
+        print("\nInterrupted; nothing is left behind.", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.robustness", description="Play faults against dblock.")
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("play", help="play one scenario, and say what each checker found")
-    one.add_argument("workload", choices=workloads.names())
-    one.add_argument("fault", nargs="?", default="none", choices=sorted(faults.all_faults()))
-    one.add_argument("--seconds", type=float, default=10.0)
-    one.add_argument("--strikes", type=int, help="end after so many faults instead")
-    one.add_argument("--workers", type=int, default=4)
-    one.add_argument("--seed", type=int, default=0)
-    one.add_argument("--option", action="append", default=[], metavar="NAME=NUMBER", help="for the workload")
-    one.add_argument("--bug", help="put this bug in")
-    one.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the history here")
+    one.add_argument("workload", choices=workloads.names(), metavar="WORKLOAD", help=", ".join(workloads.names()))
+    known = sorted(faults.all_faults())
+    one.add_argument("fault", nargs="?", default="none", choices=known, metavar="FAULT", help=", ".join(known))
+    one.add_argument("--seconds", type=_positive, default=10.0, help="of traffic; starting and checking come on top")
+    one.add_argument("--strikes", type=_count, help="end after so many faults instead")
+    one.add_argument("--workers", type=_count, default=4, help="processes of the traffic (default: 4)")
+    one.add_argument("--seed", type=int, default=0, help="decides what is done; not how processes meet")
+    one.add_argument(
+        "--option", action="append", type=_option, default=[], metavar="NAME=NUMBER", help="for the workload"
+    )
+    one.add_argument("--bug", choices=list(bugs.all_bugs()), metavar="BUG", help="put this bug in")
+    one.add_argument("--keep", type=_new_folder, metavar="FOLDER", help="keep the history here")
     one.add_argument("--out", type=Path, metavar="FOLDER", help="put the result and its pictures here")
     one.set_defaults(do=_play)
     every = commands.add_parser("all", help="play the whole matrix, and write the report")
@@ -62,14 +70,45 @@ def _parser() -> argparse.ArgumentParser:
     every.add_argument("--only", default="", metavar="TEXT", help="only runs whose name contains this")
     every.set_defaults(do=_all)
     again = commands.add_parser("report", help="write the report from the results that are there")
-    again.add_argument("out", type=Path, metavar="FOLDER")
+    again.add_argument("out", type=_folder, metavar="FOLDER")
     again.set_defaults(do=_report)
     return parser
 
 
+def _positive(text: str) -> float:
+    if not 0 < float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+    return float(text)
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number from 1")
+    return int(text)
+
+
+def _option(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not like NAME=NUMBER") from None
+
+
+def _new_folder(text: str) -> Path:
+    if Path(text).exists():
+        raise argparse.ArgumentTypeError(f"{text} is there already; name a new folder")
+    return Path(text).absolute()
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no folder; name that which a run was given with --out")
+    return Path(text)
+
+
 def _play(asked: argparse.Namespace) -> int:
-    options: dict[str, object] = {name: float(value) for name, value in (one.split("=", 1) for one in asked.option)}
-    scenario = Scenario(asked.workload, asked.fault, asked.workers, asked.seconds, asked.strikes, options)
+    scenario = Scenario(asked.workload, asked.fault, asked.workers, asked.seconds, asked.strikes, dict(asked.option))
     with tempfile.TemporaryDirectory() as own:
         folder = asked.keep or Path(own) / "run"
         folder.mkdir(parents=True)
@@ -107,6 +146,9 @@ def _keep_all(folder: Path, where: Path | None) -> None:
 def _all(asked: argparse.Namespace) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     entries = [(scenario, seed) for scenario, seed in matrix.full() if asked.only in f"{scenario.name} {seed}"]
+    if not entries:
+        _say(f"No run's name contains {asked.only!r}; they are like 'mutex / freeze 7'.")
+        return 2
     began = time.monotonic()
     done = 0
 

@@ -26,6 +26,8 @@ def main() -> int:
     parser.add_argument("--control", action="store_true", help="also play each scenario without the bug")
     asked = parser.parse_args()
     bugs = all_bugs()
+    if unknown := [name for name in asked.names if name not in bugs]:
+        parser.error(f"there is no bug {unknown[0]!r}; there are: {', '.join(bugs)}")
     failed = False
     print(HEADER, flush=True)
     for name in asked.names or bugs:

@@ -27,13 +27,19 @@ def main() -> int:
     parser.add_argument("--bugs", action="store_true", help="put in each bug in turn; say how it is found")
     parser.add_argument("--json", action="store_true", help="report as JSON")
     options = parser.parse_args()
+    if options.seeds < 1 or options.processes < 1:
+        parser.error("there must be one seed and one process at least")
     if options.bugs:
         return _each_bug(options.first, options.seeds, options.json)
     if options.seed is not None:
         return _one(options.seed, options.bug, options.trace, options.json)
-    summary = run_many(
-        options.first, options.seeds, options.processes, options.bug, None if options.json else _progress
-    )
+    try:
+        summary = run_many(
+            options.first, options.seeds, options.processes, options.bug, None if options.json else _progress
+        )
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        return 130
     print(json.dumps(summary.report()) if options.json else str(summary))
     return 1 if summary.failures else 0
 

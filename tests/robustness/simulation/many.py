@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
-import concurrent.futures
+import functools
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -127,7 +128,8 @@ def run_many(
             note(run_batch(batch, bug))
         return summary
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(run_batch, batch, bug) for batch in batches]):
-            note(done.result())
+    # Ctrl-C is for us alone; leaving the block ends those that are at work.
+    with context.Pool(processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        for part in pool.imap_unordered(functools.partial(run_batch, bug=bug), batches):
+            note(part)
     return summary

@@ -1,7 +1,7 @@
 """Workloads: what the traffic does. Each is a module of this package with a class `Workload`; its name is the module's.
 
 One that is done in several ways has `VARIANTS`, and is named with one of them: `set_add:row`. Adding a workload is
-adding its file, and naming it in the scenarios that should run it.
+adding its file: it can be played by its name then, and the whole matrix plays it too.
 """
 
 from __future__ import annotations
