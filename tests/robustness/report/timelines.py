@@ -16,9 +16,12 @@ LONGEST = 12.0
 
 def draw(history: History, title: str) -> str:
     """Draw the middle of a history."""
-    grants = {key: [one for one in some if one.ok] for key, some in history.by_key("acquire").items()}
-    keys = sorted(sorted(grants, key=lambda key: -len(grants[key]))[:LANES])
     start, end = _window(history)
+    grants = {
+        key: [one for one in some if one.ok and start <= one.returned <= end]
+        for key, some in history.by_key("acquire").items()
+    }
+    keys = sorted(sorted((key for key in grants if grants[key]), key=lambda key: -len(grants[key]))[:LANES])
     processes = sorted({one.process for one in history if one.process != "director"})
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(processes)}
     lane = 30
@@ -41,8 +44,7 @@ def draw(history: History, title: str) -> str:
         canvas.words(LEFT - 8, y + 14, key, size=11, colour=FAINT, anchor="end")
         for grant in grants[key]:
             until = ends.get((key, grant.token), grant.returned)
-            if until >= start and grant.returned <= end:
-                canvas.bar(max(grant.returned, start), min(until, end), y, lane - 12, colours[grant.process])
+            canvas.bar(grant.returned, min(until, end), y, lane - 12, colours[grant.process])
     return canvas.svg()
 
 

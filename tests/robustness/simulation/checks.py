@@ -19,6 +19,7 @@ The checks have their own memory of what was granted, extended and freed; they d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from dblock.hold import Hold
@@ -60,7 +61,7 @@ class Checks:
         self._granted_at: dict[str, float] = {}
         self._holds: list[tuple[Client, Hold]] = []
         self._excused: set[int] = set()
-        self._endings: dict[int, str] = {}
+        self._endings: dict[int, tuple[str, float]] = {}
         self._redeemed: Ticket | None = None
         self._ended: dict[int, float] = {}
         self._heard: dict[str, float] = {}
@@ -80,10 +81,13 @@ class Checks:
         """Take note of a lease in somebody's hands."""
         self._holds.append((client, hold))
 
-    def released(self, client: Client, hold: Hold) -> None:
-        """Look at whether a lease that its holder takes for given back was given back, and not taken from it."""
-        how = self._endings.get(hold.token, "ended by itself")
-        if how not in ("released", "abandoned") and not self._is_excused(client, hold):
+    def released(self, client: Client, hold: Hold, since: float) -> None:
+        """Look at whether a lease that its holder takes for given back was given back, and not taken from it before.
+
+        What befell it after its holder had begun to let go of it is no loss: nothing relied on it any more.
+        """
+        how, at = self._endings.get(hold.token, ("ended by itself", -math.inf))
+        if how not in ("released", "abandoned") and at < since and not self._is_excused(client, hold):
             raise Violation("told", f"{client.name} takes {hold.name} under {hold.token} for released, but it {how}")
 
     def each(self) -> None:
@@ -192,7 +196,7 @@ class Checks:
                 raise Violation("exact grant", f"{name}: taken from {short(row.attempt)} as if it were dead")
         if why == "broken":
             self._excused.add(row.token)
-        self._endings[row.token] = why
+        self._endings[row.token] = why, self.world.now
         self._held.pop(name, None)
         self._free_since[name] = now
         self._woken[name] = why in ("released", "abandoned")

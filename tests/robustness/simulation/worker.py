@@ -62,7 +62,7 @@ class Worker:
         asks: Callable[[str, Terms], object],
         held: Callable[[Client, Hold], object],
         write: Callable[[Client, str, int, int], object],
-        released: Callable[[Client, Hold], object],
+        released: Callable[[Client, Hold, float], object],
     ) -> None:
         self.client = client
         self.name = name
@@ -168,7 +168,7 @@ class Worker:
     def _release(self, lease: Lease) -> Steps[None]:
         """Give the lock back, as ThreadLease.release does."""
         hold, keeper = lease.hold, self.client.keeper
-        released = False
+        released, since = False, self.client.world.now
         try:
             if lease._may_be_held:
                 keeper.abandon(hold)
@@ -180,7 +180,7 @@ class Worker:
         finally:
             keeper.discard(hold)
         if released:
-            self._released(self.client, hold)
+            self._released(self.client, hold, since)
         if self.client.world.tracing:
             lost = f", lost: {hold.loss.reason}" if hold.loss else ""
             self._say(f"{hold.name}: let go of token {hold.token}, {'released' if released else 'not held'}{lost}")
