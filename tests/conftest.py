@@ -57,6 +57,9 @@ Together all are about as long as the rest, and done when that comes to what is 
 EXACT = ("test_keepalive_stress", "test_line_order", "test_paused_holder", "test_presence", "test_speed")
 """The modules that are most exact about time: run last, when the other processes are done."""
 
+BESIDE = ("computes", "resources", "runs", "starts", "strikes")
+"""The groups of tests that are run beside what waits for time to pass; see `_group`."""
+
 _stands_back: pytest.StashKey[bool] = pytest.StashKey()
 _waited: pytest.StashKey[bool] = pytest.StashKey()
 _last: pytest.StashKey[set[pytest.Item]] = pytest.StashKey()
@@ -69,9 +72,16 @@ def _computes(item: pytest.Item) -> bool:
 
 
 def _group(item: pytest.Item) -> str:
+    """Return which process of the whole suite a test belongs to.
+
+    Most of what they do is to wait, for servers and programs that start, so there are more of them than processors.
+    """
+    folder = item.path.parent.name
     if _computes(item):
-        return "computes"
-    return "starts" if item.path.parent.name == "cli" and item.path.stem in STARTS else "waits"
+        return "resources" if folder in ("fences", "resources", "security") else "computes"
+    if folder == "cli" and item.path.stem in STARTS:
+        return "runs" if item.path.stem == "test_run" else "starts"
+    return "strikes" if folder == "robustness" and item.path.stem not in EXACT else "waits"
 
 
 def _is_exact(item: pytest.Item) -> bool:
@@ -81,9 +91,7 @@ def _is_exact(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path.stem == "test_quality", _is_exact(item)))
     # The last of a process is kept back until all the others are through; so the one before it counts as the end.
-    config.stash[_last] = {
-        item for group in ("computes", "starts") for item in [one for one in items if _group(one) == group][-2:]
-    }
+    config.stash[_last] = {item for group in BESIDE for item in [one for one in items if _group(one) == group][-2:]}
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     if not config.getoption("--long"):
@@ -93,8 +101,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run the whole suite in three processes, and whatever was named in one."""
-    return 3 if config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword else 0
+    """Run the whole suite in a process for each group, and whatever was named in one."""
+    return 1 + len(BESIDE) if config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword else 0
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
