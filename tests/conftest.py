@@ -48,6 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 COMPUTES = ("fences", "resources", "security", "sql", "unit")
 """The folders of tests that are least about time: run beside the others, and standing back."""
 
+TIMELESS = ("test_checkers", "test_hand_over", "test_model", "test_report", "test_simulation")
+"""The modules of tests/robustness in which no real time passes."""
+
 STARTS = ("test_break", "test_demo", "test_look", "test_run", "test_settings")
 """Modules of tests/cli, which start programs and wait for them: some beside the others, and some after what computes.
 
@@ -57,8 +60,8 @@ Together all are about as long as the rest, and done when that comes to what is 
 EXACT = ("test_keepalive_stress", "test_line_order", "test_paused_holder", "test_presence", "test_speed")
 """The modules that are most exact about time: run last, when the other processes are done."""
 
-BESIDE = ("computes", "resources", "runs", "starts", "strikes")
-"""The groups of tests that are run beside what waits for time to pass; see `_group`."""
+BESIDE = ("computes", "starts")
+"""The groups of tests that are run beside what waits for time to pass."""
 
 _stands_back: pytest.StashKey[bool] = pytest.StashKey()
 _waited: pytest.StashKey[bool] = pytest.StashKey()
@@ -68,20 +71,17 @@ _last: pytest.StashKey[set[pytest.Item]] = pytest.StashKey()
 def _computes(item: pytest.Item) -> bool:
     # What the checkers say is asked for at the very end: they begin first, and stand back even further.
     folder, module = item.path.parent.name, item.path.stem
-    return (folder in COMPUTES and module != "test_quality") or (folder == "cli" and module not in (*STARTS, *EXACT))
+    return (
+        (folder in COMPUTES and module != "test_quality")
+        or (folder == "cli" and module not in (*STARTS, *EXACT))
+        or (folder == "robustness" and module in TIMELESS)
+    )
 
 
 def _group(item: pytest.Item) -> str:
-    """Return which process of the whole suite a test belongs to.
-
-    Most of what they do is to wait, for servers and programs that start, so there are more of them than processors.
-    """
-    folder = item.path.parent.name
     if _computes(item):
-        return "resources" if folder in ("fences", "resources", "security") else "computes"
-    if folder == "cli" and item.path.stem in STARTS:
-        return "runs" if item.path.stem == "test_run" else "starts"
-    return "strikes" if folder == "robustness" and item.path.stem not in EXACT else "waits"
+        return "computes"
+    return "starts" if item.path.parent.name == "cli" and item.path.stem in STARTS else "waits"
 
 
 def _is_exact(item: pytest.Item) -> bool:

@@ -31,12 +31,14 @@ def test_a_client_has_three_connections_and_leaves_nothing_behind() -> None:
     assert is_so(clients.measure(2, 4, durable=False)).numbers["connections"] == clients.CONNECTIONS
 
 
+@pytest.mark.long
 def test_more_clients_than_there_is_room_for_take_no_leases_from_the_others() -> None:
     # More than there are connections, so that some get none however few each of the others takes.
     found = is_so(clients.measure_without_room(2, 12, 20, ttl=2.0))
     assert 0 < found.numbers["held"] < 24
 
 
+@pytest.mark.long
 def test_leases_outlast_a_time_without_free_connections() -> None:
     is_so(connections.measure(ttl=1.5))
 
