@@ -70,18 +70,23 @@ def install(name: str | None, dsn: str) -> None:
     if name is None:
         return
     bug, wrong = _named(name)
-    texts: dict[tuple[str, str], str] = {}
-    for edit in (*bug.slow_edits, *(bug.edits if wrong else ())):
-        text = texts.get((edit.schema, edit.file)) or _file(edit).read_text()
-        assert edit.right in text, f"{edit.file} does not contain {edit.right!r} any more: alter what it does contain"
-        texts[edit.schema, edit.file] = text.replace(edit.right, edit.wrong)
     with psycopg.connect(dsn) as owner:
-        for (schema, _), text in texts.items():
+        for (schema, _), text in edited(bug, wrong).items():
             owner.execute(f"SET LOCAL search_path TO {schema}, pg_temp".encode())
             owner.execute(text.encode())
         if wrong and bug.sql:
             owner.execute("SET LOCAL search_path TO dblock, pg_temp")
             owner.execute(bug.sql.encode())
+
+
+def edited(bug: Bug, wrong: bool = True) -> dict[tuple[str, str], str]:
+    """Return the files of SQL that a bug changes, by schema and name, as they are with it."""
+    texts: dict[tuple[str, str], str] = {}
+    for edit in (*bug.slow_edits, *(bug.edits if wrong else ())):
+        text = texts.get((edit.schema, edit.file)) or _file(edit).read_text()
+        assert edit.right in text, f"{edit.file} does not contain {edit.right!r} any more: alter what it does contain"
+        texts[edit.schema, edit.file] = text.replace(edit.right, edit.wrong)
+    return texts
 
 
 def put_in(name: str | None) -> None:

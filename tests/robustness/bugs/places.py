@@ -5,7 +5,9 @@ from __future__ import annotations
 from tests.robustness.bugs import Bug, Edit
 
 LINE = "05_line.sql"
-WAKING = "        PERFORM pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text);\n"
+WAKING = (
+    "        done := pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;\n"
+)
 CROWD = {"locks": 1, "long": 0.0, "kept_alive": 1.0}
 
 BUGS = (
