@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 import time
 from contextlib import suppress
@@ -14,7 +12,7 @@ import pytest
 
 import dblock
 from dblock.embedded import Server
-from dblock.embedded.processes import pids_working_in
+from tests.robustness.faults.server import kill_everything
 from tests.support import mutants
 
 pytestmark = pytest.mark.timeout(300)
@@ -56,13 +54,6 @@ class Load:
         self._stop.set()
         for thread in self._threads:
             thread.join()
-
-
-def kill_everything(server: Server) -> None:
-    """End the server as a failure of its machine would, but for the disk."""
-    for pid in pids_working_in(server.data):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def lost_in_crashes(server: Server, kills: int) -> tuple[int, int]:
