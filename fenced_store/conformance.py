@@ -28,6 +28,8 @@ from fenced_store.errors import StaleTokenError
 
 WRITERS = 16
 WRITES = 160
+STORMY = 0.1
+"""Seconds for which many write at once, over and over, where a resource is quicker than that."""
 
 
 class Backend(Protocol):
@@ -254,6 +256,15 @@ class _Sent(NamedTuple):
 
 
 def _storm(opens: Open, data_of: Callable[[tuple[int, int]], bytes | None], claims: bool = False) -> None:
+    """Let many write at once; over and over where it is a matter of moments, for these may be the wrong ones."""
+    until = time.monotonic() + STORMY
+    while True:
+        _squall(opens, data_of, claims)
+        if time.monotonic() >= until:
+            return
+
+
+def _squall(opens: Open, data_of: Callable[[tuple[int, int]], bytes | None], claims: bool) -> None:
     """Let many write at once, with pairs that rise on the whole and are shuffled in detail."""
     name = _name()
     pairs = [(token, number) for token in range(1, WRITES // 4 + 1) for number in range(1, 5)]

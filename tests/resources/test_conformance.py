@@ -350,6 +350,22 @@ def test_an_honest_one_passes(check: Callable[[Open], None]) -> None:
     check(lambda: Honest(kept))
 
 
+@pytest.mark.parametrize(("stormy", "several"), [(1.0, True), (0.001, False)])
+def test_where_a_storm_is_over_in_moments_there_are_several(
+    monkeypatch: pytest.MonkeyPatch, stormy: float, several: bool
+) -> None:
+    storms: list[object] = []
+
+    def storm(*args: object) -> None:
+        storms.append(args)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(conformance, "_squall", storm)
+    monkeypatch.setattr(conformance, "STORMY", stormy)
+    conformance.many_writers_are_accepted_in_order(lambda: Honest(Kept()))
+    assert (len(storms) > 1) is several
+
+
 @pytest.mark.parametrize(("kind", "check", "says"), BROKEN, ids=lambda one: getattr(one, "__name__", ""))
 def test_one_that_breaks_it_is_found_out(kind: type[Honest], check: Callable[[Open], None], says: str) -> None:
     """At once, or where it takes a moment that may not come, in a few runs."""
