@@ -132,6 +132,8 @@ def _play(asked: argparse.Namespace) -> int:
         _say(f"  {finding.checker}: looked at {finding.looked_at:,}, {len(finding.violations)} violations")
         for what in finding.violations[:5]:
             _say(f"    {what}")
+    for name, why in result.excused.items():
+        _say(f"  {name}: not asked, {why}")
     for trouble in result.trouble:
         _say(f"  trouble: {trouble}")
     return 0 if result.good else 1
