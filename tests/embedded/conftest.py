@@ -24,3 +24,9 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield named
     Server(named).stop()
     shutil.rmtree(named, ignore_errors=True)
+
+
+@pytest.fixture
+def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the wheel's programs, as a user does who has named no others."""
+    monkeypatch.delenv("DBLOCK_POSTGRES", raising=False)

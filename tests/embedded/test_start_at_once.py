@@ -26,7 +26,8 @@ PROCESSES = 10
 def start_and_install(folder: str) -> tuple[int, int, str]:
     """Run the two commands as the shell would, and return their exit codes and what they said on stderr."""
     os.environ["DBLOCK_HOME"] = folder
-    os.environ.pop("DBLOCK_DSN", None)
+    for variable in ("DBLOCK_DSN", "DBLOCK_POSTGRES"):
+        os.environ.pop(variable, None)
     with open(os.devnull, "w") as nowhere, _stderr(f"{folder}.{os.getpid()}.err") as said:
         sys.stdout = nowhere
         codes = cli.main(["embedded", "start"]), cli.main(["install"])

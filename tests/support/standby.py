@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from dblock.embedded import Server
 from dblock.embedded.account import account_for
@@ -30,6 +31,9 @@ def copy_of(primary: Server, *options: str) -> Iterator[Server]:
     data.mkdir(mode=0o700)
     account.own(data)
     program = find(primary.folder, account) / "pg_basebackup"
+    if not program.exists():
+        shutil.rmtree(folder)
+        pytest.skip(f"there is no {program}")
     subprocess.run(
         [program, "--dbname", primary.url, "--pgdata", data, "--checkpoint=fast", "--no-sync", *options],
         check=True,
