@@ -20,6 +20,10 @@ T = TypeVar("T")
 Row = tuple["str | None", ...]
 
 
+GIVE_UP_WITHIN = 2.0
+"""Seconds that each step of giving up an unanswered call may take: to cancel it, to see it end, to undo it."""
+
+
 class Call(NamedTuple):
     """Call one of the database's functions; the result is its row as text, or None. Safe to send twice."""
 
@@ -29,6 +33,8 @@ class Call(NamedTuple):
     """What to send after the connection broke, if not the same: the first sending may have been done."""
     within: float = math.inf
     """Seconds to wait for the answer; never longer than the client's patience."""
+    giving_up: float = GIVE_UP_WITHIN
+    """Seconds to cancel it when there was none, and as many again to see it end."""
 
 
 class Place(Protocol):

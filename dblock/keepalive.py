@@ -19,19 +19,22 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from dblock import clock
-from dblock.calls import Steps
+from dblock.calls import GIVE_UP_WITHIN, Steps
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 from dblock.events import wait_and_clear
 from dblock.forks import mind_forks
 from dblock.hold import Hold
 from dblock.presence import Presence
 from dblock.runner import AsyncRunner, Runner
-from dblock.steps import GIVE_UP_WITHIN, TRUST, Service
+from dblock.steps import TRUST, Service
 
 logger = logging.getLogger("dblock")
 
 ROUNDS = 3
 """How often a lease is renewed in its time."""
+
+AGAIN = 3
+"""How many answers it takes to ask again, at the least: that takes a new connection."""
 
 LEAST_TIME = 0.1
 """Seconds that an answer is given however little time is left."""
@@ -48,6 +51,8 @@ class Rounds:
         self._now = now
         self._holds: dict[Hold, None] = {}
         self._reached = False
+        self._took = 0.0
+        """How long the last answer took."""
         self._too_slow = 0.0
         """How long the last answer was waited for in vain."""
         self._tie_now = False
@@ -94,10 +99,8 @@ class Rounds:
             hold.finish()
         if not held:
             return
-        # Not for longer than until the next round is due: what is held comes before what is not.
-        within = max(min(self.due_at() - self._now(), GIVE_UP_WITHIN), LEAST_TIME)
         try:
-            busy = yield from self._service.release_all([(hold.name, hold.token) for hold in held], within)
+            busy = yield from self._give_back([(hold.name, hold.token) for hold in held])
         except ClientClosed:
             raise
         except DblockError as error:
@@ -105,6 +108,11 @@ class Rounds:
             return
         for place, hold in enumerate(held):
             hold.given_back = place not in busy
+
+    def _give_back(self, grants: list[tuple[str, int]]) -> Steps[set[int]]:
+        # Not for longer than until the next round is due: what is held comes before what is not.
+        within = max(min(self.due_at() - self._now(), GIVE_UP_WITHIN), LEAST_TIME)
+        return (yield from self._service.release_all(grants, within))
 
     def held(self) -> list[Hold]:
         """Return what is held at this moment."""
@@ -153,8 +161,9 @@ class Rounds:
             hold.unreachable = True  # until the answer has come
             if tie is not None and (hold.presence is None or hold.presence.ended):
                 hold.presence = tie  # from before it may be so, and for good
-        # Half of the time that is left, so that there is time for another try.
-        within = max((min(hold.trusted_until for hold, _ in asked) - now) / 2, LEAST_TIME)
+        # Half of the time that is left, so that there is time for another try; or all of it, if there is not anyway.
+        left = min(hold.trusted_until for hold, _ in asked) - now
+        within = max(left / 2 if self._took * AGAIN < left / 2 else left, LEAST_TIME)
         try:
             answer = yield from self._service.renew([(hold.name, hold.token, ttl) for hold, ttl in asked], within, tie)
         except DblockError as error:
@@ -168,6 +177,7 @@ class Rounds:
             logger.warning("%d %s could not be renewed, trying again: %s", len(asked), many, error)
             return
         self._reached = True
+        self._took = self._now() - now
         self._too_slow = 0.0
         late = []
         for place, (hold, ttl) in enumerate(asked):
@@ -182,7 +192,7 @@ class Rounds:
         if late:
             # Their holders know by now that they are lost; nobody need wait for another ttl, if it can be helped.
             with contextlib.suppress(DatabaseError):
-                yield from self._service.release_all(late)
+                yield from self._give_back(late)
 
     def _miss(self, hold: Hold, ttl: float, why: str) -> None:
         hold.unreachable = False

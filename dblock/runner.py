@@ -3,7 +3,8 @@
 Guarantee: a call that cannot be made raises one of dblock's errors, and never looks like an answer. A call whose
 connection turns out to be dead is sent once more over a fresh one; that is safe because every call names the exact
 attempt or grant that it is about. A call that another transaction got in the way of is simply made again. A call that
-is not answered within the client's patience is cancelled, and is an error.
+is not answered within the client's patience is cancelled, and is an error, whatever comes of it meanwhile: one that is
+cancelled while it waits for a standby ends as if it were done, and is not safe.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dblock.calls import Call, Row, Sleep, Steps, Wait
 from dblock.errors import DblockError, SchemaMissing, SchemaOutdated, Unavailable
 from dblock.faults import is_broken, is_overdue, is_passing, translate, translated
 from dblock.pool import AsyncPool, Pool
-from dblock.steps import GIVE_UP_WITHIN, LEAST_PATIENCE
+from dblock.steps import LEAST_PATIENCE
 from dblock.target import Target
 from dblock.terms import quoted
 from dblock.wire import Wire
@@ -112,6 +113,11 @@ class _Trouble:
         raise translate(error, self._runner.schema) from error
 
 
+def look_in(within: float) -> float:
+    """Return how often to look whether the time is up, in seconds; ten times a second is psycopg's own choice."""
+    return min(within / 20, 0.1)
+
+
 def must_cancel(error: BaseException, wire: Wire) -> bool:
     """Tell whether a statement is still under way that nobody waits for any more, and can be cancelled in bounded time.
 
@@ -194,15 +200,16 @@ class Runner(_Base):
         while True:
             wire: Wire | None = None
             try:
-                wire, pool = self._take(min(call.within, self.answer_within))
+                within = min(call.within, self.answer_within)
+                wire, pool = self._take(within)
                 try:
-                    row: Row | None = wire.connection.wait(wire.exchange(call, min(call.within, self.answer_within)))
+                    row: Row | None = wire.connection.wait(wire.exchange(call, within), look_in(within))
                     return row
                 except BaseException as error:
                     if must_cancel(error, wire):
                         with suppress(psycopg.Error):
-                            wire.connection.cancel_safe(timeout=GIVE_UP_WITHIN)
-                            wire.connection.wait(wire.remains(GIVE_UP_WITHIN))
+                            wire.connection.cancel_safe(timeout=call.giving_up)
+                            wire.connection.wait(wire.remains(call.giving_up), look_in(call.giving_up))
                     raise
                 finally:
                     pool.give(wire)
@@ -317,17 +324,16 @@ class AsyncRunner(_Base):
         while True:
             wire: Wire | None = None
             try:
-                wire, pool = await self._take(min(call.within, self.answer_within))
+                within = min(call.within, self.answer_within)
+                wire, pool = await self._take(within)
                 try:
-                    row: Row | None = await wire.connection.wait(
-                        wire.exchange(call, min(call.within, self.answer_within))
-                    )
+                    row: Row | None = await wire.connection.wait(wire.exchange(call, within), look_in(within))
                     return row
                 except BaseException as error:
                     if must_cancel(error, wire):
                         with suppress(psycopg.Error):
-                            await wire.connection.cancel_safe(timeout=GIVE_UP_WITHIN)
-                            await wire.connection.wait(wire.remains(GIVE_UP_WITHIN))
+                            await wire.connection.cancel_safe(timeout=call.giving_up)
+                            await wire.connection.wait(wire.remains(call.giving_up), look_in(call.giving_up))
                     raise
                 finally:
                     pool.give(wire)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from dblock import clock as clocks
 from dblock.calls import (
+    GIVE_UP_WITHIN,
     Call,
     Grant,
     Holder,
@@ -56,8 +57,8 @@ LOOK_AT_HOLDER = 0.075
 LEAST_PATIENCE = 1.0
 """Seconds that an answer is always given, also to a caller who would not wait at all."""
 
-GIVE_UP_WITHIN = 2.0
-"""Seconds that each step of giving up an unanswered call may take: to cancel it, to see it end, to undo it."""
+BRISK = 1 / 8
+"""The part of its time in which each step of giving up a call is done that another one is to follow in good time."""
 
 CLAIM_WITHIN = 0.5
 """Seconds that a grant waits for those who are past a fence that it claims, before it is undone and tried again."""
@@ -327,6 +328,7 @@ class Service:
             self._renew_all,
             (array(names), array(map(str, tokens)), array(map(interval, ttls)), tie.name if tie else None),
             within=within,
+            giving_up=min(within * BRISK, GIVE_UP_WITHIN),
         )
         places = [int(place) - 1 for place in items(missed)]
         return Renewal(sent_at, float(moment), dict(zip(places, items(reasons), strict=True)))
@@ -337,7 +339,8 @@ class Service:
         The result is the places, from 0, of those that another transaction is at work on: ask again for these.
         """
         names, tokens = zip(*grants, strict=True)
-        (busy,) = yield Call(self._release_all, (array(names), array(map(str, tokens))), within=within)
+        args = (array(names), array(map(str, tokens)))
+        (busy,) = yield Call(self._release_all, args, within=within, giving_up=min(within * BRISK, GIVE_UP_WITHIN))
         return {int(place) - 1 for place in items(busy)}
 
     def release(self, name: str, token: int, trusted_until: float) -> Steps[bool]:

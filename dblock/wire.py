@@ -38,6 +38,8 @@ class Wire:
         """Its place in the pool."""
         self._pgconn: pq.abc.PGconn = connection.pgconn
         self._prepared: dict[bytes, bytes] = {}
+        self._preparing: tuple[bytes, bytes] | None = None
+        """What is being prepared, and under which name."""
 
     @property
     def busy(self) -> bool:
@@ -49,9 +51,10 @@ class Wire:
         """Tell whether another call can go over it."""
         return bool(self._pgconn.transaction_status == pq.TransactionStatus.IDLE)
 
-    def remains(self, within: float) -> Generator[Any, Any, Results]:
+    def remains(self, within: float) -> Generator[Any, Any, None]:
         """Read what is left of an exchange that was given up; a generator for the connection's `wait`."""
-        return _bounded(generators.fetch_many(self._pgconn), time.monotonic() + within)
+        _checked((yield from _bounded(generators.fetch_many(self._pgconn), time.monotonic() + within)))
+        self._note_prepared()
 
     def close(self) -> None:
         """End the connection; what psycopg's own close does, without an await."""
@@ -61,15 +64,17 @@ class Wire:
         """Send the call and return its row; a generator for the connection's `wait`."""
         pgconn = self._pgconn
         deadline = time.monotonic() + within
+        self._preparing = None
         args = [None if arg is None else arg.encode() for arg in call.args]
         if self.prepares:
             name = self._prepared.get(call.sql)
             if name is None:
                 # Named after its text: behind a pooler the name may be another client's, for another statement.
                 name = b"dblock_" + hashlib.sha256(call.sql).hexdigest()[:32].encode()
+                self._preparing = call.sql, name
                 pgconn.send_prepare(name, call.sql)
                 _checked((yield from _bounded(generators.execute(pgconn), deadline)))
-                self._prepared[call.sql] = name
+                self._note_prepared()
             pgconn.send_query_prepared(name, args)
         else:
             pgconn.send_query_params(call.sql, args)
@@ -89,9 +94,15 @@ class Wire:
         values = [result.get_value(0, column) for column in range(result.nfields)]
         return tuple([None if value is None else value.decode() for value in values])
 
+    def _note_prepared(self) -> None:
+        if self._preparing is not None:
+            sql, name = self._preparing
+            self._prepared[sql] = name
+            self._preparing = None
+
 
 def _bounded(steps: Generator[Any, Any, Results], deadline: float) -> Generator[Any, Any, Results]:
-    """Do the same, and raise Overdue when nothing has come by then. psycopg looks in ten times a second."""
+    """Do the same, and raise Overdue when nothing has come by then."""
     try:
         state = next(steps)
         while True:

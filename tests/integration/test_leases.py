@@ -118,6 +118,18 @@ async def test_a_renewal_whose_answer_is_lost_does_not_lose_the_lease(clients: C
         assert await lease.release() is True
 
 
+async def test_connections_that_fall_silent_do_not_lose_the_lease(clients: Clients) -> None:
+    """Of those that were open nothing is heard any more, and nobody says why; the database is as well as ever."""
+    with Proxy(clients.dsn) as proxy:
+        lease = await clients(proxy.dsn).lock("a", ttl=3).acquire()
+        await asyncio.sleep(0.5)
+        assert proxy.lose_servers() > 1
+        await asyncio.sleep(4)
+        assert not lease.lost.is_set()
+        assert lease.remaining() > 1
+        proxy.cut()
+
+
 async def test_a_pool_that_is_all_busy_does_not_starve_the_keep_alive(clients: Clients) -> None:
     client = clients(pool_size=1, patience=10)
     lease = await client.lock("a", ttl=0.6).acquire()

@@ -13,8 +13,9 @@ import pytest
 
 import dblock
 from dblock.calls import Call, Steps
-from dblock.runner import AsyncRunner, Runner, _Trouble
+from dblock.runner import WHICH_BACKEND, AsyncRunner, Runner, _Trouble
 from dblock.target import Target, resolve
+from tests.support.proxy import Proxy
 
 ONE = Call(b"SELECT $1::text", ("1",))
 
@@ -102,6 +103,22 @@ def test_but_what_the_caller_was_already_handling_does_not(runner: Runner) -> No
         error = psycopg.OperationalError("broken")
         error.__context__ = handled
         assert trouble.raise_or_retry(error, None) is True
+
+
+def test_a_statement_that_is_given_up_while_it_is_prepared_is_not_prepared_again(dsn: str) -> None:
+    """That would fail, as it does on connections where statements do not last, and nothing would be from then on."""
+    with Proxy(dsn) as proxy:
+        runner = Runner(resolve(proxy.dsn), "dblock", 1, 5.0)
+        runner.run(calling(WHICH_BACKEND))
+        (wire,) = runner._pool._idle
+        proxy.delay = 0.75
+        with pytest.raises(dblock.Unavailable, match=r"has not answered for 0\.5 s"):
+            runner.run(calling(ONE._replace(within=0.5)))
+        proxy.delay = 0.0
+        assert runner.run(calling(ONE)) == ("1",)
+        assert runner._pool._idle == [wire]
+        assert runner.prepares
+        runner.close()
 
 
 class Full(Target):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 
 import psycopg
 import pytest
@@ -14,6 +18,27 @@ from dblock.calls import Steps
 from tests.support.proxy import Proxy
 
 TTL = 2.0
+
+
+@contextmanager
+def slow_database(dsn: str) -> Iterator[tuple[str, Callable[[float], None]]]:
+    """Yield a DSN, and what makes the answers over it late: by so much, whatever this process is busy with."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_pass_on, args=(dsn, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield ours.recv(), ours.send
+    finally:
+        ours.send(None)
+        process.join()
+
+
+def _pass_on(dsn: str, orders: Connection) -> None:
+    with Proxy(dsn) as proxy:
+        orders.send(proxy.dsn)
+        while (delay := orders.recv()) is not None:
+            proxy.delay = delay
 
 
 @pytest.mark.parametrize("seconds", [6, pytest.param(30, marks=pytest.mark.long)])
@@ -26,12 +51,12 @@ def test_a_blocked_caller_a_busy_pool_and_a_slow_database(dsn: str, owner: psyco
             sum(range(50_000))
 
     with (
-        Proxy(dsn) as proxy,
-        dblock.Client(proxy.dsn, pool_size=1, patience=60) as client,
+        slow_database(dsn) as (slow_dsn, set_delay),
+        dblock.Client(slow_dsn, pool_size=1, patience=60) as client,
         ThreadPoolExecutor(6) as pool,
     ):
         leases = [client.lock(f"held {number}", ttl=TTL).acquire() for number in range(5)]
-        proxy.delay = 0.4
+        set_delay(0.4)
         for _ in range(3):
             pool.submit(hog)
         blocked = psycopg.connect(dsn)
@@ -50,11 +75,22 @@ def test_a_blocked_caller_a_busy_pool_and_a_slow_database(dsn: str, owner: psyco
                 time.sleep(0.05)
         finally:
             stop.set()
-            proxy.delay = 0.0
+            set_delay(0.0)
             blocked.rollback()
             blocked.close()
         stuck.result(30)
         assert all(lease.release() for lease in leases)
+
+
+def test_a_database_that_answers_ever_more_slowly(dsn: str) -> None:
+    """In the end it takes longer than there is between two rounds, and there is no time to ask again."""
+    with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as client:
+        lease = client.lock("held", ttl=2 * TTL).acquire()
+        for proxy.delay in (1.0, 1.7):
+            time.sleep(2 * TTL)
+            assert not lease.lost.is_set(), f"it need not have been lost at {proxy.delay} s"
+        proxy.delay = 0.0
+        assert lease.release()
 
 
 def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str, kept_leases: list[object]) -> None:

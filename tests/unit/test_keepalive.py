@@ -222,6 +222,36 @@ def test_an_answer_has_half_of_the_time_that_is_left(played: Played) -> None:
     steps = played.rounds.round()
     call: Any = next(steps)
     assert call.within == pytest.approx((30 * TRUST - 10) / 2)
+    assert 2 * call.giving_up <= call.within / 4
+
+
+@pytest.mark.parametrize(("took", "part"), [(3.1, 1 / 2), (3.3, 1)])
+def test_it_has_all_of_it_if_another_try_could_not_be_answered(played: Played, took: float, part: float) -> None:
+    """A new connection and the question again take three answers, and there are 9.7 s for them."""
+    played.hold("a", 30)
+    played.now.now = 1010
+    steps, _ = played.asked()
+    played.now.now += took
+    with pytest.raises(StopIteration):
+        steps.send(("0", None, None))
+    played.now.now = 1020
+    call: Any = next(played.rounds.round())
+    assert call.within == pytest.approx((30 * TRUST - 10) * part)
+
+
+def test_what_is_given_back_may_not_take_longer_than_until_the_next_round(played: Played) -> None:
+    """Nor may what is given up of it: what is held comes first."""
+    played.hold("held", 3)
+    call: Any = next(played.rounds.release([played.hold("abandoned")]))
+    assert call.within + 2 * call.giving_up <= 1.25
+    played.hold("late", 3)
+    played.now.now = 1001
+    steps, names = played.asked()
+    assert names == ["held", "late"]
+    played.now.now = 1002.99
+    late: Any = steps.send(("0", None, None))
+    assert b"release_all" in late.sql
+    assert late.within <= 2
 
 
 def test_a_renewal_that_comes_when_the_lease_is_lost_is_given_back(played: Played) -> None:

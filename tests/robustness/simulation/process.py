@@ -18,7 +18,6 @@ from dblock.calls import Call, Sleep, Steps, Wait
 from dblock.errors import DblockError, Unavailable
 from dblock.faults import is_overdue
 from dblock.line import Line, Seating
-from dblock.steps import GIVE_UP_WITHIN
 from tests.robustness.simulation.network import Message, Network
 from tests.robustness.simulation.world import World
 
@@ -189,7 +188,7 @@ class Task:
                     unanswered.unanswered = True
                     if self._message is not None and not process.cut_off and process.world.chance(0.5):
                         self._message.cancelled = True
-                    most = 2 * GIVE_UP_WITHIN if process.cut_off else 2 * process.network.weather.longest
+                    most = 2 * min(call.giving_up, math.inf if process.cut_off else process.network.weather.longest)
                     process.later(process.world.random.uniform(0, most), resume, unanswered)
                 elif sent == 1:
                     send(call.again or call.sql)
