@@ -37,6 +37,9 @@ logger = logging.getLogger("dblock")
 
 LOOK_AGAIN = 0.002
 
+LOOK_IN = 0.1
+"""Seconds after which psycopg looks whether the time is up, where it is not asked to do so sooner."""
+
 PASSING_RETRIES = 20
 """How often a call is made anew because another transaction got in its way."""
 
@@ -114,8 +117,8 @@ class _Trouble:
 
 
 def look_in(within: float) -> float:
-    """Return how often to look whether the time is up, in seconds; ten times a second is psycopg's own choice."""
-    return min(within / 20, 0.1)
+    """Return how often to look whether the time is up, in seconds."""
+    return min(within / 20, LOOK_IN)
 
 
 def must_cancel(error: BaseException, wire: Wire) -> bool:
@@ -208,7 +211,7 @@ class Runner(_Base):
                 except BaseException as error:
                     if must_cancel(error, wire):
                         with suppress(psycopg.Error):
-                            wire.connection.cancel_safe(timeout=call.giving_up)
+                            wire.connection.cancel_safe(timeout=max(call.giving_up, LOOK_IN))
                             wire.connection.wait(wire.remains(call.giving_up), look_in(call.giving_up))
                     raise
                 finally:
@@ -332,7 +335,7 @@ class AsyncRunner(_Base):
                 except BaseException as error:
                     if must_cancel(error, wire):
                         with suppress(psycopg.Error):
-                            await wire.connection.cancel_safe(timeout=call.giving_up)
+                            await wire.connection.cancel_safe(timeout=max(call.giving_up, LOOK_IN))
                             await wire.connection.wait(wire.remains(call.giving_up), look_in(call.giving_up))
                     raise
                 finally:

@@ -225,7 +225,7 @@ class Service:
         The result is the places, from 0, of those of the grants that are not ours any more.
         """
         args = (presence, array(name for name, _ in grants), array(str(token) for _, token in grants))
-        (lost,) = yield Call(self._be_absent, args, within=GIVE_UP_WITHIN)
+        (lost,) = yield Call(self._be_absent, args, within=GIVE_UP_WITHIN, giving_up=GIVE_UP_WITHIN * BRISK)
         return {int(place) - 1 for place in items(lost)}
 
     def queue(self, name: str) -> Steps[list[Waiter]]:

@@ -27,6 +27,7 @@ LAYERS = [
     ["pool"],
     ["runner"],
     ["hold", "users_transaction"],
+    ["rounds"],
     ["keepalive", "watch", "backing", "line"],
     ["listening"],
     ["listener", "task_listener"],

@@ -12,16 +12,16 @@ REVIVING = Edit(RENEWAL, RENEWED, "        WHERE l.name = h.name AND l.token = h
 
 def _keep_renewing() -> None:
     """Never strike off what was given back."""
-    from dblock import keepalive
+    from dblock import rounds
     from dblock.hold import Hold
 
-    strike_off, confirm = keepalive.Rounds.discard, Hold.confirm
+    strike_off, confirm = rounds.Rounds.discard, Hold.confirm
 
-    def discard(self: keepalive.Rounds, hold: Hold) -> None:
+    def discard(self: rounds.Rounds, hold: Hold) -> None:
         if hold.loss is not None or not hold.over:
             strike_off(self, hold)
 
-    def miss(self: keepalive.Rounds, hold: Hold, ttl: float, why: str) -> None:
+    def miss(self: rounds.Rounds, hold: Hold, ttl: float, why: str) -> None:
         strike_off(self, hold)
         hold.miss(why)
 
@@ -31,9 +31,9 @@ def _keep_renewing() -> None:
             return True
         return confirm(self, sent_at, trusted_until, expires_at)
 
-    keepalive.Rounds.discard = discard  # type: ignore[method-assign]
-    keepalive.Rounds._miss = miss  # type: ignore[method-assign]
-    keepalive.due_at = lambda hold: max(hold.sent_at + hold.ttl / keepalive.ROUNDS, hold.retry_at)
+    rounds.Rounds.discard = discard  # type: ignore[method-assign]
+    rounds.Rounds._miss = miss  # type: ignore[method-assign]
+    rounds.due_at = lambda hold: max(hold.sent_at + hold.ttl / rounds.ROUNDS, hold.retry_at)
     Hold.confirm = confirmed  # type: ignore[method-assign]
 
 

@@ -11,8 +11,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import dblock.keepalive
 import dblock.presence
+import dblock.rounds
 import dblock.steps
 from dblock.calls import Grant, Steps
 from dblock.hold import Hold
@@ -159,7 +159,7 @@ def whole_ttl_when_sent_again(run: Run) -> Iterator[None]:
 @_bug
 def no_margin(run: Run) -> Iterator[None]:
     """Believe in a lease to its very end, whatever the speed of the clock."""
-    with _instead(dblock.steps, "TRUST", 1.0), _instead(dblock.keepalive, "TRUST", 1.0):
+    with _instead(dblock.steps, "TRUST", 1.0), _instead(dblock.rounds, "TRUST", 1.0):
         yield
 
 

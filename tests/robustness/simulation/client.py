@@ -18,10 +18,11 @@ from dblock.calls import Call, Sleep, Steps, Wait
 from dblock.client_base import ClientBase
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 from dblock.hold import Hold
-from dblock.keepalive import Rounds, _KeepAliveBase, due_at
+from dblock.keepalive import _KeepAliveBase
 from dblock.line import Line
 from dblock.listening import Listening
 from dblock.presence import Presence
+from dblock.rounds import Rounds, due_at
 from dblock.steps import Service
 from dblock.terms import interval
 from tests.robustness.simulation.network import Network
@@ -87,9 +88,7 @@ class Keeper(_KeepAliveBase):
             yield Wait(cast(Any, self._bell), math.inf if seconds is None else seconds)
             self._bell.mute()
             self._collect()
-            yield from self._rounds.release(self._abandoned)
-            self._abandoned = self._rounds.releasable(self._abandoned)
-            yield from self._rounds.round()
+            self._abandoned = yield from self._rounds.turn(self._abandoned)
 
 
 class _Target:

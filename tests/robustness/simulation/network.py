@@ -47,11 +47,13 @@ class Weather:
 class Message:
     """One statement on its way."""
 
-    __slots__ = ("cancelled",)
+    __slots__ = ("cancelled", "silent")
 
     def __init__(self) -> None:
         self.cancelled = False
         """Whether it will not be done even if it arrives."""
+        self.silent = False
+        """Whether nothing is heard of it any more, however long one waits."""
 
 
 class Network:
@@ -86,6 +88,7 @@ class Network:
         fate = world.random.random()
         lost_on_the_way = world.random.random() < 0.5
         if process.cut_off or fate < weather.silent:
+            message.silent = True
             if not process.cut_off and not lost_on_the_way:
                 world.after(there, self._arrive, process, message, sql, args, wire, None, 0.0)
             process.later(patience, answered, Overdue("the answer did not come in time"))

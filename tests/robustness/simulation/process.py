@@ -186,10 +186,12 @@ class Task:
                 if is_overdue(result):
                     unanswered = Unavailable("The database has not answered.")
                     unanswered.unanswered = True
-                    if self._message is not None and not process.cut_off and process.world.chance(0.5):
-                        self._message.cancelled = True
-                    most = 2 * min(call.giving_up, math.inf if process.cut_off else process.network.weather.longest)
-                    process.later(process.world.random.uniform(0, most), resume, unanswered)
+                    message, uniform = self._message, process.world.random.uniform
+                    if message is not None and not process.cut_off and process.world.chance(0.5):
+                        message.cancelled = True
+                    most = min(call.giving_up, math.inf if process.cut_off else process.network.weather.longest)
+                    seen_to_its_end = call.giving_up if message is not None and message.silent else uniform(0, most)
+                    process.later(uniform(0, most) + seen_to_its_end, resume, unanswered)
                 elif sent == 1:
                     send(call.again or call.sql)
                 else:

@@ -10,7 +10,7 @@ import pytest
 import dblock
 from dblock.calls import Grant, items
 from dblock.hold import Hold, Reason
-from dblock.keepalive import Rounds
+from dblock.rounds import Rounds
 from dblock.steps import TRUST, Service
 
 
@@ -225,33 +225,88 @@ def test_an_answer_has_half_of_the_time_that_is_left(played: Played) -> None:
     assert 2 * call.giving_up <= call.within / 4
 
 
-@pytest.mark.parametrize(("took", "part"), [(3.1, 1 / 2), (3.3, 1)])
-def test_it_has_all_of_it_if_another_try_could_not_be_answered(played: Played, took: float, part: float) -> None:
-    """A new connection and the question again take three answers, and there are 9.7 s for them."""
-    played.hold("a", 30)
-    played.now.now = 1010
+def answered_after(played: Played, seconds: float) -> None:
+    """Go round, and have the answer take so long."""
     steps, _ = played.asked()
-    played.now.now += took
+    played.now.now += seconds
     with pytest.raises(StopIteration):
         steps.send(("0", None, None))
+
+
+@pytest.mark.parametrize(("took", "within"), [(1, 9.7), (4.8, 9.7), (6, 12), (9.8, 19.4)])
+def test_it_has_twice_as_much_as_the_last_took_if_that_is_more(played: Played, took: float, within: float) -> None:
+    played.hold("a", 30)
+    played.now.now = 1010
+    answered_after(played, took)
     played.now.now = 1020
     call: Any = next(played.rounds.round())
-    assert call.within == pytest.approx((30 * TRUST - 10) * part)
+    assert call.within == pytest.approx(within)
 
 
-def test_what_is_given_back_may_not_take_longer_than_until_the_next_round(played: Played) -> None:
-    """Nor may what is given up of it: what is held comes first."""
+def test_what_cannot_be_answered_in_time_does_not_hurry_the_others(played: Played) -> None:
+    played.hold("long", 30)
+    played.now.now = 1010
+    answered_after(played, 4)
+    played.now.now = 1018
+    played.hold("short", 5)
+    played.now.now = 1020
+    _, names = played.asked()
+    assert names == ["long", "short"]
+    call: Any = next(played.rounds.round())
+    assert call.within == pytest.approx((30 * TRUST - 10) / 2)
+
+
+def test_what_is_given_back_does_not_take_the_time_of_the_next_round(played: Played) -> None:
+    """What is held comes first."""
+    abandoned = played.hold("abandoned")
     played.hold("held", 3)
-    call: Any = next(played.rounds.release([played.hold("abandoned")]))
-    assert call.within + 2 * call.giving_up <= 1.25
-    played.hold("late", 3)
+    played.now.now = 1000.2
+    call: Any = next(played.rounds.release([abandoned]))
+    assert call.within == pytest.approx(0.8)
+    assert call.giving_up == pytest.approx(0.1)
     played.now.now = 1001
+    answered_after(played, 0.6)
+    played.now.now = 1001.5
+    with pytest.raises(StopIteration):
+        next(played.rounds.release([abandoned]))
+    assert played.rounds.releasable([abandoned]) == [abandoned]
+
+
+def test_what_is_due_is_renewed_before_what_was_abandoned_is_given_back(played: Played) -> None:
+    """Where answers are slow, the one must not cost the other its connection."""
+    played.hold("held")
+    abandoned = played.hold("abandoned")
+    played.rounds.discard(abandoned)
+    played.now.now = 1010
+    steps = played.rounds.turn([abandoned])
+    first: Any = next(steps)
+    assert first.args[:1] == ('{"held"}',)
+    second: Any = steps.send(("0", None, None))
+    assert second.args == ('{"abandoned"}', '{"7"}')
+    with pytest.raises(StopIteration) as done:
+        steps.send((None,))
+    assert done.value.value == []
+
+
+def test_so_it_is_with_what_is_given_back_because_it_came_too_late(played: Played) -> None:
+    held, late = played.hold("held", 12), played.hold("late", 6)
+    played.now.now = 1004
     steps, names = played.asked()
     assert names == ["held", "late"]
-    played.now.now = 1002.99
-    late: Any = steps.send(("0", None, None))
-    assert b"release_all" in late.sql
-    assert late.within <= 2
+    played.now.now = 1006
+    call: Any = steps.send(("0", None, None))
+    assert b"release_all" in call.sql
+    assert call.args == ('{"late"}', '{"7"}')
+    assert call.within == 2
+    assert late.lost() is not None
+    held.sent_at -= 1
+    played.hold("late", 3)
+    played.now.now = 1008
+    steps, names = played.asked()
+    assert names == ["held", "late"]
+    played.now.now = 1011
+    with pytest.raises(StopIteration):
+        steps.send(("0", None, None))
 
 
 def test_a_renewal_that_comes_when_the_lease_is_lost_is_given_back(played: Played) -> None:
@@ -294,6 +349,7 @@ def test_leases_with_little_time_left_do_not_take_the_others_along(played: Playe
     played.now.now = 1010.2
     steps, names = played.asked()
     assert names == ["long", "short"]
+    played.now.now = 1010.3
     with pytest.raises(StopIteration):
         steps.throw(dblock.Unavailable("too slow"))
     played.now.now = 1011.3
