@@ -53,7 +53,7 @@ class _KeepAliveBase:
 
     def letting_go(self) -> Steps[None]:
         """Release all that is still held, and what was abandoned."""
-        return self._rounds.release([*self._rounds.held(), *self._rounds.releasable(self._abandoned)])
+        return self._rounds.let_go(self._abandoned)
 
     def _seconds_to_sleep(self) -> float | None:
         """Return how long there is nothing to do; None for ever.

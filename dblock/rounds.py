@@ -100,6 +100,12 @@ class Rounds:
         for place, hold in enumerate(held):
             hold.given_back = place not in busy
 
+    def let_go(self, abandoned: list[Hold]) -> Steps[None]:
+        """Release all that is still held, and what was abandoned; there will be no other round."""
+        last = [*self.held(), *self.releasable(abandoned)]
+        self._holds = {}
+        yield from self.release(last)
+
     def _give_back(self, grants: list[tuple[str, int]]) -> Steps[set[int]]:
         # Not for longer than until the next round is due, and not at all if that is too soon: what is held comes first.
         until_due = self.due_at() - self._now()
@@ -119,7 +125,7 @@ class Rounds:
 
     def due_at(self) -> float:
         """Return when the next round is due; never, if there is nothing to renew."""
-        if self._tie_now:
+        if self._tie_now and self._holds:
             return -math.inf
         return min((due_at(hold) for hold in list(self._holds)), default=math.inf)
 

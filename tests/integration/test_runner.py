@@ -61,14 +61,23 @@ def test_statements_lost_on_every_connection_are_prepared_no_more(
     runner: Runner, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As behind a pooler that gives each statement another backend, and was not recognised."""
-    busy = Call(b"SELECT $1::text FROM pg_sleep(0.2)", ("1",))
-    with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(lambda _: runner.run(calling(busy)), range(3))) == [("1",)] * 3
-        idle = list(runner._pool._idle)
-        assert len(idle) == 3
-        for wire in idle:
-            wire.connection.execute("DEALLOCATE ALL")
-        assert list(threads.map(lambda _: runner.run(calling(busy)), range(3))) == [("1",)] * 3
+    busy = Call(b"SELECT $1::text FROM pg_advisory_xact_lock_shared(7)", ("1",))
+
+    def use_all_three() -> None:
+        owner.execute("SELECT pg_advisory_lock(7)")
+        with ThreadPoolExecutor(3) as threads:
+            answers = threads.map(lambda _: runner.run(calling(busy)), range(3))
+            while owner.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() != (3,):
+                time.sleep(0.01)
+            owner.execute("SELECT pg_advisory_unlock(7)")
+            assert list(answers) == [("1",)] * 3
+
+    use_all_three()
+    idle = list(runner._pool._idle)
+    assert len(idle) == 3
+    for wire in idle:
+        wire.connection.execute("DEALLOCATE ALL")
+    use_all_three()
     assert not runner.prepares
     assert not any(wire.prepares for wire in runner._pool._idle)
 

@@ -288,6 +288,20 @@ def test_what_is_due_is_renewed_before_what_was_abandoned_is_given_back(played: 
     assert done.value.value == []
 
 
+def test_at_the_end_nothing_comes_before_what_is_given_back(played: Played) -> None:
+    """Not what has run out, nor leases that were about to be tied to a presence."""
+    played.hold("run out", 3)
+    played.now.now = 1005
+    played.hold("held")
+    played.rounds.tie()
+    abandoned = played.hold("abandoned")
+    played.rounds.discard(abandoned)
+    call: Any = next(played.rounds.let_go([abandoned]))
+    assert call.args[0] == '{"held","abandoned"}'
+    assert call.within == 2
+    assert played.rounds.due_at() == math.inf
+
+
 def test_so_it_is_with_what_is_given_back_because_it_came_too_late(played: Played) -> None:
     held, late = played.hold("held", 12), played.hold("late", 6)
     played.now.now = 1004
