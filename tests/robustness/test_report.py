@@ -12,9 +12,12 @@ import pytest
 
 from tests.robustness import __main__ as suite
 from tests.robustness import matrix
-from tests.robustness.report import page, results
+from tests.robustness.histories import OK, History, Operation
+from tests.robustness.report import page, results, timelines
 from tests.robustness.report.results import Result
 from tests.robustness.scenarios import Scenario
+from tests.robustness.soaking import drawing
+from tests.robustness.soaking.flatness import MEMORY, Series
 
 SCENARIO = Scenario("mutex", "crash")
 
@@ -67,3 +70,24 @@ def test_a_result_from_before_counts_as_what_it_was(
     results.path_of(tmp_path, "mutex", "crash", 7).write_text(json.dumps(asdict(result(violations=2))))
     assert suite._all(argparse.Namespace(out=tmp_path, only="", at_once=1)) == 1
     assert "FAILED" in capsys.readouterr().out
+
+
+def test_names_of_faults_do_not_lie_on_each_other() -> None:
+    faults = [
+        Operation("director", "fault", "server", at, at + 0.01, OK, {"label": name})
+        for at, name in ((1.0, "the first"), (1.1, "the second"), (6.0, "the third"))
+    ]
+    acquired = [Operation("worker", "acquire", "a", at, at + 0.1, OK, {"token": 1}) for at in (0.0, 10.0)]
+    picture = timelines.draw(History([*acquired, *faults]), "A run")
+    assert picture.count('opacity="0.22"') == 3
+    assert [name for name in ("the first", "the second", "the third") if name in picture] == ["the first", "the third"]
+
+
+@pytest.mark.parametrize(("processes", "all_named"), [(2, True), (30, False)])
+def test_the_lines_of_a_soak_have_names_as_far_as_there_is_room(processes: int, all_named: bool) -> None:
+    names = [f"worker {number}" for number in range(processes)]
+    series = [Series(f"memory of {name}", "MB", MEMORY, [(0.0, 1.0), (1.0, 2.0)]) for name in names]
+    picture = drawing.svg_of(series, 1, "A soak")
+    assert all(f"<title>{name}</title>" in picture for name in names)
+    assert all(f">{name}</text>" in picture for name in names) is all_named
+    assert ("…" not in picture) is all_named

@@ -10,6 +10,9 @@ from tests.robustness.report.canvas import COLOURS, FAINT, FAULT, LEFT, TOP, Can
 LANES = 6
 """Locks to draw; the busiest."""
 
+LETTER = 5.4
+"""How wide a letter of a fault's name is."""
+
 LONGEST = 12.0
 """Seconds to draw: around the fault in the middle of the run."""
 
@@ -34,10 +37,14 @@ def draw(history: History, title: str) -> str:
         height=TOP + lane * len(keys) + 56,
     )
     canvas.grid(steps(0, end - start), " s", offset=start)
-    for fault in history.faults:
+    taken = 0.0
+    for fault in sorted(history.faults, key=lambda one: one.called):
         if fault.called < end and min(fault.returned, end) > start:
             canvas.band(max(fault.called, start), min(fault.returned, end), FAULT, 0.22)
-            canvas.words(canvas.x(max(fault.called, start)) + 2, TOP - 3, _label(fault), size=9.5, colour=FAULT)
+            at, label = canvas.x(max(fault.called, start)) + 2, _label(fault)
+            if at > taken:  # else the one before needs the room
+                canvas.words(at, TOP - 3, label, size=9.5, colour=FAULT)
+                taken = at + LETTER * (len(label) + 1)
     ends = _ends(history)
     for place, key in enumerate(keys):
         y = TOP + place * lane + 6

@@ -7,8 +7,8 @@ from html import escape
 
 from tests.robustness.soaking.flatness import EARLY, LATE, WARM_UP, Series
 
-WIDTH, HEIGHT, ACROSS = 300, 150, 3
-LEFT, TOP, RIGHT, BOTTOM = 44, 30, 10, 22
+WIDTH, HEIGHT, ACROSS = 300, 172, 3
+LEFT, TOP, RIGHT, BOTTOM = 44, 52, 10, 22
 CARD, EDGE, INK, FAINT, GRID, PART = "#0f1620", "#2a3645", "#e8eef5", "#8fa0b3", "#222d3a", "#182433"
 COLOURS = ("#c4a1ff", "#4fd6c2", "#f2c46d", "#7fb2ff", "#ff9f8f", "#5fdd85", "#e58fd0", "#b9c7d6")
 
@@ -24,6 +24,10 @@ PANELS = (
     ("a free lock: p50 and p99, ms", "p", ()),
 )
 """A title, what the names of its series begin with, and those that do not belong."""
+
+
+LETTER, LINES = 5.2, 2
+"""How wide a letter of a legend is, and how many lines it may have."""
 
 
 def svg_of(series: Sequence[Series], minutes: float, heading: str) -> str:
@@ -70,12 +74,40 @@ def _panel(title: str, prefix: str, series: Sequence[Series], minutes: float) ->
             for at, value in _thinned(one.points)
         )
         colour = COLOURS[number % len(COLOURS)]
-        name = one.name if one.name == prefix else one.name.removeprefix(prefix)
+        name = _short(one.name, prefix)
         parts.append(
             f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.4"><title>{escape(name)}</title>'
             "</polyline>"
         )
+    if len(series) > 1:
+        parts += _legend([_short(one.name, prefix) for one in series])
     return "".join(parts)
+
+
+def _short(name: str, prefix: str) -> str:
+    """Return the name without what all in the panel have in common, where that is a word."""
+    return name.removeprefix(prefix) if prefix.endswith(" ") else name
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    """Name the lines in their colours, as far as there is room; a pointer over a line is told its name in any case."""
+    parts: list[str] = []
+    x, line = 0.0, 0
+
+    def write(text: str, colour: str) -> None:
+        style = f"font-size: 9.5px; fill: {colour}"
+        parts.append(f'<text x="{LEFT + x:.1f}" y="{30 + 12 * line}" style="{style}">{escape(text)}</text>')
+
+    for number, name in enumerate(names):
+        width = LETTER * (len(name) + 2)
+        if x > 0 and x + width > WIDTH - LEFT - RIGHT:
+            if line + 1 == LINES:
+                write("…", FAINT)
+                break
+            x, line = 0.0, line + 1
+        write(name, COLOURS[number % len(COLOURS)])
+        x += width
+    return parts
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
