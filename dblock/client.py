@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from dblock.calls import Steps
+from dblock.calls import GIVE_UP_WITHIN, Steps
 from dblock.client_base import ClientBase
 from dblock.errors import ClientClosed, DblockError
 from dblock.forks import importing
@@ -121,7 +121,7 @@ class Client(ClientBase):
             return self._run(steps)
         from dblock.runner import Runner
 
-        last = Runner(self._target, self._schema, 1, 1.0)
+        last = Runner(self._target, self._schema, 1, GIVE_UP_WITHIN, prepares=False)
         try:
             return last.run(steps)
         finally:
@@ -252,9 +252,11 @@ class AsyncClient(ClientBase):
             from dblock.closing import say_goodbye
 
             try:
-                await say_goodbye(runner, self._keeper, self._listener, self._service)
-            finally:
+                await say_goodbye(runner, self._keepers, self._keeper, self._listener, self._service)
+            except BaseException:
                 self._shut()
+                raise
+            self._shut.detach()
 
     async def _run(self, steps: Steps[T]) -> T:
         return await (await self._open()).run(steps)
@@ -265,7 +267,7 @@ class AsyncClient(ClientBase):
             return await self._run(steps)
         from dblock.runner import AsyncRunner
 
-        last = AsyncRunner(self._target, self._schema, 1, 1.0)
+        last = AsyncRunner(self._target, self._schema, 1, GIVE_UP_WITHIN, prepares=False)
         try:
             return await last.run(steps)
         finally:
@@ -299,7 +301,9 @@ class AsyncClient(ClientBase):
                     raise
                 # Without prepared statements it needs fewer round trips to its first answer. Where the server has no
                 # room for another connection, leases are renewed over one of ours.
-                keepers = AsyncRunner(self._target, self._schema, 1, self._patience, prepares=False, spare=runner)
+                self._keepers = keepers = AsyncRunner(
+                    self._target, self._schema, 1, self._patience, prepares=False, spare=runner
+                )
                 self._keeper = AsyncKeepAlive(keepers, self._service)
                 self._listener = AsyncListener(
                     runner,

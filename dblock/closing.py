@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from dblock.calls import GIVE_UP_WITHIN
 from dblock.errors import DblockError
 from dblock.keepalive import AsyncKeepAlive, KeepAlive
 from dblock.listener import Listener
@@ -37,15 +38,18 @@ def shut(
     _say_last(runner, keeper, listener, service)
 
 
-async def say_goodbye(runner: AsyncRunner, keeper: AsyncKeepAlive, listener: AsyncListener, service: Service) -> None:
-    """Say what there is to say at the end of a client of asyncio, while its event loop runs."""
+async def say_goodbye(
+    runner: AsyncRunner, keepers: AsyncRunner, keeper: AsyncKeepAlive, listener: AsyncListener, service: Service
+) -> None:
+    """End a client of asyncio while its event loop runs."""
     keeper.close()
     listener.close()
     runner.close()
+    keepers.close()
     listener.line.wake_all()  # whoever waits asks, and is told that the client is closed
     if listener.started:
         await runner.wait_until_idle(CALLS_END_WITHIN)
-    last = AsyncRunner(runner.target, runner.schema, 1, 1.0)
+    last = AsyncRunner(runner.target, runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
     try:
         with contextlib.suppress(DblockError):
             await last.run(keeper.letting_go())
@@ -61,7 +65,7 @@ async def say_goodbye(runner: AsyncRunner, keeper: AsyncKeepAlive, listener: Asy
 def shut_async(
     runner: AsyncRunner, keepers: AsyncRunner, keeper: AsyncKeepAlive, listener: AsyncListener, service: Service
 ) -> None:
-    """Close what is open; also when the event loop is gone."""
+    """End a client of asyncio that nobody has ended while its event loop ran."""
     keeper.close()
     runner.close()
     keepers.close()
@@ -76,7 +80,7 @@ def _say_last(
     listener: Listener | AsyncListener,
     service: Service,
 ) -> None:
-    last = Runner(runner.target, runner.schema, 1, 1.0)
+    last = Runner(runner.target, runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
     with contextlib.suppress(DblockError):
         last.run(keeper.letting_go())
         if listener.started:

@@ -17,9 +17,12 @@ from dblock.calls import GIVE_UP_WITHIN, Steps
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 from dblock.hold import Hold
 from dblock.presence import Presence
-from dblock.steps import TRUST, Service
+from dblock.steps import BRISK, TRUST, Service
 
 logger = logging.getLogger("dblock")
+
+Grant = tuple[str, int]
+"""The name of a lock, and a token."""
 
 ROUNDS = 3
 """How often a lease is renewed in its time."""
@@ -44,6 +47,8 @@ class Rounds:
         self._reached = False
         self._took = 0.0
         """How long the last answer took."""
+        self._answered_at = -math.inf
+        """When it came."""
         self._too_slow = 0.0
         """How long the last answer was waited for in vain."""
         self._tie_now = False
@@ -84,14 +89,22 @@ class Rounds:
 
     def release(self, abandoned: Iterable[Hold]) -> Steps[None]:
         """Release what nobody has in hand any more; what could not be released yet can be tried again."""
-        held = list(abandoned)
+        return self._release(list(abandoned), self._give_back)
+
+    def let_go(self, abandoned: list[Hold]) -> Steps[None]:
+        """Release all that is still held, and what was abandoned; there will be no other round."""
+        last = [*self.held(), *self.releasable(abandoned)]
+        self._holds = {}
+        return self._release(last, lambda grants: self._service.release_all(grants, GIVE_UP_WITHIN))
+
+    def _release(self, held: list[Hold], give_back: Callable[[list[Grant]], Steps[set[int]]]) -> Steps[None]:
         for hold in held:
             self.discard(hold)
             hold.finish()
         if not held:
             return
         try:
-            busy = yield from self._give_back([(hold.name, hold.token) for hold in held])
+            busy = yield from give_back([(hold.name, hold.token) for hold in held])
         except ClientClosed:
             raise
         except DblockError as error:
@@ -100,18 +113,17 @@ class Rounds:
         for place, hold in enumerate(held):
             hold.given_back = place not in busy
 
-    def let_go(self, abandoned: list[Hold]) -> Steps[None]:
-        """Release all that is still held, and what was abandoned; there will be no other round."""
-        last = [*self.held(), *self.releasable(abandoned)]
-        self._holds = {}
-        yield from self.release(last)
-
-    def _give_back(self, grants: list[tuple[str, int]]) -> Steps[set[int]]:
-        # Not for longer than until the next round is due, and not at all if that is too soon: what is held comes first.
-        until_due = self.due_at() - self._now()
-        if until_due < self._took:
+    def _give_back(self, grants: list[Grant]) -> Steps[set[int]]:
+        """Give these back, unless that could cost what is held: that comes first."""
+        now = self._now()
+        kept = [hold.trusted_until for hold in list(self._holds) if hold.keep_alive and not hold.over]
+        to_spare = min(kept, default=math.inf) - now - SLOWER * self._took
+        if to_spare < self._took:
             return {*range(len(grants))}
-        return (yield from self._service.release_all(grants, max(min(until_due, GIVE_UP_WITHIN), LEAST_TIME)))
+        until_due = self.due_at() - now
+        within = max(min(max(until_due, SLOWER * self._took), to_spare, GIVE_UP_WITHIN), LEAST_TIME)
+        giving_up = min(max(within * BRISK, (until_due - within) / 2), GIVE_UP_WITHIN)
+        return (yield from self._service.release_all(grants, within, giving_up))
 
     def held(self) -> list[Hold]:
         """Return what is held at this moment."""
@@ -159,15 +171,16 @@ class Rounds:
         asked = [(hold, hold.ttl) for hold in chosen if hold in self._holds]
         if not asked:
             return
+        for hold, _ in asked:
+            hold.unreachable = True  # until the answer has come
         if self._too_slow:
             # The database takes longer than those with least time left can wait. Let them not take the rest along.
             patient = [(hold, ttl) for hold, ttl in asked if hold.trusted_until - now > 2.5 * self._too_slow]
             asked = patient or asked
         for hold, _ in asked:
-            hold.unreachable = True  # until the answer has come
             if tie is not None and (hold.presence is None or hold.presence.ended):
                 hold.presence = tie  # from before it may be so, and for good
-        within = self._within([hold.trusted_until - now for hold, _ in asked])
+        within = self._within(now, asked)
         try:
             answer = yield from self._service.renew([(hold.name, hold.token, ttl) for hold, ttl in asked], within, tie)
         except DblockError as error:
@@ -181,7 +194,8 @@ class Rounds:
             logger.warning("%d %s could not be renewed, trying again: %s", len(asked), many, error)
             return
         self._reached = True
-        self._took = self._now() - now
+        self._answered_at = self._now()
+        self._took = self._answered_at - now
         self._too_slow = 0.0
         late = []
         for place, (hold, ttl) in enumerate(asked):
@@ -198,12 +212,15 @@ class Rounds:
             with contextlib.suppress(DatabaseError):
                 yield from self._give_back(late)
 
-    def _within(self, left: list[float]) -> float:
-        """Return how long to wait for a renewal of leases that have so much time left."""
+    def _within(self, now: float, asked: list[tuple[Hold, float]]) -> float:
+        """Return how long to wait for the answer to a renewal."""
+        left = [hold.trusted_until - now for hold, _ in asked]
+        # What was long ago says nothing any more.
+        took = self._took if now - self._answered_at < min(ttl for _, ttl in asked) else 0.0
         # What cannot be answered in time, by the last answer, does not hurry the others.
-        least = min((one for one in left if one > self._took), default=max(left))
+        least = min((one for one in left if one > took), default=max(left))
         # Half of it, so that there is time for another try; but not less than the answer is likely to take.
-        return max(least / 2, min(SLOWER * self._took, least), LEAST_TIME)
+        return max(least / 2, min(SLOWER * took, least), LEAST_TIME)
 
     def _miss(self, hold: Hold, ttl: float, why: str) -> None:
         hold.unreachable = False

@@ -58,7 +58,7 @@ LEAST_PATIENCE = 1.0
 """Seconds that an answer is always given, also to a caller who would not wait at all."""
 
 BRISK = 1 / 8
-"""The part of its time in which each step of giving up a call is done that another one is to follow in good time."""
+"""The part of its time in which each step of giving up a renewal is done, for another is to follow in good time."""
 
 CLAIM_WITHIN = 0.5
 """Seconds that a grant waits for those who are past a fence that it claims, before it is undone and tried again."""
@@ -225,7 +225,7 @@ class Service:
         The result is the places, from 0, of those of the grants that are not ours any more.
         """
         args = (presence, array(name for name, _ in grants), array(str(token) for _, token in grants))
-        (lost,) = yield Call(self._be_absent, args, within=GIVE_UP_WITHIN, giving_up=GIVE_UP_WITHIN * BRISK)
+        (lost,) = yield Call(self._be_absent, args, within=GIVE_UP_WITHIN)
         return {int(place) - 1 for place in items(lost)}
 
     def queue(self, name: str) -> Steps[list[Waiter]]:
@@ -333,14 +333,16 @@ class Service:
         places = [int(place) - 1 for place in items(missed)]
         return Renewal(sent_at, float(moment), dict(zip(places, items(reasons), strict=True)))
 
-    def release_all(self, grants: Sequence[tuple[str, int]], within: float = math.inf) -> Steps[set[int]]:
+    def release_all(
+        self, grants: Sequence[tuple[str, int]], within: float = math.inf, giving_up: float = GIVE_UP_WITHIN
+    ) -> Steps[set[int]]:
         """Give these exact grants back in one call that waits for no row.
 
         The result is the places, from 0, of those that another transaction is at work on: ask again for these.
         """
         names, tokens = zip(*grants, strict=True)
         args = (array(names), array(map(str, tokens)))
-        (busy,) = yield Call(self._release_all, args, within=within, giving_up=min(within * BRISK, GIVE_UP_WITHIN))
+        (busy,) = yield Call(self._release_all, args, within=within, giving_up=giving_up)
         return {int(place) - 1 for place in items(busy)}
 
     def release(self, name: str, token: int, trusted_until: float) -> Steps[bool]:

@@ -110,7 +110,7 @@ def grant(asked: Asked, role: str, may: tuple[str, ...]) -> None:
     """Let a role lock and unlock, or see, or break, and nothing else."""
     from dblock import schema
 
-    target = asked.target()
+    target = asked.installed()
     schema.grant(target, role, asked.schema, may)
     words = {"lock": "lock and unlock", "see": "see what goes on", "break": "break locks"}
     allowed = ", ".join(words[one] for one in words if one in may)
@@ -126,7 +126,7 @@ def reaper(asked: Asked, once: bool, idle: float, interval: float) -> None:
     """Delete the rows of locks that nobody has used for long."""
     from dblock.reaper import Reaper
 
-    made = Reaper(asked.target(), idle=idle, interval=interval, schema=asked.schema)
+    made = Reaper(asked.installed(), idle=idle, interval=interval, schema=asked.schema)
     if once:
         gone = made.once()
         asked.answer({"deleted": gone}, lambda: click.echo(f"Deleted the rows of {gone} idle locks."))
@@ -148,7 +148,7 @@ def _token_show(asked: Asked) -> None:
     """Tell the highest token that was handed out."""
     from dblock import tokens
 
-    found = tokens.show(asked.target(), asked.schema)
+    found = tokens.show(asked.installed(), asked.schema)
 
     def said() -> None:
         click.echo(f"highest   {found.highest or 'none was handed out yet'}")
@@ -163,7 +163,7 @@ def _token_raise(asked: Asked, above: int) -> None:
     """Make every token from now on higher than a number, as after a restore; never lowers them."""
     from dblock import tokens
 
-    least = tokens.raise_above(asked.target(), above, asked.schema)
+    least = tokens.raise_above(asked.installed(), above, asked.schema)
     asked.answer({"next": least}, lambda: click.echo(f"The next token will be {least} or higher."))
 
 

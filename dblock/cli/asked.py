@@ -51,6 +51,19 @@ class Asked:
             start_embedded()
         return target
 
+    def installed(self) -> Target:
+        """Return the same, and install the schema in an embedded one, as a client does: nobody else would."""
+        target = self.target()
+        if target.embedded:
+            from dblock.runner import Runner
+
+            runner = Runner(target, self.schema, 1, 5.0)
+            try:
+                runner.open()
+            finally:
+                runner.close()
+        return target
+
     @property
     def source(self) -> str:
         """Where it was said which database is meant."""

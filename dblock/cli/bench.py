@@ -56,7 +56,7 @@ def bench(asked: Asked, seconds: float, clients: int) -> None:
     if math.isnan(seconds):
         raise click.BadParameter("it is a number of seconds.", param_hint="'--seconds'")
     with ended_in_order(), _quietly():
-        target = asked.target()
+        target = asked.installed()
         with _progress() as progress:
             measured = measure(target, asked.schema, seconds, clients, progress)
 

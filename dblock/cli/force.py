@@ -27,7 +27,7 @@ def break_lock(asked: Asked, name: str, why: str | None, now: bool, token: int |
     Its holder is told to let go, by its next renewal; the lock is free when it has, or when its deadline passes. With
     --now it is free at once, and a holder that is still at work is stopped by nothing but the fence.
     """
-    with overview(asked.target(), asked.schema) as look:
+    with overview(asked.installed(), asked.schema) as look:
         found = look.locks(name=name, every=True)
         if not found or found[0].state == "free":
             raise DblockError(f"Lock {name!r} is not held; there is nothing to break. See: dblock show {shown(name)!r}")

@@ -36,7 +36,7 @@ def list_locks(asked: Asked, pattern: str, every: bool, limit: int) -> None:
 
     PATTERN picks some of them by name, with * for any text and ? for any character.
     """
-    with overview(asked.target(), asked.schema) as look:
+    with overview(asked.installed(), asked.schema) as look:
         locks = look.locks(pattern, every=every, most=limit + 1)
     more, locks = len(locks) > limit, locks[:limit]
 
@@ -76,7 +76,7 @@ def style(lock: LockState) -> str | None:
 @lock_name
 def show(asked: Asked, name: str) -> None:
     """Show one lock: its holder, its deadline, its line, its history."""
-    with overview(asked.target(), asked.schema) as look:
+    with overview(asked.installed(), asked.schema) as look:
         found = look.locks(name=name, every=True)
         waiters = look.waiters(name)
         history = look.history(name, most=20)
@@ -142,7 +142,7 @@ def _say_history(events: list[Event], with_name: bool) -> None:
 )
 def history(asked: Asked, name: str | None, limit: int, record: str | None) -> None:
     """Tell what befell locks, the newest first: leases that ran out, holders that died, forced releases."""
-    with overview(asked.target(), asked.schema) as look:
+    with overview(asked.installed(), asked.schema) as look:
         if record is not None:
             look.record_grants(record == "all")
             what = "every grant and release" if record == "all" else "only what goes wrong"
@@ -164,7 +164,7 @@ def history(asked: Asked, name: str | None, limit: int, record: str | None) -> N
 @limit
 def waiters(asked: Asked, name: str | None, limit: int) -> None:
     """Tell who waits for which lock, in order, and for how long."""
-    with overview(asked.target(), asked.schema) as look:
+    with overview(asked.installed(), asked.schema) as look:
         found = look.waiters(name, most=limit)
 
     def said() -> None:

@@ -87,7 +87,7 @@ def run(
     try:
         # No presence: the lock of a process that died would go to the next at once, while what it had started may
         # still run.
-        with ended_in_order(), Client(asked.target().conninfo(), schema=asked.schema, presence=None) as client:
+        with ended_in_order(), Client(asked.installed().conninfo(), schema=asked.schema, presence=None) as client:
             # Of the command only its name: what it is given may be nobody else's to see.
             lock = client.lock(name, ttl=ttl, timeout=timeout, meta={"command": _name(line[0])})
             lease = lock.try_acquire()

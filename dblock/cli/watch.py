@@ -46,7 +46,7 @@ def watch(asked: Asked, pattern: str, interval: float) -> int | None:
         raise click.BadParameter("it is a number of seconds.", param_hint="--interval")
     from dblock.cli.watching.look import Looking
 
-    target = asked.target()
+    target = asked.installed()
     looking = Looking(target, asked.schema, pattern, interval)
     keyboard = None if asked.as_json else _keyboard()
     if keyboard is None:

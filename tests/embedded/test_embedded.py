@@ -475,6 +475,23 @@ def test_programs_that_are_not_there_are_an_error_that_says_so(
         shutil.rmtree(programs)
 
 
+@pytest.mark.parametrize(
+    ("command", "said"), [(["run", "a", "--", "echo", "done"], "done\n"), (["token", "show"], "highest   none")]
+)
+def test_the_first_command_of_all_finds_the_schema_installed(folder: Path, command: list[str], said: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "dblock.cli", *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(said)
+    assert done.stderr == "Starting the embedded Postgres…\n"
+
+
+def test_what_tells_how_things_are_installs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["status"])
+    assert "dblock: missing" in capsys.readouterr().out
+    with psycopg.connect(embedded.start().url) as connection:
+        assert connection.execute("SELECT to_regnamespace('dblock')").fetchone() == (None,)
+
+
 def test_the_server_logs_to_its_folder_and_not_to_our_terminal(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("dblock").debug("nothing")
     embedded.start()

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 import dblock
+from dblock import closing
 from tests.support.facade import Clients
 from tests.support.forks import in_a_child
 from tests.support.proxy import Proxy
@@ -300,6 +301,31 @@ async def test_a_closed_client_has_released_what_it_held(clients: Clients, owner
         assert owner.execute("SELECT count(*) FROM holder(%s)", [name]).fetchone() == (0,)
     assert kept.remaining() == left.remaining() == 0
     assert not kept.lost.is_set()
+
+
+async def test_it_has_so_also_where_an_answer_takes_more_than_a_second(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    with Proxy(clients.dsn) as proxy:
+        client = clients(proxy.dsn)
+        await client.lock("a").acquire()
+        proxy.delay = 1.2
+        await client.close()
+        assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
+
+
+async def test_a_client_that_is_closed_in_its_event_loop_does_not_block_that(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there is to say without an event loop is for clients whose loop is gone."""
+    said: list[object] = []
+    monkeypatch.setattr(closing, "_say_last", lambda *whose: said.append(whose))
+    client = dblock.AsyncClient(dsn)
+    await client.lock("a").acquire()
+    await client.close()
+    assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
+    assert said == []
+    assert not client._shut.alive
 
 
 async def test_the_bodys_error_comes_before_that_of_a_closed_client(clients: Clients) -> None:

@@ -70,11 +70,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 1 + len(BESIDE) if config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword else 0
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # What the checkers say is asked for at the very end: they begin first, and stand back even further.
     items.sort(key=lambda item: (item.path.stem == "test_quality", is_exact(item.path)))
     # The last of a process is kept back until all the others are through; so the one before it counts as the end.
-    config.stash[_last] = {item for name in BESIDE for item in [one for one in items if group(one.path) == name][-2:]}
+    config.stash[_last] = {
+        item for name in BESIDE for item in [one for one in items if group(one.path) == name][-2:][:1]
+    }
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -87,9 +90,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         config.stash[_group] = ours
         if ours in BESIDE:
             os.nice(5)
-    elif ours != config.stash[_group] and config.workerinput["workercount"] > len(BESIDE):  # type: ignore[attr-defined]
+    elif ours != config.stash[_group] and _is_whole(config):
         raise RuntimeError(f"{item.nodeid} of the group {ours!r} is run among those of {config.stash[_group]!r}")
-    if is_exact(item.path) and _waited not in config.stash:
+    if is_exact(item.path) and _waited not in config.stash and _is_whole(config):
         config.stash[_waited] = True
         gives_up = time.monotonic() + LONGEST_WAIT
         others = [_ended(config, other) for other in sorted({group(last.path) for last in config.stash[_last]})]
@@ -101,6 +104,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if item in config.stash[_last]:
         _ended(config, ours).touch()
     return done
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Tell whether there is a process for each group."""
+    return bool(config.workerinput["workercount"] > len(BESIDE))  # type: ignore[attr-defined]
 
 
 def _ended(config: pytest.Config, name: str) -> Path:

@@ -13,6 +13,7 @@ import pytest
 from tests.support.groups import group
 
 ROOT = Path(__file__).parents[2]
+MODULE = ROOT / "tests" / "unit" / "test_quality.py"
 TOOLS = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
 
 
@@ -46,8 +47,8 @@ class Checks:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Begin with the first test of the process that will ask for their results."""
-    stash, asked = item.config.stash, [one for one in item.session.items if one.path.stem == "test_quality"]
-    if asked and Checks.key not in stash and group(item.path) == group(asked[0].path):
+    stash = item.config.stash
+    if Checks.key not in stash and group(item.path) == group(MODULE) and item.session.items[-1].path == MODULE:
         stash[Checks.key] = Checks()
 
 
