@@ -123,6 +123,9 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
     ("freed at once, over the holder's head", linearizability.check, [
         GRANT, forcing(1.1, 1.2, now=True, freed=True), NEXT, op("believe", 4, 4.1, token=1),
     ]),
+    ("a grant that nobody was told of, freed at once", linearizability.check, [
+        op("granted", 99, 99, "director", order=1, token=1), forcing(1.1, 1.2, now=True, freed=True), NEXT,
+    ]),
     ("grants that overlap", token_order.check, [op("acquire", 0, 3, token=2), op("acquire", 1, 2, "b", token=1)]),
     ("a belief that ends with the next grant", loss.check, [GRANT, NEXT, op("believe", 2.9, 4, token=1)]),
     ("freed at once", loss.check, [
@@ -201,6 +204,7 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
         GRANT, NEXT, op("believe", 4, 4.1, token=1), forcing(5, 6, now=True, freed=True),
     ]),
     ("a token granted again", linearizability.check, [GRANT, FREED, op("acquire", 3, 4, "b", token=1, ttl=10)]),
+    ("freed, and never granted", linearizability.check, [forcing(1.1, 1.2, now=True, freed=True), NEXT]),
     ("freed twice", linearizability.check, [GRANT, FREED, op("release", 3, 4, token=1, freed=True)]),
     ("a renewal of what was released", linearizability.check, [GRANT, FREED, op("renew", 3, 4, token=1)]),
     ("a release that frees the next one's", linearizability.check, [
