@@ -106,6 +106,7 @@ def _play(
                     made.recorder.end(number, "ok", **said, **in_vain)
                     struck += 1
                 progress(f"{scenario.name}: {struck} strikes, {time.monotonic() - began:.0f} s")
-            time.sleep(fault.afterwards if struck else 0)
+            if struck:
+                fault.recover(made)
             made.stop_workers()
             return made.conclude()

@@ -9,6 +9,7 @@ count as passed.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -49,6 +50,10 @@ class Fault:
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
         """Do it once; the result is what to write down of it."""
         return {}
+
+    def recover(self, stage: Stage) -> None:
+        """Let the traffic go on after the last strike, and do meanwhile what an operator would."""
+        time.sleep(self.afterwards)
 
 
 def all_faults() -> dict[str, type[Fault]]:

@@ -79,6 +79,12 @@ class Clock(Fault):
         self._set(stage.props["clock"], stage.props["offset"])
         return {"step": step, "offset": stage.props["offset"], "freed": self._free_forgotten(stage)}
 
+    def recover(self, stage: Stage) -> None:
+        until = time.monotonic() + FORGOTTEN + self.afterwards
+        while time.monotonic() < until:
+            time.sleep(0.5)
+            self._free_forgotten(stage)
+
     def _free_forgotten(self, stage: Stage) -> int:
         """Free the locks that are held for an hour by nobody, as an operator would; the result is how many."""
         known: dict[tuple[str, int], float] = stage.props.setdefault("held for long", {})
