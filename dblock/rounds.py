@@ -21,9 +21,6 @@ from dblock.steps import BRISK, TRUST, Service
 
 logger = logging.getLogger("dblock")
 
-Grant = tuple[str, int]
-"""The name of a lock, and a token."""
-
 ROUNDS = 3
 """How often a lease is renewed in its time."""
 
@@ -97,7 +94,7 @@ class Rounds:
         self._holds = {}
         return self._release(last, lambda grants: self._service.release_all(grants, GIVE_UP_WITHIN))
 
-    def _release(self, held: list[Hold], give_back: Callable[[list[Grant]], Steps[set[int]]]) -> Steps[None]:
+    def _release(self, held: list[Hold], give_back: Callable[[list[tuple[str, int]]], Steps[set[int]]]) -> Steps[None]:
         for hold in held:
             self.discard(hold)
             hold.finish()
@@ -113,7 +110,7 @@ class Rounds:
         for place, hold in enumerate(held):
             hold.given_back = place not in busy
 
-    def _give_back(self, grants: list[Grant]) -> Steps[set[int]]:
+    def _give_back(self, grants: list[tuple[str, int]]) -> Steps[set[int]]:
         """Give these back, unless that could cost what is held: that comes first."""
         now = self._now()
         kept = [hold.trusted_until for hold in list(self._holds) if hold.keep_alive and not hold.over]
