@@ -18,7 +18,7 @@ long: ## Run everything, the runs that take minutes too
 	pytest --long
 
 quick: ## Run the tests that take seconds
-	pytest tests/unit tests/sql tests/integration tests/migration
+	pytest tests/dblock/core tests/dblock/runtime tests/dblock/sql tests/dblock/client tests/dblock/admin
 
 format: ## Put the code in its usual form
 	ruff check --fix . ; ruff format .
@@ -33,7 +33,7 @@ robustness: ## Play every fault, hunt every seeded bug, and write a report with 
 	mkdir -p $(REPORT)
 	( echo '## Simulation' && echo && python -m tests.robustness.simulation --seeds 100000 --processes 2 && echo ) \
 		| tee $(REPORT)/section-simulation.md
-	( echo '## Seeded bugs' && echo && python -m tests.robustness.bugs && echo ) | tee $(REPORT)/section-bugs.md
+	( echo '## Seeded bugs' && echo && python -m tests.robustness.mutations && echo ) | tee $(REPORT)/section-bugs.md
 	( echo '## Limits' && echo && python -m tests.robustness.limits ) | tee $(REPORT)/section-limits.md
 	python -m tests.robustness all --out $(REPORT)
 

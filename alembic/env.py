@@ -1,6 +1,6 @@
 """Run the migrations of dblock's own schema.
 
-Reached through `dblock.schema`, which hands over an open connection (or none, to print the DDL instead),
+Reached through `dblock.admin.schema`, which hands over an open connection (or none, to print the DDL instead),
 with the schema to work in already first in the search path. Tables change by migrations, which are frozen
 once released. Functions have no history worth replaying: on the way up their current bodies,
 `dblock/sql/*.sql`, replace whatever was there.
@@ -9,7 +9,7 @@ once released. Functions have no history worth replaying: on the way up their cu
 from alembic import context
 from sqlalchemy import Connection
 
-from dblock.schema import VERSION_TABLE, function_files
+from dblock.admin.schema import VERSION_TABLE, function_files
 
 schema: str = context.config.attributes["schema"]
 connection: Connection | None = context.config.attributes.get("connection")

@@ -23,7 +23,7 @@ from typing import Any
 import psycopg
 
 import dblock
-from dblock import schema
+from dblock.admin import schema
 from dblock.embedded import Server
 
 

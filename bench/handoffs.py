@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 import dblock
-from dblock import schema
+from dblock.admin import schema
 from dblock.embedded import Server
 
 SLOW_FSYNC = """

@@ -34,9 +34,9 @@ from typing import Any
 import psycopg
 
 import dblock
-from dblock import schema
+from dblock._runtime.target import resolve
+from dblock.admin import schema
 from dblock.embedded import Server
-from dblock.target import resolve
 
 LIMITS = {("dblock", "psycopg"): 1.25, ("dblock", "redis-py"): 1.30, ("efficiency", "redis-py"): 1.00}
 """What the first one's median may be, in terms of the second's."""

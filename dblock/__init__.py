@@ -9,10 +9,11 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from dblock.forks import importing
+from dblock._runtime.forks import importing
 
 if TYPE_CHECKING:
-    from dblock.calls import Holder, Waiter
+    from dblock._core.lease_state import Reason
+    from dblock._core.replies import Holder, Waiter
     from dblock.client import AsyncClient, Client
     from dblock.errors import (
         AccessDenied,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
         SchemaTooNew,
         Unavailable,
     )
-    from dblock.hold import Reason
     from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
     from dblock.lock import AsyncLock, Lock
 
@@ -73,11 +73,11 @@ _HOME = {
     "AsyncLock": "lock",
     "Client": "client",
     "EfficiencyLease": "lease",
-    "Holder": "calls",
+    "Holder": "_core.replies",
     "Lease": "lease",
     "Lock": "lock",
-    "Reason": "hold",
-    "Waiter": "calls",
+    "Reason": "_core.lease_state",
+    "Waiter": "_core.replies",
 }
 """Where each name lives; all the others are errors."""
 

@@ -13,27 +13,22 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from dblock.calls import GIVE_UP_WITHIN, Steps
-from dblock.client_base import ClientBase
+from dblock._core.effects import GIVE_UP_WITHIN, Steps
+from dblock._core.options import DEFAULT_TTL, Claimer, Seconds, terms
+from dblock._runtime.callbacks import AsyncWatch, Watch
+from dblock._runtime.client_base import ClientBase
+from dblock._runtime.forks import importing
 from dblock.errors import ClientClosed, DblockError
-from dblock.forks import importing
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
 from dblock.lock import AsyncLock, Lock
-from dblock.terms import (
-    DEFAULT_TTL,
-    Claimer,
-    Seconds,
-    terms,
-)
-from dblock.watch import AsyncWatch, Watch
 
 if TYPE_CHECKING:
     import asyncio
 
-    from dblock.keepalive import AsyncKeepAlive, KeepAlive
-    from dblock.listener import Listener
-    from dblock.runner import AsyncRunner, Runner
-    from dblock.task_listener import AsyncListener
+    from dblock._runtime.keepalive import AsyncKeepAlive, KeepAlive
+    from dblock._runtime.listener import Listener
+    from dblock._runtime.runner import AsyncRunner, Runner
+    from dblock._runtime.task_listener import AsyncListener
 
 T = TypeVar("T")
 
@@ -119,7 +114,7 @@ class Client(ClientBase):
         """Run these also if the client was closed meanwhile."""
         if not self._closed:
             return self._run(steps)
-        from dblock.runner import Runner
+        from dblock._runtime.runner import Runner
 
         last = Runner(self._target, self._schema, 1, GIVE_UP_WITHIN, prepares=False)
         try:
@@ -129,10 +124,11 @@ class Client(ClientBase):
 
     def _open(self) -> Runner:
         with importing:
-            from dblock.closing import shut
-            from dblock.keepalive import KeepAlive
-            from dblock.listener import Listener
-            from dblock.runner import Runner
+            from dblock._runtime.keepalive import KeepAlive
+            from dblock._runtime.listener import Listener
+            from dblock._runtime.runner import Runner
+            from dblock._runtime.shutdown import shut
+            from dblock.admin.schema import install
 
         with self._opening:
             if self._closed:
@@ -140,7 +136,7 @@ class Client(ClientBase):
             if self._runner is None:
                 runner = Runner(self._target, self._schema, self._pool_size, self._patience)
                 try:
-                    runner.open()
+                    runner.open(install)
                 except BaseException:
                     runner.close()
                     raise
@@ -249,7 +245,7 @@ class AsyncClient(ClientBase):
         self._closed = True
         runner, self._runner = self._runner, None
         if runner:
-            from dblock.closing import say_goodbye
+            from dblock._runtime.shutdown import say_goodbye
 
             try:
                 await say_goodbye(runner, self._keepers, self._keeper, self._listener, self._service)
@@ -265,7 +261,7 @@ class AsyncClient(ClientBase):
         """Run these also if the client was closed meanwhile."""
         if not self._closed:
             return await self._run(steps)
-        from dblock.runner import AsyncRunner
+        from dblock._runtime.runner import AsyncRunner
 
         last = AsyncRunner(self._target, self._schema, 1, GIVE_UP_WITHIN, prepares=False)
         try:
@@ -284,10 +280,11 @@ class AsyncClient(ClientBase):
         if self._runner is not None:
             return self._runner
         with importing:
-            from dblock.closing import shut_async
-            from dblock.keepalive import AsyncKeepAlive
-            from dblock.runner import AsyncRunner
-            from dblock.task_listener import AsyncListener
+            from dblock._runtime.keepalive import AsyncKeepAlive
+            from dblock._runtime.runner import AsyncRunner
+            from dblock._runtime.shutdown import shut_async
+            from dblock._runtime.task_listener import AsyncListener
+            from dblock.admin.schema import install
 
         async with self._opening_here:
             if self._closed:
@@ -295,7 +292,7 @@ class AsyncClient(ClientBase):
             if self._runner is None:
                 runner = AsyncRunner(self._target, self._schema, self._pool_size, self._patience)
                 try:
-                    await runner.open()
+                    await runner.open(install)
                 except BaseException:
                     runner.close()
                     raise

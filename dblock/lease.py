@@ -17,15 +17,16 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dblock.backing import TaskBacking, ThreadBacking
-from dblock.calls import Sleep, Steps, moment
+from dblock._core.acquire import POLL_FIRST, TRUST, Service
+from dblock._core.effects import Sleep, Steps
+from dblock._core.lease_state import Hold, Loss, Reason
+from dblock._core.options import Seconds, check_ttl
+from dblock._core.replies import moment
+from dblock._runtime.backing import TaskBacking, ThreadBacking
+from dblock._runtime.callbacks import Watched, check_before, check_callback
+from dblock._runtime.lost_event import TaskLost, ThreadLost
+from dblock._runtime.user_transaction import UsersTransaction
 from dblock.errors import ClientClosed, DatabaseError, LeaseLost, NoFencingToken
-from dblock.hold import Hold, Loss, Reason
-from dblock.lost import TaskLost, ThreadLost
-from dblock.steps import POLL_FIRST, TRUST, Service
-from dblock.terms import Seconds, check_ttl
-from dblock.users_transaction import UsersTransaction
-from dblock.watch import Watched, check_before, check_callback
 
 if TYPE_CHECKING:
     import asyncio

@@ -12,12 +12,13 @@ import time
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from dblock.backing import TaskBacking, ThreadBacking
-from dblock.calls import Grant, Holder, Place, Steps, Waiter, new_attempt
+from dblock._core.effects import Place, Steps
+from dblock._core.lease_state import Hold
+from dblock._core.options import Seconds, Terms, check_timeout
+from dblock._core.replies import Grant, Holder, Waiter, new_attempt
+from dblock._runtime.backing import TaskBacking, ThreadBacking
 from dblock.errors import ClientClosed, DblockError, InvalidArgument, LockTimeout, Unavailable
-from dblock.hold import Hold
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease, TaskLease, ThreadLease
-from dblock.terms import Seconds, Terms, check_timeout
 
 L = TypeVar("L", bound="ThreadLease | TaskLease")
 ThreadL = TypeVar("ThreadL", bound=ThreadLease)

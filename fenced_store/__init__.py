@@ -9,6 +9,8 @@ A token is a whole number, from dblock or from any other lock service that hands
 
 import logging
 
+from fenced_store._postgres.identifiers import row
+from fenced_store._postgres.values import Stored, Value
 from fenced_store.audit import Rejection, high_water, rejections
 from fenced_store.errors import (
     AccessDenied,
@@ -26,12 +28,10 @@ from fenced_store.errors import (
     VersionConflict,
 )
 from fenced_store.fencing import fence
-from fenced_store.names import row
-from fenced_store.orm import FencedMixin, raise_ours
-from fenced_store.protection import Protection, protect, protected, unprotect
+from fenced_store.integrations.orm import FencedMixin, raise_ours
 from fenced_store.schema import ddl, grant, install, uninstall
 from fenced_store.store import AsyncFencedStore, FencedStore
-from fenced_store.values import Stored, Value
+from fenced_store.tables import Protection, protect, protected, unprotect
 
 __all__ = [
     "AccessDenied",

@@ -16,9 +16,9 @@ from typing import Any
 import psycopg
 from sqlalchemy import text
 
-from fenced_store.engines import Where, transaction
+from fenced_store._postgres.engines import Where, transaction
+from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_resource, check_schema, literal, quoted
 from fenced_store.errors import InvalidArgument, StaleTokenError
-from fenced_store.names import DEFAULT_SCHEMA, check_resource, check_schema, literal, quoted
 from fenced_store.schema import bindable, check_installed
 
 NOTE_WITHIN = 2

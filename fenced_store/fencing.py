@@ -12,12 +12,12 @@ import random
 from types import TracebackType
 from typing import Any
 
+from fenced_store._postgres.engines import missing
+from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_resource, check_schema
+from fenced_store._postgres.user_transaction import UsersTransaction
 from fenced_store.audit import note, note_async
-from fenced_store.engines import missing
 from fenced_store.errors import FenceBroken, FencedStoreError, InvalidArgument, StaleTokenError, shown, translated
-from fenced_store.names import DEFAULT_SCHEMA, check_resource, check_schema
 from fenced_store.tokens import HasToken, check_free, next_write, token_of, who
-from fenced_store.transaction import UsersTransaction
 
 TAKE = (
     "SELECT current_setting('fenced_store.token', true), current_setting('fenced_store.fence', true),"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sqlalchemy import Connection, text
 
-from fenced_store.engines import Where, transaction
+from fenced_store._postgres.engines import Where, transaction
+from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_schema, literal, quoted
 from fenced_store.errors import AccessDenied, InvalidArgument, NotInstalled
-from fenced_store.names import DEFAULT_SCHEMA, check_schema, literal, quoted
 
 REVISION = 1
 """The revision that this version needs: the number of the newest file of tables."""

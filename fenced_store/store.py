@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from fenced_store.engines import Where, async_engine_of, engine_of, missing
+from fenced_store._postgres.engines import Where, async_engine_of, engine_of, missing
+from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_resource, check_schema
+from fenced_store._postgres.values import Stored, Value, bounded, decoded, encoded
 from fenced_store.errors import (
     ClaimTimeout,
     InvalidArgument,
@@ -32,10 +34,8 @@ from fenced_store.errors import (
     sqlstate,
     translated,
 )
-from fenced_store.names import DEFAULT_SCHEMA, check_resource, check_schema
 from fenced_store.schema import bindable
 from fenced_store.tokens import HasToken, check_free, check_write, token_of, who, write_of
-from fenced_store.values import Stored, Value, bounded, decoded, encoded
 
 TRIES = 4
 """How often a write is sent before its outcome is called unknown."""

@@ -21,7 +21,8 @@ from psycopg import conninfo, sql
 
 import dblock
 import fenced_store
-from dblock import schema, target
+from dblock._runtime import target
+from dblock.admin import schema
 from dblock.lease import TaskLease, ThreadLease
 from tests.support.facade import AsyncClients, Clients, SyncClients
 from tests.support.servers import private_server, running_server

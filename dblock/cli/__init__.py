@@ -2,7 +2,7 @@
 
 A command's module is imported when that command is asked for, and what it needs when it runs, so that `dblock ls` is
 quick. What goes wrong is said in one line on standard error, with an exit code that scripts can rely on
-(dblock.cli.exits); a traceback only with --debug.
+(dblock.cli.exit_codes); a traceback only with --debug.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 
 import click
 
-from dblock.cli import exits
-from dblock.cli.asked import Asked, common
+from dblock.cli import exit_codes
+from dblock.cli.context import Asked, common
 from dblock.cli.output import as_json, shown
 from dblock.errors import DblockError, LeaseLost, LockTimeout, Unavailable
 
 COMMANDS = {
-    "run": "run",
-    "ls": "look:list_locks",
-    "show": "look",
-    "history": "look",
-    "waiters": "look",
-    "graph": "graph",
-    "watch": "watch",
-    "break": "force:break_lock",
+    "run": "run.command:run",
+    "ls": "inspect:list_locks",
+    "show": "inspect",
+    "history": "inspect",
+    "waiters": "inspect",
+    "graph": "graph.command:graph",
+    "watch": "watch.command:watch",
+    "break": "force_release:break_lock",
     "install": "admin",
     "uninstall": "admin",
     "status": "admin",
@@ -42,8 +42,8 @@ COMMANDS = {
     "token": "admin",
     "embedded": "admin",
     "fence": "fence",
-    "demo": "demo",
-    "bench": "bench",
+    "demo": "demo.command:demo",
+    "bench": "bench.command:bench",
     "completion": "completion",
 }
 """Each command, and where it is: the module, and the name in it where that is another."""
@@ -117,16 +117,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _invoke(sys.argv[1:] if arguments is None else list(arguments), asked)
         if sys.stdout is not None:
             sys.stdout.flush()
-        return code if isinstance(code, int) else exits.DONE
+        return code if isinstance(code, int) else exit_codes.DONE
     except BrokenPipeError:
         # Whoever read our output has had enough of it; what is left of it must not be an error at exit.
         _discard_output()
-        return exits.DONE
+        return exit_codes.DONE
     except (KeyboardInterrupt, click.Abort):
         if sys.stderr is not None and sys.stderr.isatty():
             click.echo(err=True)  # after the ^C
-        _complain(asked, "interrupted", "Interrupted", exits.INTERRUPTED)
-        return exits.INTERRUPTED
+        _complain(asked, "interrupted", "Interrupted", exit_codes.INTERRUPTED)
+        return exit_codes.INTERRUPTED
     except BaseException as error:
         if isinstance(error, (SystemExit, GeneratorExit)):
             raise
@@ -163,7 +163,7 @@ def _failed(asked: Asked, error: BaseException) -> int:
     elif isinstance(error, (DblockError, OSError)):
         code, said = _code(error), _said(asked, error)
     else:
-        code = exits.BUG
+        code = exit_codes.BUG
         said = f"this should not happen: {type(error).__name__}: {error}. Run it again with --debug, and report it."
     _complain(asked, said, type(error).__name__, code)
     if isinstance(error, OSError):
@@ -184,10 +184,10 @@ def _said(asked: Asked, error: BaseException) -> str:
 
 def _code(error: BaseException) -> int:
     if isinstance(error, LockTimeout):
-        return exits.NOT_ACQUIRED
+        return exit_codes.NOT_ACQUIRED
     if isinstance(error, LeaseLost):
-        return exits.LOST
-    return exits.UNREACHABLE if isinstance(error, Unavailable) else exits.FAILED
+        return exit_codes.LOST
+    return exit_codes.UNREACHABLE if isinstance(error, Unavailable) else exit_codes.FAILED
 
 
 def _complain(asked: Asked, said: str, kind: str, code: int) -> None:

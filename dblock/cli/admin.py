@@ -8,7 +8,8 @@ import sys
 
 import click
 
-from dblock.cli.asked import Asked, command, start_embedded
+from dblock._core.schema_version import DEFAULT_SCHEMA, REVISION
+from dblock.cli.context import Asked, command, start_embedded
 from dblock.errors import DblockError
 
 
@@ -17,7 +18,7 @@ from dblock.errors import DblockError
 @click.option("--repair", is_flag=True, help="Make the functions anew although they are up to date; locks stay.")
 def install(asked: Asked, sql: bool, repair: bool) -> None:
     """Create dblock's schema, or bring it up to date."""
-    from dblock import schema
+    from dblock.admin import schema
 
     if sql and repair:
         raise click.UsageError("--sql prints a whole install, and --repair runs a part of one: give one of them.")
@@ -27,15 +28,15 @@ def install(asked: Asked, sql: bool, repair: bool) -> None:
         return
     target, name = asked.target(), asked.schema
     before = schema.install(target, name, repair=repair)
-    if before == schema.REVISION and repair:
+    if before == REVISION and repair:
         said = f"Made the functions in schema {name!r} of {target} anew, revision {before}. Locks and grants stayed."
-    elif before == schema.REVISION:
+    elif before == REVISION:
         said = f"Schema {name!r} in {target} is at revision {before}; nothing to do."
     elif before is None:
-        said = f"Installed dblock in schema {name!r} of {target}, revision {schema.REVISION}."
+        said = f"Installed dblock in schema {name!r} of {target}, revision {REVISION}."
     else:
-        said = f"Brought schema {name!r} in {target} from revision {before} to {schema.REVISION}."
-    facts = {"database": str(target), "schema": name, "before": before, "revision": schema.REVISION}
+        said = f"Brought schema {name!r} in {target} from revision {before} to {REVISION}."
+    facts = {"database": str(target), "schema": name, "before": before, "revision": REVISION}
     asked.answer(facts, lambda: click.echo(said))
 
 
@@ -43,7 +44,7 @@ def install(asked: Asked, sql: bool, repair: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def uninstall(asked: Asked, yes: bool) -> None:
     """Remove dblock's schema and all locks in it."""
-    from dblock import schema
+    from dblock.admin import schema
 
     target, name = asked.target(), asked.schema
     if not yes:
@@ -57,7 +58,7 @@ def uninstall(asked: Asked, yes: bool) -> None:
     def said() -> None:
         click.echo(f"Removed schema {name!r} from {target}. The highest token it had handed out was {last}.")
         if last:
-            option = "" if name == schema.DEFAULT_SCHEMA else f" --schema {shlex.quote(name)}"
+            option = "" if name == DEFAULT_SCHEMA else f" --schema {shlex.quote(name)}"
             again = f"dblock install{option} && dblock token raise --above {last}{option}"
             click.echo(f"Resources may remember it. To go on above it after a new install in {target}: {again}")
 
@@ -67,7 +68,7 @@ def uninstall(asked: Asked, yes: bool) -> None:
 @command("status")
 def status(asked: Asked) -> None:
     """Tell what is installed; exit code 1 unless it fits this version."""
-    from dblock import schema
+    from dblock.admin import schema
 
     target = asked.target()
     found = schema.status(target, asked.schema)
@@ -75,7 +76,7 @@ def status(asked: Asked) -> None:
     def said() -> None:
         standby = ", a standby" if found.standby else ""
         click.echo(f"database  {found.database} at {target}, Postgres {found.server}{standby}")
-        revision = f", revision {found.revision} (this version needs {schema.REVISION})" if found.revision else ""
+        revision = f", revision {found.revision} (this version needs {REVISION})" if found.revision else ""
         click.echo(f"schema    {found.schema}: {found.state}{revision}")
         click.echo(f"named by  {asked.source}")
 
@@ -88,7 +89,7 @@ def status(asked: Asked) -> None:
             "schema": found.schema,
             "state": found.state,
             "revision": found.revision,
-            "needed": schema.REVISION,
+            "needed": REVISION,
             "named_by": asked.source,
         },
         said,
@@ -108,7 +109,7 @@ def status(asked: Asked) -> None:
 )
 def grant(asked: Asked, role: str, may: tuple[str, ...]) -> None:
     """Let a role lock and unlock, or see, or break, and nothing else."""
-    from dblock import schema
+    from dblock.admin import schema
 
     target = asked.installed()
     schema.grant(target, role, asked.schema, may)
@@ -124,7 +125,7 @@ def grant(asked: Asked, role: str, may: tuple[str, ...]) -> None:
 @click.option("--interval", type=float, default=3_600, metavar="S", help="Between runs (default: an hour).")
 def reaper(asked: Asked, once: bool, idle: float, interval: float) -> None:
     """Delete the rows of locks that nobody has used for long."""
-    from dblock.reaper import Reaper
+    from dblock.admin.reaper import Reaper
 
     made = Reaper(asked.installed(), idle=idle, interval=interval, schema=asked.schema)
     if once:
@@ -146,7 +147,7 @@ def token() -> None:
 @command("show")
 def _token_show(asked: Asked) -> None:
     """Tell the highest token that was handed out."""
-    from dblock import tokens
+    from dblock.admin import tokens
 
     found = tokens.show(asked.installed(), asked.schema)
 
@@ -161,7 +162,7 @@ def _token_show(asked: Asked) -> None:
 @click.option("--above", type=int, required=True, metavar="N", help="The highest token any resource has seen.")
 def _token_raise(asked: Asked, above: int) -> None:
     """Make every token from now on higher than a number, as after a restore; never lowers them."""
-    from dblock import tokens
+    from dblock.admin import tokens
 
     least = tokens.raise_above(asked.installed(), above, asked.schema)
     asked.answer({"next": least}, lambda: click.echo(f"The next token will be {least} or higher."))

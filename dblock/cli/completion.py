@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dblock.cli.asked import Asked, command
+from dblock.cli.context import Asked, command
 
 WHERE = {
     "bash": 'eval "$(dblock completion bash)"   in ~/.bashrc',

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dblock.cli import exits
-from dblock.cli.asked import Asked, command
+from dblock.cli import exit_codes
+from dblock.cli.context import Asked, command
 from dblock.cli.output import shown
 
 if TYPE_CHECKING:
-    from dblock.doctor import Finding, Report
+    from dblock.admin.doctor import Finding, Report
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
@@ -55,7 +55,7 @@ TICK = 0.1
 )
 def doctor(asked: Asked, snapshot_age: float, listeners: int, fences: str) -> int:
     """Find what will hurt, and say how to mend it; changes nothing."""
-    from dblock.doctor import Limits, examine
+    from dblock.admin.doctor import Limits, examine
 
     target, name, limits = asked.target(), asked.schema, Limits(snapshot_age, listeners)
     report = _Work(
@@ -71,7 +71,7 @@ def doctor(asked: Asked, snapshot_age: float, listeners: int, fences: str) -> in
         click.echo(f"{many} check{'s' * (many != 1)}, {what}.")
 
     asked.answer(report, said)
-    return {"error": exits.ERRORS, "warning": exits.WARNINGS}.get(report.worst or "", exits.DONE)
+    return {"error": exit_codes.ERRORS, "warning": exit_codes.WARNINGS}.get(report.worst or "", exit_codes.DONE)
 
 
 def _say(finding: Finding) -> None:

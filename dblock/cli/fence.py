@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dblock.cli.asked import Asked, command
+from dblock._runtime.error_mapping import translated
+from dblock.cli.context import Asked, command
 from dblock.cli.output import shown, table
 from dblock.errors import DblockError
-from dblock.faults import translated
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -21,10 +21,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.robustness import bugs, faults, matrix, workloads
+from tests.robustness import faults, matrix, mutations
 from tests.robustness.report import page, results
 from tests.robustness.scenarios import Scenario, play
-from tests.robustness.stages import ROOT
+from tests.robustness.traffic import workloads
+from tests.robustness.traffic.stage import ROOT
 
 SKIPPED = 77
 """What a run ends with that cannot be made on this machine."""
@@ -60,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--option", action="append", type=_option, default=[], metavar="NAME=NUMBER", help="for the workload"
     )
-    one.add_argument("--bug", choices=list(bugs.all_bugs()), metavar="BUG", help="put this bug in")
+    one.add_argument("--bug", choices=list(mutations.all_bugs()), metavar="BUG", help="put this bug in")
     one.add_argument("--keep", type=_new_folder, metavar="FOLDER", help="keep the history here")
     one.add_argument("--out", type=Path, metavar="FOLDER", help="put the result and its pictures here")
     one.set_defaults(do=_play)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dblock import schema
+from dblock.admin import schema
 from dblock.embedded import Server
 from tests.support.servers import private_server
 

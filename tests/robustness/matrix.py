@@ -6,8 +6,9 @@ Postgres, promotions, operations) are sums over entries here.
 
 from __future__ import annotations
 
-from tests.robustness import faults, workloads
+from tests.robustness import faults
 from tests.robustness.scenarios import Scenario
+from tests.robustness.traffic import workloads
 
 Entry = tuple[Scenario, int]
 """A scenario and its seed."""

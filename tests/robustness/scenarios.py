@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.robustness import faults, workloads
+from tests.robustness import faults
 from tests.robustness.checkers import Finding, recovery
-from tests.robustness.histories import History, Operation
-from tests.robustness.stages import stage
+from tests.robustness.history.record import History, Operation
+from tests.robustness.traffic import workloads
+from tests.robustness.traffic.stage import stage
 
 
 @dataclass(frozen=True)

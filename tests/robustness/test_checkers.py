@@ -19,17 +19,17 @@ from tests.robustness.checkers import (
     fence,
     forced,
     hand_over,
-    line,
     linearizability,
     loss,
+    queue_order,
     recovery,
     sets,
     takeover,
     token_order,
     wake_ups,
 )
-from tests.robustness.histories import History, Operation
-from tests.robustness.models import FencedMutex, Mutex, linearize
+from tests.robustness.history.models import FencedMutex, Mutex, linearize
+from tests.robustness.history.record import History, Operation
 
 
 def op(kind: str, called: float, returned: float, process: str = "a", key: str = "k", **said: Any) -> Operation:
@@ -173,13 +173,13 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
     ("books that add up", bank.check, [
         *BOOKS, summed(2, 3, 200, 1), transfer(4, NEVER, 2, "t2"), summed(5, 6, 200, 1),
     ]),
-    ("served in order", line.check, [
+    ("served in order", queue_order.check, [
         *IN_LINE, left(3, "x", 1, "g"), served(4, "x", 1, "g"), served(5, "y", 2, "h"), left(6, "y", 2, "h"),
     ]),
-    ("one who left is passed over", line.check, [
+    ("one who left is passed over", queue_order.check, [
         *IN_LINE, left(3, "x", 1, "away"), left(4, "y", 2, "h"), served(5, "y", 1, "h"),
     ]),
-    ("a dead one is passed over, and then removed", line.check, [
+    ("a dead one is passed over, and then removed", queue_order.check, [
         killed("a", 0), *IN_LINE, left(3, "y", 2, "h"), served(4, "y", 1, "h"), left(5, "x", 1, "tidy"),
     ]),
     ("a renewal before it was taken", forced.check, [
@@ -273,21 +273,21 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
     ("a journal in which tokens fall", bank.check, [
         transfer(0, 9, 2, "t2"), transfer(0, 9, 1, "t1"), entry(1, 2, "t2", 0), entry(2, 1, "t1", 0), balance(1, 100),
     ]),
-    ("served out of turn", line.check, [
+    ("served out of turn", queue_order.check, [
         *IN_LINE, left(3, "y", 2, "g"), served(4, "y", 1, "g"), left(5, "x", 1, "h"), served(6, "x", 2, "h"),
     ]),
-    ("served out of turn where somebody died", line.check, [
+    ("served out of turn where somebody died", queue_order.check, [
         killed("z", 0), *IN_LINE,
         left(3, "y", 2, "g"), served(4, "y", 1, "g"), left(5, "x", 1, "h"), served(6, "x", 2, "h"),
     ]),
-    ("overtaken, and gave up", line.check, [
+    ("overtaken, and gave up", queue_order.check, [
         *IN_LINE, left(3, "y", 2, "g"), served(4, "y", 1, "g"), left(5, "x", 1, "away"),
     ]),
-    ("served without a place, before those in line", line.check, [
+    ("served without a place, before those in line", queue_order.check, [
         *IN_LINE, served(3, "z", 1, "g"), left(4, "x", 1, "h"), served(5, "x", 2, "h"),
     ]),
-    ("a ghost in line", line.check, [op("ghost", 9, 9, ticket=1)]),
-    ("a lock that is stuck", line.check, [op("stuck", 9, 9)]),
+    ("a ghost in line", queue_order.check, [op("ghost", 9, 9, ticket=1)]),
+    ("a lock that is stuck", queue_order.check, [op("stuck", 9, 9)]),
     ("renewed after it was taken", forced.check, [
         GRANT, forcing(2, 3, now=False, taken=True, freed=False), op("renew", 4, 5, token=1),
     ]),

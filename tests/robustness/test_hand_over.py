@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tests.robustness.checkers import hand_over
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 
 
 def op(kind: str, called: float, returned: float, process: str = "a", **said: Any) -> Operation:

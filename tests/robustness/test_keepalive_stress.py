@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import dblock
-from dblock.calls import Steps
+from dblock._core.effects import Steps
 from tests.support.proxy import Proxy
 
 TTL = 2.0

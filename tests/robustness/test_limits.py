@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.robustness.limits import Measured, clients, connections, lines, names, snapshots
-from tests.robustness.soaking.flatness import COUNTS, MEMORY, RATE, Series, judge
-from tests.robustness.soaking.rolling import Windows
+from tests.robustness.limits import Measured, clients, connections, names, queues, snapshots
+from tests.robustness.soak.flatness import COUNTS, MEMORY, RATE, Series, judge
+from tests.robustness.soak.rolling import Windows
 
 pytestmark = pytest.mark.usefixtures("embedded_binaries")
 
@@ -44,7 +44,7 @@ def test_leases_outlast_a_time_without_free_connections() -> None:
 
 
 def test_one_client_can_wait_for_many_locks() -> None:
-    is_so(lines.measure((30,), look_for=0.2, durable=False))
+    is_so(queues.measure((30,), look_for=0.2, durable=False))
 
 
 @pytest.mark.long

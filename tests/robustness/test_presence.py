@@ -20,9 +20,10 @@ import pytest
 from psycopg import conninfo
 
 import dblock
-from dblock import listening, presence
+from dblock._core import presence
+from dblock._runtime import listening
+from dblock._runtime.target import Target
 from dblock.embedded import Server
-from dblock.target import Target
 from tests.support.proxy import Proxy
 
 HOLDER = """

@@ -7,8 +7,8 @@ import time
 from collections import defaultdict
 
 import dblock
-from dblock.reaper import Reaper
-from dblock.target import resolve
+from dblock._runtime.target import resolve
+from dblock.admin.reaper import Reaper
 
 CLIENTS, NAMES, SECONDS = 16, 6, 5.0
 

@@ -12,12 +12,12 @@ import pytest
 
 from tests.robustness import __main__ as suite
 from tests.robustness import matrix
-from tests.robustness.histories import OK, History, Operation
+from tests.robustness.history.record import OK, History, Operation
 from tests.robustness.report import page, results, timelines
 from tests.robustness.report.results import Result
 from tests.robustness.scenarios import Scenario
-from tests.robustness.soaking import drawing
-from tests.robustness.soaking.flatness import MEMORY, Series
+from tests.robustness.soak import drawing
+from tests.robustness.soak.flatness import MEMORY, Series
 
 SCENARIO = Scenario("mutex", "crash")
 

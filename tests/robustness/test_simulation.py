@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.robustness.simulation.bugs import BUGS
 from tests.robustness.simulation.fidelity import Both
 from tests.robustness.simulation.many import find_bug, run_batch, run_many, run_one
+from tests.robustness.simulation.mutations import BUGS
 
 SEEDS = 200
 

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 import dblock
-from dblock import schema
+from dblock._runtime.target import resolve
+from dblock.admin import schema
 from dblock.embedded import Server
-from dblock.target import resolve
 from tests.support import mutants
 from tests.support.servers import new_folder
 from tests.support.sessions import Sessions

@@ -13,7 +13,8 @@ import pytest
 from psycopg import conninfo, sql
 
 import fenced_store
-from dblock import schema, target
+from dblock._runtime import target
+from dblock.admin import schema
 from tests.support.shell import Shell
 
 KINDS = ("nobody", "lock", "see", "break", "fence")

@@ -29,7 +29,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import dblock
 import fenced_store
-from dblock import cli, target
+from dblock import cli
+from dblock._runtime import target
 from tests.support.facade import Clients
 from tests.support.shell import Shell, ended, until
 

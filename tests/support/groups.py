@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-COMPUTES = ("fences", "resources", "security", "sql", "unit")
+COMPUTES = ("conformance", "core", "http", "objects", "postgres", "runtime", "security", "sql")
 """The folders of tests that are least about time."""
 
 TIMELESS = ("test_checkers", "test_hand_over", "test_model", "test_report", "test_simulation")
 """The modules of tests/robustness in which no real time passes."""
 
-STARTS = ("test_bench", "test_break", "test_demo", "test_look", "test_run", "test_settings", "test_watch")
+STARTS = ("test_bench", "test_config", "test_demo", "test_force_release", "test_inspect", "test_run", "test_watch")
 """The modules of tests/cli that start programs and wait for them; the others compute."""
 
-EXACT = ("test_keepalive_stress", "test_line_order", "test_paused_holder", "test_presence", "test_speed")
+EXACT = ("test_keepalive_stress", "test_queue_order", "test_paused_holder", "test_presence", "test_speed")
 """The modules that are most exact about time: run last, when the other processes are done."""
 
 BESIDE = ("computes", "starts")

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 
 import fenced_store
-from dblock.schema import function_files
+from dblock.admin.schema import function_files
 
 TOKEN_IN_VALUES = """
 CREATE OR REPLACE FUNCTION try_acquire(

@@ -13,7 +13,7 @@ import pytest
 from tests.support.groups import group
 
 ROOT = Path(__file__).parents[2]
-MODULE = ROOT / "tests" / "unit" / "test_quality.py"
+MODULE = ROOT / "tests" / "project" / "test_quality.py"
 TOOLS = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from dblock.overview import Event, LockState, Waiting
+from dblock.admin.inspect import Event, LockState, Waiting
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fenced_store.objects import FencedObjects
-from fenced_store.steps import Ask, Runner
+from fenced_store.objects.flow import Ask, Runner
 
 
 class Stepwise:

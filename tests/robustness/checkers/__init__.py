@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 
 
 @dataclass

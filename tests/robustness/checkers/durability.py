@@ -7,7 +7,7 @@ server noted its grants, in the same transaction as each, this one is among them
 from __future__ import annotations
 
 from tests.robustness.checkers import Finding, found
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 
 SPARING = frozenset({"none", "freeze", "freeze-past", "kill", "reap"})
 """The faults that end no lease before its time but those of their victim."""

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 
 from tests.robustness.checkers import Finding, found
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 
 Pair = tuple[int, int]
 

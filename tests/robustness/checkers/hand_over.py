@@ -12,7 +12,7 @@ import math
 import statistics
 
 from tests.robustness.checkers import Finding, found
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 
 BOUND = 2.0
 """Seconds between a release and the next grant, while somebody waits."""

@@ -10,8 +10,8 @@ import math
 
 from tests.robustness.checkers import Finding, found
 from tests.robustness.checkers.excuses import believable, broken, earliest
-from tests.robustness.histories import UNKNOWN, History, Operation
-from tests.robustness.models import FencedMutex, linearize
+from tests.robustness.history.models import FencedMutex, linearize
+from tests.robustness.history.record import UNKNOWN, History, Operation
 
 KINDS = ("acquire", "believe", "renew", "release", "force")
 

@@ -9,7 +9,7 @@ import bisect
 
 from tests.robustness.checkers import Finding, found
 from tests.robustness.checkers.excuses import believable, broken
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:

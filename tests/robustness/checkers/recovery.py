@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from tests.robustness.checkers import Finding, found
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:

@@ -10,7 +10,7 @@ import itertools
 from collections import Counter
 
 from tests.robustness.checkers import Finding, found
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:

@@ -12,7 +12,7 @@ import itertools
 import math
 
 from tests.robustness.checkers import Finding, found
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 
 BOUND = 1.5
 """Seconds beyond the ttl: a waiter that misses its wake-up looks in within a second; the rest is a busy machine."""

@@ -8,7 +8,7 @@ so wakes nobody, unless nobody can tell how it ended.
 from __future__ import annotations
 
 from tests.robustness.checkers import Finding, found
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:

@@ -10,7 +10,7 @@ import psycopg
 from tests.robustness.faults import Fault
 
 if TYPE_CHECKING:
-    from tests.robustness.stages import Stage
+    from tests.robustness.traffic.stage import Stage
 
 SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'dblock' AND pid <> pg_backend_pid()"
 LISTENERS = (

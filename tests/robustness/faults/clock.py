@@ -19,7 +19,7 @@ import psycopg
 from tests.robustness.faults import Fault
 
 if TYPE_CHECKING:
-    from tests.robustness.stages import Stage
+    from tests.robustness.traffic.stage import Stage
 
 HOUR = 3600
 

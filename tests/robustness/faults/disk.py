@@ -21,7 +21,7 @@ from tests.robustness.faults import Fault
 from tests.robustness.faults.server import kill_everything
 
 if TYPE_CHECKING:
-    from tests.robustness.stages import Stage
+    from tests.robustness.traffic.stage import Stage
 
 MEBIBYTES = 256
 """Of the small disk: enough for a server and its log, and soon full."""

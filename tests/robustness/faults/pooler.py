@@ -12,7 +12,7 @@ from tests.robustness.faults import Fault
 from tests.support.pooler import PGBOUNCER, Pooler
 
 if TYPE_CHECKING:
-    from tests.robustness.stages import Stage
+    from tests.robustness.traffic.stage import Stage
 
 LONGEST_TTL = 2.0
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.robustness.faults import Fault
-from tests.robustness.interruptions import FORK, GIVE_UP
+from tests.robustness.traffic.interruptions import FORK, GIVE_UP
 
 if TYPE_CHECKING:
-    from tests.robustness.stages import Stage
+    from tests.robustness.traffic.stage import Stage
 
 
 class Freeze(Fault):

@@ -24,12 +24,12 @@ from dblock.embedded.binaries import find
 from dblock.embedded.processes import pids_working_in
 from tests.robustness.faults import Fault
 from tests.robustness.faults.server import LAZY, kill_everything, tell
-from tests.robustness.stages import wait_until
+from tests.robustness.traffic.stage import wait_until
 from tests.support.servers import new_folder
 from tests.support.standby import promote
 
 if TYPE_CHECKING:
-    from tests.robustness.stages import Stage
+    from tests.robustness.traffic.stage import Stage
 
 LOST = "a failover to an asynchronous standby can lose grants that were acknowledged (docs/protocol.md, Failovers)"
 

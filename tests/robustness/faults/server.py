@@ -20,7 +20,7 @@ from dblock.embedded.processes import pids_working_in
 from tests.robustness.faults import Fault
 
 if TYPE_CHECKING:
-    from tests.robustness.stages import Stage
+    from tests.robustness.traffic.stage import Stage
 
 LAZY = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_delay": "0", "fsync": "off"}
 """What was written to the kernel outlives every process: to wait for the disk too would only make recoveries slow."""

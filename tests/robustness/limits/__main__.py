@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.robustness.limits import Break, Measured, Progress, clients, connections, lines, names, snapshots, table
+from tests.robustness.limits import Break, Measured, Progress, clients, connections, names, queues, snapshots, table
 
 LIMITS: dict[str, tuple[Callable[..., Measured], Callable[..., Measured]]] = {
     "names": (names.measure, functools.partial(names.measure, 20_000, 1_000, 500)),
@@ -16,7 +16,7 @@ LIMITS: dict[str, tuple[Callable[..., Measured], Callable[..., Measured]]] = {
     "clients": (clients.measure, functools.partial(clients.measure, 2, 10)),
     "room": (clients.measure_without_room, functools.partial(clients.measure_without_room, 2, 6, 20)),
     "connections": (connections.measure, connections.measure),
-    "lines": (lines.measure, functools.partial(lines.measure, (10, 100))),
+    "lines": (queues.measure, functools.partial(queues.measure, (10, 100))),
 }
 """Each limit, as far as it goes and as a small one."""
 

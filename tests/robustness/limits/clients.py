@@ -8,10 +8,10 @@ from collections import Counter
 import psycopg
 from psycopg import conninfo
 
-from dblock import schema
+from dblock.admin import schema
 from tests.robustness.limits import Break, Measured, Progress, server_with, wait_until
 from tests.robustness.limits.crowds import Crowds
-from tests.robustness.soaking.measures import _own_memory
+from tests.robustness.soak.measures import _own_memory
 
 CONNECTIONS = 3
 """That a client has from its first lease on: for calls, for the keep-alive, for the listener."""

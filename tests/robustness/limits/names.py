@@ -13,10 +13,10 @@ import psycopg
 from psycopg import conninfo, sql
 
 import dblock
-from dblock import schema
-from dblock.overview import overview
-from dblock.reaper import Reaper
-from dblock.target import resolve
+from dblock._runtime.target import resolve
+from dblock.admin import schema
+from dblock.admin.inspect import overview
+from dblock.admin.reaper import Reaper
 from tests.robustness.limits import Break, Measured, Progress, in_turns, meanwhile, ms, server_with, timed
 
 HELD = 10

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 
 import dblock
-from dblock import doctor, schema
-from dblock.doctor import Limits
-from dblock.target import resolve
+from dblock._runtime.target import resolve
+from dblock.admin import doctor, schema
+from dblock.admin.doctor import Limits
 from tests.robustness.limits import Break, Measured, Progress, ms, server_with, timed
 
 MOST_AROUND = 1_000

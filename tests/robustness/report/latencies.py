@@ -6,7 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from tests.robustness.histories import History
+from tests.robustness.history.record import History
 from tests.robustness.report.canvas import COLOURS, FAINT, FAULT, LEFT, TOP, Canvas
 
 BEFORE, AFTER, BIN = 1.0, 4.0, 0.1

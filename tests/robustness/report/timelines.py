@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tests.robustness.histories import History, Operation
+from tests.robustness.history.record import History, Operation
 from tests.robustness.report.canvas import COLOURS, FAINT, FAULT, LEFT, TOP, Canvas, steps
 
 LANES = 6

@@ -11,8 +11,8 @@ import argparse
 import json
 import sys
 
-from tests.robustness.simulation.bugs import BUGS
 from tests.robustness.simulation.many import Summary, find_bug, run_many, run_one
+from tests.robustness.simulation.mutations import BUGS
 
 
 def main() -> int:

@@ -22,8 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from dblock.hold import Hold
-from dblock.terms import Terms
+from dblock._core.lease_state import Hold
+from dblock._core.options import Terms
 from tests.robustness.simulation.client import Client
 from tests.robustness.simulation.database import Database
 from tests.robustness.simulation.tables import Row, Ticket

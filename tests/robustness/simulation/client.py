@@ -1,7 +1,7 @@
 """A simulated process with one dblock client in it: the real service, line, rounds, holds and listening.
 
 What decides is dblock's own code. Here is only what its threads do around it, in the order in which they do it:
-compare dblock.keepalive.AsyncKeepAlive and dblock.listener.Listener.
+compare dblock._runtime.keepalive.AsyncKeepAlive and dblock._runtime.listener.Listener.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from typing import Any, cast
 
 import psycopg
 
-from dblock import clock, listening
-from dblock.calls import Call, Sleep, Steps, Wait
-from dblock.client_base import ClientBase
+from dblock._core import clock
+from dblock._core.acquire import Service
+from dblock._core.effects import Call, Sleep, Steps, Wait
+from dblock._core.lease_state import Hold
+from dblock._core.options import interval
+from dblock._core.presence import Presence
+from dblock._core.renewal import Rounds, due_at
+from dblock._core.waiters import Line
+from dblock._runtime import listening
+from dblock._runtime.client_base import ClientBase
+from dblock._runtime.keepalive import _KeepAliveBase
+from dblock._runtime.listening import Listening
 from dblock.errors import ClientClosed, DatabaseError, DblockError
-from dblock.hold import Hold
-from dblock.keepalive import _KeepAliveBase
-from dblock.line import Line
-from dblock.listening import Listening
-from dblock.presence import Presence
-from dblock.rounds import Rounds, due_at
-from dblock.steps import Service
-from dblock.terms import interval
 from tests.robustness.simulation.network import Network
 from tests.robustness.simulation.process import Bell, Over, Place, Process, Task, Wire
 from tests.robustness.simulation.world import World
@@ -295,7 +296,7 @@ class Client(Process):
         ClientBase._owe(cast(Any, self), name, attempt)
 
     def close(self) -> None:
-        """End the client: release what is held, give up all places, be absent. As dblock.closing does."""
+        """End the client: release what is held, give up all places, be absent. As dblock._runtime.shutdown does."""
         self._closed = True
         self._keeper.close()
         self._listener.close()

@@ -15,10 +15,11 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from dblock.calls import Call, Row, items
-from dblock.presence import Presence
-from dblock.steps import Service
-from dblock.terms import terms
+from dblock._core.acquire import Service
+from dblock._core.effects import Call, Row
+from dblock._core.options import terms
+from dblock._core.presence import Presence
+from dblock._core.replies import items
 from tests.robustness.simulation.fence import Fence
 from tests.robustness.simulation.statements import perform
 from tests.robustness.simulation.store import Store

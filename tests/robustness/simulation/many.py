@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.robustness.simulation.bugs import put
+from tests.robustness.simulation.mutations import put
 from tests.robustness.simulation.run import Outcome, Run
 
 BATCH = 250

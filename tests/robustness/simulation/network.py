@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import errors as pg
 
+from dblock._runtime.error_mapping import Overdue
 from dblock.errors import ClaimBusy
-from dblock.faults import Overdue
 from tests.robustness.simulation.database import Database
 from tests.robustness.simulation.statements import Args, Listens, perform
 from tests.robustness.simulation.world import World

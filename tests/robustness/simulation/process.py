@@ -1,8 +1,8 @@
 """A process that uses dblock: its clock, its tasks, and how their steps are performed.
 
-It performs steps as dblock.runner does: a statement whose connection breaks is sent once more, and one that is not
-answered in time is cancelled and is an error. A process may be stopped: then nothing happens in it until it goes on,
-while its clock does. And it may die.
+It performs steps as the runner does: it sends a statement whose connection breaks once more, and it cancels one that is
+not answered in time, which is an error. While a process is stopped, its clock runs on and nothing else happens in it. A
+process may also die.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from dblock.calls import Call, Sleep, Steps, Wait
+from dblock._core.effects import Call, Sleep, Steps, Wait
+from dblock._core.waiters import Line, Seating
+from dblock._runtime.error_mapping import is_overdue
 from dblock.errors import DblockError, Unavailable
-from dblock.faults import is_overdue
-from dblock.line import Line, Seating
 from tests.robustness.simulation.network import Message, Network
 from tests.robustness.simulation.world import World
 

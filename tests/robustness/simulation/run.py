@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dblock import clock
+from dblock._core import clock
 from tests.robustness.simulation.checks import Checks
 from tests.robustness.simulation.client import Client
 from tests.robustness.simulation.database import Database

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from dblock.calls import Row, array
+from dblock._core.effects import Row
+from dblock._core.replies import array
 from tests.robustness.simulation.fence import Fence
 from tests.robustness.simulation.store import Asked, Store, Tried
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tests.robustness.simulation.line import WaitingRoom
+from tests.robustness.simulation.queue import WaitingRoom
 from tests.robustness.simulation.tables import FAR_AHEAD, Row, Ticket
 
 

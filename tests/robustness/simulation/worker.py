@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dblock.calls import Sleep, Steps
+from dblock._core.effects import Sleep, Steps
+from dblock._core.lease_state import Hold
+from dblock._core.options import Terms, terms
 from dblock.errors import DatabaseError, DblockError, LeaseLost
-from dblock.hold import Hold
 from dblock.lease import _LeaseBase
 from dblock.lock import _LockBase, _may_be_granted
-from dblock.terms import Terms, terms
 from tests.robustness.simulation.client import Client
 from tests.robustness.simulation.process import Cancelled, Task
 from tests.robustness.simulation.world import short

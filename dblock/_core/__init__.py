@@ -1,0 +1,1 @@
+"""What decides: no I/O, no threads; clock and randomness are injected."""

@@ -1,0 +1,238 @@
+"""The rounds of the keep-alive: which leases are renewed when, all together, three times in each lease's time.
+
+What fails is tried again for as long as the leases can still be believed; then they are lost, by the clock alone. What
+was released is never renewed, nor what belongs to the parent of a fork: both are struck off the list, and the database
+would refuse them anyway, since a renewal names an exact grant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterable
+
+from dblock._core import clock
+from dblock._core.acquire import BRISK, TRUST, Service
+from dblock._core.effects import GIVE_UP_WITHIN, Steps
+from dblock._core.lease_state import Hold
+from dblock._core.presence import Presence
+from dblock.errors import ClientClosed, DatabaseError, DblockError
+
+logger = logging.getLogger("dblock")
+
+ROUNDS = 3
+"""How often a lease is renewed in its time."""
+
+SLOWER = 2
+"""How much longer than the last answer the next may take, before another try is worth its time."""
+
+LEAST_TIME = 0.1
+"""Seconds that an answer is given however little time is left."""
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+"""Seconds before a renewal that failed is tried again: a twentieth of the ttl, within these bounds."""
+
+
+class Rounds:
+    """Which leases are to be renewed and when, and the steps of renewing them. Waits for nothing."""
+
+    def __init__(self, service: Service, now: Callable[[], float] = clock.now) -> None:
+        self._service = service
+        self._now = now
+        self._holds: dict[Hold, None] = {}
+        self._reached = False
+        self._took = 0.0
+        """How long the last answer took."""
+        self._answered_at = -math.inf
+        """When it came."""
+        self._too_slow = 0.0
+        """How long the last answer was waited for in vain."""
+        self._tie_now = False
+        """Whether there is a new presence to tie the leases to."""
+
+    def add(self, hold: Hold) -> None:
+        hold.unreachable = hold.keep_alive and not self._reached
+        self._holds[hold] = None
+
+    def tie(self) -> None:
+        """Tie the leases to our new presence at once."""
+        self._tie_now = True
+
+    def tied_to(self, presence: Presence) -> list[Hold]:
+        """Return what is tied to this presence, and not known to be lost."""
+        return [hold for hold in list(self._holds) if hold.presence is presence and not hold.over and not hold.loss]
+
+    def reached(self) -> None:
+        """Take note that the database can be reached: what is lost now ran out for another reason."""
+        self._reached = True
+        for hold in list(self._holds):
+            hold.unreachable = False
+
+    def discard(self, hold: Hold) -> None:
+        self._holds.pop(hold, None)
+
+    def releasable(self, abandoned: list[Hold]) -> list[Hold]:
+        """Return those that may still be held in the database."""
+        now = self._now()
+        return [
+            hold
+            for hold in abandoned
+            if not hold.given_back
+            # Of those that are lost some may well be ours still; nobody else need wait for their end.
+            and (hold.loss is None or hold.given_up)
+            and now < hold.trusted_until
+        ]
+
+    def release(self, abandoned: Iterable[Hold]) -> Steps[None]:
+        """Release what nobody has in hand any more; what could not be released yet can be tried again."""
+        return self._release(list(abandoned), self._give_back)
+
+    def let_go(self, abandoned: list[Hold]) -> Steps[None]:
+        """Release all that is still held, and what was abandoned; there will be no other round."""
+        last = [*self.held(), *self.releasable(abandoned)]
+        self._holds = {}
+        return self._release(last, lambda grants: self._service.release_all(grants, GIVE_UP_WITHIN))
+
+    def _release(self, held: list[Hold], give_back: Callable[[list[tuple[str, int]]], Steps[set[int]]]) -> Steps[None]:
+        for hold in held:
+            self.discard(hold)
+            hold.finish()
+        if not held:
+            return
+        try:
+            busy = yield from give_back([(hold.name, hold.token) for hold in held])
+        except ClientClosed:
+            raise
+        except DblockError as error:
+            logger.warning("%d leases could not be released: %s", len(held), error)
+            return
+        for place, hold in enumerate(held):
+            hold.given_back = place not in busy
+
+    def _give_back(self, grants: list[tuple[str, int]]) -> Steps[set[int]]:
+        """Give these back, unless that could cost what is held: that comes first."""
+        now = self._now()
+        kept = [hold.trusted_until for hold in list(self._holds) if hold.keep_alive and not hold.over]
+        to_spare = min(kept, default=math.inf) - now - SLOWER * self._took
+        if to_spare < self._took:
+            return {*range(len(grants))}
+        until_due = self.due_at() - now
+        within = max(min(max(until_due, SLOWER * self._took), to_spare, GIVE_UP_WITHIN), LEAST_TIME)
+        giving_up = min(max(within * BRISK, (until_due - within) / 2), GIVE_UP_WITHIN)
+        return (yield from self._service.release_all(grants, within, giving_up))
+
+    def held(self) -> list[Hold]:
+        """Return what is held at this moment."""
+        return [hold for hold in list(self._holds) if not hold.over and hold.ours and not hold.run_out()]
+
+    def forget(self) -> None:
+        """Strike everything off the list."""
+        self._holds = {}
+        self._reached = False
+        self._took = self._too_slow = 0.0
+
+    def due_at(self) -> float:
+        """Return when the next round is due; never, if there is nothing to renew."""
+        if self._tie_now and self._holds:
+            return -math.inf
+        return min((due_at(hold) for hold in list(self._holds)), default=math.inf)
+
+    def turn(self, abandoned: list[Hold]) -> Steps[list[Hold]]:
+        """Renew what is due, and only then release what was abandoned; return what of it is still to be released."""
+        yield from self.round()
+        yield from self.release(self.releasable(abandoned))
+        return self.releasable(abandoned)
+
+    def round(self) -> Steps[None]:
+        """Renew what is due, and with it all that would be due half a round later, so that they come to go together."""
+        now = self._now()
+        tie_now, self._tie_now = self._tie_now, False
+        presence = self._service.presence
+        tie = presence if presence is not None and presence.stands(now) else None
+        if any(hold.presence not in (None, tie) and not hold.presence.ended for hold in list(self._holds)):
+            tie = None  # one tie after the other, or nobody could say which of them counts
+        chosen = [
+            hold
+            for hold in list(self._holds)
+            if hold.keep_alive
+            and (
+                (tie_now and hold.presence is not tie)
+                or max(hold.sent_at + hold.ttl / ROUNDS / 2, hold.retry_at) <= now
+            )
+        ]
+        for hold in chosen:
+            if hold.over or not hold.ours or hold.run_out():
+                self.discard(hold)
+        # Each with the ttl that it has now, which a renewal by hand may change meanwhile.
+        asked = [(hold, hold.ttl) for hold in chosen if hold in self._holds]
+        if not asked:
+            return
+        for hold, _ in asked:
+            hold.unreachable = True  # until the answer has come
+        if self._too_slow:
+            # The database takes longer than those with least time left can wait. Let them not take the rest along.
+            patient = [(hold, ttl) for hold, ttl in asked if hold.trusted_until - now > 2.5 * self._too_slow]
+            asked = patient or asked
+        for hold, _ in asked:
+            if tie is not None and (hold.presence is None or hold.presence.ended):
+                hold.presence = tie  # from before it may be so, and for good
+        within = self._within(now, asked)
+        try:
+            answer = yield from self._service.renew([(hold.name, hold.token, ttl) for hold, ttl in asked], within, tie)
+        except DblockError as error:
+            for hold, ttl in asked:
+                self._try_again(hold, ttl)
+            self._reached = False
+            self._too_slow = self._now() - now
+            if isinstance(error, ClientClosed):
+                raise
+            many = "lease" if len(asked) == 1 else "leases"
+            logger.warning("%d %s could not be renewed, trying again: %s", len(asked), many, error)
+            return
+        self._reached = True
+        self._answered_at = self._now()
+        self._took = self._answered_at - now
+        self._too_slow = 0.0
+        late = []
+        for place, (hold, ttl) in enumerate(asked):
+            why = answer.missed.get(place)
+            if why is not None:
+                self._miss(hold, ttl, why)
+                continue
+            if not hold.confirm(answer.sent_at, answer.sent_at + ttl * TRUST, answer.moment + ttl):
+                if not hold.over:
+                    late.append((hold.name, hold.token))
+                self.discard(hold)
+        if late:
+            # Their holders know by now that they are lost; nobody need wait for another ttl, if it can be helped.
+            with contextlib.suppress(DatabaseError):
+                yield from self._give_back(late)
+
+    def _within(self, now: float, asked: list[tuple[Hold, float]]) -> float:
+        """Return how long to wait for the answer to a renewal."""
+        left = [hold.trusted_until - now for hold, _ in asked]
+        # What was long ago says nothing any more.
+        took = self._took if now - self._answered_at < min(ttl for _, ttl in asked) else 0.0
+        # What cannot be answered in time, by the last answer, does not hurry the others.
+        least = min((one for one in left if one > took), default=max(left))
+        # Half of it, so that there is time for another try; but not less than the answer is likely to take.
+        return max(least / 2, min(SLOWER * took, least), LEAST_TIME)
+
+    def _miss(self, hold: Hold, ttl: float, why: str) -> None:
+        hold.unreachable = False
+        if why == "busy" or hold.being_left:
+            self._try_again(hold, ttl)
+            return
+        self.discard(hold)
+        hold.miss(why)
+
+    def _try_again(self, hold: Hold, ttl: float) -> None:
+        hold.retry_at = self._now() + min(max(ttl / 20, SHORTEST_PAUSE), LONGEST_PAUSE)
+
+
+def due_at(hold: Hold) -> float:
+    """Return when a lease is to be renewed next; never, if it is not kept alive or over."""
+    if not hold.keep_alive or hold.over:
+        return math.inf
+    return max(hold.sent_at + hold.ttl / ROUNDS, hold.retry_at)

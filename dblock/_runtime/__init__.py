@@ -1,0 +1,1 @@
+"""What performs: psycopg, threads and tasks."""

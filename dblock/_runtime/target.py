@@ -1,0 +1,293 @@
+"""Where the database is: a DSN, a SQLAlchemy engine, or nothing.
+
+A target knows how to open connections and how to describe itself without the password. Nothing is
+opened, started or even imported before the first connection is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dblock._core.options import is_text
+from dblock.errors import DblockError, InvalidArgument, Unavailable
+
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    Where = str | Engine | AsyncEngine | None
+    """A DSN (URL or keywords), an Engine or AsyncEngine, or nothing: $DBLOCK_DSN, else the embedded Postgres."""
+
+DSN_VARIABLE = "DBLOCK_DSN"
+_SPEAK_UTF8 = "SET client_encoding TO 'UTF8'"
+CONNECT_TIMEOUT = 5
+"""Seconds that one attempt to connect may take, unless the DSN says otherwise."""
+
+
+class Target:
+    """A database named by a DSN; the base of the other kinds."""
+
+    embedded = False
+
+    def __init__(self, dsn: str) -> None:
+        self._parameters = _parse(dsn)
+
+    @property
+    def is_one_host(self) -> bool:
+        """Whether every connection leads to one and the same place, as far as is known."""
+        given = self._parameters
+        hosts = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST") or "")
+        return "," not in hosts and not given.get("service")
+
+    def conninfo(self) -> str:
+        """Return what libpq needs to connect, the password included."""
+        from psycopg.conninfo import make_conninfo
+
+        return make_conninfo("", **_with_defaults(self._parameters))
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """Open a connection of its own, in autocommit."""
+        import psycopg
+
+        return psycopg.connect(self.conninfo(), autocommit=True)
+
+    async def connect_async(self) -> psycopg.AsyncConnection[Any]:
+        """Open an asynchronous connection of its own, in autocommit."""
+        import psycopg
+
+        return await psycopg.AsyncConnection.connect(self.conninfo(), autocommit=True)
+
+    def __str__(self) -> str:
+        """Say which database, without the password."""
+        parameters = self._parameters
+        host, port = (str(parameters.get(key) or "") for key in ("host", "port"))
+        where = ",".join(f"{h or 'local'}{':' + p if p else ''}" for h, p in _paired(host.split(","), port.split(",")))
+        user = f"{parameters['user']}@" if parameters.get("user") else ""
+        return f"postgresql://{user}{where}/{parameters.get('dbname') or ''}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self}>"
+
+
+class EngineTarget(Target):
+    """The database of a SQLAlchemy engine.
+
+    With the psycopg driver the engine itself makes the connections, so that its connect_args, creator and
+    events apply; they are made beside its pool, which a lock never draws on. An engine that cannot make them (a
+    synchronous one for an AsyncClient, the other way round, another driver) gives its URL and connect_args instead.
+    Where those are not the whole truth it is refused, lest the client land in another database than the application.
+    """
+
+    def __init__(self, engine: Engine, is_async: bool) -> None:
+        from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+        from sqlalchemy.pool import NullPool
+
+        if engine.dialect.name != "postgresql":
+            raise InvalidArgument(
+                f"The engine speaks to {engine.dialect.name}; dblock needs one for postgresql, "
+                "such as create_engine('postgresql+psycopg://…')."
+            )
+        dialect: Any = PGDialect_psycopg
+        _, parameters = dialect().create_connect_args(engine.url)
+        self._parameters = _conninfo_only(parameters)
+        self._given = _connect_arguments(engine)
+        self._pool: Any = None
+        if engine.dialect.driver in ("psycopg", "psycopg_async"):
+            # Same creator, same events, none of the application's connections, and no limit of its own.
+            pool: Any = engine.pool
+            self._pool = NullPool(pool._creator, _dispatch=pool.dispatch, dialect=engine.dialect)
+        elif self._given is not None and self._given == engine.dialect.create_connect_args(engine.url)[1]:
+            self._given = self._parameters  # another driver's spelling of the same
+        else:
+            self._given = None
+        self._is_async = is_async
+
+    def conninfo(self) -> str:
+        from psycopg.conninfo import make_conninfo
+
+        if self._given is None:
+            raise InvalidArgument(
+                "This engine connects in a way of its own (a creator, connect_args, a do_connect event) that this "
+                "client cannot take over. Give Client an Engine, or AsyncClient an AsyncEngine, with the psycopg "
+                "driver; or give a DSN."
+            )
+        return make_conninfo("", **_with_defaults(_conninfo_only(self._given)))
+
+    def connect(self) -> psycopg.Connection[Any]:
+        if self._pool is None or self._is_async:
+            return super().connect()
+        from psycopg.pq import TransactionStatus
+
+        with _told_as_ours():
+            connection: psycopg.Connection[Any] = _detached(self._pool)
+        try:
+            # Usually there is nothing to say to the server, so that nobody waits for its answer here.
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                connection.rollback()
+            connection.autocommit = True
+            if connection.info.encoding != "utf-8":
+                connection.execute(_SPEAK_UTF8)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def connect_async(self) -> psycopg.AsyncConnection[Any]:
+        if self._pool is None or not self._is_async:
+            return await super().connect_async()
+        from psycopg.pq import TransactionStatus
+        from sqlalchemy.util import greenlet_spawn
+
+        with _told_as_ours():
+            connection: psycopg.AsyncConnection[Any] = await greenlet_spawn(_detached, self._pool)
+        try:
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                await connection.rollback()
+            await connection.set_autocommit(True)
+            if connection.info.encoding != "utf-8":
+                await connection.execute(_SPEAK_UTF8)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+
+class EmbeddedTarget(Target):
+    """The embedded Postgres of this user, started by the first connection and shared by all processes."""
+
+    embedded = True
+    is_one_host = True
+
+    def __init__(self) -> None:
+        self._dsn: str | None = None
+
+    def conninfo(self) -> str:
+        if self._dsn is None:
+            from dblock import embedded
+
+            self._dsn = embedded.start().url
+        return self._dsn
+
+    def __str__(self) -> str:
+        return "the embedded Postgres"
+
+
+def resolve(where: Where | Target = None) -> Target:
+    """Make a target of whatever names a database, or raise InvalidArgument."""
+    if isinstance(where, Target):
+        return where
+    if where is None:
+        dsn = os.environ.get(DSN_VARIABLE)
+        # Set and empty is a mistake, a secret that is missing say, and not a wish for a server of one's own.
+        return EmbeddedTarget() if dsn is None else Target(dsn)
+    if isinstance(where, str):
+        return Target(where)
+    # Whoever has an engine at hand has imported SQLAlchemy; nobody else should pay for it.
+    if "sqlalchemy" in sys.modules:
+        from sqlalchemy import Engine
+
+        if isinstance(where, Engine):
+            return EngineTarget(where, is_async=False)
+        sync_engine = getattr(where, "sync_engine", None)
+        if isinstance(sync_engine, Engine):
+            return EngineTarget(sync_engine, is_async=True)
+    raise InvalidArgument(f"A database is named by a DSN, an Engine or an AsyncEngine; got {type(where).__name__}.")
+
+
+def _parse(dsn: str) -> dict[str, Any]:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    if not is_text(dsn):
+        raise InvalidArgument(
+            "The DSN is not text that Postgres can take (it is not shown, for it may hold a password)."
+        )
+    if not dsn.strip():
+        raise InvalidArgument("The DSN is empty. Give one like postgresql://user@host/database.")
+    parameters: dict[str, Any] | None = None
+    with contextlib.suppress(psycopg.Error):
+        # SQLAlchemy's spelling names a driver too.
+        parameters = dict(conninfo_to_dict(re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)))
+    if parameters is None:
+        # What libpq said is left out, and is no context of this error: it quotes what it could not read.
+        raise InvalidArgument(
+            "The DSN cannot be read (it is not shown here, for it may hold a password): it has a keyword that libpq "
+            "does not know, or a character that a URL writes as %XX. Give a URL like postgresql://user@host/database, "
+            "or keywords like: host=localhost dbname=database."
+        )
+    if "@" in str(parameters.get("host") or ""):
+        raise InvalidArgument(
+            "The DSN's host contains an @ (it is not shown here, for it may be part of a password). "
+            "In a URL like postgresql://user:password@host/database, write an @ of the password as %40."
+        )
+    if ("://" in dsn and "@" in str(parameters.get("dbname") or "")) or not _is_ports(parameters.get("port")):
+        raise InvalidArgument(
+            "The DSN's port is no number, or its database has an @ (they are not shown here, for they may be part of a "
+            "password). In a URL like postgresql://user:password@host:5432/database, write a / of the password as %2F."
+        )
+    return parameters
+
+
+def _is_ports(ports: object) -> bool:
+    return re.fullmatch(r"[0-9,]*", str(ports or "")) is not None
+
+
+def _connect_arguments(engine: Engine) -> dict[str, Any] | None:
+    """Return what the engine connects with, its connect_args included; None when it has a way of its own."""
+    pool: Any = engine.pool
+    dispatch: Any = engine.dialect.dispatch
+    creator = pool._creator
+    if len(dispatch.do_connect) or getattr(creator, "__module__", "") != "sqlalchemy.engine.create":
+        return None
+    arguments = inspect.getclosurevars(creator).nonlocals.get("cparams")
+    return None if arguments is None else dict(arguments)
+
+
+def _conninfo_only(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is psycopg's and not libpq's."""
+    ours = ("autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory")
+    return {key: value for key, value in arguments.items() if key not in ours}
+
+
+def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    defaults: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT,
+        "fallback_application_name": "dblock",
+    }
+    if "," in str(given.get("host") or given.get("hostaddr") or ""):
+        # Of several hosts only the one that takes writes can grant.
+        defaults["target_session_attrs"] = "read-write"
+    return defaults | given | {"client_encoding": "UTF8"}
+
+
+@contextlib.contextmanager
+def _told_as_ours() -> Iterator[None]:
+    """Raise what an engine's own creator or events raise as an error of dblock's."""
+    import psycopg
+
+    try:
+        yield
+    except (psycopg.Error, DblockError):
+        raise
+    except Exception as error:
+        if isinstance(getattr(error, "orig", None), psycopg.Error):
+            raise
+        raise Unavailable(f"The engine could not connect: {type(error).__name__}: {error}") from error
+
+
+def _detached(pool: Any) -> Any:
+    fairy = pool.connect()
+    connection = fairy.driver_connection
+    fairy.detach()
+    return connection
+
+
+def _paired(hosts: list[str], ports: list[str]) -> list[tuple[str, str]]:
+    return [(host, ports[i] if len(ports) == len(hosts) else ports[0]) for i, host in enumerate(hosts)]

@@ -1,0 +1,128 @@
+"""A call inside a transaction of the user's own: on a psycopg connection, or a SQLAlchemy Connection or Session.
+
+Errors of the database come through as the user's library raises them: the transaction is the user's, and so is the
+decision what to do about it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from dblock._core.options import quoted
+from dblock.errors import InvalidArgument
+
+
+class UsersTransaction:
+    """A connection with a transaction under way, whatever library it belongs to."""
+
+    def __init__(self, connection: Any, schema: str, installation: str, *, wants_async: bool) -> None:
+        if hasattr(connection, "registry") and callable(connection):
+            connection = connection()  # the session that a scoped_session stands for
+        self._connection = connection
+        self._schema = quoted(schema)
+        self._installation = installation
+        kinds = _kinds(wants_async)
+        self._by_sqlalchemy = isinstance(connection, kinds[1:])
+        if not isinstance(connection, kinds):
+            which = "an asynchronous" if wants_async else "a synchronous"
+            raise InvalidArgument(
+                f"This lease needs {which} connection with a transaction under way, psycopg's or a SQLAlchemy "
+                f"Connection or Session; got {type(connection).__module__}.{type(connection).__name__}."
+            )
+
+    def call(self, function: str, name: str, token: int) -> bool:
+        """Call one of dblock's functions in this transaction."""
+        if self._by_sqlalchemy:
+            connection = self._connection
+            if hasattr(connection, "get_bind"):
+                connection = connection.connection()
+            _check_dialect(connection)
+            _check_autocommit(connection.connection.dbapi_connection.autocommit)
+            return _answer(connection.execute(*self._text(function, name, token)).scalar_one())
+        self._check_psycopg()
+        with self._connection.cursor(row_factory=_tuple_row()) as cursor:
+            return _answer(cursor.execute(*self._statement(function, name, token)).fetchone()[0])
+
+    async def call_async(self, function: str, name: str, token: int) -> bool:
+        """Call one of dblock's functions in this transaction."""
+        if self._by_sqlalchemy:
+            connection = self._connection
+            if hasattr(connection, "get_bind"):
+                connection = await connection.connection()
+            _check_dialect(connection)
+            _check_autocommit((await connection.get_raw_connection()).dbapi_connection.autocommit)
+            return _answer((await connection.execute(*self._text(function, name, token))).scalar_one())
+        self._check_psycopg()
+        async with self._connection.cursor(row_factory=_tuple_row()) as cursor:
+            await cursor.execute(*self._statement(function, name, token))
+            return _answer((await cursor.fetchone())[0])
+
+    def _check_psycopg(self) -> None:
+        from psycopg.pq import TransactionStatus
+
+        # A transaction() block in an autocommit connection is a transaction like any other.
+        idle = self._connection.info.transaction_status == TransactionStatus.IDLE
+        _check_autocommit(self._connection.autocommit and idle)
+
+    def _statement(self, function: str, name: str, token: int) -> tuple[bytes, tuple[Any, ...]]:
+        schema = self._schema.replace("%", "%%")
+        statement = (
+            f"SELECT CASE {schema}.installation() WHEN %s::uuid THEN {schema}.{function}(%s::text, %s::bigint) END"
+        )
+        return statement.encode(), (self._installation, name, token)
+
+    def _text(self, function: str, name: str, token: int) -> tuple[Any, dict[str, Any]]:
+        from sqlalchemy import text
+
+        schema = self._schema.replace(":", r"\:")
+        statement = (
+            f"SELECT CASE {schema}.installation() WHEN CAST(:installation AS uuid)"
+            f" THEN {schema}.{function}(CAST(:name AS text), CAST(:token AS bigint)) END"
+        )
+        return text(statement), {"installation": self._installation, "name": name, "token": token}
+
+
+def _answer(value: bool | None) -> bool:
+    if value is None:
+        raise InvalidArgument(
+            "The transaction is in another database than the lock, so it proves and releases nothing. "
+            "Give a connection to the database that the client uses."
+        )
+    return value
+
+
+def _kinds(wants_async: bool) -> tuple[type, ...]:
+    import psycopg
+
+    kinds: list[type] = [psycopg.AsyncConnection if wants_async else psycopg.Connection]
+    # Whoever has one of SQLAlchemy's in hand has imported it.
+    if wants_async and "sqlalchemy.ext.asyncio" in sys.modules:
+        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+        kinds += [AsyncConnection, AsyncSession]
+    elif not wants_async and "sqlalchemy" in sys.modules:
+        from sqlalchemy import Connection
+        from sqlalchemy.orm import Session
+
+        kinds += [Connection, Session]
+    return tuple(kinds)
+
+
+def _tuple_row() -> Any:
+    from psycopg.rows import tuple_row
+
+    return tuple_row
+
+
+def _check_dialect(connection: Any) -> None:
+    if connection.dialect.name != "postgresql":
+        raise InvalidArgument(f"The transaction must be in the database of the lock, not in {connection.dialect.name}.")
+
+
+def _check_autocommit(autocommit: bool) -> None:
+    if autocommit:
+        raise InvalidArgument(
+            "This connection is in autocommit and has no transaction under way, so what is done on it stands alone. "
+            "Begin a transaction first."
+        )

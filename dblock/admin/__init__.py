@@ -1,0 +1,1 @@
+"""What an operator calls: the schema, privileges, tokens, the reaper, inspection and the doctor."""

@@ -1,0 +1,51 @@
+"""What a role can be allowed, and the statements that allow it that and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dblock._core.options import quoted
+
+API = (
+    "try_acquire",
+    "acquire",
+    "look_in_line",
+    "be_present",
+    "be_absent",
+    "leave",
+    "queue",
+    "abandon",
+    "renew",
+    "renew_all",
+    "release",
+    "release_all",
+    "assert_held",
+    "holder",
+    "schema_revision",
+    "installation",
+)
+"""The functions that an application's role may call."""
+
+RIGHTS = {
+    "lock": API,
+    "see": ("list_locks", "list_waiters", "list_history", "grants_are_recorded", "schema_revision", "installation"),
+    "break": ("force_release", "wake_line", "schema_revision", "installation"),
+}
+"""What a role can be allowed, and the functions that come with it."""
+
+
+def functions(may: Iterable[str]) -> list[str]:
+    """Return the functions that come with these rights."""
+    return sorted({function for right in may for function in RIGHTS[right]})
+
+
+def grant_statements(role: str, schema: str, may: Iterable[str]) -> list[str]:
+    """Return the statements that `grant` runs."""
+    granted = ", ".join(f"{quoted(schema)}.{function}" for function in functions(may))
+    all_of = [f"ALL {kind} IN SCHEMA {quoted(schema)}" for kind in ("TABLES", "SEQUENCES", "FUNCTIONS")]
+    return [
+        # Whatever ALTER DEFAULT PRIVILEGES may have given it.
+        *(f"REVOKE ALL ON {objects} FROM {quoted(role)}" for objects in all_of),
+        f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}",
+        f"GRANT EXECUTE ON FUNCTION {granted} TO {quoted(role)}",
+    ]

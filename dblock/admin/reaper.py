@@ -1,0 +1,78 @@
+"""The reaper: deletes the rows of locks that nobody has used for long.
+
+Guarantee: it takes nothing that lives and lowers no token. The database sees to both; this only calls it, batch after
+batch, each in a transaction of its own. It is housekeeping: without it a table of locks that are named after
+invoices grows with the invoices, and nothing else goes wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from dblock._core.options import Seconds, check_seconds, quoted
+from dblock._core.schema_version import DEFAULT_SCHEMA, check_name
+from dblock._runtime.error_mapping import translated
+from dblock._runtime.target import Target, resolve
+from dblock.admin.schema import status_of
+from dblock.errors import InvalidArgument, NotWritable, Unavailable
+
+if TYPE_CHECKING:
+    from dblock._runtime.target import Where
+
+logger = logging.getLogger("dblock")
+
+DAY = 86_400.0
+HOUR = 3_600.0
+BATCH = 1_000
+
+
+class Reaper:
+    """Deletes what has been idle for long, once or at intervals. Any number may run at once."""
+
+    def __init__(
+        self,
+        target: Target | Where,
+        *,
+        idle: Seconds = DAY,
+        interval: Seconds = HOUR,
+        batch: int = BATCH,
+        schema: str = DEFAULT_SCHEMA,
+    ) -> None:
+        """Name the database and how long a lock must have been idle; nothing is done yet."""
+        self._target = resolve(target)
+        self._schema = check_name(schema)
+        self._idle = check_seconds("idle time", idle)
+        self._interval = check_seconds("interval", interval)
+        if not 0 <= self._idle < 1e9 or not 0 < self._interval < 1e9:
+            raise InvalidArgument(
+                f"A reaper's idle time is 0 s or more, its interval longer, both below 1e9 s; got {idle}, {interval}."
+            )
+        if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 1_000_000:
+            raise InvalidArgument(f"A reaper's batch is a number of rows from 1 to 1000000; got {batch!r}.")
+        self._batch = batch
+
+    def once(self) -> int:
+        """Delete all that is idle now, and return how many rows went."""
+        statement = f"SELECT {quoted(self._schema).replace('%', '%%')}.reap(make_interval(secs => %s), %s)".encode()
+        gone = 0
+        with translated(self._schema), self._target.connect() as connection:
+            status_of(connection, self._schema).check()
+            while True:
+                row = connection.execute(statement, [self._idle, self._batch]).fetchone()
+                assert row is not None
+                taken = int(row[0])
+                gone += taken
+                if taken < self._batch:
+                    return gone
+
+    def run(self, stop: threading.Event | None = None) -> None:
+        """Reap at intervals until told to stop. A database that is away is tried again at the next interval."""
+        stop = stop or threading.Event()
+        while not stop.is_set():
+            try:
+                logger.info("reaped %d idle locks", self.once())
+            except (Unavailable, NotWritable) as error:
+                logger.warning("the reaper could not work, and tries again in %g s: %s", self._interval, error)
+            stop.wait(self._interval)

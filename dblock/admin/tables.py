@@ -1,0 +1,111 @@
+"""dblock's tables as SQLAlchemy metadata: to inspect, to query as their owner, to show to Alembic.
+
+The migrations make the tables; this only describes them, and a test holds the two together. An application that
+autogenerates migrations in the same database should leave our schema out (see docs/install.md).
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Identity,
+    Index,
+    Integer,
+    Interval,
+    MetaData,
+    Sequence,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from dblock._core.schema_version import DEFAULT_SCHEMA
+
+
+def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
+    """Return a description of the tables as they are at this version's revision."""
+    tables = MetaData(schema=schema)
+    Sequence("token_sequence", metadata=tables, data_type=BigInteger, cache=1, cycle=False)
+    Table(
+        "distributed_locks",
+        tables,
+        Column("name", Text(collation="C"), primary_key=True),
+        Column("token", BigInteger, nullable=False),
+        Column("expires_at", DateTime(timezone=True), nullable=False),
+        Column("granted_at", DateTime(timezone=True)),
+        Column("released_at", DateTime(timezone=True)),
+        Column("forced_at", DateTime(timezone=True)),
+        Column("ttl", Interval),
+        Column("attempt", Uuid),
+        Column("holder", Text),
+        Column("meta", JSONB),
+        Column("presence", Uuid),
+        Column("waiting", Boolean, nullable=False, server_default=text("false")),
+        Column("served", BigInteger, nullable=False, server_default=text("0")),
+        Column("minted_in", DateTime(timezone=True)),
+        Column("minted_on", Text(collation="C")),
+        comment="One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.",
+    )
+    Table(
+        "lock_tickets",
+        tables,
+        Column("name", Text(collation="C"), primary_key=True),
+        Column("number", BigInteger, primary_key=True, autoincrement=False),
+        Column("attempt", Uuid, nullable=False),
+        Column("client", Uuid, nullable=False),
+        Column("presence", Uuid),
+        Column("holder", Text, nullable=False),
+        Column("since", DateTime(timezone=True), nullable=False),
+        UniqueConstraint("attempt", "name", name="lock_tickets_attempt_key"),
+        Index("lock_tickets_client_idx", "client"),
+        comment="One row a waiter: its place in the line for a lock.",
+    )
+    Table(
+        "lock_clients",
+        tables,
+        Column("client", Uuid, primary_key=True),
+        Column("seen_until", DateTime(timezone=True), nullable=False),
+        comment="One row a client that waits: until when it counts as alive.",
+    )
+    Table(
+        "lock_history",
+        tables,
+        Column("number", BigInteger, Identity(always=True), primary_key=True),
+        Column("at", DateTime(timezone=True), nullable=False),
+        Column("name", Text(collation="C"), nullable=False),
+        Column("token", BigInteger),
+        Column("event", Text, nullable=False),
+        Column("holder", Text),
+        Column("actor", Text),
+        Column("reason", Text),
+        Index("lock_history_name_idx", "name", "number"),
+        comment="One row an event: a lease that ran out, a holder that died, a forced release.",
+    )
+    Table(
+        "lock_presence",
+        tables,
+        Column("presence", Uuid, primary_key=True),
+        Column("mark", BigInteger, nullable=False),
+        Column("session", Integer, nullable=False),
+        Column("incarnation", DateTime(timezone=True), nullable=False),
+        Column("grace", Interval, nullable=False),
+        Column("gone_since", DateTime(timezone=True)),
+        prefixes=["UNLOGGED"],
+        comment="One row a session by which a client can be seen to live: the advisory lock that it holds.",
+    )
+    Table(
+        "token_timeline",
+        tables,
+        Column("the_only_row", Boolean, CheckConstraint("the_only_row"), primary_key=True, server_default="true"),
+        Column("timeline", BigInteger, nullable=False),
+        Column("installation", Uuid, nullable=False, server_default=text("gen_random_uuid()")),
+        comment="The timeline on which tokens were last minted; on another they jump ahead.",
+    )
+    return tables

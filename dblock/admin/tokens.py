@@ -1,0 +1,53 @@
+"""The token sequence, for those who operate it: look at it, and raise it.
+
+A promotion or a point-in-time recovery needs nothing: the database takes the tokens ahead by itself. What keeps
+the timeline and may have lost tokens (a dump restored elsewhere, a logical switchover) does: raise the tokens above
+the highest that any resource has seen, before anything is granted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dblock._core.options import quoted
+from dblock._core.schema_version import DEFAULT_SCHEMA, check_name
+from dblock._runtime.error_mapping import translated
+from dblock._runtime.target import Target, resolve
+from dblock.admin.schema import status_of
+from dblock.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from dblock._runtime.target import Where
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Where the tokens stand."""
+
+    highest: int
+    """The highest that was handed out, or was raised to; 0 for none."""
+    timeline: int
+
+
+def show(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> Tokens:
+    """Return where the tokens stand."""
+    return Tokens(*_call(target, schema, "show_tokens()"))
+
+
+def raise_above(target: Target | Where, above: int, schema: str = DEFAULT_SCHEMA) -> int:
+    """Make every token from now on higher than `above`; return the least that the next can be. Never lowers them."""
+    if isinstance(above, bool) or not isinstance(above, int) or not 0 <= above < 2**63 - 2**40:
+        raise InvalidArgument(f"Tokens can be raised above a whole number from 0 to 2^63 - 2^40; got {above!r}.")
+    (next_token,) = _call(target, schema, "raise_tokens(%s)", above)
+    return int(next_token)
+
+
+def _call(target: Target | Where, schema: str, call: str, *args: int) -> tuple[Any, ...]:
+    check_name(schema)
+    with translated(schema), resolve(target).connect() as connection:
+        status_of(connection, schema).check()
+        statement = f"SELECT * FROM {quoted(schema).replace('%', '%%')}.{call}"
+        row = connection.execute(statement.encode(), args or ()).fetchone()
+        assert row is not None
+        return tuple(row)

@@ -1,0 +1,1 @@
+"""How fenced_store reaches Postgres."""

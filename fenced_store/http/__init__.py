@@ -1,0 +1,1 @@
+"""HTTP services that refuse a stale fencing token, and clients that send one."""

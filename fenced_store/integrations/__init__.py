@@ -1,0 +1,1 @@
+"""What users of Alembic and of SQLAlchemy's ORM need."""

@@ -1,0 +1,159 @@
+"""For Alembic's users: `op.fence_table`, `op.unfence_table`, and autogenerate leaving our columns alone.
+
+Import this module in env.py, and give `include_object` to `context.configure`:
+
+    from fenced_store.integrations.alembic import include_object
+    context.configure(…, include_object=include_object)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from alembic.autogenerate import comparators, renderers
+from alembic.autogenerate.api import AutogenContext
+from alembic.operations import MigrateOperation, Operations
+from alembic.operations.ops import UpgradeOps
+from sqlalchemy import text
+
+from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_key, check_schema, check_table, literal, quoted
+from fenced_store.integrations.orm import FENCE
+from fenced_store.schema import bindable
+
+OUR_COLUMNS = ("fence_token", "fence_at")
+OUR_SCHEMAS = ("fenced_store", "dblock")
+
+
+def include_object(item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
+    """Tell autogenerate what to look at: not at columns that a fence has added, nor at our schemas."""
+    if kind == "column" and reflected and compare_to is None and name in OUR_COLUMNS:
+        # Both are there, and no model has them: a fence has put them there.
+        return not all(column in item.table.c for column in OUR_COLUMNS)
+    return not (kind == "table" and reflected and compare_to is None and item.schema in OUR_SCHEMAS)
+
+
+@Operations.register_operation("fence_table")
+class FenceTableOp(MigrateOperation):
+    """Protect a table."""
+
+    def __init__(
+        self,
+        table: str,
+        key: str | Sequence[str] | None = None,
+        per: str = "row",
+        strict: bool = False,
+        warn_only: bool = False,
+        schema: str | None = None,
+        fences: str = DEFAULT_SCHEMA,
+    ) -> None:
+        self.table, self.schema = check_table(table), schema
+        self.key = check_key(key)
+        self.per, self.strict, self.warn_only = per, strict, warn_only
+        self.fences = check_schema(fences)
+
+    @classmethod
+    def fence_table(
+        cls,
+        operations: Operations,
+        table: str,
+        *,
+        key: str | Sequence[str] | None = None,
+        per: str = "row",
+        strict: bool = False,
+        warn_only: bool = False,
+        schema: str | None = None,
+        fences: str = DEFAULT_SCHEMA,
+    ) -> Any:
+        """Put a fence on a table; `schema` is the table's, `fences` the schema of fenced_store."""
+        return operations.invoke(cls(table, key, per, strict, warn_only, schema, fences))
+
+    def reverse(self) -> UnfenceTableOp:
+        """Return the operation that takes the fence off again."""
+        return UnfenceTableOp(self.table, self.schema, self.fences)
+
+
+@Operations.register_operation("unfence_table")
+class UnfenceTableOp(MigrateOperation):
+    """Take a table's fence off."""
+
+    def __init__(self, table: str, schema: str | None = None, fences: str = DEFAULT_SCHEMA) -> None:
+        self.table, self.schema, self.fences = check_table(table), schema, check_schema(fences)
+
+    @classmethod
+    def unfence_table(
+        cls, operations: Operations, table: str, *, schema: str | None = None, fences: str = DEFAULT_SCHEMA
+    ) -> Any:
+        """Take the fence off a table, its columns with it."""
+        return operations.invoke(cls(table, schema, fences))
+
+
+@Operations.implementation_for(FenceTableOp)
+def _fence(operations: Operations, operation: FenceTableOp) -> None:
+    key = "NULL"
+    if operation.key is not None:
+        key = f"ARRAY[{', '.join(map(literal, operation.key))}]"
+    _execute(
+        operations,
+        f"SELECT {quoted(operation.fences)}.protect_table({_name(operation)}, {key},"
+        f" {literal(operation.per)}, {operation.strict}, {operation.warn_only})",
+    )
+
+
+@Operations.implementation_for(UnfenceTableOp)
+def _unfence(operations: Operations, operation: UnfenceTableOp) -> None:
+    _execute(operations, f"SELECT {quoted(operation.fences)}.unprotect_table({_name(operation)})")
+
+
+@comparators.dispatch_for("schema")
+def _find_unfenced(context: AutogenContext, upgrade: UpgradeOps, schemas: Any) -> None:
+    """Have autogenerate write `op.fence_table` for each class with FencedMixin whose table has no fence yet."""
+    for table in context.sorted_tables:
+        options = table.info.get(FENCE)
+        if options is not None and not _is_fenced(context, table.schema, table.name, options):
+            upgrade.ops.append(FenceTableOp(table.name, schema=table.schema, **_named(options)))
+
+
+def _is_fenced(context: AutogenContext, schema: str | None, name: str, options: dict[str, Any]) -> bool:
+    connection = context.connection
+    fences = options.get("schema", DEFAULT_SCHEMA)
+    if (
+        connection is None
+        or not connection.execute(
+            text("SELECT to_regprocedure(:name)"), {"name": f"{quoted(fences)}.protected_tables()"}
+        ).scalar()
+    ):
+        return False
+    table = f"{quoted(schema)}.{quoted(name)}" if schema else quoted(name)
+    found = text(f"SELECT 1 FROM {bindable(fences)}.protected_tables() AS p WHERE p.target = to_regclass(:table)")
+    return connection.execute(found, {"table": table}).scalar() is not None
+
+
+def _named(options: dict[str, Any]) -> dict[str, Any]:
+    return {"fences" if name == "schema" else name: value for name, value in options.items()}
+
+
+@renderers.dispatch_for(FenceTableOp)
+def _render_fence(context: AutogenContext, operation: FenceTableOp) -> str:
+    context.imports.add("import fenced_store.integrations.alembic")
+    return (
+        f"op.fence_table({operation.table!r}, key={operation.key!r}, per={operation.per!r},"
+        f" strict={operation.strict!r}, warn_only={operation.warn_only!r}, schema={operation.schema!r},"
+        f" fences={operation.fences!r})"
+    )
+
+
+@renderers.dispatch_for(UnfenceTableOp)
+def _render_unfence(context: AutogenContext, operation: UnfenceTableOp) -> str:
+    context.imports.add("import fenced_store.integrations.alembic")
+    return f"op.unfence_table({operation.table!r}, schema={operation.schema!r}, fences={operation.fences!r})"
+
+
+def _name(operation: FenceTableOp | UnfenceTableOp) -> str:
+    name = quoted(operation.table)
+    return f"{literal(f'{quoted(operation.schema)}.{name}' if operation.schema else name)}::regclass"
+
+
+def _execute(operations: Operations, statement: str) -> None:
+    # What is in a name may look like a parameter to SQLAlchemy.
+    operations.execute(statement.replace(":", r"\:").replace(r"\:\:regclass", "::regclass"))

@@ -1,0 +1,151 @@
+"""The bench: its figures are there and make sense, it leaves nothing held, and it ends when it is told to."""
+
+from __future__ import annotations
+
+import signal
+import time
+from itertools import pairwise
+
+import psycopg
+import pytest
+from psycopg import conninfo
+
+from dblock.admin import schema
+from dblock.cli.bench.command import buckets
+from dblock.cli.bench.measure import Timed
+from tests.support.proxy import Proxy
+from tests.support.shell import Shell, ended, until
+from tests.support.terminal import Terminal
+
+FIGURES = ("round_trip", "commit", "pair", "many", "handoff")
+
+
+def locks(dsn: str) -> list[tuple[str, bool]]:
+    """Return the locks of the bench, and whether each is held."""
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(
+            "SELECT name, expires_at > clock_timestamp() FROM dblock.distributed_locks WHERE name LIKE 'bench:%'"
+        ).fetchall()
+    return [(name, held) for name, held in found]
+
+
+def test_a_role_that_may_only_lock_gets_every_figure(shell: Shell, dsn: str, role: str) -> None:
+    schema.grant(dsn, role)
+    began = time.monotonic()
+    done = shell.run(
+        "bench",
+        "--seconds",
+        "1",
+        "--clients",
+        "3",
+        "--json",
+        dsn=conninfo.make_conninfo(dsn, user=role, password="app"),
+    )
+    assert done.code == 0, done.err
+    assert time.monotonic() - began < 10
+    facts = done.json
+    for what in FIGURES:
+        figures = facts[what]
+        assert figures["count"] > 5
+        assert 0 < figures["median_ms"] <= figures["p90_ms"] <= figures["p99_ms"] <= figures["max_ms"]
+        assert figures["per_second"] > 1
+    assert facts["pair_in_round_trips"] == pytest.approx(
+        facts["pair"]["median_ms"] / facts["round_trip"]["median_ms"], rel=0.01
+    )
+    assert facts["pair_in_round_trips"] > 1, "a pair is two calls"
+    assert sum(one["count"] for one in facts["pair_histogram"]) == facts["pair"]["count"]
+    # By one client there is one pair at a time, so that the two ways to say it must agree.
+    assert facts["pair"]["per_second"] * facts["pair"]["median_ms"] < 1000 * 1.5
+    left = locks(dsn)
+    assert left
+    assert not any(held for _, held in left)
+    assert {name.rpartition(":")[0] + ":*" for name, _ in left} == {facts["locks_left"]}
+
+
+def test_the_figures_in_words(shell: Shell, dsn: str) -> None:
+    done = shell.run("bench", "--seconds", "1")
+    assert done.code == 0, done.err
+    assert done.err == ""
+    for part in ("MEDIAN", "P99", "acquire and release, 4 at once", "hand-off, 4 in line", "A pair takes as long as"):
+        assert part in done.out
+    assert "fsync is off" in done.out, "as it is on the server of these tests"
+    assert "# " in done.out
+    assert done.out.isascii() or "…" in done.out
+    assert f"{len(locks(dsn))} free locks" in done.out
+
+
+def test_a_terminal_sees_how_far_it_is(shell: Shell) -> None:
+    with Terminal(shell.command("bench", "--seconds", "1"), columns=70, rows=60) as terminal:
+        assert terminal.ended() == 0
+        screen = terminal.text
+        shown = terminal.raw.decode()
+    assert "%" in shown
+    assert "%" not in screen, "it goes when it is done"
+    assert "█" in screen
+
+
+@pytest.mark.parametrize("wrong", [["--seconds", "0"], ["--seconds", "nan"], ["--clients", "0"], ["--clients", "x"]])
+def test_what_makes_no_sense_is_refused(shell: Shell, wrong: list[str]) -> None:
+    done = shell.run("bench", *wrong)
+    assert (done.code, done.out) == (2, "")
+    assert wrong[0] in done.err
+
+
+@pytest.mark.parametrize("phase", ["alone", "shared"])
+def test_interrupted_it_holds_nothing(shell: Shell, dsn: str, phase: str) -> None:
+    process = shell.start("bench", "--seconds", "8" if phase == "alone" else "3")
+    until(lambda: [name for name, _ in locks(dsn) if name.endswith(phase)], "the lock")
+    process.send_signal(signal.SIGINT)
+    done = ended(process)
+    assert (done.code, done.err) == (130, "dblock: interrupted\n")
+    assert not any(held for _, held in locks(dsn))
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM dblock.lock_tickets").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("phase", ["", "alone", "shared"])
+def test_a_database_that_goes_in_the_middle(shell: Shell, dsn: str, phase: str) -> None:
+    with Proxy(dsn) as proxy:
+        process = shell.start("bench", "--seconds", "3", dsn=proxy.dsn)
+        until(lambda: not phase or [name for name, _ in locks(dsn) if name.endswith(phase)], "the lock")
+        proxy.close()
+        done = ended(process)
+    assert done.code == 69
+    assert done.out == ""
+    assert done.err.count("\n") == 1
+
+
+def test_a_database_that_falls_silent_is_not_waited_for(shell: Shell, dsn: str) -> None:
+    with Proxy(dsn) as proxy:
+        proxy.fall_silent_at(b"SELECT 1")
+        began = time.monotonic()
+        done = shell.run("bench", "--seconds", "0.5", dsn=proxy.dsn)
+    assert done.code == 69
+    assert done.err.count("\n") == 1
+    assert time.monotonic() - began < 20
+
+
+def test_a_schema_that_is_not_there(shell: Shell, bare_dsn: str) -> None:
+    done = shell.run("bench", dsn=bare_dsn)
+    assert done.code == 1
+    assert "dblock install" in done.err
+
+
+def test_quantiles_are_times_that_were_measured() -> None:
+    timed = Timed([float(one) for one in range(100, 0, -1)], 10.0)
+    assert [timed.quantile(part) for part in (0.5, 0.9, 0.99, 1.0)] == [50, 90, 99, 100]
+    assert timed.rate == 10
+    assert [Timed([3.0, 1.0, 2.0, 4.0]).quantile(part) for part in (0.5, 0.75, 0.9)] == [2, 3, 4]
+    assert (Timed().quantile(0.5), Timed().rate) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "samples", [[], [0.001], [0.001] * 9, [1e-5, 1e-3, 0.1, 10.0], [1e-6, 3600.0], [1.0, 1.01, 1.02], [0.0, 1.0]]
+)
+def test_every_time_is_in_one_bucket(samples: list[float]) -> None:
+    found = buckets(samples)
+    assert sum(count for _, _, count in found) == len(samples)
+    for low, high, count in found:
+        assert count == sum(low <= one < high for one in samples) or 0.0 in samples
+    assert all(one[1] == other[0] for one, other in pairwise(found))
+    assert len(found) <= 12

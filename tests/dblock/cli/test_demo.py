@@ -1,0 +1,212 @@
+"""The demo: what it tells is true, what it draws fits, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import psycopg
+import pytest
+from psycopg import conninfo, sql
+
+from dblock.admin import schema
+from tests.support.proxy import Proxy
+from tests.support.shell import Shell, ended, until
+from tests.support.terminal import Terminal
+
+COLUMNS = 72
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    # One that has ended, and that nobody has asked about yet, is no process any more.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def schemas(dsn: str) -> list[str]:
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dblock_demo%'").fetchall()
+    return [name for (name,) in found]
+
+
+def schema_of(told: str) -> str:
+    return "dblock_demo_" + told.partition("'demo:ledger:")[2].partition("'")[0]
+
+
+def heard_until(process: Any, part: str) -> tuple[str, list[int]]:
+    """Read what a demo tells until it tells this; return it all, and the processes of the workers."""
+    told = ""
+    while part not in told:
+        line = process.stdout.readline()
+        assert line, f"{part!r} never came; there was:\n{told}{process.stderr.read()}"
+        told += line
+    return told, [int(pid) for pid in re.findall(r"process (\d+)", told)]
+
+
+@pytest.fixture
+def role_dsn(dsn: str, role: str) -> str:
+    """The database, for a role that may lock, and make a schema of its own."""
+    schema.grant(dsn, role)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(
+            sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(sql.Identifier(name), sql.Identifier(role))
+        )
+    return conninfo.make_conninfo(dsn, user=role, password="app")
+
+
+def test_three_at_once_tell_the_truth_each_in_its_own_way(shell: Shell, dsn: str, role_dsn: str) -> None:
+    """In words and as a picture; at a terminal; as JSON, by a role that may do little."""
+    picture = shell.folder / "demo.svg"
+    plain = shell.start("demo", "--svg", str(picture))
+    as_json = shell.start("demo", "--json", dsn=role_dsn)
+    with Terminal(shell.command("demo"), columns=COLUMNS, rows=120) as terminal:
+        assert terminal.ended() == 0
+        screen = terminal.lines()
+    told, facts = ended(plain), ended(as_json)
+    assert (told.code, facts.code) == (0, 0), told.err + facts.err
+    _is_the_story(facts.json)
+    _is_told(told.out)
+    _fits(screen)
+    _is_drawn(picture.read_text())
+    assert schemas(dsn) == []
+
+
+def _is_the_story(events: list[dict[str, Any]]) -> None:
+    acts = list(dict.fromkeys(event["act"] for event in events))
+    assert len(acts) == 3
+    tokens = [event["token"] for event in events if event["kind"] == "held"]
+    assert len(tokens) == 8
+    assert sorted(set(tokens)) == tokens
+    assert [event["at"] for event in events] == sorted(event["at"] for event in events)
+    sums = {event["act"]: (event["due"], event["amount"]) for event in events if event["kind"] == "sums"}
+    assert list(sums.values()) == [(180, 130), (180, 180)]
+    for act, late in zip(acts[1:], ("corrupted", "refused"), strict=True):
+        happened = [(event["who"], event["kind"]) for event in events if event["act"] == act]
+        order = [
+            ("alice", "held"), ("alice", "read"), ("alice", "frozen"), ("alice", "expired"), ("bob", "held"),
+            ("bob", "read"), ("bob", "stored"), ("alice", "woken"), ("alice", late),
+        ]  # fmt: skip
+        places = [happened.index(one) for one in order]
+        assert places == sorted(places)
+    killed = next(event for event in events if event["kind"] == "killed")
+    next_held = next(event for event in events if event["kind"] == "held" and event["at"] > killed["at"])
+    assert killed["who"] == "bob"
+    assert next_held["who"] == "alice"
+
+
+def _is_told(out: str) -> None:
+    for part in (
+        r"alice  holds 'demo:ledger:\w+' under token \d+, for 1.8 s unless renewed",
+        r"bob    tries, and is told that alice has it",
+        r"bob    holds it under token \d+, \d+ ms after the release",
+        r"bob    is killed with kill -9",
+        r"alice  holds it under token \d+, \d+ ms after the kill",
+        r"alice  writes 130, as if nothing had happened: stored",
+        r"the balance should be 100 \+ 50 \+ 30 = 180, is 130: 50 are gone",
+        r"alice  writes 130, as if nothing had happened: refused, for token \d+ was seen",
+        r"the balance should be 100 \+ 50 \+ 30 = 180, is 180: the books add up",
+        r"tokens in the order of the grants: \d+(, \d+){7}\n",
+    ):
+        assert re.search(part, out), part
+    drawn = out[out.index("tokens in the order") :].partition("\n")[2]
+    assert drawn.isascii()
+    assert max(map(len, drawn.splitlines())) <= 80
+    assert re.search(r"^alice  =\d.*#+~+.*!", drawn, re.MULTILINE)
+
+
+def _fits(screen: list[str]) -> None:
+    drawn = screen[next(place for place, line in enumerate(screen) if "tokens in the order" in line) + 1 :]
+    lanes = [line for line in drawn if line.startswith(("alice", "bob"))]
+    assert len(lanes) == 6, "one lane for each worker and act, none of them broken over two lines"
+    assert "▒" in lanes[2]
+    assert any("frozen, holding the lock" in line for line in drawn)
+
+
+def _is_drawn(picture: str) -> None:
+    root = ElementTree.fromstring(picture)
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    for text in ("Act one: without a fence", "Act two: with the fence", "writes 130: refused", "kill -9"):
+        assert text in texts
+
+
+def test_ended_in_the_middle_it_leaves_nothing(shell: Shell, dsn: str) -> None:
+    """While a worker is frozen, and one stands in line; two demos, each ended in another way."""
+    started = {number: shell.start("demo", "--svg", f"{number}.svg") for number in (signal.SIGTERM, signal.SIGKILL)}
+    for number, process in started.items():
+        told, pids = heard_until(process, "bob    waits for the lock")
+        assert not any(is_gone(pid) for pid in (pids[0], pids[-1]))
+        process.send_signal(number)
+        done = ended(process)
+        if number == signal.SIGKILL:
+            # Nobody was left to remove its schema, but the kernel has seen to its workers, frozen ones too.
+            until(lambda pids=pids: all(map(is_gone, pids)), "the end of the workers")  # type: ignore[misc]
+        else:
+            assert (done.code, done.err) == (128 + number, "")
+            assert all(map(is_gone, pids))
+            assert schema_of(told) not in schemas(dsn)
+            assert not (shell.folder / f"{number}.svg").exists()
+
+
+def test_ctrl_c_again_and_again_disturbs_no_tidying_up(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
+    process = shell.start("demo")
+    told, pids = heard_until(process, "bob    waits for the lock")
+    name = schema_of(told)
+    with psycopg.connect(dsn) as reading:
+        # Nobody can remove a table that is just being read.
+        reading.execute(sql.SQL("SELECT FROM {}").format(sql.Identifier(name, "accounts")))
+        process.send_signal(signal.SIGINT)
+        until(lambda: owner.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None, "the removal")
+        assert all(map(is_gone, pids))
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+    done = ended(process)
+    assert (done.code, done.err) == (130, "dblock: interrupted\n")
+    assert name not in schemas(dsn)
+
+
+def test_a_database_that_goes_in_the_middle(shell: Shell, dsn: str) -> None:
+    with Proxy(dsn) as proxy:
+        process = shell.start("demo", dsn=proxy.dsn)
+        _, pids = heard_until(process, "is frozen with SIGSTOP")
+        proxy.close()
+        done = ended(process)
+    assert done.code == 69
+    assert done.err.count("\n") == 1
+    assert schemas(dsn)[0] in done.err, "it says what it could not remove"
+    assert all(map(is_gone, pids))
+
+
+def test_a_database_that_is_not_there(shell: Shell) -> None:
+    done = shell.run("demo", "--svg", "new.svg", dsn="host=127.0.0.1 port=1 user=x")
+    assert done.code == 69
+    assert done.err.count("\n") == 1
+    assert not (shell.folder / "new.svg").exists(), "a file that was made for nothing goes again"
+
+
+def test_a_picture_is_not_drawn_over_what_is_there(shell: Shell) -> None:
+    there = shell.folder / "there.svg"
+    there.write_text("mine")
+    refused = shell.run("demo", "--svg", str(there))
+    assert (refused.code, refused.out) == (1, "")
+    assert "--force" in refused.err
+    assert there.read_text() == "mine"
+    unreachable = shell.run("demo", "--svg", str(there), "--force", dsn="host=127.0.0.1 port=1 user=x")
+    assert unreachable.code == 69
+    assert there.read_text() == "mine"
+
+
+@pytest.mark.parametrize("path", ["missing/demo.svg", "."])
+def test_a_picture_that_cannot_be_written_is_said_before_the_story(shell: Shell, path: str) -> None:
+    done = shell.run("demo", "--svg", path, "--force")
+    assert (done.code, done.out) == (1, "")
+    assert "cannot be written" in done.err

@@ -1,0 +1,196 @@
+"""graph: who waits for whom, for people, for programs that draw, and for scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psycopg
+import pytest
+
+import dblock
+from tests.support.shell import Shell, ended
+from tests.support.terminal import Terminal
+
+HOSTILE = 'a\x1b[2J\rb"<\u202ec\nd'
+
+
+def hold(owner: psycopg.Connection, name: str, who: str) -> None:
+    owner.execute("SELECT try_acquire(%s, ttl => '1 hour', holder => %s)", [name, who])
+
+
+def wait(owner: psycopg.Connection, name: str, who: str) -> None:
+    owner.execute(
+        "SELECT acquire(%s, attempt => gen_random_uuid(), client => gen_random_uuid(), holder => %s)", [name, who]
+    )
+    # Nobody lets it be heard again, and to start a command several times takes a while.
+    owner.execute("UPDATE lock_clients SET seen_until = clock_timestamp() + interval '1 minute'")
+
+
+@pytest.fixture
+def chain(owner: psycopg.Connection) -> None:
+    """Ann holds a; bob waits for it and holds b; carol waits for b. Zoe holds what nobody wants."""
+    for name, who in (("a", "ann"), ("b", "bob"), ("idle", "zoe")):
+        hold(owner, name, who)
+    wait(owner, "a", "bob")
+    wait(owner, "b", "carol")
+
+
+@pytest.fixture
+def circle(owner: psycopg.Connection) -> None:
+    """Ann and bob wait for each other."""
+    hold(owner, "a", "ann")
+    hold(owner, "b", "bob")
+    wait(owner, "a", "bob")
+    wait(owner, "b", "ann")
+
+
+@pytest.mark.usefixtures("chain")
+def test_who_waits_for_whom_is_a_tree(shell: Shell) -> None:
+    done = shell.run("graph")
+    assert (done.code, done.err) == (0, "")
+    first, second, third, fourth = done.out.splitlines()
+    assert first.startswith("ann  holds a (token 1, ")
+    assert second.startswith("└─ 1  bob, for ")
+    assert third.startswith("      holds b (token 2, ")
+    assert fourth.startswith("      └─ 1  carol, for ")
+    assert "zoe  holds idle" in shell.run("graph", "--all").out
+    assert [line[:3] for line in shell.run("graph", "b").out.splitlines()] == ["ann", "└─ ", "   ", "   "]
+
+
+@pytest.mark.usefixtures("circle")
+def test_a_circle_comes_first_and_says_what_helps(shell: Shell) -> None:
+    done = shell.run("graph")
+    assert done.code == 0
+    assert done.out.splitlines()[:3] == [
+        "These wait for each other and none will go on:",
+        "  ann has a and waits for b",
+        "  bob has b and waits for a",
+    ]
+    assert "dblock break b" in done.out
+    assert shell.run("break", "b", "--now", "--yes").code == 0
+    assert "wait for each other" not in shell.run("graph").out
+
+
+@pytest.mark.usefixtures("circle")
+def test_a_circle_is_said_beside_a_picture_too(shell: Shell) -> None:
+    done = shell.run("graph", "--format", "svg", "--output", "g.svg")
+    assert (done.code, done.out) == (0, "")
+    assert "These wait for each other" in done.err
+    text = (shell.folder / "g.svg").read_text(encoding="utf-8")
+    ElementTree.fromstring(text)
+    assert 'class="edge wait stuck"' in text
+
+
+@pytest.mark.usefixtures("circle")
+def test_a_script_is_told_nodes_edges_and_cycles(shell: Shell) -> None:
+    facts = shell.run("graph", "--json").json
+    assert {node["id"] for node in facts["nodes"]} == {"participant:ann", "participant:bob", "lock:a", "lock:b"}
+    assert len(facts["edges"]) == 4
+    assert facts["cycles"] == [
+        [
+            {"participant": "ann", "waits_for": "b", "held_by": "bob"},
+            {"participant": "bob", "waits_for": "a", "held_by": "ann"},
+        ]
+    ]
+
+
+@pytest.mark.usefixtures("chain")
+@pytest.mark.parametrize(("form", "begins"), [("mermaid", "flowchart RL\n"), ("dot", "digraph"), ("svg", "<svg ")])
+def test_every_form_can_be_had(shell: Shell, form: str, begins: str) -> None:
+    done = shell.run("graph", "--format", form)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(begins)
+
+
+def test_nobody_waits_is_said_and_is_no_error(shell: Shell, client: dblock.Client) -> None:
+    client.lock("a", ttl=60).acquire()
+    done = shell.run("graph")
+    assert (done.code, done.out) == (0, "")
+    assert "Nobody waits." in done.err
+    assert shell.run("graph", "--json").json == {"nodes": [], "edges": [], "cycles": []}
+    ElementTree.fromstring(shell.run("graph", "--format", "svg").out)
+
+
+@pytest.mark.usefixtures("chain")
+def test_a_file_is_not_overwritten_unless_told_so(shell: Shell) -> None:
+    assert shell.run("graph", "--format", "dot", "--output", "g.dot").code == 0
+    file = shell.folder / "g.dot"
+    file.write_text("mine")
+    refused = shell.run("graph", "--format", "dot", "--output", "g.dot")
+    assert (refused.code, refused.out) == (1, "")
+    assert "--force" in refused.err
+    assert file.read_text() == "mine"
+    assert shell.run("graph", "--format", "dot", "--output", "g.dot", "--force").code == 0
+    assert file.read_text().startswith("digraph")
+    assert shell.run("graph", "--output", "g.json", "--json").out == ""
+    assert '"nodes"' in (shell.folder / "g.json").read_text()
+    assert shell.run("graph", "--output", "-").out.startswith("ann")
+
+
+@pytest.mark.parametrize("path", ["nowhere/g.svg", ".", "/dev/full", "x" * 300])
+def test_a_file_that_cannot_be_written(shell: Shell, path: str) -> None:
+    done = shell.run("graph", "--format", "svg", "--output", path, "--force")
+    assert (done.code, done.out) == (1, "")
+    assert "cannot be written" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_form_that_is_not_known_or_asked_for_twice(shell: Shell) -> None:
+    assert shell.run("graph", "--format", "png").code == 2
+    both = shell.run("graph", "--json", "--format", "svg")
+    assert both.code == 2
+    assert "one of them" in both.err
+
+
+def test_hostile_names_move_no_cursor(shell: Shell, owner: psycopg.Connection) -> None:
+    hold(owner, HOSTILE, HOSTILE)
+    wait(owner, HOSTILE, f"w{HOSTILE}")
+    out = shell.run("graph").out
+    assert not set(out) & {"\x1b", "\r", "\u202e"}
+    assert len(out.splitlines()) == 2
+    assert shell.run("graph", "--json").json["nodes"][-1]["name"] == HOSTILE
+
+
+@pytest.mark.usefixtures("circle")
+def test_a_terminal_gets_colours_and_a_pipe_does_not(shell: Shell) -> None:
+    assert "\x1b" not in shell.run("graph").out
+    with Terminal(shell.command("graph"), columns=40) as terminal:
+        assert terminal.ended() == 0
+        assert b"\x1b[1;31mThese wait for each other" in terminal.raw
+        assert "└─ 1  bob" in terminal.text
+    with Terminal(shell.command("graph"), env={"NO_COLOR": "1"}) as terminal:
+        assert terminal.ended() == 0
+        assert b"31m" not in terminal.raw
+
+
+def test_it_is_all_as_of_one_moment(owner: psycopg.Connection, dsn: str) -> None:
+    """Between the two statements ann lets go, and waits for bob: no moment had a circle, and none is seen."""
+    from dblock._runtime.target import resolve
+    from dblock.admin.inspect import overview
+    from dblock.cli.graph.waits import build
+
+    hold(owner, "a", "ann")
+    hold(owner, "b", "bob")
+    with overview(resolve(dsn)) as look, look.one_moment():
+        locks = look.locks()
+        owner.execute("SELECT release('a', (holder('a')).token)")
+        wait(owner, "b", "ann")
+        assert look.waiters() == []
+    with overview(resolve(dsn)) as look, look.one_moment():
+        assert len(build(look.locks(), look.waiters()).waits) == 1
+    assert len(locks) == 2
+
+
+def test_a_database_that_cannot_be_reached(shell: Shell) -> None:
+    done = shell.run("graph", "--output", "g.svg", dsn="host=127.0.0.1 port=1 user=x")
+    assert (done.code, done.out) == (69, "")
+    assert not Path(shell.folder / "g.svg").exists()
+
+
+@pytest.mark.usefixtures("chain")
+def test_output_that_cannot_be_written_is_an_error(shell: Shell) -> None:
+    with open("/dev/full", "w") as full:
+        done = ended(shell.start("graph", stdout=full))
+    assert done.code == 1
+    assert "No space" in done.err

@@ -1,0 +1,263 @@
+"""The graph of who waits for whom, and its pictures, made of nothing but what is given."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from xml.etree import ElementTree
+
+import pytest
+
+from dblock.cli.graph.markup import dot, mermaid
+from dblock.cli.graph.svg import HEIGHT, layout, shortened, svg
+from dblock.cli.graph.text import circles, plain_text, tree
+from dblock.cli.graph.waits import Graph, Step, build, facts, part
+from tests.support.seen import free, held, place
+
+HOSTILE = [
+    'say "hi"', "<b>bold</b>", "a&b &amp; &#60;", "back`tick`", "pi|pe", "new\nline\r\x1b[2J", "back\\slash \\n \\N",
+    "]) --> evil[(", "} evil -> {", "-- end", "1. one", "- two", "# x;y", "\u202eturned", "\x00\x07\ufffe\uffff",
+    "%%{x}%%", "'; DROP", "]]>", "<!--", "", "日本" * 40, "e\u0301" * 300, "x" * 512,
+]  # fmt: skip
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def ring(*who: str) -> Graph:
+    """Return a graph in which each waits for what the next one holds."""
+    locks = [held(f"lock of {one}", one, number) for number, one in enumerate(who, 1)]
+    waits = zip(who, who[1:] + who[:1], strict=True)
+    return build(locks, [place(f"lock of {after}", 1, one) for one, after in waits])
+
+
+def test_who_holds_one_and_waits_for_another_is_one_participant() -> None:
+    graph = build([held("a", "ann"), held("b", "bob")], [place("a", 1, "bob"), place("b", 1, "carol")])
+    assert graph.participants == ["ann", "bob", "carol"]
+    assert graph.circles == []
+    found = facts(graph)
+    assert [one["id"] for one in found["nodes"]] == [
+        "participant:ann", "participant:bob", "participant:carol", "lock:a", "lock:b",
+    ]  # fmt: skip
+    assert {(one["kind"], one["from"], one["to"]) for one in found["edges"]} == {
+        ("holds", "participant:ann", "lock:a"),
+        ("holds", "participant:bob", "lock:b"),
+        ("waits", "participant:bob", "lock:a"),
+        ("waits", "participant:carol", "lock:b"),
+    }
+
+
+def test_a_circle_is_found_and_told_in_its_order() -> None:
+    graph = ring("ann", "bob", "carol")
+    assert graph.circles == [
+        [
+            Step("ann", "lock of bob", "bob"),
+            Step("bob", "lock of carol", "carol"),
+            Step("carol", "lock of ann", "ann"),
+        ]
+    ]
+    said = plain_text(circles(graph))
+    assert said.startswith("These wait for each other and none will go on:\n  ann has lock of ann and waits for")
+    assert "dblock break 'lock of bob'" in said
+
+
+def test_circles_that_touch_are_all_found_and_what_leads_to_them_is_not_one() -> None:
+    """Ann is in two circles; dora waits for ann and holds what nobody wants, erik waits for nothing in them."""
+    locks = [held("a", "ann"), held("b", "bob"), held("c", "carol"), held("d", "dora"), held("e", "erik")]
+    waits = [("a", "bob"), ("b", "ann"), ("a", "carol"), ("c", "ann"), ("a", "dora"), ("e", "ann"), ("e", "fay")]
+    graph = build(locks, [place(name, 1, who) for name, who in waits])
+    stuck = {who for who in graph.participants if graph.is_stuck(who=who)}
+    assert stuck == {"ann", "bob", "carol"}
+    assert len(graph.circles) == 2
+    assert graph.is_stuck(who="bob", lock="a")
+    assert not graph.is_stuck(who="dora", lock="a")
+    assert not graph.is_stuck(lock="e")
+
+
+def test_a_wait_for_what_one_holds_oneself_is_no_circle_but_is_said() -> None:
+    graph = build([held("a", "ann")], [place("a", 1, "ann"), place("a", 2, "bob")])
+    assert graph.circles == []
+    assert "ann, for 1.0 s (it holds it itself, perhaps in another thread)" in plain_text(tree(graph))
+
+
+def test_a_lock_that_ran_out_is_nobodys_though_its_row_names_a_holder() -> None:
+    graph = build([held("a", "ann", left=0.0), held("b", "bob")], [place("a", 1, "bob"), place("b", 1, "ann")])
+    assert graph.circles == []
+    assert "nobody  holds a" in plain_text(tree(graph))
+
+
+def test_the_tree_reads_like_this() -> None:
+    locks = [held("invoice:42", "ann@web-1:812", 7, 12.3), held("report", "bob@web-2:99", 9, 5)]
+    line = [
+        place("invoice:42", 1, "bob@web-2:99", 3.1),
+        place("report", 1, "carol", 2),
+        place("report", 2, "erik", 1.5),
+        place("invoice:42", 2, "dave", 0.4),
+    ]
+    assert plain_text(tree(build(locks, line))) == (
+        "ann@web-1:812  holds invoice:42 (token 7, 12.3 s left)\n"
+        "├─ 1  bob@web-2:99, for 3.1 s\n"
+        "│     holds report (token 9, 5.0 s left)\n"
+        "│     ├─ 1  carol, for 2.0 s\n"
+        "│     └─ 2  erik, for 1.5 s\n"
+        "└─ 2  dave, for 400 ms\n"
+    )
+
+
+def test_everyone_is_in_the_tree_once_with_what_they_hold() -> None:
+    """In circles, behind them, of several locks, of free ones: each holding is drawn exactly once."""
+    graph = build(
+        [held("a", "ann"), held("b", "bob"), held("c", "ann"), held("d", "dora"), held("e", "erik"), free("f")],
+        [place("a", 1, "bob"), place("b", 1, "ann"), place("b", 2, "dora"), place("c", 1, "dora"), place("d", 1, "x"),
+         place("f", 1, "erik"), place("e", 1, "y")],
+    )  # fmt: skip
+    text = plain_text(tree(graph))
+    for name in "abcde":
+        assert text.count(f"holds {name} (") == 1, text
+    assert text.count("nobody  holds f") == 1
+    assert len(re.findall(r"─ \d", text)) == 7, text
+
+
+def test_a_pattern_picks_locks_and_what_hangs_together_with_them() -> None:
+    locks = [held("a", "ann"), held("b", "bob"), held("z", "zoe"), held("idle", "ann"), held("lone", "bob")]
+    graph = build(locks, [place("a", 1, "bob"), place("z", 1, "x")])
+    assert set(part(graph).locks) == {"a", "b", "z", "lone"}  # what bob holds, who waits
+    assert set(part(graph, "a").locks) == {"a", "b", "lone"}
+    assert set(part(graph, "i*").locks) == set()
+    assert set(part(graph, "idl?", every=True).locks) == {"a", "b", "lone", "idle"}
+    assert set(part(graph, every=True).locks) == {lock.name for lock in locks}
+    assert set(part(graph, "[ab]").locks) == set()
+
+
+def test_a_chain_of_any_length_is_drawn() -> None:
+    number = 1500
+    locks = [held(f"l{one:04}", f"p{one:04}") for one in range(number)]
+    graph = build(locks, [place(f"l{one:04}", 1, f"p{one + 1:04}") for one in range(number)])
+    assert len(tree(graph)) == 2 * number
+    boxes = layout(part(graph))
+    assert boxes["who", f"p{number:04}"].layer == 2 * number
+    ElementTree.fromstring(svg(graph))
+
+
+def hostile() -> Graph:
+    locks = [held(name, f"holder {name}", number) for number, name in enumerate(HOSTILE, 1)]
+    locks.append(held("plain", HOSTILE[0], 99))
+    return build(locks, [place(name, 1, f"waiter {name}") for name in HOSTILE] + [place(HOSTILE[1], 2, HOSTILE[0])])
+
+
+def test_hostile_names_draw_no_lines_of_their_own() -> None:
+    graph = hostile()
+    text = plain_text(circles(graph) + tree(graph))
+    for drawing in (text, mermaid(graph), dot(graph), svg(graph)):
+        assert not set(drawing) & set("\x00\x07\r\x1b\u202e")
+    # A line for each lock and for each place, and empty ones between the trees.
+    places = sum(len(line) for line in graph.lines.values())
+    assert len([line for line in text.splitlines() if line]) == len(graph.locks) + places
+
+
+def test_svg_is_xml_whatever_the_names_and_has_them_whole() -> None:
+    graph = hostile()
+    root = ElementTree.fromstring(svg(graph))
+    assert root.tag == f"{SVG}svg"
+    assert {element.tag for element in root.iter()} <= {
+        SVG + tag for tag in ("svg", "title", "style", "defs", "marker", "path", "rect", "text", "g")
+    }
+    titles = [element.text for element in root.iter(f"{SVG}title")]
+    assert f"holder {HOSTILE[1]}" in titles
+    assert f"holder {'x' * 512}" in titles
+    drawn = [element.text or "" for element in root.iter(f"{SVG}text")]
+    assert max(map(len, drawn)) < 200
+    # The first thing that is drawn is the background, as large as the picture.
+    background = next(iter(root.iter(f"{SVG}rect")))
+    assert background.get("fill") == "#fdfdfb"
+    assert abs(float(background.get("width", "0")) - float(root.get("width", "0"))) <= 1
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        hostile(),
+        ring("ann", "bob"),
+        ring("a", "b", "c", "d"),
+        build(
+            [held("a", "ann"), held("b", "bob"), held("c", "ann"), held("d", "dora"), free("f")],
+            [place("a", 1, "bob"), place("b", 1, "dora"), place("c", 1, "dora"), place("d", 1, "x"),
+             place("f", 1, "x"), place("a", 2, "bob"), place("a", 3, "y")],
+        ),
+    ],
+)  # fmt: skip
+def test_in_the_svg_no_box_lies_over_another_and_layers_go_to_the_right(graph: Graph) -> None:
+    boxes = layout(graph)
+    assert len(boxes) == len(graph.participants) + len(graph.locks)
+    root = ElementTree.fromstring(svg(graph))
+    rects = [
+        tuple(float(rect.get(key, "nan")) for key in ("x", "y", "width", "height"))
+        for group in root.iter(f"{SVG}g")
+        for rect in group.iter(f"{SVG}rect")
+    ]
+    assert len(rects) == len(boxes)
+    for (x, y, width, height), (other_x, other_y, other_width, other_height) in combinations(rects, 2):
+        beside = x + width <= other_x or other_x + other_width <= x
+        above = y + height <= other_y or other_y + other_height <= y
+        assert beside or above
+    for x, y, width, height in rects:
+        assert x + width <= float(root.get("width", "0"))
+        assert y + height <= float(root.get("height", "0"))
+        assert height == HEIGHT
+    for who, names in graph.holds.items():
+        for name in names:
+            assert boxes["lock", name].layer == boxes["who", who].layer + 1
+    for name, line in graph.lines.items():
+        for one in line:
+            closes = boxes["who", one.holder].layer < boxes["lock", name].layer
+            assert not closes or graph.is_stuck(who=one.holder, lock=name)
+
+
+def test_a_circle_is_red_in_every_picture() -> None:
+    stuck, fine = ring("ann", "bob"), build([held("a", "ann")], [place("a", 1, "bob")])
+    root = ElementTree.fromstring(svg(stuck))
+    assert sum("stuck" in (path.get("class") or "") for path in root.iter(f"{SVG}path")) == 4
+    assert sum("stuck" in (rect.get("class") or "") for rect in root.iter(f"{SVG}rect")) == 4
+    assert "These wait for each other" in svg(stuck)
+    assert "linkStyle 0,1,2,3 stroke:#c62828" in mermaid(stuck)
+    assert dot(stuck).count('color="#c62828"') == 8
+    for drawing in (mermaid(fine), dot(fine)):
+        assert "c62828" not in drawing
+    assert "wait for each other" not in svg(fine)
+    assert not [
+        path for path in ElementTree.fromstring(svg(fine)).iter(f"{SVG}path") if "stuck" in path.get("class", "")
+    ]
+
+
+def test_mermaid_takes_every_name_for_text() -> None:
+    lines = mermaid(hostile()).splitlines()
+    label = r"(?:[^\W_]|[ .\-:@/,]|#\d+;)*"
+    shapes = [
+        "flowchart RL",
+        rf' +p\d+\(\["{label}"\]\)',
+        rf' +l\d+\["{label}<br/>{label}"\]',
+        r" +l\d+ -->\|held by\| p\d+",
+        rf' +p\d+ -\.->\|"{label}"\| l\d+',
+    ]
+    for line in lines:
+        assert any(re.fullmatch(shape, line) for shape in shapes), line
+        assert not re.search(r'"[^"]*[.-] ', line.replace(" s left", "")), line
+    decoded = {re.sub(r"#(\d+);", lambda found: chr(int(found[1])), line) for line in lines}
+    assert any("holder 1. one" in line for line in decoded)
+
+
+def test_dot_takes_every_name_for_text() -> None:
+    text = dot(hostile())
+    string = r'"(?:[^"\\]|\\.)*"'
+    outside = re.sub(string, '""', text)
+    assert re.fullmatch(r"[\w\s{}\[\]=,;>\"-]*", outside)
+    assert outside.count("->") == sum(len(line) for line in hostile().lines.values()) + len(hostile().locks)
+    for found in re.findall(string, text):
+        # Escapes by \\ are of quotes, of itself, and the one line end in a lock's label; entities are of & itself.
+        rest = re.sub(r'\\[\\"]', "", found[1:-1])
+        assert rest.count("\\") == rest.count("\\n") <= 1
+        assert not re.search(r"&(?!amp;)", found)
+
+
+def test_what_is_shortened_keeps_both_ends() -> None:
+    assert shortened("short", 32) == "short"
+    assert shortened("abcdefghij", 5) == "ab…ij"
+    assert shortened("日本語日本語", 5) == "日…語"

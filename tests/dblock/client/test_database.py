@@ -1,0 +1,732 @@
+"""What the database may do to a client, and what the client then does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import conninfo, sql
+
+import dblock
+from dblock._core.schema_version import REVISION
+from dblock._runtime import target
+from dblock.admin import schema
+from tests.support.facade import Clients
+from tests.support.forks import in_a_child
+from tests.support.proxy import Proxy
+from tests.support.servers import private_server
+from tests.support.sessions import Sessions
+
+
+async def test_a_database_without_the_schema_says_what_to_run(clients: Clients, bare_dsn: str) -> None:
+    with pytest.raises(dblock.SchemaMissing, match="no dblock in schema 'dblock' .* Run: dblock install$"):
+        await clients(bare_dsn).lock("a").try_acquire()
+
+
+async def test_another_schemas_name_is_in_the_advice(clients: Clients) -> None:
+    with pytest.raises(dblock.SchemaMissing, match="Run: dblock install --schema elsewhere$"):
+        await clients(schema="elsewhere").lock("a").try_acquire()
+
+
+@pytest.mark.parametrize(
+    ("revision", "error", "advice"),
+    [("0000", dblock.SchemaOutdated, "Run: dblock install$"), ("9999", dblock.SchemaTooNew, "pip install --upgrade")],
+)
+async def test_an_older_or_newer_schema_is_told_apart(
+    clients: Clients, owner: psycopg.Connection, revision: str, error: type[Exception], advice: str
+) -> None:
+    owner.execute("UPDATE installed_revision SET version_num = %s", [revision])
+    with pytest.raises(error, match=f"is at revision {revision}; .* needs {REVISION}. .*{advice}"):
+        await clients().lock("a").try_acquire()
+
+
+async def test_no_database_is_an_error_at_once(clients: Clients) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    started = time.monotonic()
+    with pytest.raises(dblock.Unavailable, match="could not be asked"):
+        await clients(f"postgresql://u:hunter2@127.0.0.1:{port}/db").lock("a").try_acquire()
+    assert time.monotonic() - started < 6
+
+
+async def test_a_wrong_role_is_told_in_full_and_at_once(clients: Clients) -> None:
+    wrong = conninfo.make_conninfo(clients.dsn, user="no_such_role", password="hunter2")
+    with pytest.raises(dblock.Unavailable, match="no_such_role") as caught:
+        await clients(wrong).lock("a").try_acquire()
+    assert "hunter2" not in repr(caught.value)
+
+
+async def test_a_server_that_takes_no_writes_is_named(clients: Clients, owner: psycopg.Connection) -> None:
+    owner.execute(
+        sql.SQL("ALTER DATABASE {} SET default_transaction_read_only TO on").format(sql.Identifier(owner.info.dbname))
+    )
+    with pytest.raises(dblock.NotWritable, match="target_session_attrs=read-write"):
+        await clients().lock("a").try_acquire()
+
+
+async def test_terminated_backends_are_replaced_without_the_caller_noticing(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    client = clients()
+    leases = await asyncio.gather(*(client.lock(f"lock {n}").acquire() for n in range(8)))
+    owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'")
+    for lease in leases:
+        await lease.renew()
+        assert await lease.release()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, ValueError])
+def test_a_body_left_over_a_dead_connection_still_releases(
+    client: dblock.Client, owner: psycopg.Connection, error: type[BaseException]
+) -> None:
+    with pytest.raises(error), client.lock("a", ttl=600):
+        owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'")
+        raise error
+    assert client.lock("a").holder() is None
+
+
+OURS = "application_name = 'dblock' AND datname = current_database()"
+NEW = "SELECT 1 FROM pg_stat_activity WHERE " + OURS + " AND NOT pid = ANY(%s)"
+
+
+async def test_a_grant_whose_answer_was_lost_is_found_again(clients: Clients) -> None:
+    """The grant commits, the connection is cut before the answer arrives; asking again must not find a stranger."""
+    with Proxy(clients.dsn) as proxy:
+        client = clients(proxy.dsn)
+        await (await client.lock("warm").acquire()).release()
+        proxy.lose_answer_to(b"the lock in question")
+        lease = await client.lock("the lock in question").try_acquire()
+        assert proxy.lost == 1
+        assert lease is not None
+        assert (await clients().lock("the lock in question").holder()).token == lease.token
+        await client.close()
+
+
+async def test_a_call_whose_answer_is_lost_twice_is_an_error_that_tells_of_it(clients: Clients) -> None:
+    with Proxy(clients.dsn) as proxy:
+        client = clients(proxy.dsn, presence=None)  # so that nobody else speaks of the lock
+        lease = await client.lock("the lock in question").acquire()
+        proxy.lose_answer_to(b"the lock in question", times=10)
+        with pytest.raises(dblock.Unavailable):
+            await lease.renew()
+        assert proxy.lost == 2
+        await client.close()
+
+
+async def test_a_release_whose_answer_was_lost_is_no_lost_lease(clients: Clients) -> None:
+    with Proxy(clients.dsn) as proxy:
+        client = clients(proxy.dsn)
+        async with client.lock("the lock in question"):
+            proxy.lose_answer_to(b"the lock in question")
+        assert proxy.lost == 1
+        assert await clients().lock("the lock in question").holder() is None
+        await client.close()
+
+
+async def test_nor_is_it_when_another_has_the_lock_before_it_is_sent_again(clients: Clients) -> None:
+    with Proxy(clients.dsn) as proxy, dblock.Client(clients.dsn) as other:
+        client = clients(proxy.dsn)
+        proxy.before_cut = other.lock("the lock in question").acquire
+        async with client.lock("the lock in question"):
+            proxy.lose_answer_to(b"the lock in question")
+        assert proxy.lost == 1
+        assert other.lock("the lock in question").holder() is not None
+        await client.close()
+
+
+async def test_a_call_that_is_not_answered_is_given_up_and_undone(
+    clients: Clients, sessions: Sessions, owner: psycopg.Connection
+) -> None:
+    """Another session has the table, and does not get on with it."""
+    client = clients(patience=0.5, pool_size=1)
+    await client.lock("warm").holder()
+    keeper = sessions.open()
+    keeper.do("BEGIN")
+    keeper.do("LOCK TABLE distributed_locks")
+    started = time.monotonic()
+    with pytest.raises(dblock.Unavailable, match="has not answered for 1 s"):
+        await client.lock("a").acquire(timeout=0)
+    assert time.monotonic() - started < 6
+    keeper.do("COMMIT")
+    assert await client.lock("a").holder() is None
+    # The listener may have come, to give up later what could not be given up at once.
+    assert owner.execute("SELECT count(*) FROM pg_stat_activity WHERE " + OURS).fetchone() in ((1,), (2,)), (
+        "the connection was thrown away, or leaked"
+    )
+    assert (await client.lock("a").acquire(timeout=0)).token == 1
+
+
+async def test_a_server_that_lets_us_in_and_then_says_nothing_is_an_error_in_bounded_time(clients: Clients) -> None:
+    with Proxy(clients.dsn) as proxy:
+        proxy.fall_silent_at(b"pg_backend_pid")
+        client = clients(proxy.dsn, patience=1)
+        started = time.monotonic()
+        with pytest.raises(dblock.Unavailable):
+            await client.lock("a").acquire()
+        await client.close()
+        assert time.monotonic() - started < 8
+
+
+async def test_a_silent_network_is_an_error_in_bounded_time(clients: Clients) -> None:
+    with Proxy(clients.dsn) as proxy:
+        client = clients(proxy.dsn, patience=1)
+        lease = await client.lock("a").acquire()
+        proxy.fall_silent()
+        started = time.monotonic()
+        with pytest.raises(dblock.Unavailable, match="has not answered"):
+            await lease.renew()
+        assert time.monotonic() - started < 8
+        proxy.flow()
+        await lease.renew()
+        await client.close()
+
+
+async def test_a_cancelled_acquire_whose_grant_came_anyway_gives_it_back(
+    dsn: str, sessions: Sessions, owner: psycopg.Connection
+) -> None:
+    """The task is cancelled while its grant waits, for another session that has the table."""
+    async with dblock.AsyncClient(dsn) as client:
+        await (await client.lock("warm").acquire()).release()
+        keeper = sessions.open()
+        keeper.do("BEGIN")
+        keeper.do("LOCK TABLE distributed_locks")
+        leaving = asyncio.ensure_future(client.lock("a").try_acquire())
+        while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
+            await asyncio.sleep(0.01)
+        leaving.cancel()
+        keeper.do("COMMIT")
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert await client.lock("a").holder() is None
+
+
+async def test_acquiring_cancelled_at_any_moment_leaves_no_lock_and_no_connection(
+    dsn: str, owner: psycopg.Connection
+) -> None:
+    """Cancelled after every number of turns of the event loop that an acquire takes, one by one."""
+    async with dblock.AsyncClient(dsn, pool_size=2) as client:
+        finished = 0
+        for turns in range(400):
+            acquiring = asyncio.ensure_future(client.lock(f"lock {turns}").acquire())
+            for _ in range(turns % 40):
+                await asyncio.sleep(0)
+            acquiring.cancel()
+            try:
+                lease = await acquiring
+            except asyncio.CancelledError:
+                assert await client.lock(f"lock {turns}").holder() is None, turns
+            else:
+                finished += 1
+                assert await lease.release()
+        assert (await client.lock("after").acquire()).token
+        assert finished < 400
+    row = owner.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dblock'").fetchone()
+    assert row is not None
+    assert row[0] <= 2
+
+
+async def test_a_client_closed_while_it_opens_stays_closed(dsn: str) -> None:
+    client = dblock.AsyncClient(dsn)
+    opening = asyncio.ensure_future(client.lock("a").try_acquire())
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(dblock.ClientClosed):
+        await opening
+    with pytest.raises(dblock.ClientClosed):
+        await client.lock("a").try_acquire()
+
+
+def test_a_client_that_goes_out_of_use_leaves_no_connection(dsn: str, owner: psycopg.Connection) -> None:
+    client = dblock.Client(dsn)
+    client.lock("a").holder()
+    del client
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while owner.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = 'dblock'").fetchone():
+        assert time.monotonic() < deadline
+
+
+def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owner: psycopg.Connection) -> None:
+    keeper = sessions.open()
+    keeper.do("BEGIN")
+    keeper.do("LOCK TABLE distributed_locks")
+    script = "import dblock, sys; dblock.Client(sys.argv[1]).lock('a', ttl=600).acquire()"
+    leaving = subprocess.Popen([sys.executable, "-c", script, dsn], stderr=subprocess.PIPE)
+    while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
+        assert leaving.poll() is None
+        time.sleep(0.01)
+    leaving.send_signal(signal.SIGINT)
+    keeper.do("COMMIT")
+    leaving.communicate(timeout=20)
+    assert leaving.returncode == -signal.SIGINT
+    assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_a_stricter_default_isolation_changes_nothing(
+    clients: Clients, owner: psycopg.Connection, isolation: str
+) -> None:
+    owner.execute(
+        sql.SQL("ALTER DATABASE {} SET default_transaction_isolation TO {}").format(
+            sql.Identifier(owner.info.dbname), sql.Literal(isolation)
+        )
+    )
+    inside = 0
+    tokens: list[int] = []
+
+    async def work(lock: dblock.AsyncLock[dblock.AsyncLease]) -> None:
+        nonlocal inside
+        for _ in range(10):
+            async with lock as lease:
+                inside += 1
+                assert inside == 1
+                tokens.append(lease.token)
+                await asyncio.sleep(0)
+                inside -= 1
+
+    await asyncio.gather(*(work(clients().lock("a", timeout=60)) for _ in range(6)))
+    assert len(tokens) == 60
+    assert tokens == sorted(set(tokens))
+
+
+async def test_odd_settings_of_the_session_change_nothing(clients: Clients, owner: psycopg.Connection) -> None:
+    database = sql.Identifier(owner.info.dbname)
+    for setting in ("datestyle TO 'German'", "intervalstyle TO 'sql_standard'", "timezone TO 'Asia/Kathmandu'"):
+        owner.execute(sql.SQL("ALTER DATABASE {} SET " + setting).format(database))
+    client = clients(presence=None)  # so that no renewal comes in between
+    lease = await client.lock("a", ttl=90).acquire()
+    holder = await client.lock("a").holder()
+    assert holder.expires_at == lease.expires_at
+    assert 80 < (lease.expires_at.timestamp() - time.time()) < 100
+
+
+async def test_an_application_role_can_lock_and_touch_no_table(clients: Clients, role: str) -> None:
+    app = conninfo.make_conninfo(clients.dsn, user=role, password="app")
+    with pytest.raises(dblock.AccessDenied, match="dblock grant ROLE"):
+        await clients(app).lock("a").try_acquire()
+
+    schema.grant(target.resolve(clients.dsn), role)
+
+    lock = clients(app).lock("a")
+    lease = await lock.try_acquire()
+    await lease.renew()
+    assert (await lock.holder()).token == lease.token
+    assert await lease.release()
+
+    with psycopg.connect(app, autocommit=True) as connection:
+        relations = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'dblock'::regnamespace AND relkind IN ('r', 'S')"
+        ).fetchall()
+        assert {name for (name,) in relations} == {
+            "distributed_locks", "lock_clients", "lock_presence", "lock_tickets",
+            "lock_history", "lock_history_number_seq",
+            "token_sequence", "installed_revision", "token_timeline",
+        }  # fmt: skip
+        for (name,) in relations:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(sql.SQL("SELECT * FROM dblock.{}").format(sql.Identifier(name)))
+        for statement in (
+            "DELETE FROM dblock.distributed_locks",
+            "UPDATE dblock.distributed_locks SET token = 1",
+            "SELECT nextval('dblock.token_sequence')",
+            "SELECT setval('dblock.token_sequence', 1)",
+            "CREATE TABLE dblock.mine ()",
+            "SELECT dblock.commit_durably()",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement.encode())
+
+
+def test_granting_to_a_role_that_is_not_there_says_so(dsn: str) -> None:
+    with pytest.raises(dblock.InvalidArgument, match="no role 'ghost'"):
+        schema.grant(target.resolve(dsn), "ghost")
+
+
+def test_granting_without_the_right_to_grant_says_so(dsn: str, role: str) -> None:
+    schema.grant(target.resolve(dsn), role)
+    app = target.resolve(conninfo.make_conninfo(dsn, user=role, password="app"))
+    with pytest.raises(dblock.AccessDenied):
+        schema.grant(app, "pg_monitor")
+
+
+def test_temporary_objects_cannot_stand_in_for_ours(dsn: str, role: str) -> None:
+    """A definer's rights are only as safe as the names it looks up."""
+    schema.grant(target.resolve(dsn), role)
+    with psycopg.connect(conninfo.make_conninfo(dsn, user=role, password="app"), autocommit=True) as app:
+        app.execute("CREATE TEMP TABLE distributed_locks (name text, token bigint, expires_at timestamptz)")
+        app.execute("SET search_path TO pg_temp, dblock")
+        app.execute("SELECT dblock.try_acquire('a')")
+        assert app.execute("SELECT count(*) FROM pg_temp.distributed_locks").fetchone() == (0,)
+
+
+async def test_a_pool_that_is_all_busy_is_an_error_that_says_so(clients: Clients, owner: psycopg.Connection) -> None:
+    client = clients(pool_size=1, patience=0.3)
+    await client.lock("warm").acquire()
+    with psycopg.connect(clients.dsn) as blocker:
+        blocker.execute("LOCK TABLE dblock.distributed_locks IN ACCESS EXCLUSIVE MODE")
+        stuck = asyncio.ensure_future(client.lock("a").try_acquire())
+        await asyncio.sleep(0)
+        while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
+            await asyncio.sleep(0.01)
+        with pytest.raises(dblock.Unavailable, match="All 1 connections .* busy for 0.3 s"):
+            await client.lock("b").try_acquire()
+        blocker.rollback()
+    assert await stuck
+
+
+async def test_a_statement_that_the_server_cancels_is_no_grant(clients: Clients, owner: psycopg.Connection) -> None:
+    database = sql.Identifier(owner.info.dbname)
+    owner.execute(sql.SQL("ALTER DATABASE {} SET lock_timeout TO '100ms'").format(database))
+    with psycopg.connect(clients.dsn) as blocker:
+        blocker.execute("LOCK TABLE dblock.distributed_locks IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(dblock.DatabaseError, match="lock timeout"):
+            await clients().lock("a").try_acquire()
+    assert await clients().lock("a").try_acquire()
+
+
+async def test_held_locks_take_no_connection_and_no_transaction(clients: Clients, owner: psycopg.Connection) -> None:
+    client = clients(pool_size=2)
+    for n in range(50):
+        await client.lock(f"lock {n}").acquire()
+
+    def transactions() -> set[tuple[Any, ...]]:
+        sessions = owner.execute(
+            "SELECT pid, xact_start FROM pg_stat_activity WHERE application_name = 'dblock' AND datname = %s",
+            [owner.info.dbname],
+        ).fetchall()
+        assert 1 <= len(sessions) <= 3, "one for calls, the keep-alive's and the listener's"
+        return {session for session in sessions if session[1] is not None}
+
+    # A renewal may be under way at any moment; what takes a transaction would still have it a while later.
+    before = transactions()
+    await asyncio.sleep(0.5)
+    assert not before & transactions()
+
+
+def test_nothing_happens_before_the_first_call(dsn: str, owner: psycopg.Connection) -> None:
+    def connections() -> int:
+        row = owner.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = %s", [owner.info.dbname]).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    threads, before, others = threading.active_count(), connections(), set(threading.enumerate())
+    with dblock.Client(dsn) as client:
+        lock = client.lock("a")
+        assert (threading.active_count(), connections()) == (threads, before)
+        lock.holder()
+        assert (threading.active_count(), connections()) == (threads, before + 1)
+        lock.try_acquire()
+        ours = {thread.name for thread in set(threading.enumerate()) - others}
+        assert ours - {"dblock connecting"} == {"dblock keep-alive", "dblock listener"}
+        assert connections() <= before + 3
+
+
+async def test_logging_is_quiet_and_never_shows_the_password(
+    clients: Clients, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema.grant(target.resolve(clients.dsn), role)
+    caplog.set_level(logging.DEBUG)
+    client = clients(conninfo.make_conninfo(clients.dsn, user=role, password="app-s3cret"))
+    try:
+        await client.lock("a").acquire()
+    except dblock.Unavailable as error:  # where the server asks for passwords, this one is wrong
+        assert "s3cret" not in repr(error)
+    assert "s3cret" not in caplog.text
+    assert "s3cret" not in repr(client)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: psycopg.Connection) -> None:
+    def backends() -> set[int]:
+        found = owner.execute("SELECT pid FROM pg_stat_activity WHERE " + OURS).fetchall()
+        return {pid for (pid,) in found}
+
+    with dblock.Client(dsn) as client:
+        mine = client.lock("a").acquire()
+        parents = backends()
+
+        def body() -> bool:
+            free, held = client.lock("b").try_acquire(), client.lock("a").try_acquire()
+            with psycopg.connect(dsn) as watching:
+                new = watching.execute(NEW, [list(parents)]).fetchone()
+            return free is not None and held is None and new is not None
+
+        assert in_a_child(body) == 0
+        mine.renew()
+        assert parents <= backends(), "the child has closed a connection of its parent"
+        assert mine.release()
+
+
+def test_a_child_leaves_its_parents_lease_alone(dsn: str) -> None:
+    with dblock.Client(dsn) as client, client.lock("a") as lease:
+
+        def body() -> bool:
+            lease.__exit__(None, None, None)
+            with pytest.raises(dblock.LeaseLost):
+                lease.renew()
+            return lease.remaining() == 0 and not lease.release()
+
+        assert in_a_child(body) == 0
+        lease.renew()
+
+
+@pytest.mark.parametrize("held", ["the client's", "the pool's", "the keep-alive's"])
+def test_a_lock_that_was_held_at_the_fork_does_not_hang_the_child(dsn: str, held: str) -> None:
+    with dblock.Client(dsn) as client, client.lock("parent's"):
+        assert client._runner is not None
+        locks: dict[str, Any] = {
+            "the client's": client._opening,
+            "the pool's": client._runner._pool._lock,
+            "the keep-alive's": client._keeper._starting,
+        }
+        if held == "the client's":
+            client._runner = None
+        with locks[held]:
+            assert in_a_child(lambda: client.lock("child's").acquire().release()) == 0
+
+
+def test_a_fork_while_other_threads_are_at_work_does_not_hang_the_child(dsn: str) -> None:
+    """At that moment they hold whatever locks of the client's they hold; none of them exists in the child."""
+    with dblock.Client(dsn, pool_size=2) as client:
+        stop = threading.Event()
+
+        def work(number: int) -> None:
+            while not stop.is_set():
+                client.lock(f"{number}").acquire().release()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(20):
+                assert in_a_child(lambda: client.lock("of a child", ttl=1).acquire().release()) == 0
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+FORK_IN_AN_IMPORT = """
+import asyncio, os, signal, sys, threading
+import dblock
+
+class Notices:
+    began, forked = threading.Event(), threading.Event()
+    def find_spec(self, name, *_):
+        if name == "dblock._runtime.runner" and not self.began.is_set():
+            self.began.set()
+            self.forked.wait(1)  # or until the fork has happened, if it does not wait for us
+
+async def lock(client):
+    return await (await client.lock("a").acquire()).release()
+
+sys.meta_path.insert(0, Notices())
+client = getattr(dblock, sys.argv[1])(sys.argv[2])
+if sys.argv[1] == "Client":
+    use = lambda: client.lock("a").acquire().release()
+else:
+    use = lambda: asyncio.run(lock(client))
+opens = threading.Thread(target=use)
+opens.start()
+Notices.began.wait()
+child = os.fork()
+Notices.forked.set()
+if child == 0:
+    signal.alarm(10)
+    os._exit(0 if use() else 1)
+opens.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["Client", "AsyncClient"])
+def test_a_fork_while_another_thread_imports_what_the_client_needs_does_not_hang_the_child(dsn: str, kind: str) -> None:
+    """In the child an import that another thread had begun would never end."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK_IN_AN_IMPORT, kind, dsn], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+FORK_IN_AN_EARLIER_IMPORT = """
+import os, signal, sys, threading
+import dblock
+
+class Notices:
+    began, forked = threading.Event(), threading.Event()
+    def find_spec(self, name, *_):
+        if name == sys.argv[1] and not self.began.is_set():
+            self.began.set()
+            self.forked.wait(1)  # or until the fork has happened, if it does not wait for us
+
+sys.meta_path.insert(0, Notices())
+use = lambda: dblock.Client("host=/nowhere").close()
+opens = threading.Thread(target=use)
+opens.start()
+Notices.began.wait()
+child = os.fork()
+Notices.forked.set()
+if child == 0:
+    signal.alarm(10)
+    use()
+    os._exit(0)
+opens.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("module", ["dblock.client", "dblock.admin.schema", "psycopg"])
+def test_nor_does_a_fork_while_another_thread_makes_the_first_client(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK_IN_AN_EARLIER_IMPORT, module], timeout=60, check=False
+    )
+    assert done.returncode == 0
+
+
+FORK_THROUGH_AN_INTERRUPT = """
+import os, signal, sys, threading, time
+import dblock
+from dblock._runtime.forks import importing
+
+client = dblock.Client(sys.argv[1], presence=None)
+lease = client.lock("a").acquire()
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with importing:
+        held.set()
+        done.wait()
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    os._exit(1 if client._runner._pool._idle else 0)
+done.set()
+lease.release()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_has_none_of_the_parents_connections_though_a_signal_came_while_the_fork_waited(dsn: str) -> None:
+    """Python forks all the same when what is to be done before a fork raises."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK_THROUGH_AN_INTERRUPT, dsn], timeout=60, check=False
+    )
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("kind", [dblock.Client, dblock.AsyncClient])
+async def test_no_password_hangs_on_any_exception_in_the_chain(dsn: str, kind: type) -> None:
+    async def raised(where: str) -> BaseException:
+        with pytest.raises(dblock.DblockError) as error:
+            taken = kind(where).lock("a").try_acquire()
+            if kind is dblock.AsyncClient:
+                await taken
+        return error.value
+
+    for where in ("postgresql://u:s3cret@127.0.0.1:1/x", "postgresql://u:s3cret%zz@h/x", "password=s3cret nonsense=1"):
+        error: BaseException | None = await raised(where)
+        while error is not None:
+            assert "s3cret" not in repr(error) + str(error)
+            pgconn = getattr(error, "pgconn", None)
+            assert pgconn is None
+            error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["postgresql://u@a..b/x", f"postgresql://u@{'a' * 70}/x", "host=\udcff password=s3cret", "host=h dbname=a\0b"],
+    ids=ascii,
+)
+async def test_a_dsn_that_no_library_can_read_is_an_invalid_argument(clients: Clients, where: str) -> None:
+    with pytest.raises(dblock.InvalidArgument) as refused:
+        await clients(where).lock("a").try_acquire()
+    assert "s3cret" not in str(refused.value)
+
+
+async def test_a_deadline_at_infinity_can_be_looked_at(clients: Clients, owner: psycopg.Connection) -> None:
+    await clients(presence=None).lock("a").acquire()  # so that no renewal comes in between
+    owner.execute("UPDATE distributed_locks SET expires_at = 'infinity'")
+    holder = await clients().lock("a").holder()
+    assert holder.expires_at.year == 9999
+
+
+def test_a_client_cannot_be_sent_to_another_process_and_says_so(dsn: str) -> None:
+    with dblock.Client(dsn) as client, pytest.raises(TypeError, match="Make a client in the other one"):
+        pickle.dumps(client.lock("a"))
+
+
+@pytest.fixture
+def unreplicated(request: pytest.FixtureRequest) -> Iterator[tuple[str, psycopg.Connection]]:
+    """A server whose commits wait for a standby that does not come, and a session that does not wait."""
+    if request.config.getoption("--postgres") != "embedded":
+        pytest.skip("changes settings of the server")
+    with private_server() as own:
+        schema.install(target.resolve(own.url))
+        with psycopg.connect(own.url, autocommit=True) as owner:
+            owner.execute("SET synchronous_commit = local")
+            owner.execute("SET search_path TO dblock")
+            owner.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            owner.execute("SELECT pg_reload_conf()")
+            time.sleep(0.2)
+            yield own.url, owner
+
+
+async def test_what_was_granted_when_patience_ends_is_given_back(
+    clients: Clients, unreplicated: tuple[str, psycopg.Connection]
+) -> None:
+    """The grant waits for a standby; cancelled, it stands all the same."""
+    url, owner = unreplicated
+    client = clients(url, patience=1)
+    await client.lock("warm").holder()
+    with pytest.raises(dblock.Unavailable, match="has not answered"):
+        await client.lock("a", ttl=600).acquire()
+    assert owner.execute("SELECT token FROM distributed_locks").fetchone() == (1,)
+    assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
+    await client.close()
+
+
+@pytest.mark.parametrize("said", ["false", "true"])
+def test_a_grant_found_by_its_second_sending_is_as_durable_as_the_first(
+    unreplicated: tuple[str, psycopg.Connection], said: str
+) -> None:
+    """The first was cut off while it waited for a standby. The second must wait for one too."""
+    url, owner = unreplicated
+    attempt = "SELECT dblock.try_acquire('a', attempt => '0f1e2d3c4b5a69788796a5b4c3d2e1f0', sent_before => {})"
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    for sending in ("false", said):
+        session = psycopg.connect(url, autocommit=True)
+        thread = threading.Thread(target=_quietly, args=(session, attempt.format(sending)))
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not (row := owner.execute(waiting).fetchone()):
+            assert thread.is_alive(), "it was granted without waiting"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        owner.execute("SELECT pg_terminate_backend(%s)", row)
+        thread.join()
+        session.close()
+
+
+def _quietly(session: psycopg.Connection, statement: str) -> None:
+    with contextlib.suppress(psycopg.Error):
+        session.execute(statement.encode())

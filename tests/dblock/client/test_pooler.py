@@ -1,0 +1,116 @@
+"""Behind pgbouncer in transaction mode, where each statement may run on another backend."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+import dblock
+from dblock._runtime import target
+from dblock.admin import schema
+from tests.dblock.client.test_waiting import in_line
+from tests.support.facade import Clients
+from tests.support.pooler import needs_pgbouncer, pooled
+
+pytestmark = needs_pgbouncer
+
+
+@pytest.fixture
+def pooled_dsn(dsn: str) -> Iterator[str]:
+    """The test's database, through a pooler."""
+    with pooled(dsn) as through:
+        yield through
+
+
+async def test_locking_works_through_a_transaction_pooler(clients: Clients, pooled_dsn: str) -> None:
+    inside = 0
+    tokens: list[int] = []
+
+    async def work(number: int) -> None:
+        nonlocal inside
+        lock = clients(pooled_dsn).lock("a", timeout=30)
+        for _ in range(10):
+            async with lock as lease:
+                inside += 1
+                assert inside == 1
+                await lease.renew()
+                tokens.append(lease.token)
+                inside -= 1
+        assert await clients(pooled_dsn).lock(f"own {number}").holder() is None
+
+    await asyncio.gather(*map(work, range(6)))
+    assert len(tokens) == 60
+    assert tokens == sorted(tokens)
+    await clients.close()
+
+
+def test_a_pooler_is_recognised_before_anything_is_prepared_behind_it(pooled_dsn: str, dsn: str) -> None:
+    with dblock.Client(dsn) as direct, dblock.Client(pooled_dsn) as pooled:
+        for client, prepares in ((direct, True), (pooled, False)):
+            client.lock("a").holder()
+            assert client._runner is not None
+            assert client._runner.prepares is prepares
+
+
+async def test_waiters_are_served_through_a_pooler_that_passes_on_no_notifications(
+    clients: Clients, pooled_dsn: str, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = await clients(pooled_dsn).lock("a").acquire()
+    client = clients(pooled_dsn)
+    waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(3)]
+    await in_line(owner, 3)
+    deadline = time.monotonic() + 10
+    while "notifications do not come through" not in caplog.text:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    lease = held
+    for _ in waiting:
+        released = time.monotonic()
+        await lease.release()
+        done, _ = await asyncio.wait(
+            [task for task in waiting if not task.done()], timeout=10, return_when="FIRST_COMPLETED"
+        )
+        assert done
+        assert time.monotonic() - released < 1.5
+        lease = done.pop().result()
+    said = [record for record in caplog.records if "notifications do not come through" in record.getMessage()]
+    assert len(said) == 1, "once, by the client that waits"
+    assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (0,), "a pooler's session is nobody's"
+
+
+async def test_a_way_past_the_pooler_brings_notifications_and_presence(
+    clients: Clients, pooled_dsn: str, owner: psycopg.Connection
+) -> None:
+    held = await clients(pooled_dsn).lock("a").acquire()
+    client = clients(pooled_dsn, listen_dsn=clients.dsn)
+    waiting = asyncio.create_task(client.lock("a").acquire())
+    await in_line(owner, 1)
+    deadline = time.monotonic() + 10
+    listener = getattr(client, "_inner", client)._listener
+    while not listener.line.pushed or owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (1,):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    await held.release()
+    assert (await asyncio.wait_for(waiting, 2)).token > held.token
+
+
+async def test_a_listener_in_another_installation_is_not_used(
+    clients: Clients, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dblock")
+    schema.install(target.resolve(dsn), "other")
+    client = clients()
+    await client.lock("a").holder()
+    listener = getattr(client, "_inner", client)._listener
+    # As if listen_dsn named another database.
+    listener._which = listener._which._replace(sql=b"SELECT other.installation()")
+    await client.lock("a").acquire()
+    deadline = time.monotonic() + 5
+    while "another installation" not in caplog.text:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)

@@ -1,0 +1,196 @@
+"""What a runner makes of connections that fail: which are tried again, which are thrown away, which stop preparing."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+import dblock
+from dblock._core.effects import Call, Steps
+from dblock._runtime.runner import WHICH_BACKEND, AsyncRunner, Runner, _Trouble
+from dblock._runtime.target import Target, resolve
+from tests.support.proxy import Proxy
+
+ONE = Call(b"SELECT $1::text", ("1",))
+
+
+class Counted(Target):
+    """A target that counts the attempts to connect."""
+
+    attempts = 0
+
+    def connect(self) -> psycopg.Connection[Any]:
+        self.attempts += 1
+        return super().connect()
+
+
+def calling(call: Call) -> Steps[Any]:
+    return (yield call)
+
+
+@pytest.fixture
+def runner(dsn: str) -> Any:
+    runner = Runner(resolve(dsn), "dblock", 3, 5.0)
+    yield runner
+    runner.close()
+
+
+def test_a_connection_that_cannot_be_opened_is_not_tried_twice() -> None:
+    """A wrong password tried twice may lock the account."""
+    target = Counted("postgresql://me:wrong@127.0.0.1:1/nowhere")
+    with pytest.raises(dblock.Unavailable):
+        Runner(target, "dblock", 1, 1.0).run(calling(ONE))
+    assert target.attempts == 1
+
+
+def test_a_connection_left_in_a_transaction_is_not_used_again(runner: Runner) -> None:
+    backend = Call(b"SELECT pg_backend_pid()", ())
+    first = runner.run(calling(backend))
+    assert runner.run(calling(backend)) == first
+    runner.run(calling(Call(b"BEGIN", ())))
+    assert runner.run(calling(backend)) != first
+
+
+def test_statements_lost_on_every_connection_are_prepared_no_more(
+    runner: Runner, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As behind a pooler that gives each statement another backend, and was not recognised."""
+    busy = Call(b"SELECT $1::text FROM pg_advisory_xact_lock_shared(7)", ("1",))
+
+    def use_all_three() -> None:
+        owner.execute("SELECT pg_advisory_lock(7)")
+        with ThreadPoolExecutor(3) as threads:
+            answers = threads.map(lambda _: runner.run(calling(busy)), range(3))
+            while owner.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() != (3,):
+                time.sleep(0.01)
+            owner.execute("SELECT pg_advisory_unlock(7)")
+            assert list(answers) == [("1",)] * 3
+
+    use_all_three()
+    idle = list(runner._pool._idle)
+    assert len(idle) == 3
+    for wire in idle:
+        wire.connection.execute("DEALLOCATE ALL")
+    use_all_three()
+    assert not runner.prepares
+    assert not any(wire.prepares for wire in runner._pool._idle)
+
+
+def test_two_clients_never_share_a_statements_name(runner: Runner) -> None:
+    """A pooler may lead both to one backend, on which the name of one would run the statement of the other."""
+    for number in range(3):
+        runner.run(calling(Call(f"SELECT {number}".encode(), ())))
+    (wire,) = runner._pool._idle
+    names = wire.connection.execute("SELECT name, statement FROM pg_prepared_statements ORDER BY 1").fetchall()
+    other = Runner(runner.target, "dblock", 1, 5.0)
+    other.run(calling(Call(b"SELECT 7", ())))
+    (others,) = other._pool._idle[0].connection.execute("SELECT name FROM pg_prepared_statements").fetchall()
+    other.close()
+    assert len(names) == 3
+    assert others[0] not in {name for name, _ in names}
+
+
+def test_a_caller_who_leaves_comes_before_the_error_that_it_led_to(runner: Runner) -> None:
+    """psycopg cancels for a caller who leaves, and meets a broken connection; the caller leaves all the same."""
+    error = psycopg.OperationalError("broken")
+    error.__context__ = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        _Trouble(runner, ONE, None).raise_or_retry(error, None)
+
+
+def test_but_what_the_caller_was_already_handling_does_not(runner: Runner) -> None:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as handled:
+        trouble = _Trouble(runner, ONE, sys.exc_info()[1])
+        error = psycopg.OperationalError("broken")
+        error.__context__ = handled
+        assert trouble.raise_or_retry(error, None) is True
+
+
+def test_a_statement_that_is_given_up_while_it_is_prepared_is_not_prepared_again(dsn: str) -> None:
+    """That would fail, as it does on connections where statements do not last, and nothing would be from then on."""
+    with Proxy(dsn) as proxy:
+        runner = Runner(resolve(proxy.dsn), "dblock", 1, 5.0)
+        runner.run(calling(WHICH_BACKEND))
+        (wire,) = runner._pool._idle
+        proxy.delay = 0.75
+        with pytest.raises(dblock.Unavailable, match=r"has not answered for 0\.5 s"):
+            runner.run(calling(ONE._replace(within=0.5)))
+        proxy.delay = 0.0
+        assert runner.run(calling(ONE)) == ("1",)
+        assert runner._pool._idle == [wire]
+        assert runner.prepares
+        runner.close()
+
+
+class Full(Target):
+    """A target that has no room for more than so many connections."""
+
+    room = 0
+
+    def connect(self) -> psycopg.Connection[Any]:
+        if not self.room:
+            raise psycopg.OperationalError("sorry, too many clients already")
+        self.room -= 1
+        return super().connect()
+
+
+@pytest.fixture
+def borrower(runner: Runner, dsn: str) -> Any:
+    """A runner that can have no connection of its own."""
+    borrower = Runner(Full(dsn), "dblock", 1, 5.0, prepares=False, spare=runner)
+    yield borrower
+    borrower.close()
+
+
+def test_who_borrows_waits_for_a_connection_in_use_and_opens_none(dsn: str) -> None:
+    full = Full(dsn)
+    full.room = 1
+    owner = Runner(full, "dblock", 3, 5.0)
+    borrower = Runner(full, "dblock", 1, 5.0, prepares=False, spare=owner)
+    busy = Call(b"SELECT $1::text FROM pg_sleep(2 * 0.2)", ("1",))
+    with ThreadPoolExecutor(1) as threads:
+        used = threads.submit(owner.run, calling(busy))
+        while not owner._pool._places or owner._pool._idle:
+            pass
+        assert borrower.run(calling(ONE)) == ("1",)
+        assert used.result() == ("1",)
+    borrower.close()
+    owner.close()
+
+
+def test_who_borrows_waits_no_longer_than_its_call_may_take(runner: Runner, borrower: Runner) -> None:
+    wire = runner._pool.take()
+    began = time.monotonic()
+    with pytest.raises(dblock.Unavailable):
+        borrower.run(calling(ONE._replace(within=0.3)))
+    assert 0.3 <= time.monotonic() - began < 3
+    runner._pool.give(wire)
+
+
+async def test_a_task_that_borrows_waits_too_and_opens_none(dsn: str) -> None:
+    class Crowded(Full):
+        async def connect_async(self) -> psycopg.AsyncConnection[Any]:
+            if not self.room:
+                raise psycopg.OperationalError("sorry, too many clients already")
+            self.room -= 1
+            return await super().connect_async()
+
+    full = Crowded(dsn)
+    full.room = 1
+    owner = AsyncRunner(full, "dblock", 3, 5.0)
+    borrower = AsyncRunner(full, "dblock", 1, 5.0, prepares=False, spare=owner)
+    used = asyncio.ensure_future(owner.run(calling(Call(b"SELECT $1::text FROM pg_sleep(2 * 0.2)", ("1",)))))
+    while not owner._pool._places:
+        await asyncio.sleep(0)
+    assert await borrower.run(calling(ONE)) == ("1",)
+    assert await used == ("1",)
+    borrower.close()
+    owner.close()

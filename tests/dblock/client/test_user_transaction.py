@@ -1,0 +1,287 @@
+"""A lease inside the user's own transaction: proven there, released there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+import dblock
+from dblock.admin import schema
+from tests.dblock.client.test_engines import url
+from tests.support.facade import AsyncClients, SyncClients
+
+KINDS = ["psycopg", "Connection", "Session"]
+
+
+async def settled(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+class Open:
+    """A connection of either kind with a transaction under way."""
+
+    def __init__(self, connection: Any, dispose: Any) -> None:
+        self.connection = connection
+        self._dispose = dispose
+
+    async def commit(self) -> None:
+        await settled(self.connection.commit())
+
+    async def rollback(self) -> None:
+        await settled(self.connection.rollback())
+
+    async def close(self) -> None:
+        await settled(self.connection.close())
+        await settled(self._dispose())
+
+
+@pytest.fixture(params=[f"{how} {kind}" for how in ("sync", "async") for kind in KINDS])
+async def opened(request: pytest.FixtureRequest, dsn: str) -> AsyncIterator[tuple[Any, Open]]:
+    """A client, and a transaction of the same kind."""
+    how, kind = request.param.split()
+    clients: Any = (AsyncClients if how == "async" else SyncClients)(dsn)
+    connection: Any
+    dispose: Any
+    if kind == "psycopg":
+        made = psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) if how == "async" else psycopg.connect(dsn)
+        connection, dispose = await settled(made), lambda: None
+    elif how == "async":
+        async_engine = create_async_engine(url(dsn))
+        connection = await async_engine.connect() if kind == "Connection" else AsyncSession(async_engine)
+        dispose = async_engine.dispose
+    else:
+        engine = create_engine(url(dsn))
+        connection = engine.connect() if kind == "Connection" else Session(engine)
+        dispose = engine.dispose
+    transaction = Open(connection, dispose)
+    # A lease's own client is asked directly: the facade runs calls in threads, and a connection is for one.
+    yield clients, transaction
+    await transaction.close()
+    await clients.close()
+
+
+async def acquired(clients: Any, name: str = "a", **options: Any) -> Any:
+    lease = await clients().lock(name, **options).acquire()
+    return getattr(lease, "_inner", lease)
+
+
+async def test_nobody_is_granted_the_lock_before_the_transaction_has_committed(opened: tuple[Any, Open]) -> None:
+    clients, transaction = opened
+    lease = await acquired(clients)
+    await settled(lease.release_in(transaction.connection))
+    assert await clients().lock("a").try_acquire() is None
+    await transaction.commit()
+    assert (await clients().lock("a").try_acquire()) is not None
+    assert not lease.lost.is_set()
+
+
+async def test_rolled_back_it_is_still_held(opened: tuple[Any, Open]) -> None:
+    clients, transaction = opened
+    lease = await acquired(clients)
+    await settled(lease.release_in(transaction.connection))
+    await transaction.rollback()
+    assert await clients().lock("a").try_acquire() is None
+    await settled(lease.renew())
+    assert lease.remaining() > 0
+    assert await settled(lease.release()) is True
+
+
+async def test_leaving_the_body_after_it_is_no_error(opened: tuple[Any, Open]) -> None:
+    clients, transaction = opened
+    lock = clients().lock("a")
+    async with lock as lease:
+        inner = getattr(lease, "_inner", lease)
+        await settled(inner.release_in(transaction.connection))
+        await transaction.commit()
+        next_one = await clients().lock("a").acquire(timeout=5)
+    assert next_one.remaining() > 0
+    assert await clients().lock("a").holder() is not None
+
+
+async def test_leaving_the_body_before_the_transaction_has_ended_waits_for_nothing(opened: tuple[Any, Open]) -> None:
+    clients, transaction = opened
+    started = time.monotonic()
+    async with clients(patience=3).lock("a") as lease:
+        await settled(getattr(lease, "_inner", lease).release_in(transaction.connection))
+    assert time.monotonic() - started < 2
+    await transaction.commit()
+    assert await clients().lock("a").try_acquire() is not None
+
+
+async def test_a_transaction_that_stays_open_holds_up_no_other_lease(
+    opened: tuple[Any, Open], kept_leases: list[Any], owner: psycopg.Connection
+) -> None:
+    """The lease that it released goes out of use meanwhile; and the client is closed in the end."""
+    clients, transaction = opened
+    client = clients(patience=20)
+    kept = await client.lock("kept", ttl=1.5).acquire()
+    lease = await client.lock("a").acquire()
+    await settled(getattr(lease, "_inner", lease).release_in(transaction.connection))
+    kept_leases[:] = [one for one in kept_leases if one.name == "kept"]
+    del lease
+    gc.collect()
+    await asyncio.sleep(3)
+    assert kept.remaining() > 0
+    started = time.monotonic()
+    await client.close()
+    assert time.monotonic() - started < 5
+    assert owner.execute("SELECT count(*) FROM holder('kept')").fetchone() == (0,)
+    await transaction.rollback()
+
+
+async def test_after_it_the_lease_is_not_believed_until_it_is_renewed(opened: tuple[Any, Open]) -> None:
+    clients, transaction = opened
+    lease = await acquired(clients)
+    await settled(lease.release_in(transaction.connection))
+    assert lease.remaining() == 0
+    with pytest.raises(dblock.LeaseLost):
+        lease.raise_if_lost()
+    await transaction.rollback()
+    await settled(lease.renew())
+    lease.raise_if_lost()
+
+
+async def test_a_lost_lease_cannot_be_proven_nor_released_there(
+    opened: tuple[Any, Open], owner: psycopg.Connection
+) -> None:
+    clients, transaction = opened
+    for what in ("assert_held", "release_in"):
+        lease = await acquired(clients, what, keep_alive=False)
+        owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+        with pytest.raises(dblock.LeaseLost):
+            await settled(getattr(lease, what)(transaction.connection))
+        assert lease.lost.is_set()
+        await transaction.rollback()
+
+
+@pytest.mark.parametrize("what", ["assert_held", "release_in"])
+async def test_one_that_was_taken_away_is_told_as_forced(
+    opened: tuple[Any, Open], owner: psycopg.Connection, what: str
+) -> None:
+    clients, transaction = opened
+    lease = await acquired(clients)
+    owner.execute("SELECT release('a', %s)", [lease.token])
+    with pytest.raises(dblock.LeaseLost, match="forced"):
+        await settled(getattr(lease, what)(transaction.connection))
+    assert lease.lost.reason is dblock.Reason.FORCED
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("what", ["assert_held", "release_in"])
+def test_a_transaction_that_sees_only_the_past_tells_no_false_loss(dsn: str, isolation: str, what: str) -> None:
+    """By its snapshot the lease has run out; it was renewed since."""
+    with dblock.Client(dsn) as client, psycopg.connect(dsn) as connection:
+        lease = client.lock("a", ttl=0.6).acquire()
+        connection.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}".encode())
+        connection.execute("SELECT 1")
+        time.sleep(1)
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            getattr(lease, what)(connection)
+        connection.rollback()
+        assert not lease.lost.is_set()
+        lease.renew()
+        getattr(lease, what)(connection)
+
+
+async def test_after_a_proof_a_takeover_waits_for_the_end_of_the_transaction(
+    opened: tuple[Any, Open], owner: psycopg.Connection
+) -> None:
+    clients, transaction = opened
+    lease = await acquired(clients, keep_alive=False)
+    await settled(lease.assert_held(transaction.connection))
+    owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+    assert owner.execute("SELECT granted, remaining FROM try_acquire('a')").fetchone() == (False, 0.0)
+    assert owner.execute("SELECT reap('0 s')").fetchone() == (0,)
+    await transaction.commit()
+    assert owner.execute("SELECT granted FROM try_acquire('a')").fetchone() == (True,)
+
+
+async def test_renewals_go_on_during_a_proof(opened: tuple[Any, Open], owner: psycopg.Connection) -> None:
+    clients, transaction = opened
+    lease = await acquired(clients)
+    await settled(lease.assert_held(transaction.connection))
+    before = lease.expires_at
+    await settled(lease.renew())
+    assert lease.expires_at > before
+    await transaction.rollback()
+
+
+async def test_a_connection_of_the_other_kind_or_of_none_is_refused(opened: tuple[Any, Open], dsn: str) -> None:
+    clients, _ = opened
+    lease = await acquired(clients)
+    other: Any
+    if isinstance(lease, dblock.Lease):
+        other = await psycopg.AsyncConnection.connect(dsn)
+    else:
+        other = psycopg.connect(dsn)
+    for wrong in (other, None, "postgresql://"):
+        with pytest.raises(dblock.InvalidArgument, match="synchronous connection"):
+            await settled(lease.assert_held(wrong))
+    await settled(other.close())
+
+
+async def test_autocommit_without_a_transaction_is_refused(dsn: str) -> None:
+    with dblock.Client(dsn) as client, psycopg.connect(dsn, autocommit=True) as connection:
+        lease = client.lock("a").acquire()
+        for what in (lease.assert_held, lease.release_in):
+            with pytest.raises(dblock.InvalidArgument, match="autocommit"):
+                what(connection)
+        with connection.transaction():
+            lease.assert_held(connection)
+        engine = create_engine(url(dsn), isolation_level="AUTOCOMMIT")
+        with engine.connect() as autocommitting, pytest.raises(dblock.InvalidArgument, match="autocommit"):
+            lease.release_in(autocommitting)
+        engine.dispose()
+        assert lease.release() is True
+
+
+async def test_another_kind_of_database_is_refused(dsn: str) -> None:
+    engine = create_engine("sqlite://")
+    with dblock.Client(dsn) as client, engine.connect() as connection:
+        lease = client.lock("a").acquire()
+        with pytest.raises(dblock.InvalidArgument, match="sqlite"):
+            lease.assert_held(connection)
+    engine.dispose()
+
+
+async def test_another_database_with_the_same_lock_and_token_is_refused(
+    opened: tuple[Any, Open], bare_dsn: str
+) -> None:
+    clients, transaction = opened
+    schema.install(bare_dsn)
+    with dblock.Client(bare_dsn) as elsewhere, elsewhere.lock("a"):
+        pass
+    clients.dsn = bare_dsn
+    lease = await acquired(clients)
+    for what in (lease.assert_held, lease.release_in):
+        with pytest.raises(dblock.InvalidArgument, match="another database"):
+            await settled(what(transaction.connection))
+        await transaction.rollback()
+    assert not lease.lost.is_set()
+    assert lease.remaining() > 0
+    assert await settled(lease.release()) is True
+    await clients.close()
+
+
+def test_a_scoped_session_stands_for_its_session(dsn: str) -> None:
+    engine = create_engine(url(dsn))
+    session = scoped_session(sessionmaker(engine))
+    with dblock.Client(dsn) as client:
+        lease = client.lock("a").acquire()
+        lease.assert_held(session)
+        lease.release_in(session)
+        session.commit()
+        assert client.lock("a").holder() is None
+    session.remove()
+    engine.dispose()

@@ -1,0 +1,457 @@
+"""Waiting in line: first come, first served, woken by the release, and nothing left behind by those who leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+import dblock
+from dblock._core import waiters
+from dblock._runtime import listening
+from dblock._runtime.target import Target
+from tests.support.facade import Clients
+from tests.support.proxy import Proxy
+
+BOUND = 1.5
+"""Seconds after which a waiter has found out by itself, whatever became of its notification."""
+
+
+async def in_line(owner: psycopg.Connection, number: int, within: float = 10) -> None:
+    """Return when so many wait."""
+    deadline = time.monotonic() + within
+    while (found := owner.execute("SELECT count(*) FROM lock_tickets").fetchone()) != (number,):
+        assert time.monotonic() < deadline, f"{found} wait, not {number}"
+        await asyncio.sleep(0.01)
+
+
+async def settled(client: Any) -> None:
+    """Return when notifications come to the client, and whatever that makes its waiters do is done."""
+    deadline = time.monotonic() + 10
+    while not (listener := getattr(getattr(client, "_inner", client), "_listener", None)) or not listener.line.pushed:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+
+
+async def acquired(client: Any, name: str = "a", **terms: Any) -> tuple[Any, float]:
+    """Acquire, and return the lease and when it came."""
+    lease = await client.lock(name, **terms).acquire()
+    return lease, time.monotonic()
+
+
+@pytest.fixture
+def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but a notification wakes anybody."""
+    for name in ("HEARD_EVERY", "LOOK_AT_HOLDER", "POLL", "POLL_FOR_ALL"):
+        monkeypatch.setattr(waiters, name, 2.0)
+
+
+@pytest.mark.usefixtures("nobody_looks")
+async def test_the_release_itself_wakes_the_next(clients: Clients, owner: psycopg.Connection) -> None:
+    held = await clients().lock("a").acquire()
+    waiting = asyncio.create_task(acquired(clients(presence=None)))
+    await in_line(owner, 1)
+    await asyncio.sleep(0.5)  # past the looks that come with its arrival
+    released = time.monotonic()
+    assert await held.release()
+    lease, came = await waiting
+    assert came - released < 0.5
+    assert lease.token > held.token
+
+
+async def test_first_come_first_served_over_clients_of_both_kinds(clients: Clients, owner: psycopg.Connection) -> None:
+    held = await clients().lock("a").acquire()
+    tasks, order = [], []
+    several = [clients() for _ in range(4)]
+
+    async def wait(number: int) -> None:
+        async with several[number % 4].lock("a") as lease:
+            order.append((number, lease.token))
+
+    for number in range(12):
+        tasks.append(asyncio.create_task(wait(number)))
+        await in_line(owner, number + 1)
+    await held.release()
+    await asyncio.gather(*tasks)
+    assert [number for number, _ in order] == list(range(12))
+    assert [token for _, token in order] == sorted(token for _, token in order)
+    await in_line(owner, 0)
+
+
+async def test_a_try_does_not_jump_the_line_and_who_is_unfair_does(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HEARD_EVERY", "LOOK_AT_HOLDER", "POLL", "POLL_FOR_ALL"):
+        monkeypatch.setattr(waiters, name, 2.5)
+    held = await clients(presence=None).lock("a").acquire()
+    waiter = clients()
+    waiting = asyncio.create_task(waiter.lock("a").acquire())
+    await in_line(owner, 1)
+    await settled(waiter)
+    # Free, and its waiter does not know yet.
+    owner.execute("SELECT release('a', %s, durable => true)", [held.token])
+    assert await clients().lock("a").try_acquire() is None
+    jumped = await clients().lock("a", fair=False).try_acquire()
+    assert jumped is not None
+    await jumped.release()
+    assert (await asyncio.wait_for(waiting, 5)).token > jumped.token
+
+
+async def test_the_line_can_be_looked_at(clients: Clients, owner: psycopg.Connection) -> None:
+    client = clients(holder="the holder")
+    assert await client.lock("a").queue() == []
+    held = await client.lock("a").acquire()
+    waiting = []
+    for number in range(3):
+        waiting.append(asyncio.create_task(clients(holder=f"waiter {number}").lock("a").acquire()))
+        await in_line(owner, number + 1)
+    queue = await client.lock("a").queue()
+    assert [waiter.holder for waiter in queue] == ["waiter 0", "waiter 1", "waiter 2"]
+    assert [waiter.since for waiter in queue] == sorted(waiter.since for waiter in queue)
+    assert abs(queue[0].since.timestamp() - time.time()) < 60
+    await held.release()
+    for task in waiting:
+        await (await task).release()
+
+
+async def test_a_wait_that_times_out_leaves_no_ticket(clients: Clients, owner: psycopg.Connection) -> None:
+    client = clients()
+    held = await client.lock("a").acquire()
+    for timeout in (0, 0.2):
+        started = time.monotonic()
+        with pytest.raises(dblock.LockTimeout):
+            await client.lock("a").acquire(timeout=timeout)
+        assert timeout <= time.monotonic() - started < timeout + 1
+        assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
+    await held.release()
+    assert await client.lock("a").try_acquire()
+
+
+async def test_a_timeout_of_zero_is_a_try(clients: Clients, owner: psycopg.Connection) -> None:
+    client = clients()
+    lock = client.lock("a")
+    await (await lock.acquire(timeout=0)).release()
+    held = await lock.acquire()
+    with pytest.raises(dblock.LockTimeout):
+        # Also where a crowd was met the last time.
+        await lock.acquire(timeout=0.1)
+    with pytest.raises(dblock.LockTimeout):
+        await lock.acquire(timeout=0)
+    assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
+    await held.release()
+
+
+async def test_the_next_is_served_when_the_first_in_line_gives_up(clients: Clients, owner: psycopg.Connection) -> None:
+    held = await clients().lock("a").acquire()
+    giving_up = asyncio.create_task(clients().lock("a").acquire(timeout=0.6))
+    await in_line(owner, 1)
+    waiting = asyncio.create_task(clients().lock("a").acquire())
+    await in_line(owner, 2)
+    with pytest.raises(dblock.LockTimeout):
+        await giving_up
+    await held.release()
+    assert (await asyncio.wait_for(waiting, BOUND)).token > held.token
+
+
+async def test_a_lost_notification_costs_a_bounded_delay(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = await clients().lock("a").acquire()
+    waiting = asyncio.create_task(acquired(clients(presence=None)))
+    await in_line(owner, 1)
+    await asyncio.sleep(0.3)
+    monkeypatch.setattr(waiters.Line, "notified", lambda self, attempt: None)
+    released = time.monotonic()
+    await held.release()
+    _, came = await asyncio.wait_for(waiting, 10)
+    assert came - released < BOUND
+
+
+async def test_a_listener_that_is_cut_off_costs_a_bounded_delay(clients: Clients, owner: psycopg.Connection) -> None:
+    held = await clients().lock("a").acquire()
+    with Proxy(clients.dsn) as proxy:
+        client = clients(listen_dsn=proxy.dsn)
+        waiting = [asyncio.create_task(acquired(client, timeout=30)) for _ in range(3)]
+        await in_line(owner, 3)
+        proxy.close()  # in the middle of it all, for good
+        released = time.monotonic()
+        await held.release()
+        for _ in waiting:
+            done, _ = await asyncio.wait(
+                [task for task in waiting if not task.done()], timeout=10, return_when="FIRST_COMPLETED"
+            )
+            assert done, "nobody was served"
+            for task in done:
+                lease, came = task.result()
+                assert came - released < BOUND
+                released = time.monotonic()
+                await lease.release()
+    await client.close()
+
+
+async def test_many_waiters_share_one_connection(clients: Clients, owner: psycopg.Connection) -> None:
+    held = await clients().lock("a").acquire()
+    client = clients()
+    waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(30)]
+    await in_line(owner, 30)
+    sessions = owner.execute(
+        "SELECT state, xact_start FROM pg_stat_activity WHERE application_name = 'dblock' AND datname = %s",
+        [owner.info.dbname],
+    ).fetchall()
+    assert len(sessions) <= 3 + 2, "the holder's three, and the waiters' two"
+    assert {session for session in sessions if session[0] != "active"} == {("idle", None)}
+    await held.release()
+    left = set(waiting)
+    while left:
+        # The next may have it before the release is answered.
+        done, left = await asyncio.wait(left, timeout=10, return_when="FIRST_COMPLETED")
+        assert done, "nobody was granted it"
+        for task in done:
+            await task.result().release()
+
+
+async def test_whoever_waits_when_the_client_is_closed_is_told_and_leaves_no_ticket(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    held = await clients().lock("a").acquire()
+    client = clients()
+    waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(3)]
+    await in_line(owner, 3)
+    await client.close()
+    for task in waiting:
+        with pytest.raises(dblock.ClientClosed):
+            await asyncio.wait_for(task, 5)
+    await in_line(owner, 0)
+    assert owner.execute("SELECT count(*) FROM lock_clients").fetchone() in ((0,), (1,))
+    await held.release()
+
+
+async def test_a_waiter_whose_place_was_passed_over_takes_a_new_one(
+    clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = await clients().lock("a").acquire()
+    waiting = asyncio.create_task(clients().lock("a").acquire())
+    await in_line(owner, 1)
+    with owner.transaction():
+        owner.execute("UPDATE distributed_locks SET served = 7")
+        owner.execute("DELETE FROM lock_tickets")  # as if it had not been heard of for too long
+    await in_line(owner, 1)
+    deadline = time.monotonic() + 5
+    while "lost its place in line" not in caplog.text:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    await held.release()
+    assert (await asyncio.wait_for(waiting, BOUND)).token > held.token
+
+
+async def test_whoever_waits_is_told_that_the_database_is_away(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "AWAY_FOR", 0.5)
+    held = await clients().lock("a").acquire()
+    with Proxy(clients.dsn) as proxy:
+        client = clients(proxy.dsn, patience=1)
+        waiting = asyncio.create_task(client.lock("a").acquire())
+        await in_line(owner, 1)
+        proxy.close()
+        with pytest.raises(dblock.Unavailable):
+            await asyncio.wait_for(waiting, 20)
+    await held.release()
+    await client.close()
+
+
+async def test_a_lock_without_durability_is_waited_for_like_any_other(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    held = await clients().lock("a", durable=False).acquire()
+    waiting = asyncio.create_task(acquired(clients(), durable=False))
+    await in_line(owner, 1)
+    released = time.monotonic()
+    await held.release()
+    lease, came = await asyncio.wait_for(waiting, 5)
+    assert came - released < BOUND
+    with pytest.raises(dblock.NoFencingToken):
+        _ = lease.token
+
+
+async def test_a_release_inside_the_users_transaction_is_found_out(clients: Clients, owner: psycopg.Connection) -> None:
+    with dblock.Client(clients.dsn) as holder, psycopg.connect(clients.dsn) as connection:
+        held = holder.lock("a").acquire()
+        waiting = asyncio.create_task(acquired(clients()))
+        await in_line(owner, 1)
+        held.release_in(connection)
+        await asyncio.sleep(0.5)
+        assert not waiting.done(), "it was not committed yet"
+        committed = time.monotonic()
+        connection.commit()
+        _, came = await asyncio.wait_for(waiting, 5)
+        assert came - committed < BOUND
+
+
+async def test_a_ticket_without_a_waiter_holds_up_nobody(clients: Clients, owner: psycopg.Connection) -> None:
+    """As when an interrupt came between the answer and its taker; the client lives on and keeps its tickets alive."""
+    held = await clients().lock("a").acquire()
+    client = clients()
+    waiting = asyncio.create_task(client.lock("a").acquire())
+    await in_line(owner, 1)
+    owner.execute(
+        "INSERT INTO lock_tickets (name, number, attempt, client, holder, since)"
+        " SELECT name, number - 1, gen_random_uuid(), client, holder, since FROM lock_tickets"
+    )
+    await held.release()
+    assert (await asyncio.wait_for(waiting, 5)).token > held.token
+
+
+async def test_a_wait_is_quiet(clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dblock")
+    held = await clients().lock("a").acquire()
+    waiting = asyncio.create_task(clients().lock("a").acquire())
+    await in_line(owner, 1)
+    await asyncio.sleep(2.5)
+    await held.release()
+    await (await waiting).release()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_where_to_listen_is_checked(clients: Clients) -> None:
+    with pytest.raises(dblock.InvalidArgument, match="DSN"):
+        clients(listen_dsn="")
+    for presence in (0.01, 100, -1, float("nan"), "1"):
+        with pytest.raises(dblock.InvalidArgument, match="presence"):
+            clients(presence=presence)
+    with pytest.raises(dblock.InvalidArgument, match="fair"):
+        clients().lock("a", fair="no")
+
+
+async def test_a_place_that_could_not_be_given_up_is_given_up_later(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    """Also while the client waits for something else, and so keeps all its places alive."""
+    one, other = clients(), clients()
+    held, elsewhere = await one.lock("a").acquire(), await one.lock("b").acquire()
+    waiting_elsewhere = asyncio.create_task(other.lock("b").acquire())
+    giving_up = asyncio.create_task(other.lock("a").acquire(timeout=0.5))
+    await in_line(owner, 2)
+    with psycopg.connect(clients.dsn) as user:
+        user.execute("SET search_path TO dblock")
+        user.execute("SELECT hold_line('a', true)")
+        with pytest.raises(dblock.LockTimeout):
+            await asyncio.wait_for(giving_up, 20)
+        assert owner.execute("SELECT count(*) FROM lock_tickets WHERE name = 'a'").fetchone() == (1,)
+        user.rollback()
+    await in_line(owner, 1)
+    await held.release()
+    assert await clients().lock("a").acquire(timeout=2)
+    await elsewhere.release()
+    await waiting_elsewhere
+
+
+async def test_tickets_that_nobody_waits_at_are_found_though_the_client_waits_elsewhere(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    one, other = clients(), clients()
+    await one.lock("a").acquire()
+    waiting = asyncio.create_task(other.lock("a").acquire())
+    await in_line(owner, 1)
+    owner.execute(
+        "INSERT INTO lock_tickets (name, number, attempt, client, holder, since)"
+        " SELECT 'b', 1, gen_random_uuid(), client, holder, since FROM lock_tickets"
+    )
+    await in_line(owner, 1)
+    assert owner.execute("SELECT name FROM lock_tickets").fetchone() == ("a",)
+    waiting.cancel()
+
+
+async def test_closing_again_and_again_leaves_nobody_in_line(clients: Clients, owner: psycopg.Connection) -> None:
+    held = await clients().lock("a").acquire()
+    for _ in range(8):
+        client = clients()
+        waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(3)]
+        await in_line(owner, 3)
+        await client.close()
+        assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
+        for task in waiting:
+            with pytest.raises(dblock.ClientClosed):
+                await asyncio.wait_for(task, 5)
+    assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
+    await held.release()
+
+
+async def test_a_closed_listener_lets_go_of_its_socket(dsn: str) -> None:
+    client = dblock.AsyncClient(dsn)
+    await client.lock("a").acquire()
+    loop: Any = asyncio.get_running_loop()
+    deadline = time.monotonic() + 5
+    while client._listener._wire is None:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    handle = client._listener._wire.connection.pgconn.socket
+    assert handle in loop._selector.get_map()
+    await client.close()
+    assert handle not in loop._selector.get_map(), "whoever gets that number next would be listened to in our name"
+
+
+async def test_only_a_client_that_waits_listens(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every notification wakes the sessions of all who listen, in the whole database."""
+    monkeypatch.setattr(listening, "LISTEN_FOR", 0.3)
+    monkeypatch.setattr(listening, "BEAT", 0.2)
+    one, other = clients(), clients()
+    held = await one.lock("a").acquire()
+    waiting = asyncio.create_task(other.lock("a").acquire())
+    await settled(other)
+    listeners = [getattr(client, "_inner", client)._listener for client in (one, other)]
+    assert [listener._listens for listener in listeners] == [False, True]
+    await held.release()
+    await waiting
+    deadline = time.monotonic() + 5
+    while listeners[1]._listens:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("which", ["dblock listener", "dblock connecting"])
+async def test_a_listener_is_there_again_after_its_task_was_cancelled(
+    dsn: str, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, reached = Target.connect_async, asyncio.Event()
+
+    async def slow(self: Target) -> Any:
+        task = asyncio.current_task()
+        if task is not None and task.get_name() == which and not reached.is_set():
+            reached.set()
+            await asyncio.sleep(60)
+        return await connect(self)
+
+    monkeypatch.setattr(Target, "connect_async", slow)
+
+    async def ready(client: dblock.AsyncClient) -> None:
+        deadline = time.monotonic() + 5
+        while not (client._listener._wire and client._service.presence and client._listener.line.pushed):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+    async with dblock.AsyncClient(dsn) as holds, dblock.AsyncClient(dsn) as waits:
+        await (await waits.lock("b").acquire()).release()
+        held = await holds.lock("a").acquire()
+        waiting = asyncio.create_task(waits.lock("a").acquire())
+        if which == "dblock connecting":
+            await reached.wait()
+        else:
+            await ready(waits)
+        for task in asyncio.all_tasks():
+            if task.get_name() == which:
+                task.cancel()
+                await asyncio.wait([task])
+        again = asyncio.create_task(waits.lock("a").acquire())
+        await ready(waits)
+        await held.release()
+        for one in (waiting, again):
+            await (await one).release()

@@ -1,0 +1,260 @@
+"""The steps, driven by hand: no database, and a clock that stands still until told."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from dblock._core.acquire import LOOK_AT_HOLDER, TRUST, Service
+from dblock._core.effects import Call, Sleep, Wait
+from dblock._core.options import Terms, terms
+from dblock._core.replies import new_attempt
+
+GRANTED = ("t", "7", "1000.5", "30", None)
+HELD = ("f", None, "1000.5", "12.5", "f")
+IN_LINE = ("f", None, "1000.5", "12.5", "3", "t", "f", "f")
+
+
+class Clock:
+    """A clock that only a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def service(clock: Clock) -> Service:
+    return Service("dblock", "me", clock, lambda low, high: high)
+
+
+@pytest.fixture
+def wanted() -> Terms:
+    return terms("a", 30, None, {"why": "test"})
+
+
+def finish(steps: Any, answer: Any) -> Any:
+    with pytest.raises(StopIteration) as done:
+        steps.send(answer)
+    return done.value.value
+
+
+def test_a_try_is_one_call_that_carries_all_it_needs(service: Service, wanted: Terms) -> None:
+    steps = service.try_acquire(wanted, new_attempt())
+    call = next(steps)
+    assert isinstance(call, Call)
+    assert b'"dblock".try_acquire($1, $2, $3, $4, $5, $6,' in call.sql
+    name, interval, holder, meta, attempt, durable, client, fair, ticket = call.args
+    assert (name, interval, holder, meta, durable) == ("a", "30.000000 s", "me", '{"why": "test"}', "t")
+    assert (client, fair, ticket) == (None, "t", None)
+    assert attempt is not None
+    assert len(attempt) == 32
+    assert call.again is not None
+    assert b"sent_before => true" in call.again
+    assert finish(steps, GRANTED).token == 7
+
+
+def test_no_two_attempts_are_the_same() -> None:
+    assert len({new_attempt() for _ in range(100)}) == 100
+
+
+def test_the_trust_window_counts_from_before_the_request(service: Service, wanted: Terms, clock: Clock) -> None:
+    steps = service.try_acquire(wanted, new_attempt())
+    next(steps)
+    clock.now += 10  # a slow reply
+    assert finish(steps, GRANTED).trusted_until == pytest.approx(100 + 30 * TRUST)
+
+
+def test_a_renewal_tells_when_it_was_sent_and_who_was_missed(service: Service, clock: Clock) -> None:
+    clock.now = 200
+    renewing = service.renew([("a", 7, 60), ('"b\\', -3, 0.5)], within=2)
+    call: Any = next(renewing)
+    assert call.args == ('{"a","\\"b\\\\"}', '{"7","-3"}', '{"60.000000 s","0.500000 s"}', None)
+    assert call.within == 2
+    clock.now += 10
+    renewal = finish(renewing, ("1000.5", "{2}", "{busy}"))
+    assert renewal == (200, 1000.5, {1: "busy"})
+
+
+def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
+    service: Service, wanted: Terms, clock: Clock
+) -> None:
+    steps = service.try_acquire(wanted, new_attempt())
+    next(steps)
+    clock.now += 29.5
+    released = steps.send(GRANTED)
+    assert isinstance(released, Call)
+    assert b"release" in released.sql
+    assert released.args == ("a", "7")
+    assert finish(steps, ("t",)) is None
+
+
+class Place:
+    """A place in line that tells what was done with it."""
+
+    sat = False
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def sit(self, first: bool, look_in: float) -> None:
+        self.told.append((first, look_in))
+
+    def stand(self) -> None:
+        self.told.append("stood")
+
+    def owe(self) -> None:
+        self.told.append("owed")
+
+    def leave(self) -> None:
+        self.told.append("left")
+
+    def wait(self, seconds: float) -> None:
+        raise NotImplementedError
+
+
+def test_acquire_tries_then_lines_up_then_redeems_its_ticket_under_one_attempt(service: Service, wanted: Terms) -> None:
+    place = Place()
+    steps = service.acquire(wanted, None, "aa", lambda: place)
+    tried: Any = next(steps)
+    lined_up: Any = steps.send(HELD)
+    assert b'"dblock".acquire(' in lined_up.sql
+    assert steps.send(IN_LINE) == Wait(place, math.inf)
+    redeemed: Any = steps.send(None)
+    assert tried.sql == redeemed.sql
+    assert (tried.args[-1], redeemed.args[-1]) == (None, "3")
+    assert tried.args[4] == lined_up.args[4] == redeemed.args[4] == "aa"
+    assert finish(steps, GRANTED).token == 7
+    assert place.told == [(True, 12.5), "stood", "left"]
+
+
+def test_who_was_woken_too_early_lines_up_again_and_keeps_its_place(service: Service, wanted: Terms) -> None:
+    place = Place()
+    steps = service.acquire(wanted, None, "aa", lambda: place)
+    next(steps)
+    steps.send(HELD)
+    steps.send(IN_LINE)
+    steps.send(None)
+    again: Any = steps.send(HELD)
+    assert b'"dblock".acquire(' in again.sql
+    assert again.args[-1] == "t", "it had a ticket before, so the dead ahead of it are passed over"
+    assert steps.send(IN_LINE) == Wait(place, math.inf)
+
+
+def test_a_place_that_was_lost_is_told_of(service: Service, wanted: Terms, caplog: pytest.LogCaptureFixture) -> None:
+    steps = service.acquire(wanted, None, "aa", Place)
+    next(steps)
+    steps.send(HELD)
+    steps.send(IN_LINE)
+    steps.send(None)
+    steps.send(HELD)
+    assert isinstance(steps.send(("f", None, "1000.5", "12.5", "9", "f", "f", "t")), Wait)
+    assert "lost its place in line" in caplog.text
+
+
+def test_whoever_is_first_has_the_holder_looked_at_if_it_can_be_seen(service: Service, wanted: Terms) -> None:
+    place = Place()
+    steps = service.acquire(wanted, None, "aa", lambda: place)
+    next(steps)
+    steps.send(HELD)
+    steps.send(("f", None, "1000.5", "12.5", "3", "t", "t", "t"))
+    assert place.told == [(True, LOOK_AT_HOLDER)]
+
+
+def test_in_a_crowd_there_is_no_try_before_lining_up(service: Service, wanted: Terms) -> None:
+    steps = service.acquire(wanted, None, "aa", Place, crowded=True)
+    call: Any = next(steps)
+    assert b'"dblock".acquire(' in call.sql
+
+
+def test_without_a_ticket_it_asks_again_soon(service: Service, wanted: Terms) -> None:
+    steps = service.acquire(wanted, None, "aa", Place)
+    next(steps)
+    steps.send(HELD)
+    assert isinstance(steps.send(("f", None, None, "0", None, "f", "f", None)), Sleep)
+
+
+def test_a_wait_ends_with_its_timeout_and_leaves_no_ticket(service: Service, wanted: Terms, clock: Clock) -> None:
+    place = Place()
+    steps = service.acquire(wanted, 1.0, "aa", lambda: place)
+    next(steps)
+    clock.now += 0.996
+    steps.send(HELD)
+    wait = steps.send(IN_LINE)
+    assert isinstance(wait, Wait)
+    assert wait.seconds == pytest.approx(0.004)
+    clock.now += 0.004
+    left: Any = steps.send(None)
+    assert b"abandon" in left.sql
+    assert left.args == ("a", "aa")
+    assert finish(steps, ("t",)) is None
+    assert place.told[-1] == "left"
+
+
+def test_a_waiter_who_is_thrown_out_leaves_the_line(service: Service, wanted: Terms) -> None:
+    place = Place()
+    steps = service.acquire(wanted, None, "aa", lambda: place)
+    next(steps)
+    steps.send(HELD)
+    steps.send(IN_LINE)
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt())
+    assert place.told[-1] == "left"
+
+
+def test_a_timeout_of_zero_asks_once(service: Service, wanted: Terms) -> None:
+    steps = service.acquire(wanted, 0, new_attempt(), Place)
+    next(steps)
+    assert finish(steps, HELD) is None
+
+
+def test_a_retry_that_finds_its_own_grant_trusts_only_what_is_left_of_it(
+    service: Service, wanted: Terms, clock: Clock
+) -> None:
+    steps = service.try_acquire(wanted, new_attempt())
+    next(steps)
+    assert finish(steps, ("t", "7", "1000.5", "4", None)).trusted_until == pytest.approx(100 + 4 * TRUST)
+
+
+def test_a_release_sent_again_that_frees_nothing_is_no_loss_while_the_lease_is_believed(
+    service: Service, wanted: Terms, clock: Clock
+) -> None:
+    acquiring = service.try_acquire(wanted, new_attempt())
+    next(acquiring)
+    grant = finish(acquiring, GRANTED)
+    for now, released in ((clock.now, True), (grant.trusted_until, False)):
+        clock.now = now
+        steps = service.release(grant.name, grant.token, grant.trusted_until)
+        call: Any = next(steps)
+        assert b"nullif" in call.again
+        assert finish(steps, (None,)) is released
+
+
+def test_a_try_looks_again_at_a_lock_that_is_neither_held_nor_to_be_had(service: Service, wanted: Terms) -> None:
+    steps = service.try_acquire(wanted, new_attempt())
+    first: Any = next(steps)
+    assert isinstance(steps.send(("f", None, None, "0", "f")), Sleep)
+    again: Any = next(steps)
+    assert again.args == first.args, "another attempt would not find the grant of the first"
+    assert finish(steps, GRANTED).token == 7
+
+
+def test_a_try_does_not_look_for_ever(service: Service, wanted: Terms) -> None:
+    steps = service.try_acquire(wanted, new_attempt())
+    looks = 0
+    with pytest.raises(StopIteration) as done:
+        step = next(steps)
+        while True:
+            looks += isinstance(step, Call)
+            step = steps.send(("f", None, None, "0", "f") if isinstance(step, Call) else None)
+    assert done.value.value is None
+    assert looks == 3

@@ -1,0 +1,76 @@
+"""A presence: believed while it stands, and asked about at the moment."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dblock._core.presence import OWN_PART, TRUSTED, Presence
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    theirs, _ = listener.accept()
+    listener.close()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def test_it_stands_for_a_while_after_a_sign_of_life(ends: tuple[socket.socket, socket.socket]) -> None:
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    assert presence.stands(100 + TRUSTED - 0.01)
+    assert not presence.stands(100 + TRUSTED)
+    presence.confirm(110)
+    assert presence.stands(100 + TRUSTED)
+    assert presence.left(110) == TRUSTED
+
+
+def test_it_falls_when_the_other_end_closes_and_whoever_asks_sees_it(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    ends[1].sendall(b"a notification that nobody has read")
+    assert presence.stands(101)
+    ends[1].close()
+    assert not presence.stands(111), "nobody has looked for ten seconds: it may have been closed for as long"
+
+
+def test_who_has_looked_a_moment_ago_knows_how_long_it_can_have_been(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    assert presence.stands(101)
+    ends[1].close()
+    assert presence.stands(101 + 0.15 * OWN_PART - 0.001)
+    assert not presence.stands(101 + 0.15 * OWN_PART)
+
+
+def test_in_doubt_it_does_not_stand_and_once_it_has_ended_nothing_hangs_on_it(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    presence.doubt()
+    assert not presence.stands(101)
+    presence.end()
+    assert presence.stands(101)
+    assert presence.stands(100 + 2 * TRUSTED)
+
+
+def test_many_threads_may_ask_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda _: presence.stands(101), range(5000)))
+
+
+def test_a_socket_that_was_closed_on_our_side_does_not_pass_for_open(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    ends[0].close()
+    assert not presence.stands(101)

@@ -1,0 +1,24 @@
+"""What an error of psycopg's comes to in dblock's words, where the server's own word for it is not enough."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import errors
+from psycopg.pq import DiagnosticField
+
+import dblock
+from dblock._runtime.error_mapping import translate
+
+
+def internal_error(severity: bytes) -> errors.InternalError_:
+    said = {DiagnosticField.SEVERITY_NONLOCALIZED: severity, DiagnosticField.MESSAGE_PRIMARY: b"could not write to log"}
+    return errors.InternalError_("could not write to log", info=said)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("severity", [b"PANIC", b"FATAL"])
+def test_of_a_server_that_gives_up_in_the_middle_nobody_can_tell_whether_it_has_done_it(severity: bytes) -> None:
+    assert type(translate(internal_error(severity), "dblock")) is dblock.Unavailable
+
+
+def test_what_the_server_refuses_and_goes_on_is_refused() -> None:
+    assert type(translate(internal_error(b"ERROR"), "dblock")) is dblock.DatabaseError

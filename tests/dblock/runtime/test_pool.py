@@ -1,0 +1,223 @@
+"""The pools, with connections that are none: who waits, who is served, and what becomes of those who leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import dblock
+from dblock._runtime.pool import IDLE_FOR, AsyncPool, Pool
+
+
+class Connection:
+    """Stands in for a wire."""
+
+    usable = True
+    used_at = 0.0
+    place: Any = None
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def pool(size: int = 1, patience: float = 5.0) -> tuple[Any, list[Connection]]:
+    made: list[Connection] = []
+
+    def connect() -> Any:
+        made.append(Connection())
+        return made[-1]
+
+    return Pool(connect, size, patience), made
+
+
+def async_pool(size: int = 1, patience: float = 5.0) -> tuple[Any, list[Connection]]:
+    made: list[Connection] = []
+
+    async def connect() -> Any:
+        await asyncio.sleep(0)
+        made.append(Connection())
+        return made[-1]
+
+    return AsyncPool(connect, size, patience), made
+
+
+def test_one_call_after_the_other_uses_one_connection() -> None:
+    shared, made = pool(4)
+    for _ in range(5):
+        shared.give(shared.take())
+    assert len(made) == 1
+
+
+def test_what_a_burst_of_calls_had_opened_is_closed_when_it_is_not_used() -> None:
+    shared, made = pool(2)
+    one, other = shared.take(), shared.take()
+    shared.give(one)
+    one.used_at = time.monotonic() - 2 * IDLE_FOR
+    shared.give(other)
+    assert [wire.closed for wire in made] == [True, False]
+    assert shared.take() is other
+
+
+def test_a_connection_that_is_not_usable_is_closed_and_replaced() -> None:
+    shared, _ = pool()
+    wire = shared.take()
+    wire.usable = False
+    shared.give(wire)
+    assert wire.closed
+    assert shared.take() is not wire
+
+
+def test_a_connection_that_cannot_be_opened_takes_no_place() -> None:
+    def refuse() -> Any:
+        raise OSError
+
+    shared = Pool(refuse, 1, 0.1)
+    for _ in range(3):
+        with pytest.raises(OSError):  # noqa: PT011 - the very one that was raised
+            shared.take()
+
+
+def test_waiting_threads_are_served_in_order_and_not_overtaken() -> None:
+    shared, _ = pool()
+    wire = shared.take()
+    served: list[int] = []
+
+    def wait(number: int) -> None:
+        mine = shared.take()
+        served.append(number)
+        shared.give(mine)
+
+    threads = []
+    for number in range(5):
+        threads.append(threading.Thread(target=wait, args=[number]))
+        threads[-1].start()
+        while len(shared._line) <= number:
+            time.sleep(0.001)
+    shared.give(wire)
+    for thread in threads:
+        thread.join(10)
+    assert served == [0, 1, 2, 3, 4]
+
+
+async def test_a_task_that_comes_back_at_once_does_not_overtake_those_who_wait() -> None:
+    shared, _ = async_pool()
+    stop = False
+
+    async def busy() -> None:
+        while not stop:
+            shared.give(await shared.take())
+            await asyncio.sleep(0)
+
+    others = [asyncio.ensure_future(busy()) for _ in range(3)]
+    served = 0
+    for _ in range(20):
+        await asyncio.sleep(0)
+        shared.give(await asyncio.wait_for(shared.take(), 5))
+        served += 1
+    stop = True
+    await asyncio.gather(*others)
+    assert served == 20
+
+
+async def test_a_wait_that_is_too_long_says_so_and_leaves_the_line() -> None:
+    shared, _ = async_pool(patience=0.05)
+    wire = await shared.take()
+    with pytest.raises(dblock.Unavailable, match="All 1 connections"):
+        await shared.take()
+    shared.give(wire)
+    assert await shared.take() is wire
+
+
+def test_a_thread_that_waits_too_long_leaves_the_line() -> None:
+    shared, _ = pool(patience=0.05)
+    wire = shared.take()
+    with pytest.raises(dblock.Unavailable, match="All 1 connections"):
+        shared.take()
+    shared.give(wire)
+    assert shared.take() is wire
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_turn_that_comes_to_a_cancelled_task_goes_to_the_next(turns: int) -> None:
+    shared, made = async_pool()
+    wire = await shared.take()
+    leaving = asyncio.ensure_future(shared.take())
+    await asyncio.sleep(0)
+    staying = asyncio.ensure_future(shared.take())
+    await asyncio.sleep(0)
+    shared.give(wire)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    leaving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        shared.give(await leaving)
+    assert await asyncio.wait_for(staying, 5) is wire
+    assert len(made) == 1
+
+
+async def test_a_cancelled_opening_gives_its_place_to_the_next() -> None:
+    reachable = False
+
+    async def connect() -> Any:
+        while not reachable:
+            await asyncio.sleep(0.01)
+        return Connection()
+
+    shared = AsyncPool(connect, 1, 5)
+    opening = asyncio.ensure_future(shared.take())
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(shared.take())
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    reachable = True
+    assert await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_task_that_waits_is_told_when_the_pool_closes() -> None:
+    shared, made = async_pool()
+    busy = await shared.take()
+    waiting = [asyncio.ensure_future(shared.take()) for _ in range(3)]
+    await asyncio.sleep(0)
+    shared.close()
+    for waiter in waiting:
+        with pytest.raises(dblock.ClientClosed):
+            await waiter
+    shared.give(busy)
+    assert len(made) == 1
+    assert len(shared._places) == 0
+
+
+def test_a_thread_that_waits_is_told_when_the_pool_closes() -> None:
+    shared, made = pool()
+    busy = shared.take()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(shared.take)
+        while not shared._line:
+            time.sleep(0.001)
+        shared.close()
+        with pytest.raises(dblock.ClientClosed):
+            waiting.result(10)
+    shared.give(busy)
+    assert len(made) == 1
+    assert len(shared._places) == 0
+
+
+def test_a_closed_pool_closes_what_comes_back() -> None:
+    shared, made = pool(2)
+    busy = shared.take()
+    shared.give(shared.take())
+    shared.close()
+    assert [wire.closed for wire in made] == [False, True]
+    shared.give(busy)
+    assert busy.closed
+    with pytest.raises(dblock.ClientClosed):
+        shared.take()

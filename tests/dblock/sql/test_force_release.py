@@ -1,0 +1,193 @@
+"""A lock taken from its holder: told first, freed when it lets go or its deadline passes; or at once, on demand."""
+
+from __future__ import annotations
+
+import uuid
+
+import psycopg
+import pytest
+from psycopg import conninfo
+
+from dblock.admin import privileges, schema
+from tests.support import mutants
+from tests.support.sessions import Session, Sessions
+
+RENEW = "SELECT missed, reasons FROM renew_all(ARRAY['a'], ARRAY[%s::bigint], ARRAY['60 s'::interval])"
+FORCE = "SELECT force_release('a', %s, 'ann@desk', 'stuck since noon')"
+
+
+def held(sessions: Sessions, ttl: str = "5 s") -> Session:
+    session = sessions.open()
+    assert session.do("SELECT granted, token FROM try_acquire('a', %s::interval, 'worker')", ttl) == (True, 1)
+    return session
+
+
+def test_the_holder_is_told_and_keeps_its_deadline(sessions: Sessions) -> None:
+    session = held(sessions)
+    deadline = session.do("SELECT expires_at FROM holder('a')")
+    assert session.do(FORCE, 1) == (True,)
+    assert session.do(RENEW, 1) == ([1], ["forced"])
+    assert session.do("SELECT * FROM renew('a', 1, '60 s')") is None
+    assert session.do("SELECT expires_at FROM holder('a')") == deadline
+    assert session.do("SELECT granted FROM try_acquire('a')") == (False,), "it has not let go yet"
+
+
+def test_it_is_free_when_the_holder_lets_go(sessions: Sessions) -> None:
+    session = held(sessions)
+    session.do(FORCE, 1)
+    assert session.do("SELECT release('a', 1)") == (True,)
+    assert session.do("SELECT granted, token FROM try_acquire('a')") == (True, 2)
+
+
+def test_it_is_free_when_the_deadline_has_passed_and_the_next_can_renew(sessions: Sessions) -> None:
+    session = held(sessions, "100 ms")
+    session.do(FORCE, 1)
+    session.do("SELECT pg_sleep(0.11)")
+    assert session.do("SELECT granted, token FROM try_acquire('a')") == (True, 2)
+    assert session.do(RENEW, 2) == (None, None), "the next holder was told to let go, too"
+
+
+def test_at_once_it_is_free_at_once(sessions: Sessions) -> None:
+    session = held(sessions)
+    assert session.do("SELECT force_release('a', 1, now => true)") == (True,)
+    assert session.do("SELECT granted, token FROM try_acquire('a')") == (True, 2)
+    assert session.do(RENEW, 1) == ([1], ["superseded"])
+    assert session.do("SELECT release('a', 1)") == (False,), "the old holder freed the next one's lock"
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_only_the_grant_that_was_meant(sessions: Sessions, now: bool) -> None:
+    session = held(sessions)
+    statement = "SELECT force_release(%s, %s, now => %s)"
+    assert session.do(statement, "a", 7, now) == (False,)
+    assert session.do(statement, "b", 1, now) == (False,)
+    session.do("SELECT release('a', 1)")
+    assert session.do(statement, "a", 1, now) == (False,), "it was free"
+    assert session.do("SELECT count(*) FROM lock_history") == (0,), "and nothing was done"
+
+
+def test_one_without_durability_is_meant_by_its_number(sessions: Sessions) -> None:
+    session = held(sessions)
+    session.do("SELECT try_acquire('b', durable => false)")
+    (number,) = session.do("SELECT token FROM list_locks(name => 'b')")
+    assert number < 0
+    assert session.do("SELECT force_release('b', NULL, now => true)") == (False,)
+    assert session.do("SELECT force_release('b', %s, now => true)", number) == (True,)
+    session.do("SELECT try_acquire('b', durable => false)")
+    assert session.do("SELECT force_release('b', %s, now => true)", number) == (False,), "that was another's grant"
+
+
+def test_it_waits_for_a_renewal_under_way_and_then_ends_it(sessions: Sessions) -> None:
+    session, forcing = held(sessions), sessions.open()
+    session.do("BEGIN")
+    session.do(RENEW, 1)
+    forced = forcing.start(FORCE, 1)
+    forcing.wait_until_blocked()
+    session.do("COMMIT")
+    assert forced.result(20) == (True,)
+    assert session.do(RENEW, 1) == ([1], ["forced"])
+
+
+def renewed_behind_a_force(sessions: Sessions) -> object:
+    session, forcing = held(sessions), sessions.open()
+    forcing.do("BEGIN")
+    forcing.do(FORCE, 1)
+    renewed = session.start("SELECT remaining > 50 FROM renew('a', 1, '60 s')")
+    session.wait_until_blocked()
+    forcing.do("COMMIT")
+    return renewed.result(20)
+
+
+def test_a_renewal_that_waits_for_it_comes_to_nothing(sessions: Sessions) -> None:
+    assert renewed_behind_a_force(sessions) is None
+
+
+def test_that_would_notice_a_renewal_that_goes_on(sessions: Sessions, owner: psycopg.Connection) -> None:
+    mutants.replace(owner, mutants.altered("20_renew.sql", "AND l.forced_at IS NULL", ""))
+    assert renewed_behind_a_force(sessions) == (True,)
+
+
+def test_it_does_not_take_the_lock_of_who_came_meanwhile(sessions: Sessions) -> None:
+    session, forcing = held(sessions), sessions.open()
+    session.do("BEGIN")
+    session.do("SELECT release('a', 1)")
+    session.do("SELECT try_acquire('a')")
+    forced = forcing.start("SELECT force_release('a', 1, now => true)")
+    forcing.wait_until_blocked()
+    session.do("COMMIT")
+    assert forced.result(20) == (False,)
+    assert session.do("SELECT token FROM holder('a')") == (2,)
+
+
+def test_one_that_ran_out_while_it_waited_is_taken_from_nobody(sessions: Sessions) -> None:
+    session, forcing = held(sessions, "300 ms"), sessions.open()
+    session.do("BEGIN")
+    session.do("SELECT 1 FROM distributed_locks WHERE name = 'a' FOR UPDATE")
+    forced = forcing.start(FORCE, 1)
+    forcing.wait_until_blocked()
+    session.do("SELECT pg_sleep(0.3)")
+    session.do("COMMIT")
+    assert forced.result(20) == (False,)
+
+
+def test_the_first_in_line_is_woken(sessions: Sessions, owner: psycopg.Connection) -> None:
+    session = held(sessions)
+    client = uuid.uuid4()
+    owner.execute(f'LISTEN "dblock_{client.hex}"'.encode())
+    session.do("SELECT ticket FROM acquire('a', attempt => gen_random_uuid(), client => %s)", client)
+    session.do("SELECT wake_line('a')")
+    assert list(owner.notifies(timeout=0.05)) == [], "for a lock that is held"
+    session.do("SELECT force_release('a', 1, now => true)")
+    session.do("SELECT wake_line('a')")
+    assert len(list(owner.notifies(timeout=5, stop_after=1))) == 1
+
+
+def test_who_did_it_and_why_is_remembered(sessions: Sessions) -> None:
+    session = held(sessions)
+    session.do(FORCE, 1)
+    event, token, holder, actor, reason = session.do(
+        "SELECT event, token, holder, actor, reason FROM list_history('a')"
+    )
+    assert (event, token, holder, reason) == ("forced", 1, "worker", "stuck since noon")
+    assert actor.startswith("ann@desk as ")
+    session.do("SELECT force_release('a', 1, repeat('x', 9000), repeat('y', 9000), true)")
+    event, actor, length = session.do("SELECT event, actor, length(reason) FROM list_history('a')")
+    (login,) = session.do("SELECT session_user")
+    assert (event, length) == ("broken", 2048)
+    assert actor == f"{'x' * 400} as {login}", "what is certain can be pushed out by nothing"
+
+
+def test_roles_may_what_they_were_granted_and_no_more(dsn: str, role: str, owner: psycopg.Connection) -> None:
+    as_role = conninfo.make_conninfo(dsn, user=role, password="app")
+    owner.execute("SELECT try_acquire('a')")
+    calls = {
+        "lock": ["try_acquire('b')", "holder('a')"],
+        "see": ["list_locks()", "list_waiters()", "list_history()", "grants_are_recorded()"],
+        "break": ["force_release('a', 1)", "wake_line('a')"],
+        None: ["record_grants(true)", "reap()", "note('a', 1, 'forced', 'x', now())", "raise_tokens(1)"],
+    }
+    for may in (["lock"], ["see"], ["lock", "see"], ["see", "break"], ["lock", "see", "break"]):
+        schema.grant(dsn, role, may=may)
+        with psycopg.connect(as_role, autocommit=True) as connection:
+            for right, functions in calls.items():
+                for function in functions:
+                    statement = f"SELECT dblock.{function}".encode()
+                    if right in may:
+                        connection.execute(statement)
+                    else:
+                        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                            connection.execute(statement)
+
+
+def test_what_is_new_comes_to_those_who_had_its_kind(dsn: str, role: str, owner: psycopg.Connection) -> None:
+    """The functions' files are run again by an upgrade, and with them what roles may call: that and no more."""
+    for may, taken in (("see", "list_history"), ("lock", "queue"), ("break", "wake_line")):
+        schema.grant(dsn, role, may=[may])
+        owner.execute(f'REVOKE EXECUTE ON FUNCTION {taken} FROM "{role}"'.encode())
+        schema.install(dsn, repair=True)
+        found = owner.execute(
+            "SELECT proname FROM pg_proc WHERE pronamespace = 'dblock'::regnamespace"
+            " AND has_function_privilege(%s, oid, 'EXECUTE')",
+            [role],
+        ).fetchall()
+        assert {name for (name,) in found} == {*privileges.RIGHTS[may]}

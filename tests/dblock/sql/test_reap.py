@@ -1,0 +1,227 @@
+"""The reaper takes nothing that lives and never lowers a token."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import conninfo
+
+import dblock
+from dblock import cli
+from dblock._runtime.target import resolve
+from dblock.admin import schema
+from dblock.admin.reaper import Reaper
+from tests.support import mutants
+from tests.support.sessions import Sessions
+
+ALL = "SELECT reap('0 s')"
+
+
+def names(owner: psycopg.Connection) -> set[str]:
+    return {name for (name,) in owner.execute("SELECT name FROM distributed_locks")}
+
+
+def test_only_what_is_free_and_long_idle_goes(owner: psycopg.Connection, client: dblock.Client) -> None:
+    for name in ("released long ago", "ran out long ago", "released just now", "held since long"):
+        lease = client.lock(name, ttl=600).acquire()
+        if name.startswith("released"):
+            lease.release()
+    owner.execute(
+        "UPDATE distributed_locks SET granted_at = granted_at - interval '3 days',"
+        " released_at = CASE WHEN name LIKE '%now' THEN released_at ELSE released_at - interval '3 days' END"
+    )
+    owner.execute(
+        "UPDATE distributed_locks SET expires_at = clock_timestamp() - interval '2 days' WHERE name LIKE 'ran%'"
+    )
+    assert owner.execute("SELECT reap()").fetchone() == (2,)
+    assert names(owner) == {"released just now", "held since long"}
+
+
+def test_tokens_go_on_rising_when_rows_are_gone(owner: psycopg.Connection, client: dblock.Client) -> None:
+    before = client.lock("a").acquire()
+    before.release()
+    assert owner.execute(ALL).fetchone() == (1,)
+    assert client.lock("a").acquire().token > before.token
+
+
+def test_a_row_being_granted_is_passed_over(sessions: Sessions, owner: psycopg.Connection) -> None:
+    granting, reaping = sessions.open(), sessions.open()
+    granting.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
+    granting.do("BEGIN")
+    granting.do("SELECT try_acquire('a')")
+    assert reaping.do(ALL) == (0,)
+    granting.do("COMMIT")
+    assert reaping.do(ALL) == (0,)
+    assert names(owner) == {"a"}
+
+
+def test_a_grant_that_meets_the_reaper_waits_for_nothing_and_gets_a_row_of_its_own(sessions: Sessions) -> None:
+    """The reaper stops just before it deletes a row; a grant comes in between, and then once more."""
+    granting, reaping = sessions.open(), sessions.open("held")
+    granting.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
+    gate = sessions.gate("DELETE")
+    waiting = reaping.start(ALL)
+    reaping.wait_until_blocked()
+    assert granting.do("SELECT granted, remaining FROM try_acquire('a')") == (False, 0.0)
+    gate.open()
+    assert waiting.result(20) == (1,)
+    assert granting.do("SELECT granted, token FROM try_acquire('a')") == (True, 2)
+
+
+def test_it_works_in_batches(owner: psycopg.Connection, dsn: str) -> None:
+    owner.execute("SELECT release(n::text, (SELECT token FROM try_acquire(n::text))) FROM generate_series(1, 25) AS n")
+    assert owner.execute("SELECT reap('0 s', 10)").fetchone() == (10,)
+    assert Reaper(resolve(dsn), idle=0, batch=4).once() == 15
+    assert names(owner) == set()
+
+
+def test_two_reapers_do_not_wait_for_each_other(sessions: Sessions) -> None:
+    one, other = sessions.open(), sessions.open()
+    one.do("SELECT release(n::text, (SELECT token FROM try_acquire(n::text))) FROM generate_series(1, 20) AS n")
+    one.do("BEGIN")
+    assert one.do("SELECT reap('0 s', 10)") == (10,)
+    assert other.do("SELECT reap('0 s', 100)") == (10,)
+    one.do("COMMIT")
+
+
+def test_a_reaper_that_takes_the_living_is_caught(owner: psycopg.Connection, client: dblock.Client) -> None:
+    mutants.replace(owner, mutants.altered("70_reap.sql", "l.expires_at <= clock_timestamp() - idle", "true"))
+    client.lock("a").acquire()
+    assert owner.execute(ALL).fetchone() == (1,)
+
+
+@pytest.mark.parametrize("call", ["reap('-1 s')", "reap(NULL)", "reap('1 s', 0)", "reap('1 s', NULL)"])
+def test_the_database_refuses_nonsense(owner: psycopg.Connection, call: str) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        owner.execute(f"SELECT {call}".encode())
+
+
+@pytest.mark.parametrize("options", [{"idle": -1}, {"interval": 0}, {"batch": 0}, {"batch": "x"}, {"idle": "day"}])
+def test_python_refuses_nonsense(dsn: str, options: dict[str, Any]) -> None:
+    with pytest.raises(dblock.InvalidArgument):
+        Reaper(resolve(dsn), **options)
+
+
+def test_an_applications_role_may_not_reap(dsn: str, role: str) -> None:
+    schema.grant(resolve(dsn), role)
+    with pytest.raises(dblock.AccessDenied):
+        Reaper(resolve(conninfo.make_conninfo(dsn, user=role, password="app"))).once()
+
+
+def test_a_reaper_at_intervals_survives_a_database_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    stop = threading.Event()
+    away = Reaper(resolve("postgresql://127.0.0.1:1/nothing"), interval=0.01)
+    running = threading.Thread(target=away.run, args=[stop])
+    running.start()
+    while caplog.text.count("tries again") < 3:
+        stop.wait(0.01)
+    stop.set()
+    running.join(10)
+    assert not running.is_alive()
+
+
+def test_the_command_line_reaps_once(dsn: str, client: dblock.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    client.lock("a").acquire().release()
+    assert cli.main(["reaper", "--once", "--idle", "0", "--dsn", dsn]) == 0
+    assert "1 idle locks" in capsys.readouterr().out
+
+
+def test_the_command_line_reaps_until_interrupted(dsn: str, owner: psycopg.Connection, client: dblock.Client) -> None:
+    client.lock("a").acquire().release()
+    command = [sys.executable, "-m", "dblock.cli", "reaper", "--idle", "0", "--interval", "0.05", "--dsn", dsn]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert job.stderr is not None
+    assert "reaped 1 idle locks" in job.stderr.readline()
+    job.send_signal(signal.SIGINT)
+    assert job.wait(20) == 130
+    job.stderr.close()
+
+
+def test_any_number_of_dead_clients_can_be_cleared_away(owner: psycopg.Connection, client: dblock.Client) -> None:
+    """Each leaves the mark of a presence behind; the server's table of locks has room for a few thousand."""
+    client.lock("a").acquire()
+    while owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (1,):
+        pass
+    owner.execute(
+        "INSERT INTO lock_presence SELECT gen_random_uuid(), number, 0, pg_postmaster_start_time(), '150 ms'"
+        " FROM generate_series(1, 60000) AS number"
+    )
+    owner.execute(ALL)
+    noted = "SELECT count(*) FROM lock_presence WHERE gone_since IS NOT NULL"
+    assert owner.execute(noted).fetchone() == (60_000,), "all of the dead, and not the one that lives"
+    owner.execute("UPDATE lock_presence SET gone_since = gone_since - interval '2 minutes'")
+    owner.execute(ALL)
+    assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (1,)
+
+
+def test_whatever_its_mark_nobody_who_lives_is_noted_as_gone(owner: psycopg.Connection, dsn: str) -> None:
+    """A mark is a random number, of either sign, which the server shows in two halves without one."""
+    with psycopg.connect(dsn, autocommit=True) as living:
+        living.execute("SELECT dblock.be_present(gen_random_uuid(), '150 ms') FROM generate_series(1, 64)")
+        owner.execute(ALL)
+        gone = "SELECT count(*), count(gone_since) FROM lock_presence"
+        assert owner.execute(gone).fetchone() == (64, 0)
+        signs = "SELECT count(DISTINCT (mark < 0, mark::bit(64) & x'0000000080000000' = 0::bit(64))) FROM lock_presence"
+        assert owner.execute(signs).fetchone() == (4,)
+    held = "SELECT count(*) FROM pg_locks JOIN lock_presence ON mark = (classid::bigint << 32) | objid::bigint"
+    while owner.execute(held).fetchone() != (0,):
+        pass
+    owner.execute(ALL)
+    assert owner.execute(gone).fetchone() == (64, 64)
+
+
+@pytest.mark.parametrize("gone_since", [None, "2020-01-01"])
+def test_a_presence_that_somebody_looks_at_is_not_waited_for(
+    owner: psycopg.Connection, dsn: str, client: dblock.Client, gone_since: str | None
+) -> None:
+    """Who finds a holder dead holds its presence to the end of a transaction, which may be long."""
+    client.lock("a").acquire().release()
+    owner.execute(
+        "INSERT INTO lock_presence SELECT gen_random_uuid(), number, 0, pg_postmaster_start_time(), '150 ms', %s"
+        " FROM generate_series(1, 3) AS number",
+        [gone_since],
+    )
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT FROM dblock.lock_presence WHERE mark = 2 FOR UPDATE")
+        owner.execute("SET lock_timeout = '1s'")
+        assert owner.execute(ALL).fetchone() == (1,)
+        left = owner.execute("SELECT mark FROM lock_presence WHERE gone_since IS NOT NULL ORDER BY 1").fetchall()
+        assert left == ([(2,)] if gone_since else [(1,), (3,)])
+
+
+def test_a_full_batch_does_not_read_the_whole_table(owner: psycopg.Connection, dsn: str) -> None:
+    owner.execute(
+        "INSERT INTO distributed_locks (name, token, expires_at)"
+        " SELECT 'idle ' || number, number, '-infinity' FROM generate_series(1, 5000) AS number"
+    )
+    assert Reaper(dsn, idle=0, batch=50).once() == 5000
+    read = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE schemaname = 'dblock' AND relname = 'distributed_locks'"
+    # The counters come when the session has ended.
+    while not (row := owner.execute(read).fetchone()) or not row[0]:
+        pass
+    assert row[0] <= 10_000, "each once to be taken, and not all of them again for each of a hundred batches"
+
+
+def test_history_that_another_transaction_clears_away_is_not_waited_for(
+    owner: psycopg.Connection, dsn: str, client: dblock.Client
+) -> None:
+    """A grant does so too, in a transaction that may be long; and nobody could have what the reaper has taken."""
+    client.lock("a").acquire().release()
+    owner.execute(
+        "INSERT INTO lock_history (at, name, event)"
+        " SELECT clock_timestamp() - interval '40 days', 'b', 'expired' FROM generate_series(1, 101)"
+    )
+    with psycopg.connect(dsn) as other:
+        other.execute("SET search_path = dblock")
+        other.execute("SELECT note('b', 1, 'expired', NULL, clock_timestamp())")
+        owner.execute("SET lock_timeout = '1s'")
+        assert owner.execute(ALL).fetchone() == (1,)
+        assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (2,), "those that the other has"
+    owner.execute(ALL)
+    assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (1,)

@@ -1,0 +1,435 @@
+"""Every fenced resource keeps the promise of fenced_store.conformance; and those that do not are found out."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from obstore.store import GCSStore, LocalStore, MemoryStore
+from sqlalchemy import Engine, create_engine, text
+
+import fenced_store
+from fenced_store import FencedStore, ObjectBusy, StaleTokenError, conformance
+from fenced_store.conformance import Open
+from fenced_store.objects import FencedObjects
+from tests.fenced_store.postgres.conftest import url
+from tests.support.backends import TABLE, Keys, Objects, Rows, Service, Transactions
+from tests.support.gcs import running_gcs
+from tests.support.service import running_service
+
+CHECKS = pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+KINDS = [
+    "key", "transaction", "row", "s3", "gcs", "memory", "files", "service that shows it again", "service that holds it",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Engine, Path]]:
+    """A database for all of them, which use names of their own; and an engine on it, and a folder."""
+    from tests.conftest import _database
+
+    with _database(server, "dblock_test_conformance", template) as dsn:
+        engine = create_engine(url(dsn), pool_size=20)
+        fenced_store.raise_ours(engine)
+        with engine.begin() as connection:
+            connection.execute(text(TABLE.format("things")))
+            connection.execute(text(TABLE.format("protected_things")))
+        fenced_store.protect(engine, "protected_things")
+        yield dsn, engine, tmp_path_factory.mktemp("files")
+        engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def service(shared: tuple[str, Engine, Path]) -> Iterator[str]:
+    with running_service(shared[0]) as address:
+        yield address
+
+
+@pytest.fixture
+def gcs() -> Iterator[GCSStore]:
+    with running_gcs() as bucket:
+        yield bucket
+
+
+@pytest.fixture(params=KINDS)
+def opens(request: pytest.FixtureRequest, shared: tuple[str, Engine, Path]) -> Iterator[Open]:
+    dsn, engine, folder = shared
+    kind = request.param
+    memory = MemoryStore()
+    opened: list[FencedStore] = []
+    bucket = request.getfixturevalue(kind) if kind in ("s3", "gcs") else None
+    address = request.getfixturevalue("service") if "service" in kind else ""
+
+    def files() -> Objects:
+        opened.append(FencedStore(dsn))
+        return Objects(FencedObjects(LocalStore(folder), pointers=opened[-1]))
+
+    makes: dict[str, Callable[[], Any]] = {
+        "key": lambda: Keys(dsn),
+        "transaction": lambda: Transactions(engine, dsn),
+        "row": lambda: Rows(engine, dsn),
+        "memory": lambda: Objects(FencedObjects(memory)),
+        "files": files,
+        "s3": lambda: Objects(FencedObjects(bucket)),
+        "gcs": lambda: Objects(FencedObjects(bucket)),
+        "service that shows it again": lambda: Service(address, "stored"),
+        "service that holds it": lambda: Service(address, "held"),
+    }
+    yield makes[kind]
+    for store in opened:
+        store.close()
+
+
+@CHECKS
+def test_it_keeps_the_promise(
+    request: pytest.FixtureRequest, opens: Open, check: Callable[[Open], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not request.config.getoption("--long"):
+        monkeypatch.setattr(conformance, "WRITES", 64)
+    check(opens)
+
+
+class Kept(dict[str, tuple[tuple[int, int], bytes | None]]):
+    """What a resource in this process remembers: for each name the fence and the value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.RLock()
+
+
+class Honest:
+    """A resource in this process that keeps the promise."""
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+
+    def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
+        with self.kept.lock:
+            fence, value = self.look(resource)
+            if (token, number) == fence and data == value and number:
+                return True
+            self.compare(resource, (token, number), fence)
+            self.store(resource, (token, number), data)
+            return False
+
+    def claim(self, resource: str, token: int) -> None:
+        with self.kept.lock:
+            fence, value = self.look(resource)
+            if token < fence[0]:
+                raise StaleTokenError(resource, token, fence[0], None)
+            if token > fence[0]:
+                self.store(resource, (token, 0), value)
+
+    def read(self, resource: str) -> bytes | None:
+        return self.look(resource)[1]
+
+    def look(self, resource: str) -> tuple[tuple[int, int], bytes | None]:
+        return self.kept.get(resource, ((0, 0), None))
+
+    def compare(self, resource: str, pair: tuple[int, int], fence: tuple[int, int]) -> None:
+        if pair <= fence:
+            raise StaleTokenError(resource, pair[0], fence[0], None)
+
+    def store(self, resource: str, pair: tuple[int, int], data: bytes | None) -> None:
+        self.kept[resource] = (pair, data)
+
+
+class ComparesTokensAlone(Honest):
+    def compare(self, resource: str, pair: tuple[int, int], fence: tuple[int, int]) -> None:
+        super().compare(resource, (pair[0], 1), (fence[0], 0))
+
+
+class ComparesNumbersAlone(Honest):
+    def compare(self, resource: str, pair: tuple[int, int], fence: tuple[int, int]) -> None:
+        super().compare(resource, (1, pair[1]), (1, fence[1]))
+
+
+class RefusesWhatComesTwice(Honest):
+    def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
+        if self.look(resource)[0] == (token, number):
+            raise StaleTokenError(resource, token, token, None)
+        return super().write(resource, data, token, number)
+
+
+class TakesAnythingUnderANumberForTheSame(Honest):
+    def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
+        return self.look(resource)[0] == (token, number) or super().write(resource, data, token, number)
+
+
+class ForgetsWhatWasDeleted(Honest):
+    def store(self, resource: str, pair: tuple[int, int], data: bytes | None) -> None:
+        super().store(resource, pair, data)
+        if data is None:
+            del self.kept[resource]
+
+
+class RemembersForItselfAlone(Honest):
+    def __init__(self, kept: Kept) -> None:
+        super().__init__(kept)
+        self.mine = Kept()
+
+    def look(self, resource: str) -> tuple[tuple[int, int], bytes | None]:
+        return self.mine.get(resource, ((0, 0), None))[0], self.kept.get(resource, ((0, 0), None))[1]
+
+    def store(self, resource: str, pair: tuple[int, int], data: bytes | None) -> None:
+        self.mine[resource] = self.kept[resource] = (pair, data)
+
+
+class ClaimsNothing(Honest):
+    def claim(self, resource: str, token: int) -> None:
+        pass
+
+
+class ClaimsAwayTheValue(Honest):
+    def claim(self, resource: str, token: int) -> None:
+        super().claim(resource, token)
+        fence, _ = self.look(resource)
+        if fence[1] == 0:
+            self.store(resource, fence, b"")
+
+
+class LowersByAClaim(Honest):
+    def claim(self, resource: str, token: int) -> None:
+        fence, value = self.look(resource)
+        if token < fence[0]:
+            raise StaleTokenError(resource, token, fence[0], None)
+        self.store(resource, (token, 0), value)
+
+
+class MixesNamesUp(Honest):
+    def look(self, resource: str) -> tuple[tuple[int, int], bytes | None]:
+        return super().look(resource.lower())
+
+    def store(self, resource: str, pair: tuple[int, int], data: bytes | None) -> None:
+        super().store(resource.lower(), pair, data)
+
+
+class LooksFirstAndWritesThen(Honest):
+    """Nothing holds between the comparison and the write."""
+
+    def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
+        fence, _ = self.look(resource)
+        self.compare(resource, (token, number), fence)
+        time.sleep(random.uniform(0, 0.004))
+        self.store(resource, (token, number), data)
+        return False
+
+
+class ComparesText(Honest):
+    def compare(self, resource: str, pair: tuple[int, int], fence: tuple[int, int]) -> None:
+        if (pair[0], str(pair[1])) <= (fence[0], str(fence[1])):
+            raise StaleTokenError(resource, pair[0], fence[0], None)
+
+
+class ComparesFloating(Honest):
+    def compare(self, resource: str, pair: tuple[int, int], fence: tuple[int, int]) -> None:
+        if (float(pair[0]), float(pair[1])) <= (float(fence[0]), float(fence[1])):
+            raise StaleTokenError(resource, pair[0], fence[0], None)
+
+
+class ComparesThirtyTwoBits(Honest):
+    def compare(self, resource: str, pair: tuple[int, int], fence: tuple[int, int]) -> None:
+        most = 2**31 - 1
+        super().compare(resource, (min(pair[0], most), min(pair[1], most)), (min(fence[0], most), min(fence[1], most)))
+
+
+class BringsBackWhatCameBefore(Honest):
+    """Knows every write again that it has accepted, and does it once more."""
+
+    def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
+        key = f"accepted {token} {number} {data!r} {resource}"
+        if key in self.kept:
+            self.store(resource, self.look(resource)[0], data)
+            return True
+        repeated = super().write(resource, data, token, number)
+        self.kept[key] = ((0, 0), None)
+        return repeated
+
+
+class TakesTheSameLettersForTheSame(Honest):
+    def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
+        fence, value = self.look(resource)
+        if fence == (token, number) and sorted(value or b"") == sorted(data or b""):
+            return True
+        return super().write(resource, data, token, number)
+
+
+class ClaimsInTwoSteps(Honest):
+    def claim(self, resource: str, token: int) -> None:
+        fence, value = self.look(resource)
+        if token < fence[0]:
+            raise StaleTokenError(resource, token, fence[0], None)
+        time.sleep(random.uniform(0, 0.004))
+        if token > fence[0]:
+            self.store(resource, (token, 0), value)
+
+
+class DeletesInTwoSteps(Honest):
+    def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
+        if data is not None:
+            return super().write(resource, data, token, number)
+        fence, value = self.look(resource)
+        if fence == (token, number) and value is None:
+            return True
+        self.compare(resource, (token, number), fence)
+        time.sleep(random.uniform(0, 0.004))
+        self.store(resource, (token, number), None)
+        return False
+
+
+class HasNoLock(Honest):
+    def __init__(self, kept: Kept) -> None:
+        super().__init__(kept)
+        self.kept = Kept()
+        self.kept.update(kept)
+        self.shared = kept
+
+    def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
+        fence, _ = self.shared.get(resource, ((0, 0), None))
+        if (token, number) <= fence:
+            raise StaleTokenError(resource, token, fence[0], None)
+        for _ in range(200):  # a little work, and no more
+            pass
+        self.shared[resource] = ((token, number), data)
+        return False
+
+    def read(self, resource: str) -> bytes | None:
+        return self.shared.get(resource, ((0, 0), None))[1]
+
+
+class WatchesTheValue(Honest):
+    """Replaces only the value that it looked at; which may have been written again since, by somebody newer."""
+
+    def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
+        while True:
+            fence, before = self.look(resource)
+            self.compare(resource, (token, number), fence)
+            time.sleep(random.uniform(0, 0.004))
+            with self.kept.lock:
+                if self.look(resource)[1] == before:
+                    self.store(resource, (token, number), data)
+                    return False
+
+
+BROKEN: list[tuple[type[Honest], Callable[[Open], None], str]] = [
+    (ComparesTokensAlone, conformance.refuses_a_lower_number_of_the_same_token, "write.*8, 1.*was let by"),
+    (ComparesNumbersAlone, conformance.refuses_a_lower_token, r"which was seen; expected \(7, 8\)|was let by"),
+    (RefusesWhatComesTwice, conformance.knows_the_same_write_sent_twice, "was refused, though it is not stale"),
+    (TakesAnythingUnderANumberForTheSame, conformance.knows_the_same_write_sent_twice, "b'other'.*was let by"),
+    (TakesTheSameLettersForTheSame, conformance.knows_the_same_write_sent_twice, "b'cone'.*was let by"),
+    (BringsBackWhatCameBefore, conformance.a_write_that_comes_again_later_changes_nothing, "changes nothing; expected"),
+    (ComparesText, conformance.compares_whole_numbers, "1, 10.*was refused"),
+    (ComparesFloating, conformance.compares_whole_numbers, "was refused"),
+    (ComparesThirtyTwoBits, conformance.compares_whole_numbers, "was refused"),
+    (ForgetsWhatWasDeleted, conformance.keeps_its_fence_when_deleted, "b'back'.*was let by"),
+    (RemembersForItselfAlone, conformance.refuses_a_lower_token, "was let by"),
+    (ClaimsNothing, conformance.a_claim_refuses_before_anything_is_written, "b'late'.*was let by"),
+    (ClaimsAwayTheValue, conformance.a_claim_refuses_before_anything_is_written, "leaves the value as it was"),
+    (LowersByAClaim, conformance.a_claim_refuses_before_anything_is_written, "b'x'.*was let by"),
+    (MixesNamesUp, conformance.keeps_resources_apart, "was refused"),
+    (LooksFirstAndWritesThen, conformance.many_writers_are_accepted_in_order, "what is accepted rises|In the end"),
+    (HasNoLock, conformance.many_writers_are_accepted_in_order, "what is accepted rises|In the end"),
+    (WatchesTheValue, conformance.many_writers_of_the_same_bytes_too, "what is accepted rises|was let by"),
+    (ClaimsInTwoSteps, conformance.many_who_write_claim_and_delete_too, "what is accepted rises|In the end"),
+    (DeletesInTwoSteps, conformance.many_who_write_claim_and_delete_too, "what is accepted rises|In the end"),
+    (LooksFirstAndWritesThen, conformance.a_claim_holds_against_a_write_under_way, "In round"),
+]
+
+
+@CHECKS
+def test_an_honest_one_passes(check: Callable[[Open], None]) -> None:
+    kept = Kept()
+    check(lambda: Honest(kept))
+
+
+@pytest.mark.parametrize(("stormy", "several"), [(1.0, True), (0.001, False)])
+def test_where_a_storm_is_over_in_moments_there_are_several(
+    monkeypatch: pytest.MonkeyPatch, stormy: float, several: bool
+) -> None:
+    storms: list[object] = []
+
+    def storm(*args: object) -> None:
+        storms.append(args)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(conformance, "_squall", storm)
+    monkeypatch.setattr(conformance, "STORMY", stormy)
+    conformance.many_writers_are_accepted_in_order(lambda: Honest(Kept()))
+    assert (len(storms) > 1) is several
+
+
+@pytest.mark.parametrize(("kind", "check", "says"), BROKEN, ids=lambda one: getattr(one, "__name__", ""))
+def test_one_that_breaks_it_is_found_out(kind: type[Honest], check: Callable[[Open], None], says: str) -> None:
+    """At once, or where it takes a moment that may not come, in a few runs."""
+    for _ in range(10):
+        kept = Kept()
+        try:
+            check(lambda kept=kept: kind(kept))  # type: ignore[misc]
+        except AssertionError as error:
+            assert re.search(says, str(error)), error
+            return
+    pytest.fail("it passed ten times")
+
+
+def test_every_check_finds_something_out() -> None:
+    assert {check for _, check, _ in BROKEN} == set(conformance.CHECKS) - {conformance.accepts_what_rises}
+
+
+def test_the_checks_do_not_depend_on_asserts() -> None:
+    """They check in an interpreter that leaves assert out, too."""
+    script = """
+from fenced_store import conformance
+from tests.fenced_store.conformance.test_conformance import Honest, Kept
+class Blank(Honest):
+    def store(self, resource, pair, data):
+        super().store(resource, pair, b"")
+kept = Kept()
+try:
+    conformance.accepts_what_rises(lambda: Blank(kept))
+except AssertionError as error:
+    print(error)
+"""
+    root = Path(__file__).parents[3]
+    said = subprocess.check_output([sys.executable, "-O", "-c", script], text=True, cwd=root)
+    assert "read back; expected b'a', got b''" in said
+
+
+def test_a_backend_that_cannot_be_opened_is_said_at_once() -> None:
+    kept, opened = Kept(), iter(range(100))
+
+    def opens() -> Honest:
+        if next(opened) == 5:
+            raise OSError("no more of them")
+        return Honest(kept)
+
+    with pytest.raises(OSError, match="no more of them"):
+        conformance.many_writers_are_accepted_in_order(opens)
+
+
+def test_one_that_is_busy_at_times_is_honest() -> None:
+    class Busy(Honest):
+        def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
+            if number == 2 and token < 30:
+                raise ObjectBusy(resource, 1)
+            return super().write(resource, data, token, number)
+
+    kept = Kept()
+    conformance.many_writers_are_accepted_in_order(lambda: Busy(kept))
+
+
+def test_only_one_resource_is_enough_to_see_it_hold_nothing() -> None:
+    class Blank(Honest):
+        def store(self, resource: str, pair: tuple[int, int], data: bytes | None) -> None:
+            super().store(resource, pair, b"")
+
+    kept = Kept()
+    with pytest.raises(AssertionError, match=r"read back; expected b'a', got b''"):
+        conformance.accepts_what_rises(lambda: Blank(kept))

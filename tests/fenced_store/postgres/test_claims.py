@@ -1,0 +1,291 @@
+"""Claims with the grant: a stale holder is refused before the new one's first write. Each case sync and async."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import conninfo, sql
+
+import dblock
+import fenced_store
+from dblock.admin import schema
+from fenced_store import AsyncFencedStore, FencedStore, StaleTokenError
+from tests.support.facade import AsyncClients, Clients
+from tests.support.proxy import Proxy
+from tests.support.sessions import Sessions
+
+
+def elsewhere(clients: Clients, dsn: str) -> Any:
+    return AsyncFencedStore(dsn) if isinstance(clients, AsyncClients) else FencedStore(dsn)
+
+
+def fences(owner: psycopg.Connection) -> dict[str, int]:
+    return dict(owner.execute("SELECT resource, token FROM fenced_store.fences").fetchall())
+
+
+async def test_the_grant_itself_raises_the_fences(
+    clients: Clients, owner: psycopg.Connection, store: FencedStore
+) -> None:
+    lock = clients().lock("a", claims=["one", "two"])
+    first = await lock.try_acquire()
+    store.put("one", "by the first", fence=first.token)
+    await first.release()
+    second = await lock.acquire()
+    assert fences(owner) == {"one": second.token, "two": second.token}
+    with pytest.raises(StaleTokenError):
+        store.put("one", "stale", fence=first.token)
+    store.put("one", "by the second", fence=second.token)
+    (noted,) = fenced_store.rejections(clients.dsn)
+    assert (noted.lock, noted.stored) == ("a", second.token)
+    assert noted.holder == noted.stored_by
+    assert noted.holder is not None
+    assert "pid" in noted.holder
+
+
+async def test_a_grant_from_the_line_claims_too(clients: Clients, owner: psycopg.Connection) -> None:
+    holder, waiter = clients(), clients()
+    held = await holder.lock("a").acquire()
+    waiting = asyncio.ensure_future(waiter.lock("a", claims=["r"]).acquire())
+    while not await holder.lock("a").queue():
+        await asyncio.sleep(0.01)
+    assert fences(owner) == {}, "nothing is claimed by waiting"
+    await held.release()
+    lease = await waiting
+    assert fences(owner) == {"r": lease.token}
+    await lease.release()
+    crowded = waiter.lock("a", claims=["s"])
+    crowded_inner = getattr(crowded, "_inner", crowded)
+    crowded_inner._crowded = True  # lines up at once, and is granted there
+    lease = await crowded.acquire()
+    assert fences(owner)["s"] == lease.token
+
+
+async def test_who_is_not_granted_claims_nothing(clients: Clients, owner: psycopg.Connection) -> None:
+    await clients().lock("a").acquire()
+    lock = clients().lock("a", claims=["r"])
+    assert await lock.try_acquire() is None
+    with pytest.raises(dblock.LockTimeout):
+        await lock.acquire(timeout=0.1)
+    assert fences(owner) == {}
+
+
+async def test_a_claim_that_fails_undoes_the_grant(
+    clients: Clients, store: FencedStore, owner: psycopg.Connection
+) -> None:
+    store.put("r", 1, fence=900)
+    lock = clients().lock("a", claims=["before", "r"])
+    for _ in range(2):
+        with pytest.raises(dblock.DatabaseError, match="dblock token raise --above 900"):
+            await lock.try_acquire()
+        with pytest.raises(dblock.DatabaseError, match="dblock token raise --above 900"):
+            await lock.acquire(timeout=5)
+    assert await lock.holder() is None
+    assert fences(owner) == {"r": 900}
+    owner.execute("SELECT dblock.raise_tokens(900)")
+    assert (await lock.acquire(timeout=5)).token > 900
+
+
+async def test_a_lost_answer_to_a_grant_that_claims_is_asked_for_again(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    with Proxy(clients.dsn) as proxy:
+        lock = clients(proxy.dsn).lock("the lock in question", claims=["r"])
+        await lock.holder()
+        proxy.lose_answer_to(b"fenced_store.claim")
+        lease = await lock.try_acquire()
+        assert proxy.lost == 1
+        assert fences(owner) == {"r": lease.token}
+        assert (await lock.holder()).token == lease.token
+
+
+async def test_a_transaction_past_the_fence_is_waited_for(clients: Clients, sessions: Sessions) -> None:
+    """Two holders are one after the other, even if the first one's lease is over."""
+    older = sessions.open()
+    older.do("BEGIN")
+    older.do("SELECT fenced_store.raise_fence('r', 1)")
+    lock = clients().lock("a", claims=["r"])
+    waiting = asyncio.ensure_future(lock.acquire())
+    await asyncio.to_thread(sessions.wait_until_somebody_waits)
+    assert not waiting.done()
+    older.do("COMMIT")
+    assert (await waiting).token > 0
+
+
+async def test_it_is_not_waited_for_without_end(clients: Clients, sessions: Sessions) -> None:
+    older = sessions.open()
+    older.do("BEGIN")
+    older.do("SELECT fenced_store.raise_fence('r', 1)")
+    lock = clients().lock("a", claims=["r"])
+    with pytest.raises(dblock.LockTimeout):
+        await lock.acquire(timeout=1.2)
+    assert await lock.try_acquire() is None
+    assert await lock.holder() is None
+    older.do("COMMIT")
+    assert await lock.try_acquire() is not None
+
+
+async def test_a_claim_elsewhere_is_not_waited_for_without_end(clients: Clients, sessions: Sessions) -> None:
+    older = sessions.open()
+    older.do("BEGIN")
+    older.do("SELECT fenced_store.raise_fence('r', 1)")
+    store = elsewhere(clients, clients.dsn)
+    with pytest.raises(fenced_store.ClaimTimeout):
+        answer = store.claim("r", fence=9, patience=0.2)
+        if answer is not None:
+            await answer
+    older.do("COMMIT")
+    closing = store.close()
+    if closing is not None:
+        await closing
+
+
+async def test_a_claim_elsewhere_keeps_to_the_locks_timeout(clients: Clients, sessions: Sessions) -> None:
+    older = sessions.open()
+    older.do("BEGIN")
+    older.do("SELECT fenced_store.raise_fence('r', 1)")
+    store = elsewhere(clients, clients.dsn)
+    lock = clients().lock("a", claims=[store.claims("r")])
+    began = time.monotonic()
+    with pytest.raises(dblock.LockTimeout, match="past the fence of what it claims"):
+        await lock.acquire(timeout=1)
+    assert time.monotonic() - began < 3
+    assert await lock.try_acquire() is None
+    assert await lock.holder() is None
+    older.do("COMMIT")
+    closing = store.close()
+    if closing is not None:
+        await closing
+
+
+@pytest.mark.parametrize("error", [dblock.DatabaseError("no"), RuntimeError("no")], ids=repr)
+async def test_whatever_a_claim_elsewhere_raises_the_lock_is_given_back(clients: Clients, error: Exception) -> None:
+    class Failing:
+        def claim(self, token: int, patience: float) -> None:
+            raise error
+
+    class AsyncFailing:
+        async def claim(self, token: int, patience: float) -> None:
+            raise error
+
+    lock = clients().lock("a", claims=[AsyncFailing() if isinstance(clients, AsyncClients) else Failing()])
+    for call in (lock.acquire, lock.try_acquire):
+        with pytest.raises(type(error)):
+            await call()
+        assert await lock.holder() is None
+
+
+async def test_a_lease_that_ran_out_while_claiming_is_not_handed_out(clients: Clients) -> None:
+    class Slow:
+        def claim(self, token: int, patience: float) -> None:
+            time.sleep(0.6)
+
+    class AsyncSlow:
+        async def claim(self, token: int, patience: float) -> None:
+            await asyncio.sleep(0.6)
+
+    slow = AsyncSlow() if isinstance(clients, AsyncClients) else Slow()
+    lock = clients().lock("a", claims=[slow], ttl=0.3, keep_alive=False)
+    with pytest.raises(dblock.LeaseLost):
+        await lock.acquire()
+    with pytest.raises(dblock.LeaseLost):
+        await lock.try_acquire()
+
+
+async def test_a_fence_in_another_database_is_claimed_before_acquire_returns(clients: Clients, bare_dsn: str) -> None:
+    fenced_store.install(bare_dsn)
+    store = elsewhere(clients, bare_dsn)
+    with psycopg.connect(bare_dsn, autocommit=True) as there:
+        lock = clients().lock("a", claims=[store.claims("r", "s"), "here"])
+        lease = await lock.try_acquire()
+        assert fences(there) == {"r": lease.token, "s": lease.token}
+        await lease.release()
+        lease = await lock.acquire()
+        assert fences(there) == {"r": lease.token, "s": lease.token}
+        await lease.release()
+        there.execute("SELECT fenced_store.raise_fence('s', 900)")
+        for _ in range(2):
+            with pytest.raises(fenced_store.FenceAhead):
+                await lock.acquire()
+            assert await lock.holder() is None, "what cannot claim gives the lock back"
+        there.execute("DROP SCHEMA fenced_store CASCADE")
+        with pytest.raises(fenced_store.NotInstalled):
+            await lock.try_acquire()
+        assert await lock.holder() is None
+    closing = store.close()
+    if closing is not None:
+        await closing
+
+
+async def test_claims_are_of_the_clients_own_kind(dsn: str) -> None:
+    """The one would never be awaited, the other would keep the event loop from everything else."""
+    asynchronous, synchronous = AsyncFencedStore("host=/nowhere"), FencedStore("host=/nowhere")
+    with pytest.raises(dblock.InvalidArgument, match="claims of a FencedStore"):
+        dblock.Client("host=/nowhere").lock("a", claims=[asynchronous.claims("r")])
+    with pytest.raises(dblock.InvalidArgument, match="claims of an AsyncFencedStore"):
+        dblock.AsyncClient("host=/nowhere").lock("a", claims=[synchronous.claims("r")])
+
+
+async def test_a_cancelled_claim_elsewhere_gives_the_lock_back(dsn: str) -> None:
+    class Never:
+        async def claim(self, token: int, patience: float) -> None:
+            await asyncio.sleep(60)
+
+    async with dblock.AsyncClient(dsn) as client:
+        lock = client.lock("a", claims=[Never()])
+        acquiring = asyncio.ensure_future(lock.acquire())
+        while await lock.holder() is None:
+            await asyncio.sleep(0.01)
+        acquiring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acquiring
+        assert await lock.holder() is None
+
+
+async def test_without_fenced_store_it_says_what_to_run(clients: Clients, owner: psycopg.Connection, role: str) -> None:
+    owner.execute("DROP SCHEMA fenced_store CASCADE")
+    lock = clients().lock("a", claims=["r"])
+    for call in (lock.try_acquire, lock.acquire):
+        with pytest.raises(dblock.SchemaError, match="dblock fence setup"):
+            await call()
+    assert await lock.holder() is None
+    fenced_store.install(clients.dsn)
+    owner.execute(sql.SQL("GRANT USAGE ON SCHEMA dblock TO {}").format(sql.Identifier(role)))
+    schema.grant(clients.dsn, role)
+    app = clients(conninfo.make_conninfo(clients.dsn, user=role, password="app")).lock("a", claims=["r"])
+    with pytest.raises(dblock.SchemaError, match="dblock fence grant"):
+        await app.acquire()
+    fenced_store.grant(clients.dsn, role)
+    assert await app.acquire()
+
+
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        ("name", "a list of resources"),
+        (None, "a list of resources"),
+        ([""], "1 to 1024 bytes"),
+        (["x" * 1025], "1 to 1024 bytes"),
+        (["nul\0"], "without NUL"),
+        ([42], "a resource's name"),
+        ([b"r"], "a resource's name"),
+    ],
+    ids=repr,
+)
+def test_claims_are_checked_first(claims: Any, said: str) -> None:
+    with pytest.raises(dblock.InvalidArgument, match=said):
+        dblock.Client("host=/nowhere").lock("a", claims=claims)
+
+
+def test_an_efficiency_lock_has_nothing_to_claim_with() -> None:
+    with pytest.raises(dblock.InvalidArgument, match="no token to claim"):
+        dblock.Client("host=/nowhere").lock("a", durable=False, claims=["r"])
+
+
+async def test_hostile_names_are_just_names(clients: Clients, owner: psycopg.Connection) -> None:
+    names = ["'; DROP TABLE x; --", 'a"b', "a,b", "{}", "\\", "ü\N{SNOWMAN}", "NULL", "x" * 1024, " "]
+    lease = await clients().lock("a", claims=names).acquire()
+    assert fences(owner) == dict.fromkeys(names, lease.token)

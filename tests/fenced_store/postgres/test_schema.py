@@ -1,0 +1,221 @@
+"""fenced_store's schema: made whole or not at all, by any number at once; leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import dblock
+import fenced_store
+from dblock.cli import main
+from fenced_store import InvalidArgument, schema
+from tests.fenced_store.postgres.conftest import url
+
+
+def test_installing_twice_is_nothing_to_do(bare_dsn: str) -> None:
+    assert fenced_store.install(bare_dsn) is True
+    assert fenced_store.install(bare_dsn) is False
+
+
+def test_ten_at_once_make_one(bare_dsn: str) -> None:
+    with ThreadPoolExecutor(10) as pool:
+        made = list(pool.map(lambda _: fenced_store.install(bare_dsn), range(10)))
+    assert sorted(made) == [False] * 9 + [True]
+
+
+def test_every_way_to_name_the_database_works(bare_dsn: str) -> None:
+    assert fenced_store.install(create_async_engine(url(bare_dsn)))
+    assert not fenced_store.install(url(bare_dsn).render_as_string(hide_password=False))
+    with pytest.raises(InvalidArgument, match="DSN"):
+        fenced_store.install("")
+    with pytest.raises(InvalidArgument, match="DSN"):
+        fenced_store.install(None)  # type: ignore[arg-type]
+
+
+def test_it_leaves_no_trace(bare_dsn: str) -> None:
+    def everything() -> list[tuple[Any, ...]]:
+        with psycopg.connect(bare_dsn) as connection:
+            return connection.execute(
+                "SELECT nspname FROM pg_namespace UNION SELECT relname FROM pg_class UNION SELECT proname FROM pg_proc"
+                " ORDER BY 1"
+            ).fetchall()
+
+    before = everything()
+    fenced_store.install(bare_dsn)
+    with psycopg.connect(bare_dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+        fenced_store.protect(bare_dsn, "orders")
+        with pytest.raises(InvalidArgument, match="still protected: public.orders"):
+            fenced_store.uninstall(bare_dsn)
+        fenced_store.unprotect(bare_dsn, "orders")
+        connection.execute("DROP TABLE orders")
+    fenced_store.uninstall(bare_dsn)
+    assert everything() == before
+
+
+def test_a_dba_can_run_the_statements_alone(bare_dsn: str) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as connection:
+        connection.execute(fenced_store.ddl("my fences").encode())
+    store = fenced_store.FencedStore(bare_dsn, schema="my fences")
+    with store:
+        assert store.put("k", 1, fence=1).version == 1
+    assert not fenced_store.install(bare_dsn, "my fences")
+
+
+HOSTILE = ['a"b', "%s :x", "x; DROP SCHEMA public", "ünï", "'", "$1", "\\"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_any_schema_name_works(bare_dsn: str, name: str) -> None:
+    fenced_store.install(bare_dsn, name)
+    with fenced_store.FencedStore(bare_dsn, schema=name) as store:
+        store.put("k", 1, fence=1)
+        store.claim("k", fence=2)
+        with pytest.raises(fenced_store.StaleTokenError):
+            store.put("k", 1, fence=1)
+    with psycopg.connect(bare_dsn) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        connection.commit()
+        fenced_store.protect(bare_dsn, "t", schema=name)
+        with fenced_store.fence(connection, "r", 3, schema=name):
+            connection.execute("INSERT INTO t VALUES (1)")
+        connection.commit()
+        with pytest.raises(fenced_store.StaleTokenError), fenced_store.fence(connection, "s", 2, schema=name):
+            connection.execute("DELETE FROM t")
+    assert len(fenced_store.rejections(bare_dsn, schema=name)) == 2
+    assert fenced_store.high_water(bare_dsn, schema=name) == 3
+
+
+@pytest.mark.parametrize("name", ["", "pg_x", "public", "information_schema", "x" * 64, "nul\0", 7])
+def test_other_schema_names_are_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"chema"):
+        fenced_store.install("host=/nowhere", name)
+
+
+def test_a_schema_of_somebody_else_is_left_alone(bare_dsn: str) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA fenced_store")
+    with pytest.raises(InvalidArgument, match="not fenced_store's"):
+        fenced_store.install(bare_dsn)
+
+
+def test_a_newer_schema_is_not_touched(bare_dsn: str) -> None:
+    fenced_store.install(bare_dsn)
+    with psycopg.connect(bare_dsn, autocommit=True) as connection:
+        connection.execute("UPDATE fenced_store.installed_revision SET number = 99")
+    calls: list[Callable[[str], object]] = [fenced_store.install, fenced_store.high_water]
+    for call in calls:
+        with pytest.raises(fenced_store.NotInstalled, match="revision 99"):
+            call(bare_dsn)
+
+
+def test_default_privileges_give_nothing_away(bare_dsn: str, role: str) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as connection:
+        for things in ("TABLES", "SEQUENCES", "FUNCTIONS", "SCHEMAS"):
+            statement = f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {things} TO {{}}"
+            connection.execute(sql.SQL(statement).format(sql.Identifier(role)))
+        fenced_store.install(bare_dsn)
+        assert connection.execute(
+            "SELECT count(*) FROM pg_class WHERE relnamespace = 'fenced_store'::regnamespace AND relkind IN ('r')"
+            " AND has_table_privilege(%s, oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE')", [role],
+        ).fetchone() == (0,)  # fmt: skip
+        assert connection.execute(
+            "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fenced_store'::regnamespace"
+            " AND has_function_privilege(%s, oid, 'EXECUTE')", [role],
+        ).fetchone() == (0,)  # fmt: skip
+        assert connection.execute("SELECT has_schema_privilege(%s, 'fenced_store', 'CREATE')", [role]).fetchone() == (
+            False,
+        )
+
+
+def test_every_function_that_a_role_may_call_is_there_and_guarded(owner: psycopg.Connection) -> None:
+    """Those that touch our tables run as their owner under a fixed path; those that touch the user's, as the user."""
+    rows = owner.execute(
+        "SELECT proname, prosecdef, coalesce(array_to_string(proconfig, ' '), '') FROM pg_proc"
+        " WHERE pronamespace = 'fenced_store'::regnamespace AND proname = ANY(%s)",
+        [list(schema.API)],
+    ).fetchall()
+    assert {name for name, _, _ in rows} == set(schema.API)
+    as_the_user = {
+        "protect_table", "unprotect_table", "row_key", "as_text", "has_columns", "highest_in", "guard_emptying",
+        "guard_name", "lock_exactly", "is_plain",
+    }  # fmt: skip
+    for name, as_owner, settings in rows:
+        assert as_owner == (name not in as_the_user), name
+        assert "search_path=fenced_store, pg_temp" in settings or name in (
+            "as_text",
+            "row_key",
+            "has_columns",
+            "guard_name",
+            "is_plain",
+        ), name
+
+
+def run(dsn: str, *arguments: str) -> int:
+    return main(["fence", *arguments, "--dsn", dsn])
+
+
+def test_the_command_line_does_it_all(bare_dsn: str, capsys: pytest.CaptureFixture[str], role: str) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id int, line int, v text, PRIMARY KEY (id, line))")
+        connection.execute("INSERT INTO orders VALUES (1, 1, 'a')")
+        assert run(bare_dsn, "install", "orders", "--key", "id", "--key", "line", "--strict") == 0
+        assert "Set up fenced_store" in (said := capsys.readouterr().out)
+        assert "public.orders is protected per row, by id, line, strictly" in said
+        assert run(bare_dsn, "setup") == 0
+        assert "nothing to do" in capsys.readouterr().out
+        assert run(bare_dsn, "grant", role) == 0
+        assert run(bare_dsn, "list") == 0
+        assert "public.orders  per row, by id, line, strictly" in capsys.readouterr().out
+        assert run(bare_dsn, "log") == 0
+        assert "Nobody was refused." in capsys.readouterr().out
+        connection.execute("SELECT fenced_store.write('k', 8, 1, '1', NULL, who => 'new')")
+        connection.execute("SELECT fenced_store.write('k', 7, 1, '1', NULL, who => 'old')")
+        assert run(bare_dsn, "log", "--resource", "k", "--limit", "5") == 0
+        assert "k refused token 7 of old against token 8 by new" in capsys.readouterr().out
+        assert run(bare_dsn, "high-water") == 0
+        assert capsys.readouterr().out == "8\n"
+        assert run(bare_dsn, "install", "orders", "--per-table", "--warn-only") == 0
+        assert "per table, only warning" in capsys.readouterr().out
+        assert run(bare_dsn, "remove", "orders") == 0
+        assert run(bare_dsn, "list") == 0
+        assert "No table is protected" in capsys.readouterr().out
+
+
+def test_the_command_line_says_what_is_wrong(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, said in (
+        (["list"], "dblock fence setup"),
+        (["install", "nowhere"], "There is no table 'nowhere'"),
+        (["grant", "nobody here"], "There is no role"),
+    ):
+        assert run(bare_dsn, *arguments) == 1
+        assert said in capsys.readouterr().err
+    assert run("host=/nowhere", "list") == 69
+    assert "could not be asked" in capsys.readouterr().err
+    assert main(["fence", "setup", "--sql", "--fences", "mine"]) == 0
+    assert 'CREATE SCHEMA "mine"' in capsys.readouterr().out
+
+
+def test_after_a_restore_tokens_are_raised_above_every_fence(
+    dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dump restored elsewhere: the locks went back, the resources did not."""
+    with dblock.Client(dsn) as client:
+        for _ in range(3):
+            with client.lock("a") as lease:
+                store.put("k", 1, fence=lease)
+        owner.execute("SELECT setval('dblock.token_sequence', 1)")
+        with client.lock("a") as lease, pytest.raises(fenced_store.StaleTokenError):
+            store.put("k", 2, fence=lease)
+        assert run(dsn, "high-water") == 0
+        highest = capsys.readouterr().out.strip()
+        assert main(["token", "raise", "--above", highest, "--dsn", dsn]) == 0
+        with client.lock("a") as lease:
+            assert lease.token > int(highest)
+            store.put("k", 2, fence=lease)

@@ -1,0 +1,172 @@
+"""What the package shows to the world, and how its parts may lean on each other."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+import dblock
+
+PACKAGE = Path(dblock.__file__).parent
+
+LAYERS = [
+    ["errors"],
+    ["_core"],
+    ["embedded"],
+    ["_runtime"],
+    ["admin"],
+    ["lease", "lock", "client"],
+    ["recipes", "integrations", "observability", "testing"],
+    ["server", "cli", "__main__"],
+]
+"""From the bottom up: a package imports from the rows above its own in this list, and from the left within its row."""
+
+DECIDES_WITHOUT = {"asyncio", "psycopg", "select", "socket", "sqlalchemy", "subprocess"}
+"""What no module of `_core` may import: it decides, and `_runtime` performs."""
+
+
+def test_the_public_names_are_these_and_no_more() -> None:
+    assert sorted(dblock.__all__) == [
+        "AccessDenied", "AsyncClient", "AsyncEfficiencyLease", "AsyncLease", "AsyncLock", "Client", "ClientClosed",
+        "DatabaseError", "DblockError", "EfficiencyLease", "EmbeddedError", "Holder", "InvalidArgument", "Lease",
+        "LeaseLost", "Lock", "LockTimeout", "NoFencingToken", "NotWritable", "Reason", "SchemaError", "SchemaMissing",
+        "SchemaOutdated", "SchemaTooNew", "Unavailable", "Waiter",
+    ]  # fmt: skip
+    for name in dblock.__all__:
+        assert getattr(dblock, name).__doc__, name
+
+
+@pytest.mark.parametrize("pair", [("Client", "AsyncClient"), ("Lock", "AsyncLock"), ("Lease", "AsyncLease")])
+def test_both_kinds_have_the_same_words(pair: tuple[str, str]) -> None:
+    sync, asynchronous = (getattr(dblock, name) for name in pair)
+
+    def words(kind: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(member).parameters)
+            for name, member in inspect.getmembers(kind, callable)
+            if not name.startswith("_")
+        }
+
+    assert words(sync) == words(asynchronous)
+    assert (
+        inspect.signature(sync.__init__).parameters.keys() == inspect.signature(asynchronous.__init__).parameters.keys()
+    )
+
+
+def test_every_error_has_one_base_and_survives_pickling() -> None:
+    made = [
+        dblock.LockTimeout("a", 5.0),
+        dblock.LeaseLost("a", "expired", datetime.now(timezone.utc), 41),
+        dblock.LeaseLost("a", "forced", datetime.now(timezone.utc), -41),
+        dblock.NoFencingToken("a"),
+        dblock.ClientClosed(),
+        dblock.NotWritable(),
+        dblock.Unavailable("gone"),
+        dblock.AccessDenied("no"),
+        dblock.InvalidArgument("off"),
+        dblock.SchemaMissing("dblock"),
+        dblock.SchemaOutdated("dblock", "0001", "0002"),
+        dblock.SchemaTooNew("dblock", "0003", "0002"),
+        dblock.SchemaError("other"),
+        dblock.DatabaseError("other"),
+        dblock.EmbeddedError("other"),
+    ]
+    for error in made:
+        assert isinstance(error, dblock.DblockError)
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+    kinds = {getattr(dblock, n) for n in dblock.__all__ if inspect.isclass(getattr(dblock, n))}
+    errors = {kind for kind in kinds if issubclass(kind, Exception)}
+    assert errors - {type(error) for error in made} == {dblock.DblockError}
+
+
+def test_the_error_tree_in_the_docstring_is_the_real_one() -> None:
+    from dblock import errors
+
+    drawn = errors.__doc__ or ""
+    for name in dblock.__all__:
+        if isinstance(getattr(dblock, name), type) and issubclass(getattr(dblock, name), Exception):
+            assert name in drawn
+
+
+def test_imports_point_one_way() -> None:
+    order = [package for row in LAYERS for package in row]
+    packages = {_package(module) for module in _modules()}
+    assert packages <= set(order), packages - set(order)
+    upward = {
+        f"{module} imports {imported}"
+        for module, path in _modules().items()
+        for imported in _imports(path)
+        if order.index(_package(imported)) > order.index(_package(module))
+    }
+    assert upward == set()
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    arrows = {module: _imports(path) - {module} for module, path in _modules().items()}
+    while leaves := {module for module, imported in arrows.items() if not imported & arrows.keys()}:
+        arrows = {module: imported for module, imported in arrows.items() if module not in leaves}
+    assert arrows == {}
+
+
+def test_no_module_is_much_over_four_hundred_lines() -> None:
+    assert {
+        path.name: lines for path in PACKAGE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 420
+    } == {}
+
+
+def test_the_import_takes_less_than_150_ms() -> None:
+    script = "import time; began = time.perf_counter(); import dblock; print(time.perf_counter() - began)"
+    times = [float(subprocess.check_output([sys.executable, "-c", script])) for _ in range(7)]
+    # The quickest: whatever else the machine does can only add to it.
+    assert min(times) < 0.150, times
+
+
+def test_the_import_starts_nothing_and_brings_in_no_driver() -> None:
+    script = (
+        "import sys, threading, dblock; print(threading.active_count(),"
+        " [name for name in ('psycopg', 'sqlalchemy', 'alembic', 'asyncio') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "1 []"
+
+
+def _modules() -> dict[str, Path]:
+    """Return the modules of the package without `dblock.__init__`, which only names what is elsewhere."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    del found[""]
+    return found
+
+
+def _package(module: str) -> str:
+    return module.split(".")[0]
+
+
+def _imports(path: Path) -> set[str]:
+    """Return the modules of the package that one imports, wherever in its code, but not for its types alone."""
+    known, found = _modules(), set()
+    for node in ast.walk(_without_type_checking(ast.parse(path.read_text()))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dblock":
+            module = node.module.partition(".")[2]
+            for alias in node.names:
+                name = f"{module}.{alias.name}".removeprefix(".")
+                found.add(name if name in known else module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("dblock.")}
+    return found - {""}
+
+
+def _without_type_checking(tree: ast.Module) -> ast.Module:
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    ]
+    return tree

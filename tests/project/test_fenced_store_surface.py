@@ -1,0 +1,131 @@
+"""What fenced_store shows to the world, and how its parts may lean on each other and on dblock."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import fenced_store
+from fenced_store import errors, tokens
+
+PACKAGE = Path(fenced_store.__file__).parent
+
+LAYERS = [
+    ["errors", "tokens", "conformance"],
+    ["_postgres"],
+    ["schema"],
+    ["audit", "store", "tables", "fencing"],
+    ["objects", "http", "integrations"],
+]
+"""From the bottom up: a package imports from the rows above its own in this list, and from the left within its row."""
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_the_public_names_are_these_and_no_more() -> None:
+    assert sorted(fenced_store.__all__) == [
+        "AccessDenied", "AsyncFencedStore", "ClaimTimeout", "FenceAhead", "FenceBroken", "FencedMixin", "FencedStore",
+        "FencedStoreError", "InvalidArgument", "MissingToken", "NotInstalled", "ObjectBusy", "ObjectDamaged",
+        "OutcomeUnknown", "Protection", "Rejection", "StaleTokenError", "Stored", "Value", "VersionConflict", "ddl",
+        "fence", "grant", "high_water", "install", "protect", "protected", "raise_ours", "rejections", "row",
+        "uninstall", "unprotect",
+    ]  # fmt: skip
+    for name in fenced_store.__all__:
+        assert getattr(fenced_store, name).__doc__, name
+
+
+def test_it_imports_nothing_of_dblocks() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        assert not {name for name in imports(path) if name.split(".")[0] == "dblock"}, path.name
+
+
+def test_it_works_where_there_is_no_dblock_at_all() -> None:
+    script = "import sys; sys.modules['dblock'] = None; import fenced_store; print(fenced_store.row('t', 1))"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "t:1"
+
+
+def test_what_needs_an_extra_says_which() -> None:
+    for module, library, extra in (("objects", "obstore", "objects"), ("http.httpx_auth", "httpx", "http")):
+        script = f"import sys; sys.modules[{library!r}] = None; import fenced_store.{module}"
+        told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert f"needs {library}: pip install 'dblock[{extra}]'" in told.stderr
+
+
+def test_imports_point_one_way() -> None:
+    order = [package for row in LAYERS for package in row]
+    for path in PACKAGE.rglob("*.py"):
+        here = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        if here == "__init__":
+            continue
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "fenced_store" and len(parts) > 1 and parts[1] in order:
+                assert order.index(parts[1]) <= order.index(here), f"{here} imports {parts[1]}"
+
+
+def test_both_kinds_of_store_have_the_same_words() -> None:
+    def words(kind: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(member).parameters)
+            for name, member in inspect.getmembers(kind, callable)
+            if not name.startswith("_")
+        }
+
+    assert words(fenced_store.FencedStore) == words(fenced_store.AsyncFencedStore)
+
+
+def test_every_error_survives_pickling() -> None:
+    now = datetime.now(timezone.utc)
+    made = [
+        errors.StaleTokenError("r", 7, 8, now, "somebody"),
+        errors.StaleTokenError("r", 7, 8, None),
+        errors.StaleTokenError("r", 8, 8, now, numbers=(1, 2)),
+        errors.StaleTokenError("r", 8, 8, now, numbers=(2, 2)),
+        errors.ClaimTimeout("t"),
+        errors.MissingToken("r"),
+        errors.VersionConflict("k", 1, 2),
+        errors.VersionConflict("k", 0, 2),
+        errors.VersionConflict("k", 1, 0),
+        errors.OutcomeUnknown("k", 5, "gone."),
+        errors.FenceAhead("r", 7, 8),
+        errors.AccessDenied("no"),
+        errors.FenceBroken("b"),
+        errors.ObjectBusy("p", 3),
+        errors.ObjectDamaged("p", "gone."),
+        errors.NotInstalled("c"),
+        errors.InvalidArgument("d"),
+    ]
+    for error in made:
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+    kinds = {getattr(fenced_store, name) for name in fenced_store.__all__}
+    ours = {kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Exception)}
+    assert ours - {type(error) for error in made} == {errors.FencedStoreError}
+    for kind in ours:
+        assert kind.__name__ in (errors.__doc__ or "")
+
+
+def test_write_numbers_rise_whatever_the_clock_does() -> None:
+    import time
+
+    first = tokens.next_write()
+    before, times = time.time_ns, iter([first - 10**9, first - 10**9, 2**62])
+    try:
+        time.time_ns = lambda: next(times)
+        assert [tokens.next_write(), tokens.next_write(), tokens.next_write()] == [first + 1, first + 2, 2**62]
+    finally:
+        time.time_ns = before
+        tokens._last = first

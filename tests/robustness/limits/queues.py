@@ -1,0 +1,88 @@
+"""One client that waits for many different locks: it is first in every line, and has to look at every holder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psycopg
+
+import dblock
+from dblock.admin import schema
+from tests.robustness.limits import Break, Measured, Progress, server_with
+
+
+def measure(
+    sizes: Sequence[int] = (10, 100, 1_000, 3_000),
+    look_for: float = 4.0,
+    durable: bool = True,
+    progress: Progress = lambda _: None,
+) -> Measured:
+    """Have one client hold so many locks, and another wait for all of them; look at the waiting for so long."""
+    found = Measured("One client in line for many different locks")
+    with server_with(durable) as server:
+        schema.install(server.url)
+        for size in sizes:
+            progress(f"{size:,} locks")
+            asyncio.run(_measure(found, server.url, size, look_for))
+    found.breaks.append(
+        Break(
+            "thousands of different locks awaited by one client",
+            "lining up takes seconds, and its looks part of a core of the server",
+            "none",
+        )
+    )
+    return found
+
+
+async def _measure(found: Measured, dsn: str, size: int, look_for: float) -> None:
+    async with (
+        dblock.AsyncClient(dsn) as holder,
+        dblock.AsyncClient(dsn) as waiter,
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as owner,
+    ):
+        leases = [await holder.lock(f"{size} {number}", ttl=60).acquire() for number in range(size)]
+        began = time.monotonic()
+        waits = [
+            asyncio.ensure_future(waiter.lock(f"{size} {number}", ttl=60, timeout=300).acquire())
+            for number in range(size)
+        ]
+        while await _one(owner, "SELECT count(*) FROM dblock.lock_tickets") < size:
+            await asyncio.sleep(0.02)
+            assert time.monotonic() < began + 300, "they never stood in line"
+        lined_up = time.monotonic() - began
+        rows = await (
+            await owner.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'")
+        ).fetchall()
+        before, began = sum(_processor(pid) for (pid,) in rows), time.monotonic()
+        await asyncio.sleep(look_for)
+        share = (sum(_processor(pid) for (pid,) in rows) - before) / (time.monotonic() - began)
+        began = time.monotonic()
+        for lease in leases:
+            await lease.release()
+        had = await asyncio.gather(*waits)
+        served = time.monotonic() - began
+    found.numbers |= {f"share {size}": share, f"served {size}": len(had)}
+    found.figures[f"{size:,} locks"] = (
+        f"in line after {lined_up:.2f} s; waiting takes {share:.2f} of a core in the server; all served after "
+        f"{served:.2f} s"
+    )
+    found.claims[f"all of {size:,} were served"] = len(had) == size
+
+
+async def _one(owner: psycopg.AsyncConnection[tuple[int]], statement: str) -> int:
+    row = await (await owner.execute(statement.encode())).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _processor(pid: int) -> float:
+    """Return the seconds of processor time that a process has had."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except FileNotFoundError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

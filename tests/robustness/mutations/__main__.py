@@ -1,0 +1,49 @@
+"""Apply every mutation and print which checker caught it.
+
+Usage: python -m tests.robustness.mutations [NAME …] [--control]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.robustness.mutations import Bug, all_bugs
+from tests.robustness.mutations.hunting import Caught, control, hunt
+
+HEADER = "| bug | what it does | met in | caught by | after operations | seconds |\n|---|---|---|---|---:|---:|"
+
+
+def row(bug: Bug, caught: Caught | None) -> str:
+    """Return a bug's line of the table."""
+    found = (
+        f"{', '.join(caught.checkers)} | {caught.operations} | {caught.seconds:.1f}" if caught else "**nothing** | | "
+    )
+    return f"| {bug.name} | {bug.what} | {bug.workload} / {bug.fault} | {found} |"
+
+
+def main() -> int:
+    """Hunt those that are named, or all."""
+    parser = argparse.ArgumentParser(prog="python -m tests.robustness.mutations")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--control", action="store_true", help="also play each scenario without the bug")
+    asked = parser.parse_args()
+    bugs = all_bugs()
+    if unknown := [name for name in asked.names if name not in bugs]:
+        parser.error(f"there is no bug {unknown[0]!r}; there are: {', '.join(bugs)}")
+    failed = False
+    print(HEADER, flush=True)
+    for name in asked.names or bugs:
+        caught = hunt(bugs[name])
+        print(row(bugs[name], caught), flush=True)
+        failed |= caught is None
+        if asked.control:
+            outcome = control(bugs[name])
+            for what in [*outcome.violations, *map(str, outcome.trouble)]:
+                failed = True
+                print(f"{name}: found without it: {what}", file=sys.stderr)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

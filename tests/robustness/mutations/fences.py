@@ -1,0 +1,95 @@
+"""Bugs of the resource's side: fences that let stale tokens through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.robustness.mutations import Bug, Edit
+
+STORE = "30_store.sql"
+LATE = {"late": 0.3, "kept_alive": 0.3}
+"""Many writers whose lease has run out."""
+
+
+def _claim_nothing() -> None:
+    """Have the client ask for the grant alone."""
+    from dblock._core.acquire import Service
+    from dblock._core.effects import Call
+
+    def call(self: Service, terms: Any, sql: bytes, args: Any, again: bytes | None, within: float) -> Call:
+        return Call(sql, args, again, within)
+
+    Service._call = call  # type: ignore[method-assign]
+
+
+def _deliver_twice() -> None:
+    """Have each write of a key delivered a second time, after the next one."""
+    from fenced_store import FencedStore
+
+    put: Any = FencedStore.put
+    before: dict[tuple[int, str], Any] = {}
+
+    def twice(self: FencedStore, *args: Any, **options: Any) -> Any:
+        result = put(self, *args, **options)
+        late = before.get((id(self), args[0]))
+        before[id(self), args[0]] = args, options
+        if late is not None and late[1].get("fence") == options.get("fence"):
+            put(self, *late[0], **late[1])
+        return result
+
+    FencedStore.put = twice  # type: ignore[method-assign]
+
+
+def _fence(file: str, right: str, wrong: str) -> Edit:
+    return Edit(file, right, wrong, "fenced_store")
+
+
+PAIRS = "        WHERE (excluded.token, excluded.write_number) > (f.token, f.write_number)\n"
+
+BUGS = (
+    Bug(
+        "fence compares nothing",
+        "stores whatever comes, with whatever token",
+        ("fence", "sets"),
+        workload="set_add:key",
+        workers=2,
+        seconds=1.5,
+        options=LATE,
+        edits=(_fence(STORE, PAIRS, ""),),
+    ),
+    Bug(
+        "fence of a transaction compares nothing",
+        "lets every transaction through the fence",
+        ("bank", "fence"),
+        workload="bank",
+        options=LATE,
+        edits=(_fence("20_fence.sql", "    WHERE f.token <= excluded.token;\n", "    ;\n"),),
+    ),
+    Bug(
+        "protected row unguarded",
+        "lets every statement write a protected row, whatever token its transaction carries",
+        ("sets", "fence"),
+        workload="set_add:row",
+        options=LATE,
+        edits=(
+            _fence("40_guard.sql", " AND f.token > greatest(offered, stored)\n", " AND false\n"),
+            _fence("40_guard.sql", "    IF offered < stored THEN\n", "    IF false THEN\n"),
+        ),
+    ),
+    Bug(
+        "same token is enough",
+        "stores a write that has the token of the last one, whichever of the two was sent first",
+        ("fence", "sets"),
+        workload="set_add:key",
+        slow_client=_deliver_twice,
+        edits=(_fence(STORE, PAIRS, "        WHERE excluded.token >= f.token\n"),),
+    ),
+    Bug(
+        "no claim with the grant",
+        "grants the lock and leaves the fence where it is until the first write",
+        ("fence", "sets"),
+        workload="set_add:key",
+        options=LATE,
+        client=_claim_nothing,
+    ),
+)

@@ -1,0 +1,42 @@
+"""Hunting a bug: have it put in, play the scenario that should meet it, and see which checker finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tests.robustness.mutations import ONLY_SLOW, Bug
+from tests.robustness.scenarios import Outcome, Scenario, play
+
+
+class Caught(NamedTuple):
+    """Which checkers found the bug; the first of them after how many operations; and how long it took in all."""
+
+    checkers: list[str]
+    operations: int
+    seconds: float
+    runs: int
+
+
+def hunt(bug: Bug, seeds: Iterable[int] = range(5)) -> Caught | None:
+    """Play the bug's scenario with it until one of the checkers that should find it does; None if none does."""
+    operations, seconds = 0, 0.0
+    for runs, seed in enumerate(seeds, 1):
+        outcome = play(scenario(bug), seed, bug=bug.name)
+        seconds += outcome.seconds
+        found = [one for one in outcome.findings if one.violations and one.checker in bug.found_by]
+        if found:
+            found.sort(key=lambda one: one.after or 0)
+            return Caught([one.checker for one in found], operations + (found[0].after or 0), seconds, runs)
+        operations += len(outcome.history)
+    return None
+
+
+def control(bug: Bug, seed: int = 0) -> Outcome:
+    """Play the bug's scenario without it, with all that only loses time."""
+    return play(scenario(bug), seed, bug=bug.name + ONLY_SLOW)
+
+
+def scenario(bug: Bug) -> Scenario:
+    """Return where the bug should be met."""
+    return Scenario(bug.workload, bug.fault, bug.workers, bug.seconds, bug.strikes, dict(bug.options), in_memory=True)

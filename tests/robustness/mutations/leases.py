@@ -1,0 +1,187 @@
+"""Bugs of what ends a lease, or should: releases, renewals, the reaper, the presence of the holder."""
+
+from __future__ import annotations
+
+from tests.robustness.mutations import Bug, Edit
+from tests.robustness.mutations.tokens import GRANT
+
+RENEWAL = "21_renew_all.sql"
+RENEWED = "        WHERE l.name = h.name AND l.token = h.token AND l.expires_at > clock_timestamp()\n"
+REVIVING = Edit(RENEWAL, RENEWED, "        WHERE l.name = h.name AND l.token = h.token\n")
+
+
+def _keep_renewing() -> None:
+    """Never strike off what was given back."""
+    from dblock._core import renewal
+    from dblock._core.lease_state import Hold
+
+    strike_off, confirm = renewal.Rounds.discard, Hold.confirm
+
+    def discard(self: renewal.Rounds, hold: Hold) -> None:
+        if hold.loss is not None or not hold.over:
+            strike_off(self, hold)
+
+    def miss(self: renewal.Rounds, hold: Hold, ttl: float, why: str) -> None:
+        strike_off(self, hold)
+        hold.miss(why)
+
+    def confirmed(self: Hold, sent_at: float, trusted_until: float, expires_at: float) -> bool:
+        if self.over:
+            self.sent_at = sent_at
+            return True
+        return confirm(self, sent_at, trusted_until, expires_at)
+
+    renewal.Rounds.discard = discard  # type: ignore[method-assign]
+    renewal.Rounds._miss = miss  # type: ignore[method-assign]
+    renewal.due_at = lambda hold: max(hold.sent_at + hold.ttl / renewal.ROUNDS, hold.retry_at)
+    Hold.confirm = confirmed  # type: ignore[method-assign]
+
+
+def _say_freed() -> None:
+    """Tell everybody who gives a lock back that it was held until then."""
+    from dblock.lease import TaskLease, ThreadLease
+
+    release, release_task = ThreadLease.release, TaskLease.release
+
+    def freed(self: ThreadLease) -> bool:
+        release(self)
+        return True
+
+    async def freed_task(self: TaskLease) -> bool:
+        await release_task(self)
+        return True
+
+    ThreadLease.release = freed  # type: ignore[method-assign]
+    TaskLease.release = freed_task  # type: ignore[method-assign]
+
+
+BUGS = (
+    Bug(
+        "release by name",
+        "frees the lock whoever holds it by then",
+        ("linearizability", "loss told first"),
+        seconds=4.0,
+        options={"locks": 1, "ttl": 0.4, "kept_alive": 0.3, "brief": 0.2},
+        slow_edits=(
+            Edit(
+                "30_release.sql",
+                "    UPDATE distributed_locks AS l\n",
+                "    PERFORM pg_sleep(0.5) WHERE random() < 0.5;\n    UPDATE distributed_locks AS l\n",
+            ),
+        ),
+        edits=(
+            Edit(
+                "30_release.sql",
+                "l.name = release.name AND l.token = release.token AND l.expires_at",
+                "l.name = release.name AND l.expires_at",
+            ),
+        ),
+    ),
+    Bug(
+        "release always says freed",
+        "tells a holder whose lease was lost long ago that it has freed the lock",
+        ("linearizability",),
+        fault="freeze",
+        strikes=3,
+        workers=2,
+        options={"locks": 1, "ttl": 0.3, "long": 0.5},
+        client=_say_freed,
+    ),
+    Bug(
+        "renewal revives",
+        "extends a lease whose lock was given back while the renewal was on its way",
+        ("hand-over in time",),
+        workers=2,
+        seconds=5.0,
+        options={"locks": 2, "ttl": 6.0, "kept_alive": 1.0, "brief": 1.6, "long": 0.0},
+        slow_edits=(Edit(RENEWAL, "    moment := clock", "    PERFORM pg_sleep(0.7);\n    moment := clock"),),
+        edits=(REVIVING,),
+    ),
+    Bug(
+        "keep-alive outlives release",
+        "goes on renewing what was given back, which the database lets it",
+        ("hand-over in time",),
+        workers=2,
+        seconds=3.0,
+        options={"locks": 8, "kept_alive": 1.0, "ttl": 0.5},
+        edits=(REVIVING,),
+        client=_keep_renewing,
+    ),
+    Bug(
+        "reaper takes the living",
+        "deletes the rows of locks that are held",
+        ("loss told first", "linearizability"),
+        fault="reap",
+        options={"brief": 0.05},
+        edits=(
+            Edit(
+                "70_reap.sql",
+                "            WHERE l.expires_at <= clock_timestamp() - idle\n",
+                "            WHERE true\n",
+            ),
+        ),
+    ),
+    Bug(
+        "presence not looked at",
+        "takes the lock from a holder that is there, as if its process had died",
+        ("loss told first", "linearizability"),
+        options={"locks": 1, "ttl": 2.0, "long": 0.2},
+        edits=(Edit("05_line.sql", " OR NOT pg_try_advisory_xact_lock_shared(seen.mark) THEN", " THEN"),),
+    ),
+    Bug(
+        "excuse not heard",
+        "takes the lock of a client that lost one session, though the client has said that it is there",
+        ("loss told first", "linearizability"),
+        fault="terminate-listeners",
+        seconds=8.0,
+        options={"locks": 1, "ttl": 4.0, "brief": 2.0, "long": 0.0, "kept_alive": 0.0},
+        edits=(
+            Edit(
+                "11_acquire.sql",
+                "    DELETE FROM lock_presence AS p WHERE p.presence = be_absent.presence;\n",
+                "",
+            ),
+        ),
+    ),
+    Bug(
+        "freed without a word",
+        "frees a lock at once whose holder should be told to let go of it first",
+        ("loss told first", "linearizability"),
+        workload="force",
+        workers=2,
+        edits=(Edit("46_force_release.sql", "    IF force_release.now THEN\n", "    IF true THEN\n"),),
+    ),
+    Bug(
+        "forced, and renewed",
+        "goes on renewing a lease whose holder was told to let go",
+        ("forced",),
+        workload="force",
+        workers=2,
+        edits=(Edit(RENEWAL, "          AND l.forced_at IS NULL\n", ""),),
+    ),
+    Bug(
+        "grant not waited for",
+        "answers with a token before the grant is on disk",
+        ("durability", "token order", "loss told first", "linearizability"),
+        fault="crash",
+        strikes=2,
+        edits=(Edit(GRANT, "    IF try_acquire.durable THEN\n", "    IF false THEN\n"),),
+    ),
+    Bug(
+        "no jump after a promotion",
+        "goes on with the tokens where the promoted standby has them",
+        ("token order",),
+        fault="promotion-async",
+        strikes=4,
+        workers=3,
+        # A sequence is noted 32 numbers ahead: more must be lost, or nothing goes back.
+        options={"hold": 0, "locks": 16},
+        edits=(
+            Edit(
+                "00_internal.sql",
+                "greatest(last_value + (1::bigint << 40), (current_timeline() - 1) << 40)",
+                "last_value",
+            ),
+        ),
+    ),
+)

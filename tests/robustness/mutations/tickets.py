@@ -1,0 +1,65 @@
+"""Bugs of waiting: wake-ups that do not come or come to all, places in line that are passed over or left behind."""
+
+from __future__ import annotations
+
+from tests.robustness.mutations import Bug, Edit
+
+LINE = "05_line.sql"
+WAKING = (
+    "        done := pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;\n"
+)
+CROWD = {"locks": 1, "long": 0.0, "kept_alive": 1.0}
+
+BUGS = (
+    Bug(
+        "lost wake-up",
+        "frees a lock and wakes nobody",
+        ("hand-over in time",),
+        seconds=4.0,
+        options=CROWD,
+        edits=(Edit(LINE, WAKING, "        NULL;\n"),),
+    ),
+    Bug(
+        "all woken",
+        "wakes all who wait, where one can have the lock",
+        ("one wake-up per release",),
+        workers=6,
+        options=CROWD,
+        edits=(
+            Edit(
+                LINE,
+                WAKING,
+                "        PERFORM pg_notify('dblock_' || replace(t.client::text, '-', ''), t.attempt::text)\n"
+                "        FROM lock_tickets AS t WHERE t.name = wake_next.name;\n",
+            ),
+        ),
+    ),
+    Bug(
+        "places of the dead",
+        "has everybody wait behind a client that was killed",
+        ("takeover in time", "hand-over in time"),
+        fault="kill",
+        strikes=3,
+        options=CROWD | {"ttl": 0.5, "brief": 0.1},
+        edits=(
+            Edit(
+                LINE,
+                "            IF (seen.seen_until > clock_timestamp()) IS NOT TRUE THEN\n",
+                "            IF false THEN\n",
+            ),
+            Edit(LINE, "CASE WHEN seen.presence IS NOT NULL THEN presence_gone(seen.presence, false) END;", "NULL;"),
+            Edit(
+                LINE,
+                "        next.seen_until > clock_timestamp()\n        AND (next.mark IS NULL",
+                "        true\n        AND (true OR next.mark IS NULL",
+            ),
+        ),
+    ),
+    Bug(
+        "past the line",
+        "lines up and is granted a free lock before those who wait already",
+        ("line",),
+        workload="line",
+        edits=(Edit("11_acquire.sql", "(free AND (first OR NOT acquire.fair))", "(free)"),),
+    ),
+)

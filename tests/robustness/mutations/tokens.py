@@ -1,0 +1,66 @@
+"""Bugs of the tokens: minted too early, handed out twice, out of order, or not lasting."""
+
+from __future__ import annotations
+
+from tests.robustness.mutations import Bug, Edit
+from tests.support.mutants import TOKEN_IN_VALUES
+
+GRANT = "10_try_acquire.sql"
+MINTING = "pg_catalog.nextval('token_sequence'::pg_catalog.regclass)"
+FIRST_LOOK = "        SELECT l.minted_in, l.minted_on, l.served, l.expires_at > '-infinity' INTO"
+CROWD = {"locks": 1, "tried": 0.7, "long": 0.0}
+
+BUGS = (
+    Bug(
+        "token in VALUES",
+        "mints the token in the VALUES of an upsert, before it is known whether the row is to be had",
+        ("token order",),
+        options=CROWD,
+        sql=TOKEN_IN_VALUES.replace(
+            "nextval('token_sequence'), try_acquire.holder,",
+            "nextval('token_sequence'),"
+            " try_acquire.holder || left(pg_sleep(0.1 * (random() < 0.3)::integer)::text, 0),",
+        ),
+    ),
+    Bug(
+        "token minted early",
+        "mints the token before it holds the lock's row",
+        ("token order",),
+        options=CROWD,
+        slow_edits=(
+            Edit(
+                GRANT,
+                "    LOOP\n" + FIRST_LOOK,
+                "    PERFORM pg_sleep(0.1) WHERE random() < 0.3;\n    LOOP\n" + FIRST_LOOK,
+            ),
+        ),
+        edits=(
+            Edit(
+                GRANT, "    ready boolean;\n", "    ready boolean;\n    minted bigint := nextval('token_sequence');\n"
+            ),
+            Edit(GRANT, f"THEN {MINTING}", "THEN minted"),
+        ),
+    ),
+    Bug(
+        "row deleted on release",
+        "counts the tokens in the lock's row, and deletes the row when the lock is given back",
+        ("token order",),
+        workers=2,
+        seconds=0.5,
+        options=CROWD,
+        edits=(
+            Edit(GRANT, f"THEN {MINTING}", "THEN l.token + 1"),
+            Edit(
+                "30_release.sql",
+                "        RETURN true;\n",
+                "        DELETE FROM distributed_locks AS l WHERE l.name = release.name;\n        RETURN true;\n",
+            ),
+        ),
+    ),
+    Bug(
+        "tokens in batches",
+        "has every session keep twenty numbers of the sequence in hand",
+        ("token order",),
+        sql="ALTER SEQUENCE token_sequence CACHE 20",
+    ),
+)

@@ -1,0 +1,149 @@
+"""Bugs of what a holder believes: for too long, counted from too late, or whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from tests.robustness.mutations import Bug, Edit
+from tests.robustness.mutations.tokens import GRANT
+
+GRANTED = "            INTO granted, token, expires_at, remaining, waiting;\n            RETURN;\n"
+UNKEPT = {"locks": 1, "ttl": 0.4, "kept_alive": 0.0, "long": 0.5}
+"""Many leases that are held until they are lost."""
+
+
+def _change_grants(change: Callable[[Any, Any], Any]) -> None:
+    """Have every grant that the database answers changed by this before anybody sees it."""
+    from dblock._core.acquire import Service
+
+    def changed(ask: Any) -> Any:
+        def asked(self: Service, *args: Any) -> Any:
+            grant, *rest = yield from ask(self, *args)
+            return (change(self, grant) if grant else grant, *rest)
+
+        return asked
+
+    for name in ("_ask", "_ask_in_line"):
+        setattr(Service, name, changed(getattr(Service, name)))
+
+
+def _trust_from_reply() -> None:
+    def later(service: Any, grant: Any) -> Any:
+        now = service._clock()
+        return grant._replace(trusted_until=now + (grant.trusted_until - grant.sent_at), sent_at=now)
+
+    _change_grants(later)
+
+
+def _trust_longer() -> None:
+    _change_grants(
+        lambda _, grant: grant._replace(trusted_until=grant.sent_at + 1.3 * (grant.trusted_until - grant.sent_at))
+    )
+
+
+_again: list[Callable[[str], str]] = [lambda attempt: attempt]
+"""Under which name a request is sent again."""
+
+
+def _new_name() -> None:
+    from dblock._core.replies import new_attempt
+
+    _again[:] = [lambda attempt: new_attempt()]
+
+
+def _lose_answers(share: float = 0.5, after: float = 0.5) -> None:
+    """Lose the answer to many a grant's request, and send it again a good while later."""
+    from dblock._core.acquire import Service
+    from dblock._core.effects import Sleep
+
+    ask: Any = Service._ask
+
+    def asked(self: Service, terms: Any, attempt: str, *args: Any) -> Any:
+        answer = yield from ask(self, terms, attempt, *args)
+        if answer[0] is not None and random.random() < share:
+            yield Sleep(terms.ttl * after)
+            answer = yield from ask(self, terms, _again[0](attempt))
+        return answer
+
+    Service._ask = asked  # type: ignore[assignment, method-assign]
+
+
+def _lose_seldom() -> None:
+    _lose_answers(0.1, 0.0)
+
+
+def _never_lost() -> None:
+    from dblock._core.lease_state import Hold
+
+    Hold.lost = lambda self: None  # type: ignore[method-assign]
+    Hold.run_out = lambda self: None  # type: ignore[method-assign]
+    Hold.remaining = lambda self: 0.0 if self.over else self.ttl  # type: ignore[method-assign]
+
+
+BUGS = (
+    Bug(
+        "trust from the reply",
+        "believes in a lease for its time from the answer on, however long that was on its way",
+        ("loss told first", "linearizability"),
+        options=UNKEPT,
+        slow_edits=(
+            Edit(GRANT, GRANTED, GRANTED.replace("  RETURN", "  PERFORM pg_sleep(seconds * 0.6);\n            RETURN")),
+        ),
+        client=_trust_from_reply,
+    ),
+    Bug(
+        "whole ttl again",
+        "answers a request that is sent again as if the grant that it finds were new",
+        ("loss told first", "linearizability"),
+        options=UNKEPT,
+        slow_client=_lose_answers,
+        edits=(
+            Edit(
+                GRANT,
+                "        waiting := remaining = 0 AND seen.waiting AND in_line;\n",
+                "        waiting := remaining = 0 AND seen.waiting AND in_line;\n"
+                "        IF granted THEN remaining := seconds; END IF;\n",
+            ),
+        ),
+    ),
+    Bug(
+        "new name for the same request",
+        "sends a request again under another name, and finds its own first grant in the way",
+        ("hand-over in time",),
+        workers=2,
+        options={"locks": 2, "ttl": 5.0, "long": 0.0},
+        slow_client=_lose_seldom,
+        client=_new_name,
+    ),
+    Bug(
+        "trust beyond the ttl",
+        "believes in a lease for a third longer than it lasts",
+        ("loss told first", "linearizability"),
+        options=UNKEPT,
+        client=_trust_longer,
+    ),
+    Bug(
+        "loss ignored",
+        "goes on as the holder after its lease has run out, as a process does that never looks",
+        ("loss told first", "linearizability"),
+        workers=2,
+        seconds=1.0,
+        options=UNKEPT,
+        client=_never_lost,
+    ),
+    Bug(
+        "granted too early",
+        "grants a lock anew a little before the lease of its holder has run out",
+        ("loss told first", "linearizability"),
+        options=UNKEPT | {"tried": 0.8},
+        edits=(
+            Edit(
+                GRANT,
+                "l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND",
+                "l.name = try_acquire.name AND l.expires_at <= clock_timestamp() + interval '150 ms' AND",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,340 @@
+"""Bugs to put into a run, one at a time, each of which must be found out.
+
+Most are mistakes that locks of this kind have really had. Some are put into the store, in place of what the SQL
+does; the others into dblock's own code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dblock._core.acquire
+import dblock._core.presence
+import dblock._core.renewal
+from dblock._core.acquire import Service
+from dblock._core.effects import Steps
+from dblock._core.lease_state import Hold
+from dblock._core.replies import Grant
+from tests.robustness.simulation.run import Run
+from tests.robustness.simulation.tables import Row, Ticket
+
+Bug = Callable[[Run], Iterator[None]]
+
+BUGS: dict[str, Bug] = {}
+
+
+def _bug(put: Bug) -> Bug:
+    BUGS[put.__name__] = put
+    return put
+
+
+@contextlib.contextmanager
+def put(name: str | None, run: Run) -> Iterator[None]:
+    """Have a bug in a run; none if it has no name."""
+    if name is None:
+        yield
+    else:
+        yield from BUGS[name](run)
+
+
+@contextlib.contextmanager
+def _instead(owner: Any, name: str, value: Any) -> Iterator[Any]:
+    """Put something in the place of an attribute; what was there is the result."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield before
+    finally:
+        setattr(owner, name, before)
+
+
+@_bug
+def token_minted_early(run: Run) -> Iterator[None]:
+    """Mint the token when the request comes, before the lock is had."""
+    store = run.store
+    minted: dict[str, int] = {}
+
+    def early(act: Callable[..., Any], name: str, ttl: float, attempt: str, *args: Any, **options: Any) -> Any:
+        if attempt not in minted:
+            minted[attempt] = store.tables.sequence = store.tables.sequence + 1
+        return act(name, ttl, attempt, *args, **options)
+
+    def grant(row: Row, ttl: float, attempt: str, *args: Any) -> None:
+        with _instead(store, "mint", lambda row: minted[attempt]):
+            granted(row, ttl, attempt, *args)
+
+    granted = store.grant
+    store.try_acquire = functools.partial(early, store.try_acquire)  # type: ignore[method-assign]
+    store.acquire = functools.partial(early, store.acquire)  # type: ignore[method-assign]
+    store.grant = grant  # type: ignore[method-assign,assignment]
+    yield
+
+
+@_bug
+def release_by_name(run: Run) -> Iterator[None]:
+    """Release whoever has the lock."""
+    store = run.store
+
+    def release(name: str, token: int) -> bool:
+        row = store.tables.rows.get(name)
+        if row is None or row.expires_at <= store.now():
+            return False
+        store.free(row, "released", token)
+        store.wake_next(name)
+        return True
+
+    store.release = release  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def renewal_revives(run: Run) -> Iterator[None]:
+    """Renew what has run out, or was released, as long as nobody else has it."""
+    store = run.store
+    renew_all = store.renew_all
+
+    def renew(grants: Any, presence: str | None = None) -> Any:
+        grants = list(grants)
+        moment, missed = renew_all(grants, presence)
+        for place, why in list(missed):
+            if why in ("expired", "released"):
+                name, token, ttl = grants[place - 1]
+                row = store.tables.rows[name]
+                store.extend(row, token, ttl)
+                missed.remove((place, why))
+        return moment, missed
+
+    store.renew_all = renew  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def renewal_of_the_forced(run: Run) -> Iterator[None]:
+    """Go on renewing for a holder that must let go, so that it never has to."""
+    store = run.store
+    extend, renew_all = store.extend, store.renew_all
+
+    def renew(grants: Any, presence: str | None = None) -> Any:
+        grants = list(grants)
+        moment, missed = renew_all(grants, presence)
+        for place, why in [one for one in missed if one[1] == "forced"]:
+            name, token, ttl = grants[place - 1]
+            extend(store.tables.rows[name], token, ttl)
+            missed.remove((place, why))
+        return moment, missed
+
+    store.renew_all = renew  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def keep_alive_outlives_release(run: Run) -> Iterator[None]:
+    """Do not take note that a lease is being given back, and go on renewing it."""
+    with _instead(Hold, "finish", lambda hold: None):
+        yield
+
+
+@_bug
+def trust_from_the_reply(run: Run) -> Iterator[None]:
+    """Count the trust window from when the answer came."""
+
+    def in_time(service: Service, grant: Grant) -> Steps[Grant | None]:
+        until = service._clock() + grant.trusted_until - grant.sent_at
+        kept: Grant | None = yield from before(service, grant._replace(trusted_until=until))
+        return kept
+
+    with _instead(Service, "_in_time", in_time) as before:
+        yield
+
+
+@_bug
+def whole_ttl_when_sent_again(run: Run) -> Iterator[None]:
+    """Answer a request that was sent again as if its grant were new."""
+    run.store.left_of_own = lambda row, ttl, remaining: ttl  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def no_margin(run: Run) -> Iterator[None]:
+    """Believe in a lease to its very end, whatever the speed of the clock."""
+    with _instead(dblock._core.acquire, "TRUST", 1.0), _instead(dblock._core.renewal, "TRUST", 1.0):
+        yield
+
+
+@_bug
+def lost_wake_up(run: Run) -> Iterator[None]:
+    """Wake nobody."""
+    notify = run.store.notify
+    run.store.notify = lambda client, payload: notify(client, payload) if payload == "probe" else None
+    yield
+
+
+@_bug
+def grant_past_the_line(run: Run) -> Iterator[None]:
+    """Give a free lock to whoever asks first."""
+    try_acquire: Any = run.store.try_acquire
+
+    def unfair(*args: Any, **options: Any) -> Any:
+        if len(args) > 5:
+            return try_acquire(*args[:5], False, *args[6:])
+        return try_acquire(*args, **options)
+
+    run.store.try_acquire = unfair  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def lost_place_redeemed(run: Run) -> Iterator[None]:
+    """Take a ticket from somebody whose place is gone."""
+    redeem = run.store.redeem
+
+    def always(row: Row, attempt: str | None, number: int) -> bool:
+        return redeem(row, attempt, number) or all(
+            ticket.attempt != attempt for ticket in run.store.tables.tickets.get(row.name, ())
+        )
+
+    run.store.redeem = always  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def tickets_by_length(run: Run) -> Iterator[None]:
+    """Number a ticket by how many are in line, so that a number may come twice."""
+    store = run.store
+
+    def line_up(row: Row, attempt: str, client: str, presence: str | None) -> Ticket:
+        line = store.tables.tickets.setdefault(row.name, [])
+        made = Ticket(row.name, len(line) + 1, attempt, client, presence, store.now())
+        line.append(made)
+        line.sort(key=lambda ticket: ticket.number)
+        return made
+
+    store.line_up = line_up  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def dead_never_passed_over(run: Run) -> Iterator[None]:
+    """Wait for those in line who are dead."""
+    run.store.first_in_line = lambda name, tidy: next(  # type: ignore[method-assign]
+        iter(run.store.tables.tickets.get(name, ())), None
+    )
+    yield
+
+
+@_bug
+def living_passed_over(run: Run) -> Iterator[None]:
+    """Take everybody for dead who was not heard of for a second."""
+    store = run.store
+    hear_from = store.hear_from
+
+    def barely(client: str) -> None:
+        hear_from(client)
+        store.tables.clients[client] = store.now() + 1.0
+
+    store.hear_from = barely  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def reaper_takes_the_living(run: Run) -> Iterator[None]:
+    """Take a lock for idle that was not renewed for a while."""
+    run.store.is_idle = lambda row, since: row.expires_at - row.ttl / 2 <= since  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def force_frees_without_telling(run: Run) -> Iterator[None]:
+    """Free a lock at once where its holder should be told to let go."""
+    store = run.store
+    force_release = store.force_release
+
+    def force(name: str, token: int, now: bool = False) -> bool:
+        row = store.tables.rows.get(name)
+        if not now and row is not None and row.token == token and row.expires_at > store.now():
+            store.free(row, "released", token)
+            return True
+        return force_release(name, token, now)
+
+    store.force_release = force  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def no_jump_after_promotion(run: Run) -> Iterator[None]:
+    """Hand tokens out a second time after a promotion."""
+    run.store.enter_timeline = lambda: None  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def grant_not_on_disk(run: Run) -> Iterator[None]:
+    """Answer before a grant is on disk."""
+    store = run.store
+    grant = store.grant
+
+    def quick(*args: Any) -> None:
+        durable = store.durable
+        grant(*args)
+        store.durable = durable
+
+    store.grant = quick  # type: ignore[method-assign,assignment]
+    yield
+
+
+@_bug
+def excuse_not_heard(run: Run) -> Iterator[None]:
+    """Take the locks of a process that has said that it is there all the same."""
+    store = run.store
+    be_absent = store.be_absent
+
+    def deaf(presence: str, grants: Any) -> list[int]:
+        mark = store.marks.get(presence)
+        lost = be_absent(presence, grants)
+        if mark is not None:
+            store.marks[presence] = mark
+        return lost
+
+    store.be_absent = deaf  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def grace_overstayed(run: Run) -> Iterator[None]:
+    """Believe in a presence that is gone for longer than its grace."""
+    with _instead(dblock._core.presence, "OWN_PART", 3.0):
+        yield
+
+
+@_bug
+def grace_too_short(run: Run) -> Iterator[None]:
+    """Take the locks of those whose connection is closed at once."""
+    store = run.store
+    presence_gone = store.presence_gone
+
+    def at_once(presence: str) -> float | None:
+        return None if presence_gone(presence) is None else 0.0
+
+    store.presence_gone = at_once  # type: ignore[method-assign]
+    yield
+
+
+@_bug
+def fence_without_write_numbers(run: Run) -> Iterator[None]:
+    """Accept every write under the highest token, in whatever order."""
+    fence = run.fence
+    fence.passes = lambda resource, token, number: (  # type: ignore[method-assign]
+        token >= fence.stands.get(resource, (0, 0))[0]
+    )
+    yield
+
+
+@_bug
+def fence_without_claim(run: Run) -> Iterator[None]:
+    """Do not raise the fence with the grant, but with the first write."""
+    fence = run.fence
+    fence.claim = lambda resource, token: fence.claimed.append((resource, token))  # type: ignore[method-assign]
+    yield

@@ -1,0 +1,301 @@
+"""A soak: mixed traffic for an hour, and whether anything grew meanwhile.
+
+    python -m tests.robustness.soak.__main__ --minutes 60 --out FOLDER
+
+FOLDER then has samples.json (everything that was measured), soak.svg (the same to look at) and soak.md (a short
+section, with the verdict). The exit code is 0 if all figures stayed flat, the checkers found nothing and the traffic
+met no trouble.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import fenced_store
+from dblock.admin import schema
+from tests.robustness.soak import flatness, measures
+from tests.robustness.soak.cast import EVERY
+from tests.robustness.soak.drawing import svg_of
+from tests.robustness.soak.flatness import Verdict, all_series, judge
+from tests.robustness.soak.rolling import Windows
+from tests.robustness.traffic.worker import Orders
+from tests.support.servers import private_server
+
+ROOT = Path(__file__).parents[3]
+
+CAST = (
+    ("few", "sync"),
+    ("few", "async"),
+    ("many", "sync"),
+    ("many", "async"),
+    ("fenced", "sync"),
+    ("visitor", "sync"),
+    ("operator", "sync"),
+)
+"""Who takes part from the beginning to the end; besides, a process that is killed now and then, and its successors."""
+
+MORTAL_LIVES = 20.0
+"""Seconds that a process lives which is to be killed."""
+
+
+PLATEAU = 10.0
+"""Minutes that a soak must last for its tables to have stopped growing by the time that counts as its beginning."""
+
+
+class Part:
+    """One process of the traffic, and who listens to it."""
+
+    def __init__(self, name: str, kind: str, dsn: str, folder: Path, seed: int, windows: Windows) -> None:
+        self.name = f"{name} ({kind})"
+        threads = 1 if name == "operator" else 2
+        orders = Orders(
+            name, dsn, dsn, str(folder / f"{name}-{kind}.log"), seed, kind=kind, options={"threads": threads}
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.robustness.soak.cast", name, json.dumps(orders._asdict())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=open(folder / f"{name}-{kind}.err", "a"),  # noqa: SIM115 - the process's own
+            text=True,
+            cwd=ROOT,
+        )
+        self._windows = windows
+        self._at_work = threading.Event()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._at_work.set()
+            if line.endswith("\n"):
+                self._windows.report(f"{self.name} {self.process.pid}", json.loads(line))
+
+    def wait_for(self) -> None:
+        """Return once it is at work."""
+        assert self._at_work.wait(60), f"{self.name} did not begin"
+
+    def kill(self) -> None:
+        """Kill it, and let its story end there."""
+        self.process.kill()
+        self._end()
+
+    def stop(self) -> bool:
+        """Have it end by itself; False if it had to be killed."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+        self._end()
+        return self.process.returncode == 0
+
+    def _end(self) -> None:
+        self.process.wait()
+        self._listener.join(10)
+        assert self.process.stdout is not None
+        assert self.process.stdin is not None
+        self.process.stdout.close()
+        self.process.stdin.close()
+        self._windows.forget(f"{self.name} {self.process.pid}")
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, minutes: float, out: Path) -> None:
+        self.minutes = minutes
+        self.out = out
+        self.samples: list[dict[str, Any]] = []
+        self.windows = Windows()
+        self.totals: Counter[str] = Counter()
+        self.trouble: Counter[str] = Counter()
+        self.doctor: Counter[str] = Counter()
+        self.unknown = self.killed = 0
+
+    def run(self) -> None:
+        """Have the traffic run, and look at it every few seconds."""
+        logs = self.out / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            server = stack.enter_context(private_server())
+            schema.install(server.url)
+            fenced_store.install(server.url)
+            look = measures.Server(server.url)
+            stack.callback(look.close)
+            parts: list[Part] = []
+            stack.callback(_kill, parts)
+            for number, (name, kind) in enumerate(CAST):
+                parts.append(Part(name, kind, server.url, logs, number, self.windows))
+            mortal = Part("few", "sync", server.url, logs, 1000, self.windows)
+            parts.append(mortal)
+            for part in parts:
+                part.wait_for()
+            began = last = time.monotonic()
+            dies_at = began + MORTAL_LIVES
+            while (now := time.monotonic()) < began + self.minutes * 60:
+                time.sleep(min(EVERY, max(began + self.minutes * 60 - now, 0.01)))
+                now = time.monotonic()
+                self._sample(now - began, now - last, parts, mortal, look)
+                last = now
+                if now >= dies_at:
+                    dies_at = now + MORTAL_LIVES
+                    mortal.kill()
+                    parts.remove(mortal)
+                    self.killed += 1
+                    mortal = Part("few", "sync", server.url, logs, 1000 + self.killed, self.windows)
+                    parts.append(mortal)
+            for part in parts:
+                if not part.stop():
+                    self.trouble[f"{part.name} did not end well"] += 1
+            self._take(self.windows.next())
+            self._take(self.windows.next())
+
+    def _sample(self, at: float, seconds: float, parts: list[Part], mortal: Part, look: measures.Server) -> None:
+        window = self.windows.next()
+        self._take(window)
+        processes = {}
+        for part in parts:
+            seen = measures.of_process(part.process.pid)
+            if seen is None:
+                self.trouble[f"{part.name} is gone"] += 1
+            elif part is not mortal:
+                processes[part.name] = seen
+        traffic = measures.of_operations(window, seconds)
+        self.unknown += traffic["unknown"]
+        sample: dict[str, Any] = {
+            "minute": at / 60,
+            "seconds": seconds,
+            "processes": processes,
+            "server": look.look(),
+            "traffic": traffic,
+        }
+        self.samples.append(sample)
+        if len(self.samples) % 12 == 1 or self.minutes <= 2:
+            memory = sum(one["memory"] for one in processes.values())
+            print(
+                f"{at / 60:5.1f} min  {traffic['rate']:6.0f} operations/s  p50 {traffic['p50'] or 0:.2f} ms  "
+                f"p99 {traffic['p99'] or 0:.1f} ms  {memory:.0f} MB  {sample['server']['connections']} connections  "
+                f"{sum(self.totals[kind] for kind in measures.COUNTED)} in all  "
+                f"{len(self.windows.violations)} violations  {sum(self.trouble.values())} troubles",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _take(self, window: list[Any]) -> None:
+        self.totals.update(one.kind for one in window)
+        self.trouble.update(str(one.said.get("what")) for one in window if one.kind == "trouble")
+        for one in window:
+            if one.kind == "doctor":
+                self.doctor.update(one.said["found"])
+
+    def verdicts(self) -> list[Verdict]:
+        """Judge every figure."""
+        judged = [judge(series, self.minutes) for series in all_series(self.samples)]
+        return [one for one in judged if one is not None]
+
+    def write(self) -> bool:
+        """Write what was measured; the result is whether all is well."""
+        verdicts = self.verdicts()
+        series = all_series(self.samples)
+        well = bool(verdicts) and all(one.flat for one in verdicts) and not self.windows.violations and not self.trouble
+        (self.out / "samples.json").write_text(
+            json.dumps(
+                {
+                    "minutes": self.minutes,
+                    "totals": self.totals,
+                    "violations": list(self.windows.violations),
+                    "trouble": self.trouble,
+                    "samples": self.samples,
+                }
+            )
+        )
+        (self.out / "soak.svg").write_text(svg_of(series, self.minutes, f"{self.minutes:g} minutes of mixed traffic"))
+        (self.out / "soak.md").write_text(self.markdown(verdicts))
+        return well
+
+    def markdown(self, verdicts: list[Verdict]) -> str:
+        """Return a short section for a page."""
+        locking = sum(self.totals[kind] for kind in measures.COUNTED)
+        lines = [
+            f"## A soak of {self.minutes:g} minutes",
+            "",
+            "![What was measured, over time](soak.svg)",
+            "",
+            f"{locking:,} operations on locks ({self.totals['acquire']:,} acquisitions, {self.totals['renew']:,} "
+            f"renewals by hand, {self.totals['release']:,} releases), {self.totals['put']:,} fenced writes, "
+            f"{self.totals['visit']:,} clients that came and went, {self.killed} processes killed, "
+            f"{self.totals['force']} locks taken away, {self.totals['reap']} rounds of the reaper. "
+            f"{self.unknown} operations had an unknown outcome.",
+            "",
+            *(f"- {name}: {count:,} checked" for name, count in self.windows.looked_at.items()),
+            f"- violations: {len(self.windows.violations)}",
+            *(f"  - {what.splitlines()[0]}" for what in list(self.windows.violations)[:10]),
+            f"- trouble: {sum(self.trouble.values())}",
+            *(f"  - {count} times: {what}" for what, count in self.trouble.most_common(10)),
+            f"- what the doctor said: {'; '.join(self.doctor) or 'nothing'}",
+            "",
+            "| | beginning | end | end / beginning | slope over all | may be | flat |",
+            "|---|---|---|---|---|---|---|",
+            *map(_row, _interesting(verdicts)),
+            "",
+            f"Compared: the median of minutes {flatness.WARM_UP * self.minutes:.3g} to "
+            f"{flatness.EARLY * self.minutes:.3g} with that of the last {(1 - flatness.LATE) * self.minutes:.3g}.",
+            "",
+        ]
+        if self.minutes < PLATEAU:
+            lines += [f"Shorter than {PLATEAU:g} minutes, tables are still on their way to a plateau.", ""]
+        return "\n".join(lines)
+
+
+def _kill(parts: list[Part]) -> None:
+    for part in parts:
+        if part.process.poll() is None:
+            part.kill()
+
+
+def _interesting(verdicts: list[Verdict]) -> list[Verdict]:
+    """Leave out the tables that are too small to say anything about."""
+    return [
+        one
+        for one in verdicts
+        if not one.flat or not one.name.startswith(("size", "indexes", "dead")) or max(one.early, one.late) > 0.1
+    ]
+
+
+def _row(one: Verdict) -> str:
+    rule = one.rule
+    may_be = f"{'≥' if rule.falls else '≤'} {rule.factor:g}" + (f" (+ {rule.slack:g})" if rule.slack else "")
+    unit = f" {one.unit}" if one.unit else ""
+    return (
+        f"| {one.name} | {one.early:.4g}{unit} | {one.late:.4g}{unit} | {one.ratio:.2f} | {one.slope:+.3g}{unit} | "
+        f"{may_be} | {'yes' if one.flat else '**no**'} |"
+    )
+
+
+def main() -> int:
+    """Run a soak, and say what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.robustness.soak.__main__")
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    soak = Soak(asked.minutes, asked.out)
+    soak.run()
+    well = soak.write()
+    print((asked.out / "soak.md").read_text())
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The checkers, asked again and again while a soak goes on, about what happened last.
+
+The history of hours is too long to be kept. So it comes in windows; the checkers look at two of them at a time, and of
+whatever was before the newest grant of each lock is remembered. What they look for shows between neighbours in time:
+a token below one that was granted before, a lease that is believed in though the lock has been granted again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+from tests.robustness.checkers import loss, token_order
+from tests.robustness.history.record import UNKNOWN, History, Operation, _operation
+
+
+class Windows:
+    """Puts operations together from what the processes report, and has them checked."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, dict[int, dict[str, Any]]] = {}
+        self._arrived: list[Operation] = []
+        self._last: list[Operation] = []
+        self._newest: dict[str, Operation] = {}
+        """The grant with the highest token of each lock, of those that are in no window any more."""
+        self.violations: dict[str, None] = {}
+        self.looked_at = {"token order": 0, "loss told first": 0}
+
+    def report(self, process: str, lines: list[dict[str, Any]]) -> None:
+        """Take what a process has to report."""
+        begun = self._begun.setdefault(process, {})
+        for line in lines:
+            if "kind" in line:
+                begun[line["id"]] = line
+            else:
+                self._arrived.append(_operation(process, begun.pop(line["id"]), line))
+
+    def forget(self, process: str) -> None:
+        """Take note that a process is dead; what it was about nobody will say."""
+        self._begun.pop(process, None)
+
+    def next(self) -> list[Operation]:
+        """Check what has arrived, together with the window before, and return it."""
+        window, self._arrived = self._arrived, []
+        # Lock by lock, so that the time it takes grows with the operations and not with the locks as well.
+        by_key: dict[str, list[Operation]] = defaultdict(list)
+        for one in (*self._last, *window):
+            by_key[one.key].append(one)
+        for key, operations in by_key.items():
+            known = [self._newest[key]] if key in self._newest else []
+            history = History([*known, *operations])
+            for check in (token_order.check, loss.check):
+                self.violations.update(dict.fromkeys(check(history).violations))
+        tokens = Counter(one.token for one in (*self._last, *window) if one.kind == "acquire" and one.ok)
+        self.violations.update({f"token {token} was granted twice": None for token in tokens if tokens[token] > 1})
+        self.looked_at["token order"] += sum(one.kind == "acquire" and one.ok for one in window)
+        self.looked_at["loss told first"] += sum(one.kind == "believe" for one in window)
+        for one in self._last:
+            if one.kind == "acquire" and one.ok:
+                newest = self._newest.get(one.key)
+                if newest is None or newest.token < one.token:
+                    self._newest[one.key] = one
+        if len(self._newest) > MOST_REMEMBERED:
+            # Locks that were used once, and never again: the oldest can go.
+            oldest = sorted(self._newest.values(), key=lambda one: one.returned)[: MOST_REMEMBERED // 2]
+            for one in oldest:
+                del self._newest[one.key]
+        self._last = [one for one in window if one.outcome != UNKNOWN]
+        return window
+
+
+MOST_REMEMBERED = 20_000
+"""Locks whose newest grant is remembered."""

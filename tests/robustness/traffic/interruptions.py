@@ -1,0 +1,231 @@
+"""What befalls a process of the traffic from inside, when it is sent a signal.
+
+SIGUSR1: it forks, whatever its threads are doing. The child has all the objects, and must hold nothing: it looks at its
+parent's leases, tries to renew and to release them, takes a lock of its own with the client that it has inherited, and
+ends, at once or a while later. What it finds is in a history of its own.
+
+SIGUSR2: a call is given up. A task is cancelled when it waits for the n-th time, for any n. In a synchronous process an
+exception is raised in the main thread, in the middle of a call, as Ctrl-C does; so one of its workers runs there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dblock
+from tests.robustness.history.record import Recorder
+
+T = TypeVar("T")
+
+
+class Interrupted(BaseException):
+    """A call was given up in the middle."""
+
+
+GIVEN_UP = (Interrupted, CancelledError)
+
+FORK, GIVE_UP = signal.SIGUSR1, signal.SIGUSR2
+
+CHILD_LIVES = 30
+"""Seconds after which the child of a fork is killed that has not ended by then."""
+
+WAITS = (1, 1, 2, 2, 3, 4, 6, 10)
+"""At which of its waits a call is given up; most calls have two or three, and a wait in line is one."""
+
+
+class Interruptions:
+    """What has been asked of this process by signals."""
+
+    def __init__(self) -> None:
+        self._leases: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._inside = False
+        """Whether the main thread is in a call."""
+        self._pending = 0
+        self._dice = random.Random()
+        self._children: list[int] = []
+
+    def note(self, lease: T) -> T:
+        """Take note of a lease, for the children to try."""
+        if lease is not None:
+            self._leases.add(lease)
+        return lease
+
+    def interruptible(self, call: Callable[[], T]) -> Callable[[], T]:
+        """Return the same call, which may be given up in the middle."""
+        if threading.current_thread() is not threading.main_thread():
+            return call
+
+        def guarded() -> T:
+            try:
+                self._inside = True
+                if self._pending:
+                    self._pending -= 1
+                    signal.setitimer(signal.ITIMER_REAL, self._dice.choice([0.0005, 0.005, 0.05]) * self._dice.random())
+                return call()
+            finally:
+                self._inside = False
+
+        return guarded
+
+    def expect_giving_up(self, client: Any, seed: int) -> None:
+        """Give up a call whenever told to."""
+        self._dice.seed(seed)
+        loop: asyncio.AbstractEventLoop | None = getattr(client, "_loop", None)
+        if loop is not None and not isinstance(client, dblock.Client):
+            loop.call_soon_threadsafe(loop.set_task_factory, self._make_task)
+            signal.signal(GIVE_UP, lambda *_: self._ask())
+        else:
+            signal.signal(GIVE_UP, lambda *_: self._raise(ask=True))
+            signal.signal(signal.SIGALRM, lambda *_: self._raise(ask=False))
+
+    def _ask(self) -> None:
+        self._pending += 1
+
+    def _raise(self, ask: bool) -> None:
+        if self._inside:
+            raise Interrupted
+        if ask:
+            self._pending += 1
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        # Those of the keep-alive and the listener have names; nobody but the client gives them up.
+        if self._pending and getattr(coroutine, "__name__", "") in ("acquire", "try_acquire", "renew", "release"):
+            self._pending -= 1
+            coroutine = _given_up(coroutine, self._dice.choice(WAITS))
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    def expect_forks(self, client: Any, name: str, history: Path, seed: int, make: Callable[[Recorder], Any]) -> None:
+        """Fork whenever told to; `make` makes a worker of the child's."""
+        self._dice.seed(seed)
+        numbers = itertools.count()
+        alone = threading.Lock()
+
+        def told(*_: object) -> None:
+            # Not in the middle of another fork, by a signal that comes then: what the interpreter holds meanwhile it
+            # would wait for in vain.
+            if alone.acquire(blocking=False):
+                try:
+                    fork()
+                finally:
+                    alone.release()
+
+        def fork() -> None:
+            number = next(numbers)
+            leases, moment = list(self._leases), time.monotonic()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads is the very point
+                child = os.fork()
+            if child:
+                self._children.append(child)
+                return
+            code = 1
+            try:
+                signal.alarm(CHILD_LIVES)
+                recorder = Recorder(history.with_name(f"{name}-child{number}.jsonl"))
+                _be_child(client, leases, recorder, make(recorder), moment)
+                code = 0
+            except BaseException as error:
+                recorder.note("trouble", name, what=f"in the child of a fork: {type(error).__name__}: {error}")
+            finally:
+                os._exit(code)
+
+        signal.signal(FORK, told)
+
+    def wait_for_children(self, recorder: Recorder) -> None:
+        """Return once every child has ended; one that did not end by itself is trouble."""
+        for child in self._children:
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if code == -signal.SIGALRM:
+                recorder.note("trouble", "child", what=f"a child of a fork did not end within {CHILD_LIVES} s")
+            elif code < 0:
+                recorder.note("trouble", "child", what=f"a child of a fork was ended by {signal.Signals(-code).name}")
+
+
+def _be_child(client: Any, leases: list[Any], recorder: Recorder, worker: Any, forked_at: float) -> None:
+    """Do with the parent's things what a child may do, and must not succeed in."""
+    for lease in leases:
+        if lease.remaining():
+            recorder.note("trouble", lease.name, what=f"a child believes in its parent's token {lease.token}")
+        if isinstance(lease, dblock.Lease):
+            try:
+                lease.renew()
+                recorder.note("trouble", lease.name, what=f"a child renewed its parent's token {lease.token}")
+            except dblock.LeaseLost:
+                pass
+            if lease.release():
+                recorder.note("trouble", lease.name, what=f"a child released its parent's token {lease.token}")
+    tried = len(leases)
+    leases.clear()
+    gc.collect()
+    if isinstance(client, dblock.Client):
+        name = f"mutex {worker.dice.randrange(3)}"
+        lease = worker.acquire(name, ttl=1.0, timeout=2.0)
+        if lease is not None:
+            worker.hold(lease, worker.dice.choice([0.0, 1.5]))
+            worker.release(lease)
+    else:
+        asyncio.run(_take_turn(client._inner, worker))
+    recorder.note("child", "", leases=tried, since=forked_at)
+    time.sleep(worker.dice.choice([0.0, 0.0, 1.0]))
+
+
+async def _take_turn(client: dblock.AsyncClient, worker: Any) -> None:
+    """Take a lock in the child of an asynchronous process, which has no event loop but its own."""
+    name = f"mutex {worker.dice.randrange(3)}"
+    number = worker.recorder.begin("acquire", name, ttl=1.0)
+    try:
+        lease = await client.lock(name, ttl=1.0).acquire(timeout=2.0)
+    except dblock.LockTimeout:
+        worker.recorder.end(number, "failed")
+        return
+    except dblock.DatabaseError as error:
+        worker.recorder.end(number, "unknown", error=str(error))
+        return
+    worker.recorder.end(number, "ok", token=lease.token)
+    worker.believes(lease)
+    number = worker.recorder.begin("release", name, token=lease.token)
+    try:
+        worker.recorder.end(number, "ok", freed=await lease.release())
+    except dblock.DblockError as error:
+        worker.recorder.end(number, "unknown", error=str(error))
+
+
+async def _given_up(coroutine: Coroutine[Any, Any, T], at: int) -> T:
+    """Run a coroutine, and cancel the task when it waits for the n-th time."""
+    return await _steps(coroutine, at)
+
+
+@types.coroutine
+def _steps(coroutine: Coroutine[Any, Any, T], at: int) -> Generator[Any, Any, T]:
+    error: BaseException | None = None
+    waits = 0
+    while True:
+        try:
+            waiting = coroutine.send(None) if error is None else coroutine.throw(error)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        error = None
+        waits += 1
+        if waits == at:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        try:
+            yield waiting
+        except BaseException as raised:
+            error = raised

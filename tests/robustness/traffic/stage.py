@@ -1,0 +1,161 @@
+"""Stages: a server, whatever stands before it, and the processes of the traffic; what faults act upon.
+
+A stage is made for one run and goes with it. Everything on it is real: Postgres, processes, sockets, signals.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+import fenced_store
+from dblock.admin import schema
+from dblock.embedded import Server
+from tests.robustness import mutations
+from tests.robustness.history.record import History, Recorder
+from tests.robustness.traffic import workloads
+from tests.robustness.traffic.worker import Orders
+from tests.support.servers import private_server
+
+ROOT = Path(__file__).parents[3]
+
+WITNESS = """
+CREATE TABLE public.witness (number bigserial, event text, name text, token bigint, ticket bigint);
+CREATE FUNCTION public.note_grant() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO public.witness (event, name, token, ticket)
+    VALUES ('granted', NEW.name, NEW.token, NULLIF(NEW.served, OLD.served));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER witness AFTER UPDATE ON dblock.distributed_locks FOR EACH ROW
+    WHEN (NEW.token > 0 AND NEW.token <> OLD.token) EXECUTE FUNCTION public.note_grant();
+"""
+"""The server itself notes its grants, in the transaction and under the row lock of each."""
+
+
+class Stage:
+    """A server and the processes of the traffic."""
+
+    def __init__(self, server: Server, folder: Path, workload: str, seed: int, bug: str | None = None) -> None:
+        self.server = server
+        self.folder = folder
+        """Where the histories are."""
+        self.workload = workload
+        self.bug = bug
+        self.seed = seed
+        self.options: dict[str, Any] = {}
+        """For the workload."""
+        self.dsn = server.url
+        """The traffic's way to the server."""
+        self.direct = server.url
+        """The way to the server past everything that may stand before it."""
+        self.props: dict[str, Any] = {}
+        """What else stands on the stage, by name: a proxy, a standby."""
+        self.workers: dict[str, subprocess.Popen[str]] = {}
+        self.recorder = Recorder(folder / "director.jsonl")
+        self._started = 0
+
+    def start_worker(self, wait: bool = True) -> str:
+        """Start one more process of the traffic; the result is its name. Every other is asynchronous."""
+        name = f"w{self._started}"
+        orders = Orders(
+            self.workload,
+            self.dsn,
+            self.direct,
+            str(self.folder / f"{name}.jsonl"),
+            self.seed * 1000 + self._started,
+            kind=("sync", "async")[self._started % 2],
+            options=self.options,
+            bug=self.bug,
+        )
+        self._started += 1
+        with open(self.folder / f"{name}.err", "w") as errors:
+            self.workers[name] = subprocess.Popen(
+                [sys.executable, "-m", "tests.robustness.traffic.worker", json.dumps(orders._asdict())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+            )
+        if wait:
+            self.wait_for(name)
+        return name
+
+    def wait_for(self, name: str) -> None:
+        """Return once this process is at work."""
+        stdout = self.workers[name].stdout
+        assert stdout is not None
+        assert stdout.readline() == "ready\n", (self.folder / f"{name}.err").read_text()
+
+    def stop_workers(self) -> None:
+        """Have all processes of the traffic end, each after what it is doing."""
+        for process in self.workers.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        for name, process in self.workers.items():
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                self.recorder.note("trouble", name, what="the process did not end")
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def conclude(self) -> History:
+        """Look at the server once more, and put the history together."""
+        workloads.named(self.workload).conclude(self.direct, self.recorder, self.options)
+        with psycopg.connect(self.direct) as connection:
+            for name, token in connection.execute("SELECT name, token FROM dblock.distributed_locks").fetchall():
+                self.recorder.note("newest", name, token=token)
+            noted = connection.execute("SELECT number, name, token, ticket FROM public.witness ORDER BY 1").fetchall()
+        for number, name, token, ticket in noted:
+            self.recorder.note("granted", name, order=number, token=token, ticket=ticket)
+        return History.read(self.folder)
+
+
+@contextmanager
+def stage(
+    workload: str, folder: Path, seed: int, *, settings: dict[str, str], bug: str | None = None, in_memory: bool = False
+) -> Iterator[Stage]:
+    """Make a stage with nothing on it yet but a server that is ready for the workload."""
+    with ExitStack() as stack:
+        server = stack.enter_context(private_server(settings, in_memory))
+        stack.callback(shutil.copyfile, server.log, folder / "server.log")
+        schema.install(server.url)
+        fenced_store.install(server.url)
+        with psycopg.connect(server.url, autocommit=True) as owner:
+            owner.execute(WITNESS)
+        played = workloads.named(workload)
+        played.prepare(server.url)
+        mutations.install(bug, server.url)
+        made = Stage(server, folder, workload, seed, bug)
+        made.options.update(stack.enter_context(played.setting(server.url, folder)))
+        stack.callback(made.recorder.close)
+        stack.callback(_end, made)
+        yield made
+
+
+def _end(made: Stage) -> None:
+    for process in made.workers.values():
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def wait_until(what: str, is_so: Any, patience: float = 30.0) -> None:
+    """Return as soon as it is so."""
+    deadline = time.monotonic() + patience
+    while not is_so():
+        assert time.monotonic() < deadline, f"{what}: not within {patience:g} s"
+        time.sleep(0.01)

@@ -1,0 +1,248 @@
+"""One process of the traffic: it runs a workload until it is told to end, and writes its history.
+
+    python -m tests.robustness.traffic.worker '{"workload": "mutex", "dsn": …}'
+
+It ends when its standard input does, and so with whoever started it. What a workload does with locks it does through a
+Worker, which writes everything down; with a client of either kind, as it was told.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlalchemy.exc import DBAPIError
+
+import dblock
+import fenced_store
+from tests.robustness import mutations
+from tests.robustness.history.record import Recorder
+from tests.robustness.traffic import workloads
+from tests.robustness.traffic.interruptions import GIVEN_UP, Interruptions
+from tests.support.facade import in_threads
+from tests.support.orphans import die_with_parent
+
+
+class Orders(NamedTuple):
+    """What a process of the traffic is told."""
+
+    workload: str
+    dsn: str
+    direct: str
+    """Past whatever stands between the traffic and the server; for the resources, not for the locks."""
+    history: str
+    seed: int
+    kind: str = "sync"
+    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    bug: str | None = None
+
+
+class Worker:
+    """One thread of the traffic, and the words in which a workload is written."""
+
+    # A claim in another place than the lock's database may come too late, or get no answer.
+    REFUSED = (dblock.LockTimeout, dblock.LeaseLost, fenced_store.StaleTokenError)
+    UNKNOWN = (dblock.DatabaseError, dblock.ClientClosed, fenced_store.OutcomeUnknown, DBAPIError, *GIVEN_UP)
+
+    def __init__(
+        self,
+        name: str,
+        client: Any,
+        recorder: Recorder,
+        orders: Orders,
+        over: threading.Event,
+        interruptions: Interruptions | None = None,
+    ) -> None:
+        self.name = name
+        self.client = client
+        self.recorder = recorder
+        self.orders = orders
+        self.options = orders.options
+        self.dice = random.Random(f"{orders.seed} {name}")
+        self.own: dict[str, Any] = {}
+        """What the workload keeps for this thread from step to step."""
+        self._over = over
+        self._interruptions = interruptions or Interruptions()
+
+    @property
+    def over(self) -> bool:
+        """Whether it is time to end."""
+        return self._over.is_set()
+
+    def pause(self, seconds: float) -> None:
+        """Do nothing for so long, or until it is time to end."""
+        self._over.wait(seconds)
+
+    def acquire(self, name: str, *, timeout: float | None = 5.0, ttl: float = 30.0, **terms: Any) -> Any:
+        """Wait for the lock; the result is a lease or None."""
+        lock = self.client.lock(name, ttl=ttl, **terms)
+        return self._grant(name, ttl, terms | {"timeout": timeout}, lambda: lock.acquire(timeout=timeout))
+
+    def try_acquire(self, name: str, *, ttl: float = 30.0, **terms: Any) -> Any:
+        """Ask once for the lock; the result is a lease or None."""
+        lock = self.client.lock(name, ttl=ttl, **terms)
+
+        def ask() -> Any:
+            lease = lock.try_acquire()
+            if lease is None:
+                raise dblock.LockTimeout(name, 0)
+            return lease
+
+        return self._grant(name, ttl, terms | {"timeout": 0}, ask)
+
+    def _grant(self, name: str, ttl: float, terms: dict[str, Any], ask: Callable[[], Any]) -> Any:
+        said: dict[str, Any] = {
+            key: value for key, value in terms.items() if isinstance(value, (bool, int, float, str))
+        }
+        if terms.get("claims"):
+            said["claims"] = [str(one) for named in terms["claims"] for one in getattr(named, "resources", [named])]
+        lease = self.recorder.do(
+            "acquire",
+            name,
+            self._interruptions.interruptible(ask),
+            refused=self.REFUSED,
+            unknown=self.UNKNOWN,
+            told=lambda lease: {"token": lease.token},
+            ttl=ttl,
+            worker=self.name,
+            **said,
+        )
+        return self._interruptions.note(lease)
+
+    def believes(self, lease: Any) -> bool:
+        """Tell whether the lease may be believed, and write it down if so: from before it was looked at."""
+        before = time.monotonic()
+        if lease.lost.is_set() or not lease.remaining():
+            return False
+        self.recorder.note("believe", lease.name, called=before, token=lease.token)
+        return True
+
+    def hold(self, lease: Any, seconds: float, every: float = 0.005) -> bool:
+        """Be the holder for so long, looking at the lease all the while; False as soon as it is lost."""
+        ends = time.monotonic() + seconds
+        while self.believes(lease):
+            left = ends - time.monotonic()
+            if left <= 0:
+                return True
+            time.sleep(min(every, left))
+        self.recorder.note("loss", lease.name, token=lease.token, reason=str(lease.lost.reason))
+        return False
+
+    def renew(self, lease: Any) -> None:
+        """Renew the lease by hand."""
+        self.recorder.do(
+            "renew",
+            lease.name,
+            self._interruptions.interruptible(lease.renew),
+            refused=self.REFUSED,
+            unknown=self.UNKNOWN,
+            token=lease.token,
+        )
+
+    def release(self, lease: Any) -> None:
+        """Give the lock back."""
+        self.recorder.do(
+            "release",
+            lease.name,
+            self._interruptions.interruptible(lease.release),
+            refused=self.REFUSED,
+            unknown=self.UNKNOWN,
+            told=lambda freed: {"freed": freed},
+            token=lease.token,
+        )
+
+    def drop(self, lease: Any) -> None:
+        """Let go of it without a word: whoever looks after the client gives it back, at some time or never."""
+        self.recorder.begin("release", lease.name, token=lease.token)
+
+
+def main() -> None:
+    """Do as told until standard input ends."""
+    die_with_parent()
+    orders = Orders(**json.loads(sys.argv[1]))
+    logging.getLogger("dblock").addHandler(logging.FileHandler(Path(orders.history).with_suffix(".log")))
+    mutations.put_in(orders.bug)
+    workload = workloads.named(orders.workload)
+    recorder = Recorder(Path(orders.history))
+    over = threading.Event()
+    name = Path(orders.history).stem
+    with in_threads(orders.kind, orders.dsn, patience=2.0, **orders.options.get("client", {})) as client:
+        own_recorder = [recorder]
+        _count_wake_ups(own_recorder)
+        interruptions = Interruptions()
+
+        def worker(name: str, recorder: Recorder = recorder) -> Worker:
+            return Worker(name, client, recorder, orders, over, interruptions)
+
+        def worker_of_child(recorder: Recorder) -> Worker:
+            # Whatever it notes from now on is a part of its own story.
+            own_recorder[:] = [recorder]
+            return worker(name, recorder)
+
+        befalls = orders.options.get("befalls")
+        if befalls == "forks":
+            interruptions.expect_forks(client, name, Path(orders.history), orders.seed, worker_of_child)
+        if befalls == "giving up":
+            interruptions.expect_giving_up(client, orders.seed)
+        workers = [worker(f"{name}.{number}") for number in range(int(orders.options.get("threads", workload.threads)))]
+        # Ctrl-C, and whatever else a signal raises, comes to the main thread alone.
+        in_main = [workers.pop()] if befalls == "giving up" and orders.kind == "sync" else []
+        threads = [threading.Thread(target=_go, args=(workload, one), daemon=True) for one in workers]
+        for thread in threads:
+            thread.start()
+        print("ready", flush=True)
+        if in_main:
+            threading.Thread(target=_end_with_input, args=(over,), daemon=True).start()
+            _go(workload, in_main[0])
+        else:
+            _end_with_input(over)
+        for thread in threads:
+            thread.join(20)
+            if thread.is_alive():
+                recorder.note("trouble", thread.name, what="did not end")
+        interruptions.wait_for_children(recorder)
+
+
+def _end_with_input(over: threading.Event) -> None:
+    sys.stdin.read()
+    over.set()
+
+
+def _go(workload: Any, worker: Worker) -> None:
+    try:
+        while not worker.over:
+            workload.step(worker)
+    except BaseException as error:
+        # What a workload does not expect is a finding, and not for this process to judge.
+        worker.recorder.note("trouble", worker.name, what=f"{type(error).__name__}: {error}")
+        raise
+
+
+def _count_wake_ups(own_recorder: list[Recorder]) -> None:
+    """Write down every notification that wakes a waiter, in the history of the process that this is by then."""
+    from dblock._core.waiters import Line, Seating
+
+    add, notified = Line.add, Line.notified
+    names: dict[str, str] = {}
+
+    def added(self: Line, place: Seating) -> None:
+        names[place.attempt] = place.name
+        add(self, place)
+
+    def noted(self: Line, attempt: str) -> None:
+        # Nobody else is told of the lock's name; a waiter that has left may be woken too late.
+        own_recorder[0].note("woken", names.get(attempt.replace("-", ""), ""), attempt=attempt)
+        notified(self, attempt)
+
+    Line.add, Line.notified = added, noted  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()

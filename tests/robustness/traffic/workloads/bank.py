@@ -1,0 +1,128 @@
+"""Accounts in a table: transfers in a transaction inside the fence, each with an entry in a journal; readers sum up.
+
+A transfer may take its time before it enters the fence, past its lease, and inside of it, where nobody else gets past
+the fence. Readers hold no lock: what they see in one snapshot must add up.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psycopg
+from psycopg import IsolationLevel
+
+import fenced_store
+from tests.robustness.checkers import bank, durability, fence, linearizability, loss, token_order
+from tests.robustness.history.record import Recorder
+from tests.robustness.traffic import workloads
+from tests.robustness.traffic.worker import Worker
+
+ACCOUNTS = 8
+EACH = 100
+
+TABLES = """
+CREATE TABLE public.accounts (id integer PRIMARY KEY, balance bigint NOT NULL);
+CREATE TABLE public.journal (
+    number bigserial, transfer text, token bigint, source integer, target integer, amount bigint
+);
+"""
+
+
+class Workload(workloads.Base):
+    """Money is neither made nor lost, and every acknowledged transfer is in the journal once."""
+
+    checkers = (bank.check, fence.check, linearizability.check, token_order.check, loss.check, durability.check)
+
+    def prepare(self, dsn: str) -> None:
+        with psycopg.connect(dsn) as connection:
+            connection.execute(TABLES)
+            connection.execute("INSERT INTO accounts SELECT g, %s FROM generate_series(1, %s) g", [EACH, ACCOUNTS])
+
+    def step(self, worker: Worker) -> None:
+        if worker.dice.random() < 0.2:
+            worker.recorder.do("sum", "bank", lambda: _sum(worker), unknown=(psycopg.Error,), told=lambda told: told)
+            worker.pause(0.01)
+        else:
+            self._transfer(worker)
+
+    def _transfer(self, worker: Worker) -> None:
+        dice = worker.dice
+        ttl = dice.choice([0.3, 0.5, 1.0])
+        claims = ["bank"] if dice.random() < 0.3 else []
+        mood = dice.random()
+        late = mood < float(worker.options.get("late", 0.06))
+        kept_alive = not late and dice.random() < float(worker.options.get("kept_alive", 1.0))
+        lease = worker.acquire("bank", ttl=0.3 if late else ttl, timeout=3, keep_alive=kept_alive, claims=claims)
+        if lease is None:
+            return
+        worker.believes(lease)
+        # Past its lease, and into the midst of what the next holder does.
+        time.sleep(dice.uniform(0.25, 0.5) if late else 0)
+        number = worker.own["number"] = worker.own.get("number", 0) + 1
+        source, target = dice.sample(range(1, ACCOUNTS + 1), 2)
+        worker.recorder.do(
+            "write",
+            "bank",
+            lambda: _transfer(
+                worker, lease.token, f"{worker.name}.{number}", source, target, 0.05 if mood > 0.9 else 0
+            ),
+            refused=(fenced_store.StaleTokenError,),
+            unknown=(psycopg.Error,),
+            token=lease.token,
+            transfer=f"{worker.name}.{number}",
+        )
+        worker.release(lease)
+
+    def conclude(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
+        with psycopg.connect(dsn) as connection:
+            for account, balance in connection.execute("SELECT id, balance FROM accounts").fetchall():
+                recorder.note("balance", str(account), balance=balance, before=EACH)
+            for number, transfer, token, source, target, amount in connection.execute(
+                "SELECT number, transfer, token, source, target, amount FROM journal ORDER BY number"
+            ).fetchall():
+                said = {"transfer": transfer, "token": token, "source": source, "target": target, "amount": amount}
+                recorder.note("entry", "bank", order=number, **said)
+
+
+def _connection(worker: Worker) -> psycopg.Connection[Any]:
+    found: psycopg.Connection[Any] | None = worker.own.get("connection")
+    if found is None or found.closed or found.broken:
+        found = worker.own["connection"] = psycopg.connect(worker.orders.direct)
+    elif found.info.transaction_status:
+        found.rollback()
+    return found
+
+
+def _sum(worker: Worker) -> dict[str, int]:
+    connection = _connection(worker)
+    connection.isolation_level = IsolationLevel.REPEATABLE_READ
+    try:
+        with connection.transaction():
+            # In two statements, so that it takes a snapshot to see both alike.
+            row = connection.execute("SELECT sum(balance)::bigint FROM accounts").fetchone()
+            entries = connection.execute("SELECT count(*) FROM journal").fetchone()
+    finally:
+        if not connection.closed:
+            connection.isolation_level = None
+    assert row
+    assert entries
+    return {"total": row[0], "entries": entries[0], "should_be": ACCOUNTS * EACH}
+
+
+def _transfer(worker: Worker, token: int, transfer: str, source: int, target: int, pause: float) -> bool:
+    connection = _connection(worker)
+    with connection.transaction(), fenced_store.fence(connection, "bank", token):
+        balances = dict(
+            connection.execute("SELECT id, balance FROM accounts WHERE id IN (%s, %s)", [source, target]).fetchall()
+        )
+        time.sleep(pause)
+        # Written as it was read, and not as it is by now: only the fence stands in the way of a lost update.
+        amount = balances[source] // 3
+        for account, balance in ((source, balances[source] - amount), (target, balances[target] + amount)):
+            connection.execute("UPDATE accounts SET balance = %s WHERE id = %s", [balance, account])
+        connection.execute(
+            "INSERT INTO journal (transfer, token, source, target, amount) VALUES (%s, %s, %s, %s, %s)",
+            [transfer, token, source, target, amount],
+        )
+    return True

@@ -1,0 +1,141 @@
+"""Many who wait in line for few locks: with and without patience, cancelled, trying in between.
+
+The server itself notes who takes a place, who leaves it and who is granted the lock, each in the transaction and under
+the locks that decide it, so that the order in which it noted them is the order in which they happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent import futures
+from typing import Any
+
+import psycopg
+
+import dblock
+from tests.robustness.checkers import durability, linearizability, loss, queue_order, takeover, token_order, wake_ups
+from tests.robustness.history.record import Recorder
+from tests.robustness.traffic import workloads
+from tests.robustness.traffic.worker import Worker
+
+LOCKS = 2
+
+TICKETS = """
+CREATE TABLE public.line_witness (
+    number bigserial, event text, name text, token bigint, ticket bigint, attempt uuid, act xid8
+);
+CREATE FUNCTION public.note_ticket() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        INSERT INTO public.line_witness (event, name, ticket, attempt, act)
+        VALUES ('lined up', NEW.name, NEW.number, NEW.attempt, pg_current_xact_id());
+    ELSE
+        INSERT INTO public.line_witness (event, name, ticket, attempt, act)
+        VALUES ('left', OLD.name, OLD.number, OLD.attempt, pg_current_xact_id());
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE FUNCTION public.note_turn() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO public.line_witness (event, name, token, attempt, act)
+    VALUES ('served', NEW.name, NEW.token, NEW.attempt, pg_current_xact_id());
+    RETURN NULL;
+END $$;
+CREATE TRIGGER line_witness AFTER INSERT OR DELETE ON dblock.lock_tickets FOR EACH ROW
+    EXECUTE FUNCTION public.note_ticket();
+CREATE TRIGGER line_witness AFTER UPDATE ON dblock.distributed_locks FOR EACH ROW
+    WHEN (NEW.token > 0 AND NEW.token <> OLD.token) EXECUTE FUNCTION public.note_turn();
+"""
+
+
+class Workload(workloads.Base):
+    """First come, first served."""
+
+    checkers = (
+        queue_order.check,
+        linearizability.check,
+        token_order.check,
+        loss.check,
+        takeover.check,
+        wake_ups.check,
+        durability.check,
+    )
+    threads = 6
+
+    def prepare(self, dsn: str) -> None:
+        with psycopg.connect(dsn) as connection:
+            connection.execute(TICKETS)
+
+    def step(self, worker: Worker) -> None:
+        dice = worker.dice
+        name = f"line {dice.randrange(LOCKS)}"
+        mood = dice.random()
+        ttl = dice.choice([0.5, 1.0])
+        if mood < 0.1:
+            lease = worker.try_acquire(name, ttl=ttl)
+        elif mood < 0.25 and worker.orders.kind == "async":
+            _be_cancelled(worker, name, ttl, dice.uniform(0, 0.2))
+            return
+        else:
+            lease = worker.acquire(name, ttl=ttl, timeout=dice.uniform(0, 0.2) if mood < 0.4 else 10)
+        if lease is None:
+            worker.pause(dice.uniform(0, 0.01))
+            return
+        worker.hold(lease, dice.uniform(0, 0.005))
+        worker.release(lease)
+
+    def conclude(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
+        # Whoever comes last gets past all who are dead, and leaves nobody behind.
+        with dblock.Client(dsn) as client:
+            for number in range(LOCKS):
+                try:
+                    client.lock(f"line {number}").acquire(timeout=15).release()
+                except dblock.LockTimeout as error:
+                    recorder.note("stuck", f"line {number}", error=str(error))
+        with psycopg.connect(dsn) as connection:
+            for name, ticket, holder in connection.execute(
+                "SELECT name, number, holder FROM dblock.lock_tickets"
+            ).fetchall():
+                recorder.note("ghost", name, ticket=ticket, holder=holder)
+            for number, event, name, token, ticket, attempt, act in connection.execute(
+                "SELECT number, event, name, token, ticket, attempt::text, act::text"
+                " FROM public.line_witness ORDER BY number"
+            ).fetchall():
+                recorder.note(event, name, order=number, token=token, ticket=ticket, attempt=attempt, act=act)
+
+
+def _be_cancelled(worker: Worker, name: str, ttl: float, after: float) -> None:
+    """Begin to wait, and have the task cancelled; a grant that came before is given back."""
+    blocking = worker.client
+    number = worker.recorder.begin("acquire", name, ttl=ttl, worker=worker.name, cancelled=True)
+    lock = blocking.lock(name, ttl=ttl)._inner
+    future = asyncio.run_coroutine_threadsafe(lock.acquire(timeout=10), blocking._loop)
+    lease: Any = None
+    try:
+        lease = future.result(after)
+    except futures.TimeoutError:
+        future.cancel()
+    except Worker.REFUSED as error:
+        worker.recorder.end(number, "failed", error=str(error)[:200])
+        return
+    except Worker.UNKNOWN as error:
+        worker.recorder.end(number, "unknown", error=str(error)[:200])
+        return
+    if lease is None:
+        # Whether it was granted before it heard of it nobody can tell.
+        try:
+            lease = future.result(0)
+        except (futures.CancelledError, futures.TimeoutError, *Worker.REFUSED, *Worker.UNKNOWN):
+            worker.recorder.end(number, "unknown", error="cancelled")
+            return
+    worker.recorder.end(number, "ok", token=lease.token)
+    released = asyncio.run_coroutine_threadsafe(lease.release(), blocking._loop)
+    worker.recorder.do(
+        "release",
+        name,
+        released.result,
+        refused=Worker.REFUSED,
+        unknown=Worker.UNKNOWN,
+        told=lambda freed: {"freed": freed},
+        token=lease.token,
+    )
