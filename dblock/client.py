@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from dblock._core.effects import GIVE_UP_WITHIN, Steps
-from dblock._core.options import DEFAULT_TTL, Claimer, Seconds, terms
-from dblock._runtime.callbacks import AsyncWatch, Watch
+from dblock._core.effects import GIVE_UP_WITHIN, Flow
+from dblock._core.options import DEFAULT_TTL, Claimer, Seconds, lock_options
+from dblock._runtime.callbacks import AsyncCallbackTimer, CallbackTimer
 from dblock._runtime.client_base import ClientBase
 from dblock._runtime.forks import importing
 from dblock.errors import ClientClosed, DblockError
@@ -37,11 +37,11 @@ class Client(ClientBase):
     """The service, for threads. One is enough for a process, shared by all its threads."""
 
     _runner: Runner | None = None
-    _keeper: KeepAlive
+    _keepalive: KeepAlive
     _listener: Listener
-    _watch: Watch
+    _callbacks: CallbackTimer
 
-    def start_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork nobody is opening this client."""
         self._opening = threading.Lock()
 
@@ -97,7 +97,7 @@ class Client(ClientBase):
         before the new one's first write. A name is one in the lock's own database; `store.claims(…)` is for others, and
         is claimed right after the grant.
         """
-        return Lock(self, terms(name, ttl, timeout, meta, durable, keep_alive, fair, claims))
+        return Lock(self, lock_options(name, ttl, timeout, meta, durable, keep_alive, fair, claims))
 
     def close(self) -> None:
         """Release what is still held, and close the connections."""
@@ -107,10 +107,10 @@ class Client(ClientBase):
         if runner:
             self._shut()
 
-    def _run(self, steps: Steps[T]) -> T:
+    def _run(self, steps: Flow[T]) -> T:
         return (self._runner or self._open()).run(steps)
 
-    def _run_last(self, steps: Steps[T]) -> T:
+    def _run_last(self, steps: Flow[T]) -> T:
         """Run these also if the client was closed meanwhile."""
         if not self._closed:
             return self._run(steps)
@@ -142,22 +142,22 @@ class Client(ClientBase):
                     raise
                 # Without prepared statements it needs fewer round trips to its first answer. Where the server has no
                 # room for another connection, leases are renewed over one of ours.
-                keepers = Runner(self._target, self._schema, 1, self._patience, prepares=False, spare=runner)
-                self._keeper = KeepAlive(keepers, self._service)
+                keepalive_runner = Runner(self._target, self._schema, 1, self._patience, prepares=False, spare=runner)
+                self._keepalive = KeepAlive(keepalive_runner, self._flows)
                 self._listener = Listener(
                     runner,
-                    keepers,
+                    keepalive_runner,
                     self._listen_target,
-                    self._service,
+                    self._flows,
                     self._schema,
                     runner.installation,
-                    self._keeper,
+                    self._keepalive,
                     self._grace,
                 )
-                self._watch = Watch()
+                self._callbacks = CallbackTimer()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
                 self._shut = weakref.finalize(
-                    self, shut, runner, keepers, self._keeper, self._watch, self._listener, self._service
+                    self, shut, runner, keepalive_runner, self._keepalive, self._callbacks, self._listener, self._flows
                 )
                 self._installation = runner.installation
                 self._runner = runner
@@ -178,11 +178,11 @@ class AsyncClient(ClientBase):
     _runner: AsyncRunner | None = None
     _loop: asyncio.AbstractEventLoop | None = None
     _opening_here: asyncio.Lock
-    _keeper: AsyncKeepAlive
+    _keepalive: AsyncKeepAlive
     _listener: AsyncListener
-    _watch: AsyncWatch
+    _callbacks: AsyncCallbackTimer
 
-    def start_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork there is no event loop yet, and nothing is open."""
         self._loop = self._runner = None
 
@@ -238,26 +238,26 @@ class AsyncClient(ClientBase):
         before the new one's first write. A name is one in the lock's own database; `store.claims(…)` is for others, and
         is claimed right after the grant.
         """
-        return AsyncLock(self, terms(name, ttl, timeout, meta, durable, keep_alive, fair, claims))
+        return AsyncLock(self, lock_options(name, ttl, timeout, meta, durable, keep_alive, fair, claims))
 
     async def close(self) -> None:
         """Release what is still held, and close the connections."""
         self._closed = True
         runner, self._runner = self._runner, None
         if runner:
-            from dblock._runtime.shutdown import say_goodbye
+            from dblock._runtime.shutdown import aclose
 
             try:
-                await say_goodbye(runner, self._keepers, self._keeper, self._listener, self._service)
+                await aclose(runner, self._keepalive_runner, self._keepalive, self._listener, self._flows)
             except BaseException:
                 self._shut()
                 raise
             self._shut.detach()
 
-    async def _run(self, steps: Steps[T]) -> T:
+    async def _run(self, steps: Flow[T]) -> T:
         return await (await self._open()).run(steps)
 
-    async def _run_last(self, steps: Steps[T]) -> T:
+    async def _run_last(self, steps: Flow[T]) -> T:
         """Run these also if the client was closed meanwhile."""
         if not self._closed:
             return await self._run(steps)
@@ -298,24 +298,24 @@ class AsyncClient(ClientBase):
                     raise
                 # Without prepared statements it needs fewer round trips to its first answer. Where the server has no
                 # room for another connection, leases are renewed over one of ours.
-                self._keepers = keepers = AsyncRunner(
+                self._keepalive_runner = keepalive_runner = AsyncRunner(
                     self._target, self._schema, 1, self._patience, prepares=False, spare=runner
                 )
-                self._keeper = AsyncKeepAlive(keepers, self._service)
+                self._keepalive = AsyncKeepAlive(keepalive_runner, self._flows)
                 self._listener = AsyncListener(
                     runner,
-                    keepers,
+                    keepalive_runner,
                     self._listen_target,
-                    self._service,
+                    self._flows,
                     self._schema,
                     runner.installation,
-                    self._keeper,
+                    self._keepalive,
                     self._grace,
                 )
-                self._watch = AsyncWatch(loop)
+                self._callbacks = AsyncCallbackTimer(loop)
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
                 self._shut = weakref.finalize(
-                    self, shut_async, runner, keepers, self._keeper, self._listener, self._service
+                    self, shut_async, runner, keepalive_runner, self._keepalive, self._listener, self._flows
                 )
                 if self._closed:
                     self._shut()

@@ -17,15 +17,15 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dblock._core.acquire import POLL_FIRST, TRUST, Service
-from dblock._core.effects import Sleep, Steps
-from dblock._core.lease_state import Hold, Loss, Reason
+from dblock._core.acquire import POLL_FIRST, TRUST, LockFlows
+from dblock._core.effects import Flow, Sleep
+from dblock._core.lease_state import LeaseState, Loss, Reason
 from dblock._core.options import Seconds, check_ttl
 from dblock._core.replies import moment
 from dblock._runtime.backing import TaskBacking, ThreadBacking
-from dblock._runtime.callbacks import Watched, check_before, check_callback
-from dblock._runtime.lost_event import TaskLost, ThreadLost
-from dblock._runtime.user_transaction import UsersTransaction
+from dblock._runtime.callbacks import WatchedLease, check_before, check_callback
+from dblock._runtime.lost_event import AsyncLostEvent, LostEvent
+from dblock._runtime.user_transaction import UserTransaction
 from dblock.errors import ClientClosed, DatabaseError, LeaseLost, NoFencingToken
 
 if TYPE_CHECKING:
@@ -38,43 +38,43 @@ TaskSelf = TypeVar("TaskSelf", bound="TaskLease")
 class _LeaseBase:
     """What every kind of lease knows and computes."""
 
-    _service: Service
-    _watched: Watched | None = None
+    _flows: LockFlows
+    _watched: WatchedLease | None = None
 
-    def __init__(self, hold: Hold, abandon: Callable[[Hold], object]) -> None:
-        self._hold = hold
-        hold.mind(self, abandon)
+    def __init__(self, state: LeaseState, abandon: Callable[[LeaseState], object]) -> None:
+        self._state = state
+        state.mind(self, abandon)
 
     @property
     def name(self) -> str:
         """The lock's name."""
-        return self._hold.name
+        return self._state.name
 
     @property
     def token(self) -> int:
         """The fencing token: higher than that of every earlier grant of this lock."""
-        return self._hold.token
+        return self._state.token
 
     @property
     def expires_at(self) -> datetime:
         """The deadline by the database's clock. For logs; use `remaining()` to decide anything."""
-        return moment(self._hold.expires_at)
+        return moment(self._state.expires_at)
 
     def remaining(self) -> float:
         """Return the seconds for which this lease may still be believed without asking; 0 when it is over."""
-        return self._hold.remaining()
+        return self._state.remaining()
 
     def raise_if_lost(self) -> None:
         """Raise LeaseLost, with the reason, unless this lease may be believed at this moment."""
-        if not self._hold.remaining():
-            raise self._hold.error()
+        if not self._state.remaining():
+            raise self._state.error()
 
-    def _renewing(self, ttl: Seconds | None) -> Steps[None]:
-        hold = self._hold
-        seconds = hold.ttl if ttl is None else check_ttl(self.name, ttl)
+    def _renewing(self, ttl: Seconds | None) -> Flow[None]:
+        state = self._state
+        seconds = state.ttl if ttl is None else check_ttl(self.name, ttl)
         self._raise_if_gone()
         while True:
-            answer = yield from self._service.renew([(hold.name, hold.token, seconds)])
+            answer = yield from self._flows.renew([(state.name, state.token, seconds)])
             why = answer.missed.get(0)
             if why != "busy":
                 break
@@ -82,58 +82,58 @@ class _LeaseBase:
             yield Sleep(POLL_FIRST)
             self._raise_if_gone()
         if why is not None:
-            hold.miss(why)
-        elif hold.confirm(answer.sent_at, answer.sent_at + seconds * TRUST, answer.moment + seconds):
-            hold.ttl = seconds
+            state.miss(why)
+        elif state.confirm(answer.sent_at, answer.sent_at + seconds * TRUST, answer.moment + seconds):
+            state.ttl = seconds
         self.raise_if_lost()
 
-    def _learning_why(self) -> Steps[None]:
+    def _learning_why(self) -> Flow[None]:
         """Take note of the loss of a lease that the database does not know to be held, and of the reason."""
-        hold = self._hold
-        hold.stays()
+        state = self._state
+        state.stays()
         with contextlib.suppress(DatabaseError):
-            answer = yield from self._service.renew([(hold.name, hold.token, hold.ttl)])
+            answer = yield from self._flows.renew([(state.name, state.token, state.ttl)])
             why = answer.missed.get(0)
             if why is not None and why != "busy":
-                hold.miss(why)
+                state.miss(why)
 
     def _raise_if_gone(self) -> None:
         """Raise unless the lease can be renewed; one whose release may have been rolled back can."""
-        hold = self._hold
-        if hold.over or not hold.ours or hold.run_out():
-            raise hold.error()
+        state = self._state
+        if state.over or not state.ours or state.run_out():
+            raise state.error()
 
-    def _releasing(self) -> Steps[bool]:
-        hold = self._hold
+    def _releasing(self) -> Flow[bool]:
+        state = self._state
         if self._finished:
             return False
         # In doubt somebody may have taken it before; that a second sending finds nothing to free proves nothing then.
-        doubtful = hold.in_doubt
-        hold.finish()
-        believed_until = -math.inf if doubtful else hold.trusted_until
-        released = yield from self._service.release(hold.name, hold.token, believed_until)
-        if released or hold.given_back:
-            hold.given_back = True
+        doubtful = state.in_doubt
+        state.finish()
+        believed_until = -math.inf if doubtful else state.trusted_until
+        released = yield from self._flows.release(state.name, state.token, believed_until)
+        if released or state.given_back:
+            state.given_back = True
             return released
         # It cannot be renewed, and the database says why. If it can after all, a renewal had come in between.
         why: str | None = "superseded"
         with contextlib.suppress(DatabaseError):
-            answer = yield from self._service.renew([(hold.name, hold.token, hold.ttl)])
+            answer = yield from self._flows.renew([(state.name, state.token, state.ttl)])
             why = answer.missed.get(0)
             if why in (None, "busy", "forced"):
-                released = yield from self._service.release(hold.name, hold.token, believed_until)
-        hold.given_back = True
+                released = yield from self._flows.release(state.name, state.token, believed_until)
+        state.given_back = True
         if not released:
             freed = Reason.UNREACHABLE if doubtful else Reason.FORCED
             known = {"expired": Reason.EXPIRED, "released": freed, "forced": Reason.FORCED}
-            hold.loss = Loss(known.get(why or "", Reason.SUPERSEDED), hold.last_held)
+            state.loss = Loss(known.get(why or "", Reason.SUPERSEDED), state.last_held)
         return released
 
     @property
     def _finished(self) -> bool:
         """Whether there is nothing for this process to give back: it was given back, or lost, or is not ours."""
-        hold = self._hold
-        return hold.given_back or not hold.ours or (not hold.over and hold.run_out() is not None)
+        state = self._state
+        return state.given_back or not state.ours or (not state.over and state.run_out() is not None)
 
     @property
     def _may_be_held(self) -> bool:
@@ -141,53 +141,53 @@ class _LeaseBase:
 
         Nobody need wait for its end then.
         """
-        hold = self._hold
-        return hold.ours and not hold.given_back and hold.given_up
+        state = self._state
+        return state.ours and not state.given_back and state.given_up
 
     def _check_end(self, released: bool, error: BaseException | None) -> None:
         """Raise LeaseLost at the end of a body that lost its lease and does not raise anything itself."""
-        if not released and error is None and self._hold.loss is not None:
-            raise self._hold.error()
+        if not released and error is None and self._state.loss is not None:
+            raise self._state.error()
 
-    def _wants(self) -> Watched:
+    def _wants(self) -> WatchedLease:
         if self._watched is None:
-            self._watched = Watched(self._hold)
+            self._watched = WatchedLease(self._state)
         return self._watched
 
     def __repr__(self) -> str:
-        hold = self._hold
-        left = hold.remaining()
-        under = f" token {hold.token}" if hold.token > 0 else ""
-        state = f"{left:.1f} s left" if left else f"lost: {hold.loss.reason}" if hold.loss else "over"
-        return f"<{type(self).__name__} {self.name!r}{under}, {state}>"
+        state = self._state
+        left = state.remaining()
+        under = f" token {state.token}" if state.token > 0 else ""
+        now = f"{left:.1f} s left" if left else f"lost: {state.loss.reason}" if state.loss else "over"
+        return f"<{type(self).__name__} {self.name!r}{under}, {now}>"
 
 
 class ThreadLease(_LeaseBase):
     """A grant in hand, for threads."""
 
-    def __init__(self, client: ThreadBacking, hold: Hold) -> None:
-        super().__init__(hold, client._keeper.abandon)
+    def __init__(self, client: ThreadBacking, state: LeaseState) -> None:
+        super().__init__(state, client._keepalive.abandon)
         self._client = client
-        self._service = client._service
+        self._flows = client._flows
 
     @property
-    def lost(self) -> ThreadLost:
+    def lost(self) -> LostEvent:
         """An event that is set when the lease is lost, with the reason; one can wait for it."""
-        return ThreadLost(self._hold)
+        return LostEvent(self._state)
 
     def on_lost(self, callback: Callable[[LeaseLost], object]) -> None:
         """Have this called, in a thread of its own, when the lease is lost; not when it is released."""
         check_callback(callback)
-        hold, call = self._hold, self._client._watch.call
-        hold.at_end(lambda: call(callback, hold.error()) if hold.loss else None)
-        self._client._watch.add(self._wants())
+        state, call = self._state, self._client._callbacks.call
+        state.at_end(lambda: call(callback, state.error()) if state.loss else None)
+        self._client._callbacks.add(self._wants())
 
     def on_danger(self, callback: Callable[[float], object], *, before: Seconds) -> None:
         """Have this called, in a thread of its own, when less than so many seconds are left; anew after a renewal."""
         check_callback(callback)
-        call = self._client._watch.call
-        self._wants().add_danger(check_before(before, self._hold), lambda left: call(callback, left))
-        self._client._watch.add(self._wants())
+        call = self._client._callbacks.call
+        self._wants().add_danger(check_before(before, self._state), lambda left: call(callback, left))
+        self._client._callbacks.add(self._wants())
 
     def renew(self, ttl: Seconds | None = None) -> None:
         """Extend the lease to a full ttl from now, its own or a new one; raise LeaseLost when it is not held any more.
@@ -199,44 +199,44 @@ class ThreadLease(_LeaseBase):
     def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
         try:
-            if self._hold.left and not self._finished:
+            if self._state.left and not self._finished:
                 # Released in the user's transaction, which may not have ended; whoever waited here might wait for it.
-                self._hold.finish()
-                self._client._keeper.abandon(self._hold)
+                self._state.finish()
+                self._client._keepalive.abandon(self._state)
                 return True
             if self._may_be_held:
-                self._client._keeper.abandon(self._hold)
+                self._client._keepalive.abandon(self._state)
             return not self._finished and self._client._run(self._releasing())
         except BaseException:
             # The caller is told, or leaves, before it is known to be released; the keep-alive sees to it.
-            self._client._keeper.abandon(self._hold)
+            self._client._keepalive.abandon(self._state)
             raise
         finally:
-            self._client._keeper.discard(self._hold)
+            self._client._keepalive.discard(self._state)
 
     def release_in(self, connection: Any) -> None:
         """Give the lock back as part of the transaction under way on this connection, a psycopg or SQLAlchemy one.
 
         Nobody is granted the lock before the transaction has committed; if it is rolled back, the lease goes on.
         """
-        transaction = UsersTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
+        transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
         self.raise_if_lost()
-        with self._hold.leaving():
-            released = transaction.call("release", self.name, self._hold.token)
+        with self._state.leaving():
+            released = transaction.call("release", self.name, self._state.token)
         if not released:
             self._client._run(self._learning_why())
-            raise self._hold.error()
+            raise self._state.error()
 
     def assert_held(self, connection: Any) -> None:
         """Prove the lease in the transaction under way on this connection, or raise LeaseLost.
 
         From here until that transaction ends nobody else is granted the lock, even if the lease runs out meanwhile.
         """
-        transaction = UsersTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
+        transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
         self.raise_if_lost()
-        if not transaction.call("assert_held", self.name, self._hold.token):
+        if not transaction.call("assert_held", self.name, self._state.token):
             self._client._run(self._learning_why())
-            raise self._hold.error()
+            raise self._state.error()
 
     def __enter__(self: ThreadSelf) -> ThreadSelf:
         return self
@@ -245,7 +245,7 @@ class ThreadLease(_LeaseBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Released inside the body: nothing to give back and nothing to report.
-        if not self._hold.given_back:
+        if not self._state.given_back:
             try:
                 self._check_end(self.release(), error)
             except (DatabaseError, ClientClosed):
@@ -257,32 +257,32 @@ class ThreadLease(_LeaseBase):
 class TaskLease(_LeaseBase):
     """A grant in hand, for asyncio."""
 
-    def __init__(self, client: TaskBacking, hold: Hold) -> None:
-        super().__init__(hold, client._keeper.abandon)
+    def __init__(self, client: TaskBacking, state: LeaseState) -> None:
+        super().__init__(state, client._keepalive.abandon)
         self._client = client
-        self._service = client._service
+        self._flows = client._flows
         self._body: asyncio.Task[Any] | None = None
         self._cancelled_body = False
         self._cancelling = 0
 
     @property
-    def lost(self) -> TaskLost:
+    def lost(self) -> AsyncLostEvent:
         """An event that is set when the lease is lost, with the reason; one can await it."""
-        return TaskLost(self._hold, self._client._watch)
+        return AsyncLostEvent(self._state, self._client._callbacks)
 
     def on_lost(self, callback: Callable[[LeaseLost], object | Awaitable[object]]) -> None:
         """Have this called, or run as a task, when the lease is lost; not when it is released."""
         check_callback(callback)
-        hold, call = self._hold, self._client._watch.call
-        hold.at_end(lambda: call(callback, hold.error()) if hold.loss else None)
-        self._client._watch.add(self._wants())
+        state, call = self._state, self._client._callbacks.call
+        state.at_end(lambda: call(callback, state.error()) if state.loss else None)
+        self._client._callbacks.add(self._wants())
 
     def on_danger(self, callback: Callable[[float], object | Awaitable[object]], *, before: Seconds) -> None:
         """Have this called, or run as a task, when less than so many seconds are left; and again after a renewal."""
         check_callback(callback)
-        call = self._client._watch.call
-        self._wants().add_danger(check_before(before, self._hold), lambda left: call(callback, left))
-        self._client._watch.add(self._wants())
+        call = self._client._callbacks.call
+        self._wants().add_danger(check_before(before, self._state), lambda left: call(callback, left))
+        self._client._callbacks.add(self._wants())
 
     async def renew(self, ttl: Seconds | None = None) -> None:
         """Extend the lease to a full ttl from now, its own or a new one; raise LeaseLost when it is not held any more.
@@ -294,44 +294,44 @@ class TaskLease(_LeaseBase):
     async def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
         try:
-            if self._hold.left and not self._finished:
+            if self._state.left and not self._finished:
                 # Released in the user's transaction, which may not have ended; whoever waited here might wait for it.
-                self._hold.finish()
-                self._client._keeper.abandon(self._hold)
+                self._state.finish()
+                self._client._keepalive.abandon(self._state)
                 return True
             if self._may_be_held:
-                self._client._keeper.abandon(self._hold)
+                self._client._keepalive.abandon(self._state)
             return not self._finished and await self._client._run(self._releasing())
         except BaseException:
             # The caller is told, or leaves, before it is known to be released; the keep-alive sees to it.
-            self._client._keeper.abandon(self._hold)
+            self._client._keepalive.abandon(self._state)
             raise
         finally:
-            self._client._keeper.discard(self._hold)
+            self._client._keepalive.discard(self._state)
 
     async def release_in(self, connection: Any) -> None:
         """Give the lock back as part of the transaction under way on this connection, a psycopg or SQLAlchemy one.
 
         Nobody is granted the lock before the transaction has committed; if it is rolled back, the lease goes on.
         """
-        transaction = UsersTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
+        transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
         self.raise_if_lost()
-        with self._hold.leaving():
-            released = await transaction.call_async("release", self.name, self._hold.token)
+        with self._state.leaving():
+            released = await transaction.call_async("release", self.name, self._state.token)
         if not released:
             await self._client._run(self._learning_why())
-            raise self._hold.error()
+            raise self._state.error()
 
     async def assert_held(self, connection: Any) -> None:
         """Prove the lease in the transaction under way on this connection, or raise LeaseLost.
 
         From here until that transaction ends nobody else is granted the lock, even if the lease runs out meanwhile.
         """
-        transaction = UsersTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
+        transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
         self.raise_if_lost()
-        if not await transaction.call_async("assert_held", self.name, self._hold.token):
+        if not await transaction.call_async("assert_held", self.name, self._state.token):
             await self._client._run(self._learning_why())
-            raise self._hold.error()
+            raise self._state.error()
 
     async def __aenter__(self: TaskSelf) -> TaskSelf:
         self._watch_body()
@@ -343,11 +343,11 @@ class TaskLease(_LeaseBase):
 
         self._body = asyncio.current_task()
         self._cancelling = _cancelling(self._body)
-        self._hold.at_end(lambda: self._client._watch.in_loop(self._cancel_body))
-        self._client._watch.add(self._wants())
+        self._state.at_end(lambda: self._client._callbacks.in_loop(self._cancel_body))
+        self._client._callbacks.add(self._wants())
 
     def _cancel_body(self) -> None:
-        if self._hold.loss is not None and self._body is not None:
+        if self._state.loss is not None and self._body is not None:
             self._cancelled_body = True
             self._body.cancel(f"the lease of lock {self.name!r} was lost")
 
@@ -358,15 +358,15 @@ class TaskLease(_LeaseBase):
 
         body, self._body = self._body, None
         if self._cancelled_body and body is not None:
-            self._client._keeper.discard(self._hold)
+            self._client._keepalive.discard(self._state)
             if not await _is_ours_alone(body, error, self._cancelling):
                 # Somebody else cancels the task too, and that comes first.
                 if error is None:
                     raise asyncio.CancelledError
             elif error is None or isinstance(error, asyncio.CancelledError):
-                raise self._hold.error() from None
+                raise self._state.error() from None
             return
-        if not self._hold.given_back:
+        if not self._state.given_back:
             try:
                 self._check_end(await self.release(), error)
             except (DatabaseError, ClientClosed):

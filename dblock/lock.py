@@ -12,9 +12,9 @@ import time
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from dblock._core.effects import Place, Steps
-from dblock._core.lease_state import Hold
-from dblock._core.options import Seconds, Terms, check_timeout
+from dblock._core.effects import Flow, Place
+from dblock._core.lease_state import LeaseState
+from dblock._core.options import LockOptions, Seconds, check_timeout
 from dblock._core.replies import Grant, Holder, Waiter, new_attempt
 from dblock._runtime.backing import TaskBacking, ThreadBacking
 from dblock.errors import ClientClosed, DblockError, InvalidArgument, LockTimeout, Unavailable
@@ -34,10 +34,10 @@ _OWN_TIMEOUT: Any = object()
 class _LockBase(Generic[L]):
     """What both kinds of lock know."""
 
-    def __init__(self, client: ThreadBacking | TaskBacking, terms: Terms) -> None:
+    def __init__(self, client: ThreadBacking | TaskBacking, options: LockOptions) -> None:
         self._client: Any = client
-        self._service = client._service
-        self._terms = terms
+        self._flows = client._flows
+        self._options = options
         self._crowded = False
         """Whether the last one who wanted it had to wait in line; the next may well have to."""
         # The lease of each `with` body under way, by the thread or task that runs it: two may run at once
@@ -47,12 +47,12 @@ class _LockBase(Generic[L]):
     @property
     def name(self) -> str:
         """The lock's name."""
-        return self._terms.name
+        return self._options.name
 
     def _timeout(self, timeout: Seconds | None) -> float | None:
-        return self._terms.timeout if timeout is _OWN_TIMEOUT else check_timeout(self.name, timeout)
+        return self._options.timeout if timeout is _OWN_TIMEOUT else check_timeout(self.name, timeout)
 
-    def _acquiring(self, timeout: float | None, attempt: str) -> Steps[Grant | None]:
+    def _acquiring(self, timeout: float | None, attempt: str) -> Flow[Grant | None]:
         places: list[Place] = []
 
         def place() -> Place:
@@ -61,12 +61,12 @@ class _LockBase(Generic[L]):
 
         crowded, self._crowded = self._crowded, False
         try:
-            return (yield from self._service.acquire(self._terms, timeout, attempt, place, crowded))
+            return (yield from self._flows.acquire(self._options, timeout, attempt, place, crowded))
         finally:
-            self._crowded = any(place.sat for place in places)
+            self._crowded = any(place.had_ticket for place in places)
 
     def _timed_out(self, seconds: float | None) -> LockTimeout:
-        return LockTimeout(self.name, seconds or 0.0, bool(self._terms.claims or self._terms.claimers))
+        return LockTimeout(self.name, seconds or 0.0, bool(self._options.claims or self._options.claimers))
 
     def _patience(self, lease: ThreadLease | TaskLease, timeout: float | None, began: float) -> float:
         """Return how long a claim elsewhere may take: no longer than there is, nor than we believe in the lease."""
@@ -94,15 +94,15 @@ class _LockBase(Generic[L]):
         return lease
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} ttl {self._terms.ttl:g} s>"
+        return f"<{type(self).__name__} {self.name!r} ttl {self._options.ttl:g} s>"
 
 
 class Lock(_LockBase[ThreadL]):
     """A lock, for threads. Made by `Client.lock`."""
 
-    def __init__(self, client: ThreadBacking, terms: Terms) -> None:
-        super().__init__(client, terms)
-        if any(inspect.iscoroutinefunction(claimer.claim) for claimer in terms.claimers):
+    def __init__(self, client: ThreadBacking, options: LockOptions) -> None:
+        super().__init__(client, options)
+        if any(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
             raise InvalidArgument(
                 f"A claim of lock {self.name!r} is asynchronous, for an AsyncClient. Give the claims of a FencedStore."
             )
@@ -111,7 +111,7 @@ class Lock(_LockBase[ThreadL]):
         """Take the lock if it is free at this moment; None when another holds it, or others wait for it in line."""
         attempt, began = new_attempt(), time.monotonic()
         try:
-            grant = self._client._run(self._service.try_acquire(self._terms, attempt))
+            grant = self._client._run(self._flows.try_acquire(self._options, attempt))
             return self._claimed(self._lease(grant), 0.5, began) if grant else None
         except BaseException as error:
             self._abandon(attempt, error)
@@ -135,34 +135,34 @@ class Lock(_LockBase[ThreadL]):
         """Give back what the attempt may have been granted, for a caller who does not get it."""
         if _may_be_granted(error):
             try:
-                self._client._run_last(self._service.abandon(self.name, attempt))
+                self._client._run_last(self._flows.abandon(self.name, attempt))
             except DblockError:
-                self._client._owe(self.name, attempt)
+                self._client._defer_cleanup(self.name, attempt)
 
     def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
-        found: Holder | None = self._client._run(self._service.holder(self.name))
+        found: Holder | None = self._client._run(self._flows.holder(self.name))
         return found
 
     def queue(self) -> list[Waiter]:
         """Ask who waits for the lock, since when, in order."""
-        waiters: list[Waiter] = self._client._run(self._service.queue(self.name))
+        waiters: list[Waiter] = self._client._run(self._flows.queue(self.name))
         return waiters
 
     def _lease(self, grant: Grant) -> ThreadL:
-        hold = Hold(grant, self._terms.ttl)
-        self._client._keep(hold, self._terms.keep_alive)
-        kind: Any = Lease if self._terms.durable else EfficiencyLease
-        lease: ThreadL = kind(self._client, hold)
+        state = LeaseState(grant, self._options.ttl)
+        self._client._keep(state, self._options.keep_alive)
+        kind: Any = Lease if self._options.durable else EfficiencyLease
+        lease: ThreadL = kind(self._client, state)
         return lease
 
     def _claimed(self, lease: ThreadL, timeout: float | None, began: float) -> ThreadL | None:
         """Have claimed what is to be claimed elsewhere, before the caller learns of the grant; None if it takes too
         long.
         """
-        if self._terms.claimers:
+        if self._options.claimers:
             try:
-                for claimer in self._terms.claimers:
+                for claimer in self._options.claimers:
                     claimer.claim(lease.token, self._patience(lease, timeout, began))
                 lease.raise_if_lost()
             except TimeoutError:
@@ -185,9 +185,9 @@ class Lock(_LockBase[ThreadL]):
 class AsyncLock(_LockBase[TaskL]):
     """A lock, for asyncio. Made by `AsyncClient.lock`."""
 
-    def __init__(self, client: TaskBacking, terms: Terms) -> None:
-        super().__init__(client, terms)
-        if not all(inspect.iscoroutinefunction(claimer.claim) for claimer in terms.claimers):
+    def __init__(self, client: TaskBacking, options: LockOptions) -> None:
+        super().__init__(client, options)
+        if not all(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
             raise InvalidArgument(
                 f"A claim of lock {self.name!r} would keep the event loop waiting. Give the claims of an "
                 "AsyncFencedStore."
@@ -197,7 +197,7 @@ class AsyncLock(_LockBase[TaskL]):
         """Take the lock if it is free at this moment; None when another holds it, or others wait for it in line."""
         attempt, began = new_attempt(), time.monotonic()
         try:
-            grant = await self._client._run(self._service.try_acquire(self._terms, attempt))
+            grant = await self._client._run(self._flows.try_acquire(self._options, attempt))
             return await self._claimed(self._lease(grant), 0.5, began) if grant else None
         except BaseException as error:
             await self._abandon(attempt, error)
@@ -221,34 +221,34 @@ class AsyncLock(_LockBase[TaskL]):
         """Give back what the attempt may have been granted, for a caller who does not get it."""
         if _may_be_granted(error):
             try:
-                await self._client._run_last(self._service.abandon(self.name, attempt))
+                await self._client._run_last(self._flows.abandon(self.name, attempt))
             except DblockError:
-                self._client._owe(self.name, attempt)
+                self._client._defer_cleanup(self.name, attempt)
 
     async def holder(self) -> Holder | None:
         """Ask who holds the lock now; None when nobody does."""
-        found: Holder | None = await self._client._run(self._service.holder(self.name))
+        found: Holder | None = await self._client._run(self._flows.holder(self.name))
         return found
 
     async def queue(self) -> list[Waiter]:
         """Ask who waits for the lock, since when, in order."""
-        waiters: list[Waiter] = await self._client._run(self._service.queue(self.name))
+        waiters: list[Waiter] = await self._client._run(self._flows.queue(self.name))
         return waiters
 
     def _lease(self, grant: Grant) -> TaskL:
-        hold = Hold(grant, self._terms.ttl)
-        self._client._keep(hold, self._terms.keep_alive)
-        kind: Any = AsyncLease if self._terms.durable else AsyncEfficiencyLease
-        lease: TaskL = kind(self._client, hold)
+        state = LeaseState(grant, self._options.ttl)
+        self._client._keep(state, self._options.keep_alive)
+        kind: Any = AsyncLease if self._options.durable else AsyncEfficiencyLease
+        lease: TaskL = kind(self._client, state)
         return lease
 
     async def _claimed(self, lease: TaskL, timeout: float | None, began: float) -> TaskL | None:
         """Have claimed what is to be claimed elsewhere, before the caller learns of the grant; None if it takes too
         long.
         """
-        if self._terms.claimers:
+        if self._options.claimers:
             try:
-                for claimer in self._terms.claimers:
+                for claimer in self._options.claimers:
                     await claimer.claim(lease.token, self._patience(lease, timeout, began))
                 lease.raise_if_lost()
             except TimeoutError:

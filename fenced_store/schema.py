@@ -33,7 +33,7 @@ API = (
     "highest_of",
     "as_text",
     "has_columns",
-    "highest_in",
+    "highest_token",
     "guard_emptying",
     "guard_name",
     "is_plain",

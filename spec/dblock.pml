@@ -620,7 +620,7 @@ end:
         session[i] == UP && !dead[i] && at[i] != DONE && stormy ->
         session[i] = CLOSED; doubt[i] = OWN_PART; canonical()
        }
-    /* be_absent: it says that it is there all the same, and is told what was taken. */
+    /* withdraw_presence: it says that it is there all the same, and is told what was taken. */
     :: d_step {
         session[i] == CLOSED && !dead[i] && at[i] == HOLDS ->
         session[i] = EXCUSED; doubt[i] = 0;
@@ -639,7 +639,7 @@ end:
         session[i] = EXCUSED_EARLY; doubt[i] = 0; untie(i);
         canonical()
        }
-    /* look_in_line: the first in line looks whether the holder is there. */
+    /* heartbeat: the first in line looks whether the holder is there. */
     :: d_step {
         at[i] == WAITS && !dead[i] && is_first(i) && holder_gone && !noted ->
         noted = true; grace = GRACE; canonical()
@@ -676,7 +676,7 @@ end:
 
 #if defined(CRASHES) || defined(PAUSES) || defined(PRESENCE)
 #define may_be_passed(i) (place[i] == 1 && (not_heard_of(i) || away(i)))
-/* first_in_line: places of those who are not heard of go, and who is first then is woken, if the lock is free. */
+/* first_in_queue: places of those who are not heard of go, and who is first then is woken, if the lock is free. */
 proctype Passing()
 {
 end:
@@ -735,7 +735,7 @@ end:
        }
 #endif
 #ifdef FORCE_NOW
-    /* On demand it is free at once: only the fence is safe. wake_line, afterwards. */
+    /* On demand it is free at once: only the fence is safe. wake_queue, afterwards. */
     :: d_step { row_left > 0 && !unsafe -> unsafe = true; free_row(); wake_first(); canonical() }
 #endif
     od

@@ -62,8 +62,8 @@ def kept_leases(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     kept: list[Any] = []
     for kind in (ThreadLease, TaskLease):
 
-        def init(self: Any, client: Any, hold: Any, original: Any = kind.__init__) -> None:
-            original(self, client, hold)
+        def init(self: Any, client: Any, state: Any, original: Any = kind.__init__) -> None:
+            original(self, client, state)
             kept.append(self)
 
         monkeypatch.setattr(kind, "__init__", init)

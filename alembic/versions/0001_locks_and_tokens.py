@@ -34,8 +34,8 @@ def upgrade() -> None:
             waiting boolean NOT NULL DEFAULT false,
             served bigint NOT NULL DEFAULT 0,
             -- The start of the server and its timeline, under which the newest token was minted.
-            minted_in timestamptz,
-            minted_on text COLLATE "C",
+            minted_server_start timestamptz,
+            minted_timeline text COLLATE "C",
             CONSTRAINT distributed_locks_pkey PRIMARY KEY (name)
         ) WITH (
             -- Half of each page is left free and no column that changes is indexed, so that every grant,
@@ -117,7 +117,7 @@ def upgrade() -> None:
     # from one in another database.
     op.execute(
         "CREATE TABLE token_timeline"
-        " (the_only_row boolean PRIMARY KEY DEFAULT true CHECK (the_only_row), timeline bigint NOT NULL,"
+        " (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton), timeline bigint NOT NULL,"
         " installation uuid NOT NULL DEFAULT gen_random_uuid())"
     )
     op.execute(

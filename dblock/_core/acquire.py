@@ -20,15 +20,15 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 
 from dblock._core import clock as clocks
-from dblock._core.effects import GIVE_UP_WITHIN, Call, Place, Sleep, Steps, Wait
-from dblock._core.options import Terms, interval, quoted
+from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow, Place, Sleep, Wait
+from dblock._core.options import LockOptions, interval, quoted
 from dblock._core.presence import Presence
 from dblock._core.replies import (
     Grant,
     Holder,
-    Places,
+    QueuePositions,
     Renewal,
-    Seat,
+    TicketStatus,
     Waiter,
     array,
     decoded,
@@ -46,7 +46,7 @@ TRUST = 0.98
 POLL_FIRST = 0.01
 POLL_LONGEST = 0.05
 
-LOOK_AT_HOLDER = 0.075
+HOLDER_CHECK_INTERVAL = 0.075
 """Seconds between two looks of the first in line at whether the holder is still there."""
 
 LEAST_PATIENCE = 1.0
@@ -62,7 +62,7 @@ TRANSIT_LOOKS = 3
 """How often a single try looks at a lock that is neither held nor to be had."""
 
 
-class Service:
+class LockFlows:
     """The steps of each thing that can be done with a lock, in one schema, for one holder."""
 
     def __init__(
@@ -91,11 +91,11 @@ class Service:
             call: _claiming(call, place)
             for call, place in ((self._try_acquire, 10), (self._try_acquire_again, 10), (self._acquire, 11))
         }
-        self._look_in_line = (f"SELECT places, firsts, look_again, watched FROM {prefix}.look_in_line($1, $2)").encode()
-        self._leave_place = f"SELECT {prefix}.abandon($1, $2, only_place => true)".encode()
+        self._heartbeat = (f"SELECT places, firsts, look_again, watched FROM {prefix}.heartbeat($1, $2)").encode()
+        self._leave_place = f"SELECT {prefix}.abandon($1, $2, only_ticket => true)".encode()
         self._leave = f"SELECT {prefix}.leave($1, $2)".encode()
         self._leave_but = f"SELECT {prefix}.leave($1, but => $2)".encode()
-        self._be_absent = f"SELECT lost FROM {prefix}.be_absent($1, $2, $3)".encode()
+        self._withdraw_presence = f"SELECT lost FROM {prefix}.withdraw_presence($1, $2, $3)".encode()
         self._queue = f"SELECT {prefix}.queue($1)".encode()
         self._renew_all = (
             f"SELECT date_part('epoch', moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3, $4)"
@@ -119,10 +119,10 @@ class Service:
         self._clock = clock
         self._uniform = uniform
 
-    def try_acquire(self, terms: Terms, attempt: str) -> Steps[Grant | None]:
+    def try_acquire(self, options: LockOptions, attempt: str) -> Flow[Grant | None]:
         """Ask once; the result is None when another holds the lock, or others wait for it in line."""
         for _ in range(TRANSIT_LOOKS):
-            grant, held_for, waiting = yield from self._ask(terms, attempt)
+            grant, held_for, waiting = yield from self._ask(options, attempt)
             if grant or held_for > 0 or waiting:
                 break
             # Free, and in the hands of a transaction that is not through: it is worth another look.
@@ -130,32 +130,37 @@ class Service:
         return grant
 
     def acquire(
-        self, terms: Terms, timeout: float | None, attempt: str, place: Callable[[], Place], crowded: bool = False
-    ) -> Steps[Grant | None]:
+        self,
+        options: LockOptions,
+        timeout: float | None,
+        attempt: str,
+        place: Callable[[], Place],
+        crowded: bool = False,
+    ) -> Flow[Grant | None]:
         """Ask, and wait in line until granted or until the timeout has passed; the result is then None.
 
         Where a crowd is to be expected it lines up at once, without a try beforehand.
         """
         give_up = math.inf if timeout is None else self._clock() + timeout
         if not crowded or timeout == 0:
-            grant, _, _ = yield from self._ask(terms, attempt, max(give_up - self._clock(), LEAST_PATIENCE))
+            grant, _, _ = yield from self._ask(options, attempt, max(give_up - self._clock(), LEAST_PATIENCE))
             if grant or self._clock() >= give_up:
                 return grant
         here = place()
         try:
-            return (yield from self._wait_in_line(terms, give_up, attempt, here))
+            return (yield from self._wait_in_line(options, give_up, attempt, here))
         except DatabaseError:
             # That the database is away, or would not answer, does not mean that it has forgotten us.
-            here.owe()
+            here.defer_cleanup()
             raise
         finally:
             here.leave()
 
-    def _wait_in_line(self, terms: Terms, give_up: float, attempt: str, here: Place) -> Steps[Grant | None]:
+    def _wait_in_line(self, options: LockOptions, give_up: float, attempt: str, here: Place) -> Flow[Grant | None]:
         ticket: int | None = None
         while True:
             within = max(give_up - self._clock(), LEAST_PATIENCE)
-            grant, seat = yield from self._ask_in_line(terms, attempt, within, ticket is not None)
+            grant, seat = yield from self._ask_in_line(options, attempt, within, ticket is not None)
             if grant:
                 return grant
             left = give_up - self._clock()
@@ -166,38 +171,38 @@ class Service:
                 yield Sleep(min(self._uniform(POLL_FIRST, POLL_LONGEST), left))
                 continue
             if ticket is not None and seat.fresh:
-                logger.warning("lock %r: not heard of in time, lost its place in line, has a new one", terms.name)
+                logger.warning("lock %r: not heard of in time, lost its place in line, has a new one", options.name)
             ticket = seat.ticket
-            here.sit(seat.first, seat.look_in)
+            here.ticket_issued(seat.first, seat.look_in)
             yield Wait(here, left)
-            here.stand()
+            here.ticket_redeemed()
             left = give_up - self._clock()
             if left <= 0:
                 break
             # Usually it is our turn, and this is the shortest way.
-            grant, _, _ = yield from self._ask(terms, attempt, max(left, LEAST_PATIENCE), ticket)
+            grant, _, _ = yield from self._ask(options, attempt, max(left, LEAST_PATIENCE), ticket)
             if grant:
                 return grant
         # Nobody should wait behind a ticket that nobody will redeem.
         try:
-            yield from self.abandon(terms.name, attempt)
+            yield from self.abandon(options.name, attempt)
         except DatabaseError:
-            here.owe()
+            here.defer_cleanup()
         return None
 
-    def abandon(self, name: str, attempt: str) -> Steps[None]:
+    def abandon(self, name: str, attempt: str) -> Flow[None]:
         """Give back whatever the attempt was granted, and its place in line, for a caller who leaves."""
         yield Call(self._abandon, (name, attempt), within=GIVE_UP_WITHIN)
 
-    def leave_place(self, name: str, attempt: str) -> Steps[None]:
+    def leave_place(self, name: str, attempt: str) -> Flow[None]:
         """Give up a place in line that nobody waits at; a grant stays as it is."""
         yield Call(self._leave_place, (name, attempt), within=GIVE_UP_WITHIN)
 
-    def look_in_line(self, client: str, names: Iterable[str], within: float) -> Steps[Places]:
+    def heartbeat(self, client: str, names: Iterable[str], within: float) -> Flow[QueuePositions]:
         """Let a client that waits be heard, and ask how its places stand in the lines for these locks."""
-        row = yield Call(self._look_in_line, (client, array(names)), within=within)
+        row = yield Call(self._heartbeat, (client, array(names)), within=within)
         places, firsts, look_again, watched = row
-        return Places(
+        return QueuePositions(
             int(places),
             [
                 (attempt.replace("-", ""), float(seconds), seen == "t")
@@ -205,60 +210,60 @@ class Service:
             ],
         )
 
-    def leave(self) -> Steps[None]:
+    def leave(self) -> Flow[None]:
         """End this client: give up all its places in line, and its presence."""
         name = self.presence.name if self.presence else None
         yield Call(self._leave, (self.client, name), within=GIVE_UP_WITHIN)
 
-    def leave_all_but(self, attempts: Iterable[str]) -> Steps[None]:
+    def leave_all_but(self, attempts: Iterable[str]) -> Flow[None]:
         """Give up all places in line but these."""
         yield Call(self._leave_but, (self.client, array(attempts)), within=GIVE_UP_WITHIN)
 
-    def be_absent(self, presence: str, grants: Sequence[tuple[str, int]]) -> Steps[set[int]]:
+    def withdraw_presence(self, presence: str, grants: Sequence[tuple[str, int]]) -> Flow[set[int]]:
         """Say that we are here, though this presence is gone.
 
         The result is the places, from 0, of those of the grants that are not ours any more.
         """
         args = (presence, array(name for name, _ in grants), array(str(token) for _, token in grants))
-        (lost,) = yield Call(self._be_absent, args, within=GIVE_UP_WITHIN)
+        (lost,) = yield Call(self._withdraw_presence, args, within=GIVE_UP_WITHIN)
         return {int(place) - 1 for place in items(lost)}
 
-    def queue(self, name: str) -> Steps[list[Waiter]]:
+    def queue(self, name: str) -> Flow[list[Waiter]]:
         """Ask who waits for the lock, in order."""
         (found,) = yield Call(self._queue, (name,))
         return [Waiter(one["holder"], moment(float(one["since"]))) for one in json.loads(found)]
 
     def _ask(
-        self, terms: Terms, attempt: str, within: float = math.inf, ticket: int | None = None
-    ) -> Steps[tuple[Grant | None, float, bool]]:
+        self, options: LockOptions, attempt: str, within: float = math.inf, ticket: int | None = None
+    ) -> Flow[tuple[Grant | None, float, bool]]:
         """Ask once; the result is the grant, or None, how long it is still held for, and whether others wait."""
         sent_at = self._clock()
         presence = self._present(sent_at)
         args = (
-            terms.name,
-            terms.interval,
+            options.name,
+            options.interval,
             self._who(),
-            terms.meta,
+            options.meta,
             attempt,
-            "t" if terms.durable else "f",
+            "t" if options.durable else "f",
             presence.name if presence else None,
-            "t" if terms.fair else "f",
+            "t" if options.fair else "f",
             None if ticket is None else str(ticket),
         )
         try:
-            row = yield self._call(terms, self._try_acquire, args, self._try_acquire_again, within)
+            row = yield self._call(options, self._try_acquire, args, self._try_acquire_again, within)
         except ClaimBusy:
             return None, 0.0, False
         granted, token, expires_at, remaining, waiting, *_ = row
         left = float(remaining)
         if granted != "t":
             return None, left, waiting == "t"
-        grant = Grant(terms.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at, presence)
+        grant = Grant(options.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at, presence)
         return (yield from self._in_time(grant)), left, False
 
     def _ask_in_line(
-        self, terms: Terms, attempt: str, within: float, had_ticket: bool
-    ) -> Steps[tuple[Grant | None, Seat | None]]:
+        self, options: LockOptions, attempt: str, within: float, had_ticket: bool
+    ) -> Flow[tuple[Grant | None, TicketStatus | None]]:
         """Ask, and line up; the result is the grant, or None and whether we are first and when to look in again.
 
         Without even that, there is no ticket yet.
@@ -266,39 +271,41 @@ class Service:
         sent_at = self._clock()
         presence = self._present(sent_at)
         args = (
-            terms.name,
-            terms.interval,
+            options.name,
+            options.interval,
             self._who(),
-            terms.meta,
+            options.meta,
             attempt,
             self.client,
-            "t" if terms.durable else "f",
-            "t" if terms.fair else "f",
+            "t" if options.durable else "f",
+            "t" if options.fair else "f",
             presence.name if presence else None,
             "t" if had_ticket else "f",
         )
         try:
-            row = yield self._call(terms, self._acquire, args, None, within)
+            row = yield self._call(options, self._acquire, args, None, within)
         except ClaimBusy:
             return None, None
         granted, token, expires_at, remaining, ticket, first, watched, fresh, *_ = row
         left = float(remaining)
         if granted == "t":
-            grant = Grant(terms.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at, presence)
+            grant = Grant(options.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at, presence)
             return (yield from self._in_time(grant)), None
         if ticket is None:
             return None, None
-        look_in = min(left, LOOK_AT_HOLDER) if watched == "t" else left
-        return None, Seat(int(ticket), fresh == "t", first == "t", look_in)
+        look_in = min(left, HOLDER_CHECK_INTERVAL) if watched == "t" else left
+        return None, TicketStatus(int(ticket), fresh == "t", first == "t", look_in)
 
-    def _call(self, terms: Terms, sql: bytes, args: tuple[str | None, ...], again: bytes | None, within: float) -> Call:
-        if not terms.claims:
+    def _call(
+        self, options: LockOptions, sql: bytes, args: tuple[str | None, ...], again: bytes | None, within: float
+    ) -> Call:
+        if not options.claims:
             return Call(sql, args, again, within)
         claiming = self._claiming
-        args = (*args, array(terms.claims), f"{min(within, CLAIM_WITHIN):.3f}")
+        args = (*args, array(options.claims), f"{min(within, CLAIM_WITHIN):.3f}")
         return Call(claiming[sql], args, claiming[again] if again else None, within)
 
-    def _in_time(self, grant: Grant) -> Steps[Grant | None]:
+    def _in_time(self, grant: Grant) -> Flow[Grant | None]:
         """Return the grant, unless its answer took longer than the lease lasts: nobody may act on it then."""
         if self._clock() < grant.trusted_until:
             return grant
@@ -315,7 +322,7 @@ class Service:
 
     def renew(
         self, grants: Sequence[tuple[str, int, float]], within: float = math.inf, tie: Presence | None = None
-    ) -> Steps[Renewal]:
+    ) -> Flow[Renewal]:
         """Extend these exact grants, each given by name, token and ttl, in one call; tie them, if so wanted."""
         sent_at = self._clock()
         names, tokens, ttls = zip(*grants, strict=True)
@@ -330,7 +337,7 @@ class Service:
 
     def release_all(
         self, grants: Sequence[tuple[str, int]], within: float = math.inf, giving_up: float = GIVE_UP_WITHIN
-    ) -> Steps[set[int]]:
+    ) -> Flow[set[int]]:
         """Give these exact grants back in one call that waits for no row.
 
         The result is the places, from 0, of those that another transaction is at work on: ask again for these.
@@ -340,7 +347,7 @@ class Service:
         (busy,) = yield Call(self._release_all, args, within=within, giving_up=giving_up)
         return {int(place) - 1 for place in items(busy)}
 
-    def release(self, name: str, token: int, trusted_until: float) -> Steps[bool]:
+    def release(self, name: str, token: int, trusted_until: float) -> Flow[bool]:
         """Give this exact grant back; the result is False when it was lost before."""
         args = (name, str(token))
         (released,) = yield Call(self._release, args, self._release_again)
@@ -349,7 +356,7 @@ class Service:
             return self._clock() < trusted_until
         return bool(released == "t")
 
-    def holder(self, name: str) -> Steps[Holder | None]:
+    def holder(self, name: str) -> Flow[Holder | None]:
         """Ask who holds the lock; the result is None when nobody does."""
         row = yield Call(self._holder, (name,))
         if row is None:

@@ -34,16 +34,16 @@ class Call(NamedTuple):
 class Place(Protocol):
     """A place in line, in this process: what a waiter waits at."""
 
-    sat: bool
+    had_ticket: bool
     """Whether it ever had a ticket."""
 
-    def sit(self, first: bool, look_in: float) -> None:
+    def ticket_issued(self, first: bool, look_in: float) -> None:
         """Take note that it has a ticket, and whether somebody should look in for it, and when."""
 
-    def stand(self) -> None:
+    def ticket_redeemed(self) -> None:
         """Take note that its ticket is about to be redeemed or given up."""
 
-    def owe(self) -> None:
+    def defer_cleanup(self) -> None:
         """Take note that its ticket could not be given up, and must be."""
 
     def leave(self) -> None:
@@ -66,4 +66,4 @@ class Sleep(NamedTuple):
     seconds: float
 
 
-Steps = Generator["Call | Sleep | Wait", Any, T]
+Flow = Generator["Call | Sleep | Wait", Any, T]

@@ -54,7 +54,7 @@ class Loss(NamedTuple):
     """The last moment at which it was known to be held, by this machine's wall clock."""
 
 
-class Hold:
+class LeaseState:
     """One grant in this process's hands."""
 
     def __init__(self, grant: Grant, ttl: float, now: Callable[[], float] = clock.now) -> None:
@@ -95,7 +95,7 @@ class Hold:
         """Whether this process acquired it; a child of that process may do nothing with it."""
         return self._process == os.getpid()
 
-    def mind(self, lease: object, abandon: Callable[[Hold], object]) -> None:
+    def mind(self, lease: object, abandon: Callable[[LeaseState], object]) -> None:
         """Warn, and have the hold released, if the lease goes out of use before it is released.
 
         By a weak reference, which is dropped on release: a finalizer of the lease would run each time, and an interrupt
@@ -240,9 +240,9 @@ class Hold:
                 logger.exception("one who wanted to know of the end of a lease could not be told")
 
 
-def _forgotten(hold: Hold, abandon: Callable[[Hold], object], gone: object) -> None:
+def _forgotten(state: LeaseState, abandon: Callable[[LeaseState], object], gone: object) -> None:
     # Called by the garbage collector, so it does little; and the warning, which may be an error, comes last.
-    if hold.ours and not hold.over:
-        abandon(hold)
-        if not hold.left and hold.loss is None and hold._now() < hold.trusted_until:
-            warnings.warn(f"the lease of lock {hold.name!r} was never released", ResourceWarning, stacklevel=2)
+    if state.ours and not state.over:
+        abandon(state)
+        if not state.left and state.loss is None and state._now() < state.trusted_until:
+            warnings.warn(f"the lease of lock {state.name!r} was never released", ResourceWarning, stacklevel=2)

@@ -40,7 +40,7 @@ class Claimer(Protocol):
 
 
 @dataclass(frozen=True)
-class Terms:
+class LockOptions:
     """One lock's name and the conditions under which it is asked for."""
 
     name: str
@@ -59,7 +59,7 @@ class Terms:
     """Those that are claimed elsewhere, right after the grant."""
 
 
-def terms(
+def lock_options(
     name: str,
     ttl: Seconds,
     timeout: Seconds | None,
@@ -68,7 +68,7 @@ def terms(
     keep_alive: bool = True,
     fair: bool = True,
     claims: Sequence[str | Claimer] = (),
-) -> Terms:
+) -> LockOptions:
     """Check all of them against their limits, or raise InvalidArgument naming the one that is off."""
     name = check_name(name)
     seconds = check_ttl(name, ttl)
@@ -77,7 +77,7 @@ def terms(
             raise InvalidArgument(f"The option {option} of lock {_shown(name)} is True or False; got {value!r}.")
     encoded = encode_meta(name, meta)
     here, elsewhere = check_claims(name, claims, durable)
-    return Terms(
+    return LockOptions(
         name,
         seconds,
         check_timeout(name, timeout),

@@ -37,7 +37,7 @@ class Renewal(NamedTuple):
     """Why not, for those that were not renewed, by their place in the request from 0."""
 
 
-class Seat(NamedTuple):
+class TicketStatus(NamedTuple):
     """A ticket, and what is known of the line."""
 
     ticket: int
@@ -49,7 +49,7 @@ class Seat(NamedTuple):
     """Seconds until there may be news for the first in line."""
 
 
-class Places(NamedTuple):
+class QueuePositions(NamedTuple):
     """How a client's places in line stand."""
 
     total: int

@@ -14,95 +14,95 @@ import threading
 from collections.abc import Callable
 
 from dblock._core import clock
-from dblock._core.acquire import LOOK_AT_HOLDER, Service
-from dblock._core.effects import Steps
+from dblock._core.acquire import HOLDER_CHECK_INTERVAL, LockFlows
+from dblock._core.effects import Flow
 
-HEARD_EVERY = 1.0
+HEARTBEAT_INTERVAL = 1.0
 """Seconds between two signs of life. The database gives up the places of a client after three seconds without."""
 
 POLL = 0.1
 """Seconds between two looks for the first in line where no notification can come."""
 
-POLL_FOR_ALL = 0.3
+POLL_INTERVAL_OF_OTHERS = 0.3
 """The same for those who are not first, as far as they know."""
 
 SHORTEST = 0.02
 
 
-class Seating:
+class LocalWaiter:
     """One place in line, in this process."""
 
-    def __init__(self, line: Line, name: str, attempt: str) -> None:
+    def __init__(self, line: LocalWaiters, name: str, attempt: str) -> None:
         self.name = name
         self.attempt = attempt
-        self.seated = False
+        self.has_ticket = False
         """Whether it has a ticket, as far as is known."""
-        self.sat = False
+        self.had_ticket = False
         """Whether it ever had one."""
         self._line = line
 
-    def sit(self, first: bool, look_in: float) -> None:
+    def ticket_issued(self, first: bool, look_in: float) -> None:
         """Take note that it has a ticket, and of when to look in for it."""
-        self.seated = self.sat = True
+        self.has_ticket = self.had_ticket = True
         self._line.plan(self.name, first, look_in)
 
     def wake(self) -> None:
         """Have its waiter ask again."""
         raise NotImplementedError
 
-    def owe(self) -> None:
+    def defer_cleanup(self) -> None:
         """Take note that its ticket could not be given up, and must be."""
-        self._line.owe(self.name, self.attempt)
+        self._line.defer_cleanup(self.name, self.attempt)
 
     def leave(self) -> None:
         """Be no longer in line."""
-        self.seated = False
+        self.has_ticket = False
         self._line.forget(self)
 
 
-class Line:
+class LocalWaiters:
     """All places of one client, and when to look in for them. Waits for nothing."""
 
     def __init__(
         self,
-        service: Service,
+        service: LockFlows,
         hurry: Callable[[], object] = lambda: None,
         now: Callable[[], float] = clock.now,
         uniform: Callable[[float, float], float] = lambda low, high: random.uniform(low, high),
     ) -> None:
-        self._service = service
+        self._flows = service
         self._hurry = hurry
         self._now = now
         self._uniform = uniform
-        self.start_anew()
+        self.reset_after_fork()
 
-    def start_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget everybody."""
         # Reentrant, because a waiter that goes out of use may be forgotten in the middle of anything.
         self._lock = threading.RLock()
-        self._places: dict[str, Seating] = {}
+        self._places: dict[str, LocalWaiter] = {}
         self._waiters: dict[str, int] = {}
         """How many wait for each lock."""
         self._looks: dict[str, float] = {}
-        self._owed: dict[str, str] = {}
+        self._deferred: dict[str, str] = {}
         """Attempts that could not be given up, and of which locks."""
         self._surplus = False
         """Whether the database knew of more tickets than we do, the last time."""
-        self._pay_at = -math.inf
+        self._cleanup_at = -math.inf
         self._asleep_until = math.inf
-        self.pushed = False
+        self.notifications_work = False
         """Whether notifications are known to come; without them one must look more often."""
 
-    def add(self, place: Seating) -> None:
+    def add(self, place: LocalWaiter) -> None:
         """Take note of a waiter, from before its ticket can exist."""
         with self._lock:
             first = not self._places
             self._places[place.attempt] = place
             self._waiters[place.name] = self._waiters.get(place.name, 0) + 1
-        if first and not self.pushed:
+        if first and not self.notifications_work:
             self._hurry()  # to begin to listen
 
-    def forget(self, place: Seating) -> None:
+    def forget(self, place: LocalWaiter) -> None:
         """Take note that nobody waits there any more."""
         with self._lock:
             if self._places.pop(place.attempt, None) is None:
@@ -115,7 +115,7 @@ class Line:
     def plan(self, name: str, first: bool, look_in: float) -> None:
         """Plan the next look at a lock's line."""
         now = self._now()
-        most = HEARD_EVERY if self.pushed else POLL if first else POLL_FOR_ALL
+        most = HEARTBEAT_INTERVAL if self.notifications_work else POLL if first else POLL_INTERVAL_OF_OTHERS
         at = now + (min(max(look_in, SHORTEST), most) if first else most * self._uniform(0.8, 1.0))
         with self._lock:
             if name in self._waiters and at < self._looks.get(name, math.inf):
@@ -127,12 +127,12 @@ class Line:
     @property
     def anybody(self) -> bool:
         """Whether anybody waits, or anything is left to give up."""
-        return bool(self._places or self._owed)
+        return bool(self._places or self._deferred)
 
-    def owe(self, name: str, attempt: str) -> None:
+    def defer_cleanup(self, name: str, attempt: str) -> None:
         """Have whatever this attempt has been granted or given a place given up later, since it could not be now."""
         with self._lock:
-            self._owed[attempt] = name
+            self._deferred[attempt] = name
         self._hurry()
 
     def due_at(self) -> float:
@@ -152,37 +152,37 @@ class Line:
         for place in self._all():
             place.wake()
 
-    def pays_at(self) -> float:
+    def cleanup_due_at(self) -> float:
         """Return when to try again to give up what is owed; never, if nothing is."""
-        return self._pay_at if self._owed else math.inf
+        return self._cleanup_at if self._deferred else math.inf
 
-    def pay(self) -> Steps[None]:
+    def run_cleanup(self) -> Flow[None]:
         """Give up what could not be given up before. Not over the listener's connection: it may take its time."""
-        self._pay_at = self._now() + HEARD_EVERY
-        for attempt, name in list(self._owed.items()):
-            yield from self._service.abandon(name, attempt)
-            self._owed.pop(attempt, None)
+        self._cleanup_at = self._now() + HEARTBEAT_INTERVAL
+        for attempt, name in list(self._deferred.items()):
+            yield from self._flows.abandon(name, attempt)
+            self._deferred.pop(attempt, None)
 
-    def look(self, within: float) -> Steps[None]:
+    def look(self, within: float) -> Flow[None]:
         """Let ourselves be heard, ask how our places stand where it is time to, and wake those who should ask again."""
         now = self._now()
         with self._lock:
             # With those that would be due soon, so that they come to go together.
-            names = [name for name, at in self._looks.items() if at <= now + LOOK_AT_HOLDER / 2]
+            names = [name for name, at in self._looks.items() if at <= now + HOLDER_CHECK_INTERVAL / 2]
             for name in names:
-                self._looks[name] = now + (HEARD_EVERY if self.pushed else POLL_FOR_ALL)
+                self._looks[name] = now + (HEARTBEAT_INTERVAL if self.notifications_work else POLL_INTERVAL_OF_OTHERS)
         if not self.anybody:
             return
         if not self._places:
             return
-        seated = self._seated()
-        answer = yield from self._service.look_in_line(self._service.client, names, within)
-        if answer.total < min(seated, self._seated()):
+        has_ticket = self._count_tickets()
+        answer = yield from self._flows.heartbeat(self._flows.client, names, within)
+        if answer.total < min(has_ticket, self._count_tickets()):
             self.wake_all()
         surplus = answer.total > len(self._places)
         if surplus and self._surplus:
             # Tickets that nobody waits at, as an interrupt may leave them. We would keep them alive with the others.
-            yield from self._service.leave_all_but(list(self._places))
+            yield from self._flows.leave_all_but(list(self._places))
         self._surplus = surplus
         ghosts = []
         for attempt, look_in, watched in answer.firsts:
@@ -192,15 +192,15 @@ class Line:
             elif look_in == 0:
                 place.wake()
             else:
-                self.plan(place.name, True, min(look_in, LOOK_AT_HOLDER) if watched else look_in)
+                self.plan(place.name, True, min(look_in, HOLDER_CHECK_INTERVAL) if watched else look_in)
         for attempt in ghosts:
             # A ticket whose waiter is gone, first in line: nobody would ever redeem it.
             for name in names:
-                yield from self._service.leave_place(name, attempt)
+                yield from self._flows.leave_place(name, attempt)
 
-    def _seated(self) -> int:
-        return sum(place.seated for place in self._all())
+    def _count_tickets(self) -> int:
+        return sum(place.has_ticket for place in self._all())
 
-    def _all(self) -> list[Seating]:
+    def _all(self) -> list[LocalWaiter]:
         with self._lock:
             return list(self._places.values())

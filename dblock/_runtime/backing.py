@@ -5,12 +5,12 @@ from __future__ import annotations
 import typing
 from typing import TYPE_CHECKING, TypeVar
 
-from dblock._core.acquire import Service
-from dblock._core.effects import Place, Steps
-from dblock._core.lease_state import Hold
+from dblock._core.acquire import LockFlows
+from dblock._core.effects import Flow, Place
+from dblock._core.lease_state import LeaseState
 
 if TYPE_CHECKING:
-    from dblock._runtime.callbacks import AsyncWatch, Watch
+    from dblock._runtime.callbacks import AsyncCallbackTimer, CallbackTimer
     from dblock._runtime.keepalive import AsyncKeepAlive, KeepAlive
 
 T = TypeVar("T")
@@ -19,34 +19,34 @@ T = TypeVar("T")
 class ThreadBacking(typing.Protocol):
     """What a lease needs of its client, for threads."""
 
-    _service: Service
+    _flows: LockFlows
     _schema: str
     _installation: str
-    _keeper: KeepAlive
-    _watch: Watch
+    _keepalive: KeepAlive
+    _callbacks: CallbackTimer
 
     def _place(self, name: str, attempt: str) -> Place: ...
 
-    def _run(self, steps: Steps[T]) -> T: ...
+    def _run(self, steps: Flow[T]) -> T: ...
 
-    def _run_last(self, steps: Steps[T]) -> T: ...
+    def _run_last(self, steps: Flow[T]) -> T: ...
 
-    def _keep(self, hold: Hold, keep_alive: bool) -> None: ...
+    def _keep(self, state: LeaseState, keep_alive: bool) -> None: ...
 
 
 class TaskBacking(typing.Protocol):
     """What a lease needs of its client, for asyncio."""
 
-    _service: Service
+    _flows: LockFlows
     _schema: str
     _installation: str
-    _keeper: AsyncKeepAlive
-    _watch: AsyncWatch
+    _keepalive: AsyncKeepAlive
+    _callbacks: AsyncCallbackTimer
 
     def _place(self, name: str, attempt: str) -> Place: ...
 
-    async def _run(self, steps: Steps[T]) -> T: ...
+    async def _run(self, steps: Flow[T]) -> T: ...
 
-    async def _run_last(self, steps: Steps[T]) -> T: ...
+    async def _run_last(self, steps: Flow[T]) -> T: ...
 
-    def _keep(self, hold: Hold, keep_alive: bool) -> None: ...
+    def _keep(self, state: LeaseState, keep_alive: bool) -> None: ...

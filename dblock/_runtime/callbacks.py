@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dblock._core import clock
-from dblock._core.lease_state import Hold
+from dblock._core.lease_state import LeaseState
 from dblock._core.options import Seconds, brief, check_seconds
-from dblock._runtime.forks import mind_forks
+from dblock._runtime.forks import call_after_fork
 from dblock.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ class _Danger:
         """The end that it was told of; a renewal moves it, and is worth telling of anew."""
 
 
-class Watched:
+class WatchedLease:
     """One lease that somebody wants to be told about."""
 
-    def __init__(self, hold: Hold) -> None:
-        self.hold = hold
+    def __init__(self, state: LeaseState) -> None:
+        self.state = state
         self.dangers: list[_Danger] = []
         self.timer: asyncio.TimerHandle | None = None
 
@@ -57,17 +57,17 @@ class Watched:
 
     def look(self) -> float:
         """Tell those who want to be told now; return the seconds until the next look, infinite for none."""
-        hold = self.hold
-        if hold.over or hold.run_out():
+        state = self.state
+        if state.over or state.run_out():
             return math.inf
-        left = hold.trusted_until - clock.now()
+        left = state.trusted_until - clock.now()
         again = left
         for danger in list(self.dangers):
             if left > danger.before:
                 again = min(again, left - danger.before)
                 continue
-            if danger.told_of != hold.trusted_until:
-                danger.told_of = hold.trusted_until
+            if danger.told_of != state.trusted_until:
+                danger.told_of = state.trusted_until
                 danger.tell(left)
             again = min(again, max(danger.before / 2, SHORTEST_LOOK))
         return max(again, 0.0)
@@ -79,34 +79,34 @@ def check_callback(callback: object) -> None:
         raise InvalidArgument(f"A callback is something that can be called; got {brief(callback)}.")
 
 
-def check_before(before: Seconds, hold: Hold) -> float:
+def check_before(before: Seconds, state: LeaseState) -> float:
     """Return the seconds if a warning can come that long before the end."""
     seconds = check_seconds("warning time", before)
     # A lease that is kept alive comes down to two thirds of its time before each renewal, and that is no danger.
-    most = hold.ttl * 0.6 if hold.keep_alive else hold.ttl
+    most = state.ttl * 0.6 if state.keep_alive else state.ttl
     if not 0 < seconds < most:
         raise InvalidArgument(
-            f"A warning for lock {hold.name!r} with a ttl of {hold.ttl:g} s comes more than 0 s and less than {most:g} "
-            f"s before the end; got {seconds:g} s."
+            f"A warning for lock {state.name!r} with a ttl of {state.ttl:g} s comes more than 0 s and less than "
+            f"{most:g} s before the end; got {seconds:g} s."
         )
     return seconds
 
 
-class Watch:
+class CallbackTimer:
     """Looks in a thread of its own, from the first wish on; calls back in a thread for each call."""
 
     def __init__(self) -> None:
-        self.start_anew()
-        mind_forks(self)
+        self.reset_after_fork()
+        call_after_fork(self)
 
-    def start_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork there is no thread, and no lease of ours."""
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._added: queue.SimpleQueue[Watched | None] = queue.SimpleQueue()
+        self._added: queue.SimpleQueue[WatchedLease | None] = queue.SimpleQueue()
         self._closed = False
 
-    def add(self, watched: Watched) -> None:
+    def add(self, watched: WatchedLease) -> None:
         """Look after this one, from now on; also to be called when it has got another wish."""
         self._added.put(watched)
         with self._starting:
@@ -124,12 +124,12 @@ class Watch:
         threading.Thread(target=guarded, args=(callback, argument), name="dblock callback", daemon=True).start()
 
     def _go(self) -> None:
-        looks: list[tuple[float, int, Watched]] = []
+        looks: list[tuple[float, int, WatchedLease]] = []
         numbers = itertools.count()
         most = FEW
         while not self._closed:
             timeout = min(max(looks[0][0] - clock.now(), 0.0), threading.TIMEOUT_MAX) if looks else None
-            due: list[Watched] = []
+            due: list[WatchedLease] = []
             with contextlib.suppress(queue.Empty):
                 added = self._added.get(timeout=timeout)
                 if added is not None:
@@ -143,12 +143,12 @@ class Watch:
                     heapq.heappush(looks, (clock.now() + again, next(numbers), watched))
             if len(looks) > most:
                 # Those of leases that were released long before their time.
-                looks = [look for look in looks if not look[2].hold.over]
+                looks = [look for look in looks if not look[2].state.over]
                 heapq.heapify(looks)
                 most = max(2 * len(looks), FEW)
 
 
-class AsyncWatch:
+class AsyncCallbackTimer:
     """Looks by timers of the event loop, and calls back in it. A coroutine function is run as a task."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -164,10 +164,10 @@ class AsyncWatch:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(call)
 
-    def add(self, watched: Watched) -> None:
+    def add(self, watched: WatchedLease) -> None:
         """Look after this one, from now on; also to be called when it has got another wish."""
         if watched.timer is None:
-            watched.hold.at_end(lambda: self.in_loop(lambda: self._rest(watched)))
+            watched.state.at_end(lambda: self.in_loop(lambda: self._rest(watched)))
         self.in_loop(lambda: self._look(watched))
 
     def call(self, callback: Callback, argument: object) -> None:
@@ -181,7 +181,7 @@ class AsyncWatch:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _look(self, watched: Watched) -> None:
+    def _look(self, watched: WatchedLease) -> None:
         self._rest(watched)
         again = watched.look()
         if again < math.inf:
@@ -189,7 +189,7 @@ class AsyncWatch:
             watched.timer = self._loop.call_later(max(again, 0.001), self._look, watched)
 
     @staticmethod
-    def _rest(watched: Watched) -> None:
+    def _rest(watched: WatchedLease) -> None:
         if watched.timer is not None:
             watched.timer.cancel()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from dblock._core.acquire import Service
+from dblock._core.acquire import LockFlows
 from dblock._core.effects import Place
-from dblock._core.lease_state import Hold, Reason
+from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.options import DEFAULT_PRESENCE, Seconds, brief, check_presence, check_seconds, is_text
-from dblock._runtime.forks import importing, mind_forks
+from dblock._runtime.forks import call_after_fork, importing
 from dblock._runtime.target import Target, resolve
 from dblock.errors import ClientClosed, InvalidArgument
 
@@ -22,7 +22,7 @@ MOST_PATIENT = 86_400.0
 class ClientBase:
     """What both kinds of client are told at the start."""
 
-    _keeper: Any
+    _keepalive: Any
     _listener: Any
     _installation = ""
 
@@ -57,7 +57,7 @@ class ClientBase:
             raise InvalidArgument(f"pool_size is a number of connections from 1; got {brief(pool_size)}.")
         with importing:  # psycopg, which reads a DSN
             self._target = resolve(where)
-        self._service = Service(check_name(schema), holder)
+        self._flows = LockFlows(check_name(schema), holder)
         self._schema = schema
         self._pool_size = pool_size
         self._patience = check_seconds("patience", patience)
@@ -68,26 +68,26 @@ class ClientBase:
             presence = check_presence(presence)
         self._grace = presence
         self._closed = False
-        self.start_anew()
-        mind_forks(self)
+        self.reset_after_fork()
+        call_after_fork(self)
 
-    def start_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         raise NotImplementedError
 
-    def _keep(self, hold: Hold, keep_alive: bool) -> None:
+    def _keep(self, state: LeaseState, keep_alive: bool) -> None:
         """Look after a lease: renew it if so wanted, and see that it is released."""
-        hold.keep_alive = keep_alive
-        with hold.presence.lock if hold.presence else contextlib.nullcontext():
-            self._keeper.add(hold)
-            if hold.presence is not None and (hold.presence.ended or hold.in_doubt):
+        state.keep_alive = keep_alive
+        with state.presence.lock if state.presence else contextlib.nullcontext():
+            self._keepalive.add(state)
+            if state.presence is not None and (state.presence.ended or state.in_doubt):
                 # While the grant was on its way. Whether it was taken in that time, nobody has asked.
-                hold.lose(Reason.UNREACHABLE)
+                state.lose(Reason.UNREACHABLE)
         if self._grace is not None:
             self._listener.start()
         if self._closed:
             # Closed while the grant was on its way. Looked at after adding, so that one of the two sees the other.
-            self._keeper.discard(hold)
-            hold.finish()
+            self._keepalive.discard(state)
+            state.finish()
             closed = ClientClosed()
             closed.granted = True
             raise closed
@@ -97,12 +97,12 @@ class ClientBase:
         place: Place = self._listener.place(name, attempt)
         return place
 
-    def _owe(self, name: str, attempt: str) -> None:
+    def _defer_cleanup(self, name: str, attempt: str) -> None:
         """Have what could not be given up now given up later."""
         listener = getattr(self, "_listener", None)
         if listener is not None and not self._closed:
             listener.start()
-            listener.line.owe(name, attempt)
+            listener.waiters.defer_cleanup(name, attempt)
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("A client, its locks and its leases belong to one process. Make a client in the other one.")

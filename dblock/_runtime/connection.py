@@ -27,7 +27,7 @@ LATE = "the answer did not come in time"
 _FAILED = pq.ExecStatus.FATAL_ERROR
 
 
-class Wire:
+class RawConnection:
     """A connection, and what has been prepared on it."""
 
     def __init__(self, connection: Any, prepares: bool) -> None:
@@ -51,7 +51,7 @@ class Wire:
         """Tell whether another call can go over it."""
         return bool(self._pgconn.transaction_status == pq.TransactionStatus.IDLE)
 
-    def remains(self, within: float) -> Generator[Any, Any, None]:
+    def drain(self, within: float) -> Generator[Any, Any, None]:
         """Read what is left of an exchange that was given up; a generator for the connection's `wait`."""
         _checked((yield from _bounded(generators.fetch_many(self._pgconn), time.monotonic() + within)))
         self._note_prepared()

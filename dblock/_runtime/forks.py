@@ -18,7 +18,7 @@ import weakref
 class Forkable(typing.Protocol):
     """Something that a child cannot use as the parent left it."""
 
-    def start_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget what belongs to the parent. Called in the child, which has one thread."""
 
 
@@ -28,7 +28,7 @@ importing = threading.RLock()
 _known: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
-def mind_forks(thing: Forkable) -> None:
+def call_after_fork(thing: Forkable) -> None:
     """Have the thing start anew in every child."""
     _known.add(thing)
 
@@ -36,7 +36,7 @@ def mind_forks(thing: Forkable) -> None:
 def _in_child() -> None:
     try:
         for thing in list(_known):
-            thing.start_anew()
+            thing.reset_after_fork()
     finally:
         # Last: it is not ours if a signal's handler has thrown us out of waiting for it, and Python forks all the same.
         importing.release()

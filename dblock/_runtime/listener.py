@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from dblock._core import clock
-from dblock._core.effects import Call, Steps
+from dblock._core.effects import Call, Flow
 from dblock._core.presence import Presence
 from dblock._runtime import listening
-from dblock._runtime.connection import Wire
+from dblock._runtime.connection import RawConnection
 from dblock._runtime.listening import FIRST_PAUSE, Listening
-from dblock._runtime.wakeups import ThreadSeating
+from dblock._runtime.wakeups import ThreadWaiter
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ T = TypeVar("T")
 class Listener(Listening):
     """Listens in a thread of its own."""
 
-    def __init__(self, runner: Runner, keepers: Runner, *args: Any) -> None:
+    def __init__(self, runner: Runner, keepalive_runner: Runner, *args: Any) -> None:
         self._runner = runner
-        self._keepers = keepers
+        self._keepalive_runner = keepalive_runner
         super().__init__(*args)
 
     def _reset(self) -> None:
         super()._reset()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._connected: tuple[Wire, Presence | None] | Exception | None = None
+        self._connected: tuple[RawConnection, Presence | None] | Exception | None = None
         """What came of an attempt to connect."""
         self._timers: list[threading.Timer] = []
         self._bell: socket.socket | None = None
@@ -65,11 +65,11 @@ class Listener(Listening):
                     )
                     self._thread.start()
 
-    def place(self, name: str, attempt: str) -> ThreadSeating:
+    def place(self, name: str, attempt: str) -> ThreadWaiter:
         """Make a place in line for the calling thread."""
         self.start()
-        place = ThreadSeating(self.line, name, attempt)
-        self.line.add(place)
+        place = ThreadWaiter(self.waiters, name, attempt)
+        self.waiters.add(place)
         return place
 
     @property
@@ -123,7 +123,7 @@ class Listener(Listening):
         """Do what is due; then wait for a notification, or for what is due next."""
         self._excuse()
         self._take_connection()
-        if self._wire is None and clock.now() >= self._retry_at:
+        if self._raw is None and clock.now() >= self._retry_at:
             # Apart, because it may take its time and there are those to look after meanwhile.
             self._retry_at = math.inf
             threading.Thread(target=self._connect, name="dblock connecting", daemon=True).start()
@@ -136,19 +136,19 @@ class Listener(Listening):
     def _excuse(self) -> None:
         with contextlib.suppress(DblockError):
             for presence in list(self._doubtful):
-                self._keepers.run(self._excusing(presence))
+                self._keepalive_runner.run(self._excusing(presence))
 
     def _connect(self) -> None:
         """Open a connection and greet the server over it; the listener takes it from there."""
-        wire: Wire | None = None
+        raw: RawConnection | None = None
         try:
-            wire = Wire(self._target.connect(), prepares=False)
-            self._connected = (wire, self._say(wire, self._greeting(wire)))
+            raw = RawConnection(self._target.connect(), prepares=False)
+            self._connected = (raw, self._say(raw, self._greeting(raw)))
             if self._closed:
-                wire.close()
+                raw.close()
         except Exception as error:
-            if wire is not None:
-                wire.close()
+            if raw is not None:
+                raw.close()
             self._connected = error
         self._hurry()
 
@@ -160,43 +160,43 @@ class Listener(Listening):
             self._could_not_connect(connected)
 
     def _pay(self) -> None:
-        if clock.now() >= self.line.pays_at():
+        if clock.now() >= self.waiters.cleanup_due_at():
             with contextlib.suppress(DatabaseError):
-                self._runner.run(self.line.pay())
+                self._runner.run(self.waiters.run_cleanup())
 
     def _look_in(self) -> None:
-        wire = self._wire
-        if wire is not None:
+        raw = self._raw
+        if raw is not None:
             try:
                 listened = self._listens
-                self._say(wire, self._listening())
-                self._say(wire, self._beating())
+                self._say(raw, self._listening())
+                self._say(raw, self._beating())
                 self._looked(None)
                 if self._listens and not listened:
                     self._runner.run(self._probing())
             except psycopg.Error as error:
-                self._failed(wire, error)
+                self._failed(raw, error)
             except DblockError as error:
                 if isinstance(error, ClientClosed):
                     raise
                 logger.info("notifications could not be tried: %s", error)
-        elif clock.now() >= self.line.due_at():
+        elif clock.now() >= self.waiters.due_at():
             try:
-                self._runner.run(self.line.look(math.inf))
+                self._runner.run(self.waiters.look(math.inf))
                 self._looked(None)
             except ClientClosed:
                 raise
             except DblockError as error:
                 self._looked(error)
 
-    def _say(self, wire: Wire, steps: Steps[T]) -> T:
+    def _say(self, raw: RawConnection, steps: Flow[T]) -> T:
         """Perform the steps over this connection."""
         try:
             step = next(steps)
             while True:
                 assert isinstance(step, Call)
                 try:
-                    row = wire.connection.wait(wire.exchange(step, min(step.within, listening.ANSWER_WITHIN)))
+                    row = raw.connection.wait(raw.exchange(step, min(step.within, listening.ANSWER_WITHIN)))
                 except BaseException as error:
                     steps.throw(error)
                     raise
@@ -206,25 +206,25 @@ class Listener(Listening):
             return result
 
     def _wait(self, ring: socket.socket) -> None:
-        wire = self._wire
+        raw = self._raw
         handles = [ring.fileno()]
-        if wire is not None:
+        if raw is not None:
             try:
-                handles.append(wire.connection.pgconn.socket)
+                handles.append(raw.connection.pgconn.socket)
             except psycopg.Error as error:
-                self._failed(wire, error)
+                self._failed(raw, error)
                 return
         wait = _readable(handles)
         until = clock.now() + self._sleep_for()
         while True:
             ready = wait(max(until - clock.now(), 0.0))
-            if wire is None or handles[1] not in ready:
+            if raw is None or handles[1] not in ready:
                 break
             # Straight back to waiting, so that whoever was woken can go on.
             try:
-                self._read(wire)
+                self._read(raw)
             except psycopg.Error as error:
-                self._failed(wire, error)
+                self._failed(raw, error)
                 break
         if handles[0] in ready:
             with contextlib.suppress(BlockingIOError):

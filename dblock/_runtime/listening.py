@@ -25,16 +25,16 @@ import psycopg
 from psycopg import errors as pg
 
 from dblock._core import clock
-from dblock._core.acquire import Service
-from dblock._core.effects import Call, Steps
-from dblock._core.lease_state import Hold, Reason
+from dblock._core.acquire import LockFlows
+from dblock._core.effects import Call, Flow
+from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.options import interval, literal, quoted
 from dblock._core.presence import DROPPED_AFTER, OWN_PART, Presence
 from dblock._core.replies import new_attempt
-from dblock._core.waiters import HEARD_EVERY, Line
-from dblock._runtime.connection import Wire
+from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiters
+from dblock._runtime.connection import RawConnection
 from dblock._runtime.error_mapping import is_overdue
-from dblock._runtime.forks import mind_forks
+from dblock._runtime.forks import call_after_fork
 from dblock._runtime.keepalive import AsyncKeepAlive, KeepAlive
 from dblock._runtime.target import Target
 
@@ -72,7 +72,7 @@ class Listening:
     def __init__(
         self,
         target: Target,
-        service: Service,
+        service: LockFlows,
         schema: str,
         installation: str,
         keeper: KeepAlive | AsyncKeepAlive,
@@ -80,21 +80,21 @@ class Listening:
     ) -> None:
         self._target = target
         self._grace = grace
-        self._service = service
+        self._flows = service
         self._installation = installation
-        self._keeper = keeper
-        self.line = Line(service, self._hurry)
+        self._keepalive = keeper
+        self.waiters = LocalWaiters(service, self._hurry)
         prefix = quoted(schema)
         self._which = Call(f"SELECT {prefix}.installation()".encode(), ())
-        self._be_present = f"SELECT {prefix}.be_present($1, $2)".encode()
+        self._register_presence = f"SELECT {prefix}.register_presence($1, $2)".encode()
         self._said: set[str] = set()
-        self._wire: Wire | None = None
+        self._raw: RawConnection | None = None
         self._reset()
-        mind_forks(self)
+        call_after_fork(self)
 
     def _reset(self) -> None:
-        self._wire = None
-        self._silent: Wire | None = None
+        self._raw = None
+        self._silent: RawConnection | None = None
         """A connection that does not answer any more, kept open until nothing hangs on it."""
         self._doubtful: list[Presence] = []
         """Presences that are gone, or silent, and that something may still hang on."""
@@ -112,16 +112,16 @@ class Listening:
         self._pause = FIRST_PAUSE
         self._away_since: float | None = None
 
-    def start_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork there is no connection, no thread, and nobody in line; and it is another client."""
-        for wire in (self._wire, self._silent):
-            if wire is not None:
+        for raw in (self._raw, self._silent):
+            if raw is not None:
                 # Only our copy, and without a word to the server: the session is the parent's, and should end with it.
                 with contextlib.suppress(OSError, psycopg.Error):
-                    os.close(wire.connection.pgconn.socket)
-        self._service.client = new_attempt()
-        self._service.presence = None
-        self.line.start_anew()
+                    os.close(raw.connection.pgconn.socket)
+        self._flows.client = new_attempt()
+        self._flows.presence = None
+        self.waiters.reset_after_fork()
         self._reset()
 
     def _hurry(self) -> None:
@@ -134,53 +134,55 @@ class Listening:
 
     # What is said over the connection.
 
-    def _greeting(self, wire: Wire) -> Steps[Presence | None]:
+    def _greeting(self, raw: RawConnection) -> Flow[Presence | None]:
         """Make sure of a fresh connection; the result is the presence that it has become, if it has."""
         (which,) = yield self._which
         if which != self._installation:
             raise psycopg.OperationalError("listen_dsn leads to another installation of dblock than the client itself")
-        wire.connection.add_notify_handler(self._notified)
+        raw.connection.add_notify_handler(self._notified)
         if self._grace is None:
             return None
         row = yield Call(b"SELECT pg_backend_pid(), host(inet_client_addr()), inet_client_port()", ())
-        if not self._is_direct(wire, *row):
+        if not self._is_direct(raw, *row):
             self._say_once("something stands between us and the database: leases end by their time alone")
             return None
         yield self._keep_session
         name, sent_at = new_attempt(), clock.now()
-        yield Call(self._be_present, (name, interval(self._grace)))
-        return Presence(name, self._grace, wire.connection.pgconn.socket, sent_at)
+        yield Call(self._register_presence, (name, interval(self._grace)))
+        return Presence(name, self._grace, raw.connection.pgconn.socket, sent_at)
 
-    def _is_direct(self, wire: Wire, backend: str, address: str | None, port: str | None) -> bool:
+    def _is_direct(self, raw: RawConnection, backend: str, address: str | None, port: str | None) -> bool:
         """Tell whether the server's end of the connection is the other end of ours."""
-        if backend != str(wire.connection.info.backend_pid):
+        if backend != str(raw.connection.info.backend_pid):
             return False
-        with socket.socket(fileno=os.dup(wire.connection.pgconn.socket)) as ours:
+        with socket.socket(fileno=os.dup(raw.connection.pgconn.socket)) as ours:
             if ours.family not in (socket.AF_INET, socket.AF_INET6):
                 return address is None
             here = ours.getsockname()
         return address is not None and (_plain(address), port) == (_plain(here[0]), str(here[1]))
 
-    def _excusing(self, presence: Presence) -> Steps[None]:
+    def _excusing(self, presence: Presence) -> Flow[None]:
         """Say that we are here though this presence is gone, and learn what was taken; then nothing hangs on it."""
-        told: set[Hold] = set()
+        told: set[LeaseState] = set()
         first = True
         while True:
             with presence.lock:
-                holds = [hold for hold in self._keeper.tied_to(presence) if hold not in told]
-                if not holds and not first:
+                states = [state for state in self._keepalive.tied_to(presence) if state not in told]
+                if not states and not first:
                     presence.end()
                     break
             first = False
-            told.update(holds)
-            lost = yield from self._service.be_absent(presence.name, [(hold.name, hold.token) for hold in holds])
+            told.update(states)
+            lost = yield from self._flows.withdraw_presence(
+                presence.name, [(state.name, state.token) for state in states]
+            )
             for place in lost:
-                holds[place].lose(Reason.SUPERSEDED)
+                states[place].lose(Reason.SUPERSEDED)
         self._doubtful.remove(presence)
 
     @property
     def _channel(self) -> str:
-        return f"dblock_{self._service.client}"
+        return f"dblock_{self._flows.client}"
 
     @property
     def _keep_session(self) -> Call:
@@ -195,12 +197,12 @@ class Listening:
         calls = ", ".join(f"set_config({literal(name)}, '{value}', false)" for name, value in settings.items())
         return Call(f"SELECT {calls}".encode(), ())
 
-    def _listening(self) -> Steps[None]:
+    def _listening(self) -> Flow[None]:
         """Begin to listen when somebody waits, and stop when nobody has for a while.
 
         Every notification wakes the sessions of all who listen, in the whole database.
         """
-        listen = self.line.anybody
+        listen = self.waiters.anybody
         if listen:
             self._awaited_at = clock.now()
         if listen and not self._listens:
@@ -209,28 +211,28 @@ class Listening:
         elif self._listens and clock.now() >= self._awaited_at + LISTEN_FOR:
             yield Call(b"UNLISTEN *", ())
             self._listens = False
-            self.line.pushed = False
+            self.waiters.notifications_work = False
 
-    def _probing(self) -> Steps[None]:
+    def _probing(self) -> Flow[None]:
         """Send ourselves a notification, over another connection and without waiting for the disk."""
         self._probed_at = clock.now()
         sql = f"SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, '{PROBE}')"
         yield Call(sql.encode(), (self._channel,))
 
-    def _beating(self) -> Steps[None]:
+    def _beating(self) -> Flow[None]:
         """Ask for a sign of life, and let ourselves be heard in line if it is time to."""
         sent_at = clock.now()
-        if sent_at >= self.line.due_at():
-            yield from self.line.look(ANSWER_WITHIN)
+        if sent_at >= self.waiters.due_at():
+            yield from self.waiters.look(ANSWER_WITHIN)
         else:
             yield Call(b"SELECT 1", ())
         self._sign_of_life = sent_at
-        if self._service.presence is not None:
-            self._service.presence.confirm(sent_at)
+        if self._flows.presence is not None:
+            self._flows.presence.confirm(sent_at)
 
-    def _read(self, wire: Wire) -> None:
+    def _read(self, raw: RawConnection) -> None:
         """Take what has come over the connection while nothing was asked."""
-        pgconn = wire.connection.pgconn
+        pgconn = raw.connection.pgconn
         pgconn.consume_input()
         while notification := pgconn.notifies():
             self._notified(notification)
@@ -239,41 +241,41 @@ class Listening:
         extra = getattr(notification, "extra", None)
         payload = notification.payload if extra is None else extra.decode()
         self._probed_at = None
-        self.line.pushed = True
+        self.waiters.notifications_work = True
         if payload != PROBE:
             # Who never waits for long is seldom there when we look; it was until now.
             self._awaited_at = clock.now()
-            self.line.notified(payload)
+            self.waiters.notified(payload)
 
     # What becomes of the connection.
 
-    def _came_up(self, wire: Wire, presence: Presence | None) -> None:
-        self._wire = wire
+    def _came_up(self, raw: RawConnection, presence: Presence | None) -> None:
+        self._raw = raw
         self._listens = False
         self._sign_of_life = clock.now()
         self._pause = FIRST_PAUSE
-        self._service.presence = presence
+        self._flows.presence = presence
         if presence is not None:
-            self._keeper.tie()
-        self.line.wake_all()  # whatever was said while nobody listened
+            self._keepalive.tie()
+        self.waiters.wake_all()  # whatever was said while nobody listened
 
-    def _failed(self, wire: Wire, error: psycopg.Error) -> None:
+    def _failed(self, raw: RawConnection, error: psycopg.Error) -> None:
         """Take note that a call over the connection has failed, and usually the connection with it."""
-        if wire.usable:
+        if raw.usable:
             logger.warning("the listener was refused: %s", error)
             self._sign_of_life = clock.now()
-            self._listen_at = self._sign_of_life + HEARD_EVERY
+            self._listen_at = self._sign_of_life + HEARTBEAT_INTERVAL
             return
-        self._wire = None
+        self._raw = None
         self._retry_at = -math.inf
-        self.line.pushed = False
-        presence, self._service.presence = self._service.presence, None
+        self.waiters.notifications_work = False
+        presence, self._flows.presence = self._flows.presence, None
         if presence is not None:
             self._doubtful.append(presence)
         if is_overdue(error) and presence is not None:
             logger.warning("the listener's connection has fallen silent: opening another")
             self._close_silent()
-            self._silent = wire
+            self._silent = raw
             self._give_up_in(presence.left(clock.now()))
             return
         logger.info("the listener's connection was closed: %s", error)
@@ -283,24 +285,24 @@ class Listening:
                 self._end_all()  # the server starts over, and no mark made before counts
             else:
                 self._give_up_in(presence.grace * OWN_PART)
-        wire.close()
+        raw.close()
 
     def _hang_up(self) -> None:
-        for presence in (self._service.presence, *self._doubtful):
+        for presence in (self._flows.presence, *self._doubtful):
             if presence is not None:
                 presence.doubt()
-        for wire in (self._wire, self._silent):
-            if wire is not None:
-                wire.close()
-        self._wire = self._silent = None
+        for raw in (self._raw, self._silent):
+            if raw is not None:
+                raw.close()
+        self._raw = self._silent = None
 
     def _begin_again(self) -> None:
         """Take note that the connection was hung up though the client goes on, as when all tasks were cancelled."""
         self._listens = False
         self._probed_at = None
         self._retry_at = -math.inf
-        self.line.pushed = False
-        presence, self._service.presence = self._service.presence, None
+        self.waiters.notifications_work = False
+        presence, self._flows.presence = self._flows.presence, None
         if presence is not None:
             self._doubtful.append(presence)
             self._give_up_in(presence.grace * OWN_PART)
@@ -321,8 +323,8 @@ class Listening:
         """Give up what is still tied to a presence that does not stand."""
         for presence in list(self._doubtful):
             if not presence.stands(clock.now()):
-                for hold in self._keeper.tied_to(presence):
-                    hold.lose(Reason.UNREACHABLE)
+                for state in self._keepalive.tied_to(presence):
+                    state.lose(Reason.UNREACHABLE)
 
     def _could_not_connect(self, error: Exception) -> None:
         said = str(error).strip()
@@ -349,7 +351,7 @@ class Listening:
         self._away_since = self._away_since or now
         if now - self._away_since >= AWAY_FOR:
             self._away_since = now
-            self.line.wake_all()
+            self.waiters.wake_all()
 
     def _look_at_the_clock(self) -> None:
         """Give up on what has not come by now."""
@@ -358,25 +360,25 @@ class Listening:
             self._close_silent()
         if self._probed_at is not None and now >= self._probed_at + PROBE_WITHIN:
             self._probed_at = None
-            self.line.pushed = False
+            self.waiters.notifications_work = False
             self._say_once(
                 "notifications do not come through, perhaps because of a pooler in transaction mode: waiters look in "
                 "several times a second instead. Give listen_dsn a DSN that leads past the pooler"
             )
-            self.line.wake_all()
+            self.waiters.wake_all()
 
     def _sleep_for(self) -> float:
         """Return the seconds until there is something to do, if nothing comes before."""
-        due = [self.line.due_at(), self.line.pays_at()]
+        due = [self.waiters.due_at(), self.waiters.cleanup_due_at()]
         if self._probed_at is not None:
             due.append(self._probed_at + PROBE_WITHIN)
         if self._silent is not None:
-            due.append(clock.now() + HEARD_EVERY)
-        if self._wire is None:
+            due.append(clock.now() + HEARTBEAT_INTERVAL)
+        if self._raw is None:
             due.append(self._retry_at)
         else:
             due.append(self._sign_of_life + BEAT)
-            if self.line.anybody and not self._listens:
+            if self.waiters.anybody and not self._listens:
                 due.append(self._listen_at)
         return max(min(due) - clock.now(), 0.0)
 

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from dblock._runtime.connection import Wire
-from dblock._runtime.forks import mind_forks
+from dblock._runtime.connection import RawConnection
+from dblock._runtime.forks import call_after_fork
 from dblock.errors import ClientClosed, Unavailable
 
 IDLE_FOR = 60.0
@@ -39,7 +39,7 @@ class Place:
     """The right to one open connection."""
 
 
-Handed = Wire | Place
+Handed = RawConnection | Place
 """What a call gets from the pool: a connection, or the right to open one."""
 
 
@@ -80,13 +80,13 @@ class _PoolBase(Generic[Turn]):
     def __init__(self, size: int, patience: float) -> None:
         self._size = size
         self._patience = patience
-        self._idle: list[Wire] = []
+        self._idle: list[RawConnection] = []
         self._places: weakref.WeakSet[Place] = weakref.WeakSet()
         self._line: deque[Turn] = deque()
         self._line_since = math.inf
         """Since when there has been a line without a break."""
         self._closed = False
-        mind_forks(self)
+        call_after_fork(self)
 
     @property
     def in_use(self) -> bool:
@@ -115,37 +115,37 @@ class _PoolBase(Generic[Turn]):
         self._places.add(place)
         return place
 
-    def _give_now(self, wire: Wire) -> Wire | None:
+    def _give_now(self, raw: RawConnection) -> RawConnection | None:
         """Hand a connection to the first in line, or lay it to rest; return one that is to be closed instead."""
-        if self._closed or not wire.usable:
-            self._pass_place(wire)
-            return wire
+        if self._closed or not raw.usable:
+            self._pass_place(raw)
+            return raw
         while self._line:
-            if self._line.popleft().give(wire):
+            if self._line.popleft().give(raw):
                 return None
         self._line_since = math.inf
-        now = wire.used_at = time.monotonic()
-        self._idle.append(wire)
+        now = raw.used_at = time.monotonic()
+        self._idle.append(raw)
         if now - self._idle[0].used_at > IDLE_FOR:
             return self._vacate(self._idle.pop(0))
         return None
 
-    def _pass_place(self, wire: Wire | None = None) -> None:
+    def _pass_place(self, raw: RawConnection | None = None) -> None:
         """Let the first in line open a connection in the place of one that is gone, or could not be opened."""
-        if wire is not None:
-            self._vacate(wire)
+        if raw is not None:
+            self._vacate(raw)
         while self._line and len(self._places) < self._size:
             place = self._new_place()
             if self._line.popleft().give(place):
                 return
             self._places.discard(place)
 
-    def _vacate(self, wire: Wire) -> Wire:
-        if wire.place is not None:
-            self._places.discard(wire.place)
-        return wire
+    def _vacate(self, raw: RawConnection) -> RawConnection:
+        if raw.place is not None:
+            self._places.discard(raw.place)
+        return raw
 
-    def start_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork, forget the parent's connections. psycopg closes none that another process opened."""
         self._idle = []
         self._places.clear()
@@ -162,10 +162,10 @@ class _PoolBase(Generic[Turn]):
         if self._closed:
             raise ClientClosed
 
-    def _drain(self) -> list[Wire]:
+    def _drain(self) -> list[RawConnection]:
         idle, self._idle = self._idle, []
-        for wire in idle:
-            self._pass_place(wire)
+        for raw in idle:
+            self._pass_place(raw)
         return idle
 
     def _exhausted(self, patience: float) -> Unavailable:
@@ -178,17 +178,17 @@ class _PoolBase(Generic[Turn]):
 class Pool(_PoolBase[_ThreadTurn]):
     """Connections for threads."""
 
-    def __init__(self, connect: Callable[[], Wire], size: int, patience: float) -> None:
+    def __init__(self, connect: Callable[[], RawConnection], size: int, patience: float) -> None:
         super().__init__(size, patience)
         self._connect = connect
         # Reentrant, because a client that goes out of use may be closed by a collection in the middle of anything.
         self._lock = threading.RLock()
 
-    def start_anew(self) -> None:
-        super().start_anew()
+    def reset_after_fork(self) -> None:
+        super().reset_after_fork()
         self._lock = threading.RLock()
 
-    def take(self, lent_within: float | None = None) -> Wire:
+    def take(self, lent_within: float | None = None) -> RawConnection:
         """Borrow a connection for one call.
 
         For a call of another pool's, which could open none, it has to come within so many seconds: none is opened for
@@ -207,14 +207,14 @@ class Pool(_PoolBase[_ThreadTurn]):
         if not isinstance(handed, Place):
             return handed
         try:
-            wire = self._connect()
+            raw = self._connect()
         except BaseException:
             with self._lock:
                 self._places.discard(handed)
                 self._pass_place()
             raise
-        wire.place = handed
-        return wire
+        raw.place = handed
+        return raw
 
     def _wait(self, turn: _ThreadTurn, lent_within: float | None) -> Handed | None:
         patience = self._patience if lent_within is None else min(lent_within, self._patience)
@@ -251,10 +251,10 @@ class Pool(_PoolBase[_ThreadTurn]):
                 return True
         return False
 
-    def give(self, wire: Wire) -> None:
+    def give(self, raw: RawConnection) -> None:
         """Return what was borrowed; a connection that is not fit for another call is closed."""
         with self._lock:
-            surplus = self._give_now(wire)
+            surplus = self._give_now(raw)
         if surplus is not None:
             surplus.close()
 
@@ -262,8 +262,8 @@ class Pool(_PoolBase[_ThreadTurn]):
         """Close the connections at rest, as when the server they led to has gone."""
         with self._lock:
             wires = self._drain()
-        for wire in wires:
-            wire.close()
+        for raw in wires:
+            raw.close()
 
     def close(self) -> None:
         """Close the connections at rest now, and those in use when they come back."""
@@ -275,11 +275,11 @@ class Pool(_PoolBase[_ThreadTurn]):
 class AsyncPool(_PoolBase[_TaskTurn]):
     """Connections for asyncio."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Wire]], size: int, patience: float) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[RawConnection]], size: int, patience: float) -> None:
         super().__init__(size, patience)
         self._connect = connect
 
-    async def take(self, lent_within: float | None = None) -> Wire:
+    async def take(self, lent_within: float | None = None) -> RawConnection:
         """Borrow a connection for one call; see Pool.take."""
         handed = self._take_now(lent_within is not None) or await self._wait(lent_within)
         if handed is None:
@@ -287,13 +287,13 @@ class AsyncPool(_PoolBase[_TaskTurn]):
         if not isinstance(handed, Place):
             return handed
         try:
-            wire = await self._connect()
+            raw = await self._connect()
         except BaseException:
             self._places.discard(handed)
             self._pass_place()
             raise
-        wire.place = handed
-        return wire
+        raw.place = handed
+        return raw
 
     async def _wait(self, lent_within: float | None) -> Handed | None:
         patience = self._patience if lent_within is None else min(lent_within, self._patience)
@@ -322,16 +322,16 @@ class AsyncPool(_PoolBase[_TaskTurn]):
         self._line.remove(turn)
         raise self._exhausted(patience)
 
-    def give(self, wire: Wire) -> None:
+    def give(self, raw: RawConnection) -> None:
         """Return what was borrowed; a connection that is not fit for another call is closed."""
-        surplus = self._give_now(wire)
+        surplus = self._give_now(raw)
         if surplus is not None:
             surplus.close()
 
     def drop_idle(self) -> None:
         """Close the connections at rest, as when the server they led to has gone."""
-        for wire in self._drain():
-            wire.close()
+        for raw in self._drain():
+            raw.close()
 
     def close(self) -> None:
         """Close the connections at rest now, and those in use when they come back."""

@@ -23,10 +23,10 @@ from psycopg import capabilities
 from psycopg import errors as pg
 
 from dblock._core.acquire import LEAST_PATIENCE
-from dblock._core.effects import Call, Row, Sleep, Steps, Wait
+from dblock._core.effects import Call, Flow, Row, Sleep, Wait
 from dblock._core.options import quoted
 from dblock._core.schema_version import check_revision
-from dblock._runtime.connection import Wire
+from dblock._runtime.connection import RawConnection
 from dblock._runtime.error_mapping import is_broken, is_overdue, is_passing, translate, translated
 from dblock._runtime.pool import AsyncPool, Pool
 from dblock._runtime.target import Target
@@ -39,9 +39,9 @@ Install = Callable[[Target, str], object]
 
 logger = logging.getLogger("dblock")
 
-LOOK_AGAIN = 0.002
+IDLE_POLL = 0.002
 
-LOOK_IN = 0.1
+POLL_INTERVAL = 0.1
 """Seconds after which psycopg looks whether the time is up, where it is not asked to do so sooner."""
 
 PASSING_RETRIES = 20
@@ -63,11 +63,11 @@ class _Base:
         self.revision = Call(f"SELECT {quoted(schema)}.schema_revision()".encode(), ())
         self.which = Call(f"SELECT {quoted(schema)}.installation()".encode(), ())
 
-    def make_ready(self, wire: Wire, backend: Row | None) -> None:
+    def make_ready(self, raw: RawConnection, backend: Row | None) -> None:
         """Decide whether to prepare statements on a fresh connection, given which backend answers over it."""
-        if backend != (str(wire.connection.info.backend_pid),):
+        if backend != (str(raw.connection.info.backend_pid),):
             self.stop_preparing("a pooler stands before the database")
-        wire.prepares = self.prepares
+        raw.prepares = self.prepares
 
     def stop_preparing(self, why: str) -> None:
         if self.prepares:
@@ -91,7 +91,7 @@ class _Trouble:
         self._broken = False
         self._passing = 0
 
-    def raise_or_retry(self, error: psycopg.Error, wire: Wire | None) -> bool:
+    def raise_or_retry(self, error: psycopg.Error, raw: RawConnection | None) -> bool:
         """Raise what the caller should see; or return whether idle connections must be dropped before a retry."""
         leaving = error.__context__
         if leaving is not None and leaving is not self._outer and not isinstance(leaving, Exception):
@@ -110,9 +110,9 @@ class _Trouble:
             self.call = self.call._replace(sql=self.call.again or self.call.sql)
             logger.info("connection lost, trying a fresh one: %s", error)
             return True
-        if isinstance(error, (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)) and wire and wire.prepares:
+        if isinstance(error, (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)) and raw and raw.prepares:
             self._runner.stop_preparing("prepared statements do not last here")
-            wire.prepares = False
+            raw.prepares = False
             return False
         if is_passing(error) and self._passing < PASSING_RETRIES:
             self._passing += 1
@@ -122,15 +122,15 @@ class _Trouble:
 
 def look_in(within: float) -> float:
     """Return how often to look whether the time is up, in seconds."""
-    return min(within / 20, LOOK_IN)
+    return min(within / 20, POLL_INTERVAL)
 
 
-def must_cancel(error: BaseException, wire: Wire) -> bool:
+def must_cancel(error: BaseException, raw: RawConnection) -> bool:
     """Tell whether a statement is still under way that nobody waits for any more, and can be cancelled in bounded time.
 
     psycopg does so by itself for Ctrl-C and cancellation, but not for what else a signal handler may raise.
     """
-    return wire.busy and (capabilities.has_cancel_safe() or not is_overdue(error))
+    return raw.busy and (capabilities.has_cancel_safe() or not is_overdue(error))
 
 
 class Runner(_Base):
@@ -165,8 +165,8 @@ class Runner(_Base):
 
     def warm(self) -> None:
         """Open a connection before it is needed."""
-        wire, pool = self._take()
-        pool.give(wire)
+        raw, pool = self._take()
+        pool.give(raw)
 
     def close(self) -> None:
         self._pool.close()
@@ -175,9 +175,9 @@ class Runner(_Base):
         """Wait until no call is under way, after closing; but not for longer than that."""
         until = time.monotonic() + seconds
         while self._pool.in_use and time.monotonic() < until:
-            time.sleep(LOOK_AGAIN)
+            time.sleep(IDLE_POLL)
 
-    def run(self, steps: Steps[T]) -> T:
+    def run(self, steps: Flow[T]) -> T:
         """Perform every step and return the result."""
         try:
             step = next(steps)
@@ -205,28 +205,28 @@ class Runner(_Base):
         outer = sys.exc_info()[1]
         trouble: _Trouble | None = None
         while True:
-            wire: Wire | None = None
+            raw: RawConnection | None = None
             try:
                 within = min(call.within, self.answer_within)
-                wire, pool = self._take(within)
+                raw, pool = self._take(within)
                 try:
-                    row: Row | None = wire.connection.wait(wire.exchange(call, within), look_in(within))
+                    row: Row | None = raw.connection.wait(raw.exchange(call, within), look_in(within))
                     return row
                 except BaseException as error:
-                    if must_cancel(error, wire):
+                    if must_cancel(error, raw):
                         with suppress(psycopg.Error):
-                            wire.connection.cancel_safe(timeout=max(call.giving_up, LOOK_IN))
-                            wire.connection.wait(wire.remains(call.giving_up), look_in(call.giving_up))
+                            raw.connection.cancel_safe(timeout=max(call.giving_up, POLL_INTERVAL))
+                            raw.connection.wait(raw.drain(call.giving_up), look_in(call.giving_up))
                     raise
                 finally:
-                    pool.give(wire)
+                    pool.give(raw)
             except psycopg.Error as error:
                 trouble = trouble or _Trouble(self, call, outer)
-                if trouble.raise_or_retry(error, wire):
+                if trouble.raise_or_retry(error, raw):
                     self._pool.drop_idle()
                 call = trouble.call
 
-    def _take(self, within: float = math.inf, lent: bool = False) -> tuple[Wire, Pool]:
+    def _take(self, within: float = math.inf, lent: bool = False) -> tuple[RawConnection, Pool]:
         """Borrow a connection, and learn whom to give it back to.
 
         One that cannot be opened is an error at once, lest a wrong password be tried twice.
@@ -242,13 +242,13 @@ class Runner(_Base):
             with translated(self.schema):
                 raise error
 
-    def _connect(self) -> Wire:
+    def _connect(self) -> RawConnection:
         connection = self.target.connect()
         try:
-            wire = Wire(connection, prepares=False)
+            raw = RawConnection(connection, prepares=False)
             if self.prepares:
-                self.make_ready(wire, connection.wait(wire.exchange(WHICH_BACKEND, self.answer_within)))
-            return wire
+                self.make_ready(raw, connection.wait(raw.exchange(WHICH_BACKEND, self.answer_within)))
+            return raw
         except BaseException:
             connection.close()
             raise
@@ -289,8 +289,8 @@ class AsyncRunner(_Base):
 
     async def warm(self) -> None:
         """Open a connection before it is needed."""
-        wire, pool = await self._take()
-        pool.give(wire)
+        raw, pool = await self._take()
+        pool.give(raw)
 
     def close(self) -> None:
         self._pool.close()
@@ -299,9 +299,9 @@ class AsyncRunner(_Base):
         """Wait until no call is under way, after closing; but not for longer than that."""
         until = time.monotonic() + seconds
         while self._pool.in_use and time.monotonic() < until:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_AGAIN)
+            await asyncio.sleep(IDLE_POLL)
 
-    async def run(self, steps: Steps[T]) -> T:
+    async def run(self, steps: Flow[T]) -> T:
         """Perform every step and return the result."""
         try:
             step = next(steps)
@@ -329,28 +329,28 @@ class AsyncRunner(_Base):
         outer = sys.exc_info()[1]
         trouble: _Trouble | None = None
         while True:
-            wire: Wire | None = None
+            raw: RawConnection | None = None
             try:
                 within = min(call.within, self.answer_within)
-                wire, pool = await self._take(within)
+                raw, pool = await self._take(within)
                 try:
-                    row: Row | None = await wire.connection.wait(wire.exchange(call, within), look_in(within))
+                    row: Row | None = await raw.connection.wait(raw.exchange(call, within), look_in(within))
                     return row
                 except BaseException as error:
-                    if must_cancel(error, wire):
+                    if must_cancel(error, raw):
                         with suppress(psycopg.Error):
-                            await wire.connection.cancel_safe(timeout=max(call.giving_up, LOOK_IN))
-                            await wire.connection.wait(wire.remains(call.giving_up), look_in(call.giving_up))
+                            await raw.connection.cancel_safe(timeout=max(call.giving_up, POLL_INTERVAL))
+                            await raw.connection.wait(raw.drain(call.giving_up), look_in(call.giving_up))
                     raise
                 finally:
-                    pool.give(wire)
+                    pool.give(raw)
             except psycopg.Error as error:
                 trouble = trouble or _Trouble(self, call, outer)
-                if trouble.raise_or_retry(error, wire):
+                if trouble.raise_or_retry(error, raw):
                     self._pool.drop_idle()
                 call = trouble.call
 
-    async def _take(self, within: float = math.inf, lent: bool = False) -> tuple[Wire, AsyncPool]:
+    async def _take(self, within: float = math.inf, lent: bool = False) -> tuple[RawConnection, AsyncPool]:
         """Borrow a connection, and learn whom to give it back to.
 
         One that cannot be opened is an error at once, lest a wrong password be tried twice.
@@ -366,13 +366,13 @@ class AsyncRunner(_Base):
             with translated(self.schema):
                 raise error
 
-    async def _connect(self) -> Wire:
+    async def _connect(self) -> RawConnection:
         connection = await self.target.connect_async()
         try:
-            wire = Wire(connection, prepares=False)
+            raw = RawConnection(connection, prepares=False)
             if self.prepares:
-                self.make_ready(wire, await connection.wait(wire.exchange(WHICH_BACKEND, self.answer_within)))
-            return wire
+                self.make_ready(raw, await connection.wait(raw.exchange(WHICH_BACKEND, self.answer_within)))
+            return raw
         except BaseException:
             await connection.close()
             raise

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from dblock._core.acquire import Service
+from dblock._core.acquire import LockFlows
 from dblock._core.effects import GIVE_UP_WITHIN
-from dblock._runtime.callbacks import Watch
+from dblock._runtime.callbacks import CallbackTimer
 from dblock._runtime.keepalive import AsyncKeepAlive, KeepAlive
 from dblock._runtime.listener import Listener
 from dblock._runtime.runner import AsyncRunner, Runner
@@ -23,7 +23,12 @@ CALLS_END_WITHIN = 1.0
 
 
 def shut(
-    runner: Runner, keepers: Runner, keeper: KeepAlive, watch: Watch, listener: Listener, service: Service
+    runner: Runner,
+    keepalive_runner: Runner,
+    keeper: KeepAlive,
+    watch: CallbackTimer,
+    listener: Listener,
+    service: LockFlows,
 ) -> None:
     """End a client of threads: when it is closed, goes out of use, or the interpreter ends."""
     keeper.close()
@@ -31,22 +36,26 @@ def shut(
     listener.close()
     listener.join(LISTENER_ENDS_WITHIN)
     runner.close()
-    keepers.close()
-    listener.line.wake_all()  # whoever waits asks, and is told that the client is closed
+    keepalive_runner.close()
+    listener.waiters.wake_all()  # whoever waits asks, and is told that the client is closed
     if listener.started:
         runner.wait_until_idle(CALLS_END_WITHIN)
-    _say_last(runner, keeper, listener, service)
+    _release_remaining(runner, keeper, listener, service)
 
 
-async def say_goodbye(
-    runner: AsyncRunner, keepers: AsyncRunner, keeper: AsyncKeepAlive, listener: AsyncListener, service: Service
+async def aclose(
+    runner: AsyncRunner,
+    keepalive_runner: AsyncRunner,
+    keeper: AsyncKeepAlive,
+    listener: AsyncListener,
+    service: LockFlows,
 ) -> None:
     """End a client of asyncio while its event loop runs."""
     keeper.close()
     listener.close()
     runner.close()
-    keepers.close()
-    listener.line.wake_all()  # whoever waits asks, and is told that the client is closed
+    keepalive_runner.close()
+    listener.waiters.wake_all()  # whoever waits asks, and is told that the client is closed
     if listener.started:
         await runner.wait_until_idle(CALLS_END_WITHIN)
     last = AsyncRunner(runner.target, runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
@@ -63,22 +72,26 @@ async def say_goodbye(
 
 
 def shut_async(
-    runner: AsyncRunner, keepers: AsyncRunner, keeper: AsyncKeepAlive, listener: AsyncListener, service: Service
+    runner: AsyncRunner,
+    keepalive_runner: AsyncRunner,
+    keeper: AsyncKeepAlive,
+    listener: AsyncListener,
+    service: LockFlows,
 ) -> None:
     """End a client of asyncio that nobody has ended while its event loop ran."""
     keeper.close()
     runner.close()
-    keepers.close()
+    keepalive_runner.close()
     listener.close()
     # If anything is held still, the event loop is gone; what is left to say goes over a connection without one.
-    _say_last(runner, keeper, listener, service)
+    _release_remaining(runner, keeper, listener, service)
 
 
-def _say_last(
+def _release_remaining(
     runner: Runner | AsyncRunner,
     keeper: KeepAlive | AsyncKeepAlive,
     listener: Listener | AsyncListener,
-    service: Service,
+    service: LockFlows,
 ) -> None:
     last = Runner(runner.target, runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
     with contextlib.suppress(DblockError):

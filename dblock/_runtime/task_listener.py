@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from dblock._core import clock
-from dblock._core.effects import Call, Steps
+from dblock._core.effects import Call, Flow
 from dblock._runtime import listening
 from dblock._runtime.asyncio_compat import wait_and_clear
-from dblock._runtime.connection import Wire
+from dblock._runtime.connection import RawConnection
 from dblock._runtime.listening import FIRST_PAUSE, Listening
-from dblock._runtime.wakeups import TaskSeating
+from dblock._runtime.wakeups import TaskWaiter
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ T = TypeVar("T")
 class AsyncListener(Listening):
     """Listens in a task of its own."""
 
-    def __init__(self, runner: AsyncRunner, keepers: AsyncRunner, *args: Any) -> None:
+    def __init__(self, runner: AsyncRunner, keepalive_runner: AsyncRunner, *args: Any) -> None:
         self._runner = runner
-        self._keepers = keepers
+        self._keepalive_runner = keepalive_runner
         super().__init__(*args)
 
     def _reset(self) -> None:
@@ -54,11 +54,11 @@ class AsyncListener(Listening):
             self._ring = asyncio.Event()
             self._task = asyncio.get_running_loop().create_task(self._go(self._ring), name="dblock listener")
 
-    def place(self, name: str, attempt: str) -> TaskSeating:
+    def place(self, name: str, attempt: str) -> TaskWaiter:
         """Make a place in line for the running task."""
         self.start()
-        place = TaskSeating(self.line, name, attempt)
-        self.line.add(place)
+        place = TaskWaiter(self.waiters, name, attempt)
+        self.waiters.add(place)
         return place
 
     @property
@@ -83,9 +83,9 @@ class AsyncListener(Listening):
 
     def _hang_up(self) -> None:
         task = self._task
-        if self._wire is not None and task is not None and not task.get_loop().is_closed():
+        if self._raw is not None and task is not None and not task.get_loop().is_closed():
             # Before its number is another's.
-            task.get_loop().remove_reader(self._wire.connection.pgconn.socket)
+            task.get_loop().remove_reader(self._raw.connection.pgconn.socket)
         super()._hang_up()
 
     def _hurry(self) -> None:
@@ -111,7 +111,7 @@ class AsyncListener(Listening):
     async def _turn(self, ring: asyncio.Event) -> None:
         """Do what is due; then wait for a notification, or for what is due next."""
         await self._excuse()
-        if self._wire is None and clock.now() >= self._retry_at:
+        if self._raw is None and clock.now() >= self._retry_at:
             # Apart, because it may take its time and there are those to look after meanwhile.
             self._retry_at = math.inf
             self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="dblock connecting")
@@ -124,20 +124,20 @@ class AsyncListener(Listening):
     async def _excuse(self) -> None:
         with contextlib.suppress(DblockError):
             for presence in list(self._doubtful):
-                await self._keepers.run(self._excusing(presence))
+                await self._keepalive_runner.run(self._excusing(presence))
 
     async def _connect(self) -> None:
-        wire: Wire | None = None
+        raw: RawConnection | None = None
         try:
-            wire = Wire(await self._target.connect_async(), prepares=False)
-            self._came_up(wire, await self._say(wire, self._greeting(wire)))
+            raw = RawConnection(await self._target.connect_async(), prepares=False)
+            self._came_up(raw, await self._say(raw, self._greeting(raw)))
         except Exception as error:
-            if wire is not None:
-                wire.close()
+            if raw is not None:
+                raw.close()
             self._could_not_connect(error)
         except BaseException:
-            if wire is not None:
-                wire.close()
+            if raw is not None:
+                raw.close()
             if self._connecting is asyncio.current_task():
                 self._retry_at = -math.inf  # the listener itself may go on
                 self._hurry()
@@ -145,43 +145,43 @@ class AsyncListener(Listening):
         self._hurry()
 
     async def _pay(self) -> None:
-        if clock.now() >= self.line.pays_at():
+        if clock.now() >= self.waiters.cleanup_due_at():
             with contextlib.suppress(DatabaseError):
-                await self._runner.run(self.line.pay())
+                await self._runner.run(self.waiters.run_cleanup())
 
     async def _look_in(self) -> None:
-        wire = self._wire
-        if wire is not None:
+        raw = self._raw
+        if raw is not None:
             try:
                 listened = self._listens
-                await self._say(wire, self._listening())
-                await self._say(wire, self._beating())
+                await self._say(raw, self._listening())
+                await self._say(raw, self._beating())
                 self._looked(None)
                 if self._listens and not listened:
                     await self._runner.run(self._probing())
             except psycopg.Error as error:
-                self._failed(wire, error)
+                self._failed(raw, error)
             except DblockError as error:
                 if isinstance(error, ClientClosed):
                     raise
                 logger.info("notifications could not be tried: %s", error)
-        elif clock.now() >= self.line.due_at():
+        elif clock.now() >= self.waiters.due_at():
             try:
-                await self._runner.run(self.line.look(math.inf))
+                await self._runner.run(self.waiters.look(math.inf))
                 self._looked(None)
             except ClientClosed:
                 raise
             except DblockError as error:
                 self._looked(error)
 
-    async def _say(self, wire: Wire, steps: Steps[T]) -> T:
+    async def _say(self, raw: RawConnection, steps: Flow[T]) -> T:
         """Perform the steps over this connection."""
         try:
             step = next(steps)
             while True:
                 assert isinstance(step, Call)
                 try:
-                    row = await wire.connection.wait(wire.exchange(step, min(step.within, listening.ANSWER_WITHIN)))
+                    row = await raw.connection.wait(raw.exchange(step, min(step.within, listening.ANSWER_WITHIN)))
                 except BaseException as error:
                     steps.throw(error)
                     raise
@@ -191,15 +191,15 @@ class AsyncListener(Listening):
             return result
 
     async def _wait(self, ring: asyncio.Event) -> None:
-        wire = self._wire
+        raw = self._raw
         seconds = self._sleep_for()
         loop = asyncio.get_running_loop()
         handle: int | None = None
-        if wire is not None:
+        if raw is not None:
             try:
-                handle = wire.connection.pgconn.socket
+                handle = raw.connection.pgconn.socket
             except psycopg.Error as error:
-                self._failed(wire, error)
+                self._failed(raw, error)
                 return
         came = False
 
@@ -215,8 +215,8 @@ class AsyncListener(Listening):
         finally:
             if handle is not None:
                 loop.remove_reader(handle)
-        if wire is not None and came:
+        if raw is not None and came:
             try:
-                self._read(wire)
+                self._read(raw)
             except psycopg.Error as error:
-                self._failed(wire, error)
+                self._failed(raw, error)

@@ -13,7 +13,7 @@ from dblock._core.options import quoted
 from dblock.errors import InvalidArgument
 
 
-class UsersTransaction:
+class UserTransaction:
     """A connection with a transaction under way, whatever library it belongs to."""
 
     def __init__(self, connection: Any, schema: str, installation: str, *, wants_async: bool) -> None:

@@ -8,21 +8,21 @@ import math
 import threading
 from typing import Any
 
-from dblock._core.waiters import Line, Seating
+from dblock._core.waiters import LocalWaiter, LocalWaiters
 
 
-class ThreadSeating(Seating):
+class ThreadWaiter(LocalWaiter):
     """A place that a thread waits at."""
 
-    def __init__(self, line: Line, name: str, attempt: str) -> None:
+    def __init__(self, line: LocalWaiters, name: str, attempt: str) -> None:
         super().__init__(line, name, attempt)
         # Closed until it is woken. Half the cost of an Event.
         self._gate = threading.Lock()
         self._gate.acquire()
 
-    def stand(self) -> None:
+    def ticket_redeemed(self) -> None:
         """Take note that its ticket is about to be redeemed or given up."""
-        self.seated = False
+        self.has_ticket = False
         self._gate.acquire(blocking=False)
 
     def wake(self) -> None:
@@ -35,17 +35,17 @@ class ThreadSeating(Seating):
             self.wake()  # it stays open until the waiter stands up
 
 
-class TaskSeating(Seating):
+class TaskWaiter(LocalWaiter):
     """A place that a task waits at."""
 
-    def __init__(self, line: Line, name: str, attempt: str) -> None:
+    def __init__(self, line: LocalWaiters, name: str, attempt: str) -> None:
         super().__init__(line, name, attempt)
         self._woken = False
         self._future: asyncio.Future[None] | None = None
 
-    def stand(self) -> None:
+    def ticket_redeemed(self) -> None:
         """Take note that its ticket is about to be redeemed or given up."""
-        self.seated = False
+        self.has_ticket = False
         self._woken = False
 
     def wake(self) -> None:

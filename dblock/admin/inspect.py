@@ -136,7 +136,7 @@ class Overview:
         taken = bool(rows[0][0])
         if taken and now:
             with contextlib.suppress(DblockError):  # it is done; and the first in line finds out by itself, too
-                self._call("wake_line(%s)", [name])
+                self._call("wake_queue(%s)", [name])
         return taken
 
     def _patiently(self, patience: str, times: int, call: str, arguments: list[Any]) -> list[tuple[Any, ...]]:

@@ -9,9 +9,9 @@ from dblock._core.options import quoted
 API = (
     "try_acquire",
     "acquire",
-    "look_in_line",
-    "be_present",
-    "be_absent",
+    "heartbeat",
+    "register_presence",
+    "withdraw_presence",
     "leave",
     "queue",
     "abandon",
@@ -29,7 +29,7 @@ API = (
 RIGHTS = {
     "lock": API,
     "see": ("list_locks", "list_waiters", "list_history", "grants_are_recorded", "schema_revision", "installation"),
-    "break": ("force_release", "wake_line", "schema_revision", "installation"),
+    "break": ("force_release", "wake_queue", "schema_revision", "installation"),
 }
 """What a role can be allowed, and the functions that come with it."""
 

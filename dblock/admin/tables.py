@@ -49,8 +49,8 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("presence", Uuid),
         Column("waiting", Boolean, nullable=False, server_default=text("false")),
         Column("served", BigInteger, nullable=False, server_default=text("0")),
-        Column("minted_in", DateTime(timezone=True)),
-        Column("minted_on", Text(collation="C")),
+        Column("minted_server_start", DateTime(timezone=True)),
+        Column("minted_timeline", Text(collation="C")),
         comment="One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.",
     )
     Table(
@@ -103,7 +103,7 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
     Table(
         "token_timeline",
         tables,
-        Column("the_only_row", Boolean, CheckConstraint("the_only_row"), primary_key=True, server_default="true"),
+        Column("singleton", Boolean, CheckConstraint("singleton"), primary_key=True, server_default="true"),
         Column("timeline", BigInteger, nullable=False),
         Column("installation", Uuid, nullable=False, server_default=text("gen_random_uuid()")),
         comment="The timeline on which tokens were last minted; on another they jump ahead.",

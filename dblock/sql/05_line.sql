@@ -6,7 +6,7 @@
 
 -- Holds the line of a lock until the end of the transaction; if another has it, waits, or returns false. Those who are in
 -- a hurry do it themselves, without the cost of a call.
-CREATE OR REPLACE FUNCTION hold_line(name text, wait boolean) RETURNS boolean
+CREATE OR REPLACE FUNCTION lock_queue(name text, wait boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
@@ -36,7 +36,7 @@ $$;
 -- client whose session was closed under it has at least that long to say so or to stop believing in its leases.
 --
 -- Whoever is to `take` what it holds also holds its row until the end of the transaction. A client that says that it is
--- there all the same (be_absent) waits for that, and then sees what was taken; or has the row first, and nobody takes anything.
+-- there all the same (withdraw_presence) waits for that, and then sees what was taken; or has the row first, and nobody takes anything.
 CREATE OR REPLACE FUNCTION presence_gone(presence uuid, take boolean) RETURNS double precision
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -72,29 +72,29 @@ $$;
 
 -- Frees a lock whose holder is gone, if this exact grant still has it and is still tied to that presence. Waits for nobody:
 -- false while another is at work on the row.
-CREATE OR REPLACE FUNCTION free_of_the_dead(name text, token bigint, presence uuid) RETURNS boolean
+CREATE OR REPLACE FUNCTION free_dead_holder(name text, token bigint, presence uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM 1 FROM distributed_locks AS l
-    WHERE l.name = free_of_the_dead.name AND l.token = free_of_the_dead.token
-      AND l.presence = free_of_the_dead.presence
+    WHERE l.name = free_dead_holder.name AND l.token = free_dead_holder.token
+      AND l.presence = free_dead_holder.presence
     FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM note_end(free_of_the_dead.name, 'died', clock_timestamp());
+    PERFORM note_end(free_dead_holder.name, 'died', clock_timestamp());
     UPDATE distributed_locks AS l
     SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
-    WHERE l.name = free_of_the_dead.name;
+    WHERE l.name = free_dead_holder.name;
     RETURN true;
 END
 $$;
 
 -- Finds the first in line that is alive. With `tidy`, the tickets before it whose clients are dead go; the line must be
 -- held then. One whose presence is gone, but not yet for its grace, is passed over and keeps its place.
-CREATE OR REPLACE FUNCTION first_in_line(
+CREATE OR REPLACE FUNCTION first_in_queue(
     name text, tidy boolean, OUT number bigint, OUT attempt uuid, OUT client uuid
 )
 LANGUAGE plpgsql VOLATILE
@@ -110,7 +110,7 @@ BEGIN
     FOR seen IN
         SELECT t.number, t.attempt, t.client, t.presence, c.seen_until
         FROM lock_tickets AS t LEFT JOIN lock_clients AS c ON c.client = t.client
-        WHERE t.name = first_in_line.name
+        WHERE t.name = first_in_queue.name
         ORDER BY t.number
     LOOP
         CONTINUE WHEN seen.presence = ANY (away);
@@ -132,7 +132,7 @@ BEGIN
             END IF;
         END IF;
         IF tidy THEN
-            DELETE FROM lock_tickets AS t WHERE t.name = first_in_line.name AND t.number = seen.number;
+            DELETE FROM lock_tickets AS t WHERE t.name = first_in_queue.name AND t.number = seen.number;
         END IF;
     END LOOP;
 END
@@ -140,22 +140,22 @@ $$;
 
 -- Tells whether the line of a lock is empty, and notes that it is. Waits for nobody: false while another is at work on
 -- the lock.
-CREATE OR REPLACE FUNCTION nobody_waits(name text) RETURNS boolean
+CREATE OR REPLACE FUNCTION queue_is_empty(name text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM 1 FROM distributed_locks AS l WHERE l.name = nobody_waits.name FOR NO KEY UPDATE SKIP LOCKED;
-    IF NOT FOUND OR NOT sees_newest() OR NOT hold_line(nobody_waits.name, false)
-        OR (SELECT f.number FROM first_in_line(nobody_waits.name, true) AS f) IS NOT NULL
+    PERFORM 1 FROM distributed_locks AS l WHERE l.name = queue_is_empty.name FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND OR NOT sees_newest() OR NOT lock_queue(queue_is_empty.name, false)
+        OR (SELECT f.number FROM first_in_queue(queue_is_empty.name, true) AS f) IS NOT NULL
     THEN
         RETURN false;
     END IF;
     -- In a statement of its own, or it would still see those that have just gone.
-    IF EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = nobody_waits.name) THEN
+    IF EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = queue_is_empty.name) THEN
         RETURN false;
     END IF;
-    UPDATE distributed_locks AS l SET waiting = false WHERE l.name = nobody_waits.name;
+    UPDATE distributed_locks AS l SET waiting = false WHERE l.name = queue_is_empty.name;
     RETURN true;
 END
 $$;
@@ -176,7 +176,7 @@ BEGIN
     IF current_setting('synchronous_commit') <> 'off' THEN
         RETURN false;
     END IF;
-    -- hold_line(), without the cost of a call; assigned, as below, because that is evaluated without a query.
+    -- lock_queue(), without the cost of a call; assigned, as below, because that is evaluated without a query.
     done := pg_advisory_xact_lock(hashtextextended(current_schema() || wake_next.name, 1)) IS NOT NULL;
     SELECT t.number, t.attempt, t.client, c.seen_until, p.mark INTO next
     FROM lock_tickets AS t
@@ -190,7 +190,7 @@ BEGIN
         next.seen_until > clock_timestamp()
         AND (next.mark IS NULL OR NOT pg_try_advisory_xact_lock_shared(next.mark))
     ) IS TRUE THEN
-        next := first_in_line(wake_next.name, true);
+        next := first_in_queue(wake_next.name, true);
     END IF;
     IF next.number IS NOT NULL THEN
         -- A channel of its own for each client, which reveals nothing but a random number.
@@ -204,32 +204,32 @@ $$;
 
 -- Wakes the first in line of a lock, if it is free. Waits for nobody: whoever is at work on the row sees to it, or the
 -- first in line finds out by itself.
-CREATE OR REPLACE FUNCTION pass_on(name text) RETURNS void
+CREATE OR REPLACE FUNCTION wake_if_free(name text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM 1 FROM distributed_locks AS l WHERE l.name = pass_on.name AND l.waiting FOR NO KEY UPDATE SKIP LOCKED;
+    PERFORM 1 FROM distributed_locks AS l WHERE l.name = wake_if_free.name AND l.waiting FOR NO KEY UPDATE SKIP LOCKED;
     IF FOUND AND EXISTS (
-        SELECT FROM distributed_locks AS l WHERE l.name = pass_on.name AND l.expires_at <= clock_timestamp()
+        SELECT FROM distributed_locks AS l WHERE l.name = wake_if_free.name AND l.expires_at <= clock_timestamp()
     ) THEN
-        PERFORM wake_next(pass_on.name);
+        PERFORM wake_next(wake_if_free.name);
     END IF;
 END
 $$;
 
 -- Notes that a client who waits is alive, for a while. A client that has not said so for that long is passed over.
-CREATE OR REPLACE FUNCTION hear_from(client uuid) RETURNS void
+CREATE OR REPLACE FUNCTION touch_client(client uuid) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 BEGIN
     IF NOT EXISTS (
         SELECT FROM lock_clients AS c
-        WHERE c.client = hear_from.client AND c.seen_until > clock_timestamp() + interval '2 seconds'
+        WHERE c.client = touch_client.client AND c.seen_until > clock_timestamp() + interval '2 seconds'
     ) THEN
         INSERT INTO lock_clients AS c (client, seen_until)
-        VALUES (hear_from.client, clock_timestamp() + interval '3 seconds')
+        VALUES (touch_client.client, clock_timestamp() + interval '3 seconds')
         ON CONFLICT (client) DO UPDATE SET seen_until = greatest(c.seen_until, excluded.seen_until);
     END IF;
 END

@@ -90,7 +90,7 @@ BEGIN
         PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
     END IF;
     LOOP
-        SELECT l.minted_in, l.minted_on, l.served, l.expires_at > '-infinity' INTO started, timeline, passed, ran_out
+        SELECT l.minted_server_start, l.minted_timeline, l.served, l.expires_at > '-infinity' INTO started, timeline, passed, ran_out
         FROM distributed_locks AS l
         WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND in_line)
         FOR UPDATE SKIP LOCKED;  -- the strongest, so that not even a proof's shared lock is passed over
@@ -129,8 +129,8 @@ BEGIN
                     WHEN try_acquire.durable THEN pg_catalog.nextval('token_sequence'::pg_catalog.regclass)
                     ELSE -1 - floor(random() * (1::bigint << 52))::bigint
                 END,
-                minted_in = started,
-                minted_on = timeline,
+                minted_server_start = started,
+                minted_timeline = timeline,
                 attempt = try_acquire.attempt,
                 holder = try_acquire.holder,
                 meta = try_acquire.meta,
@@ -173,7 +173,7 @@ BEGIN
         IF looks = 1 AND waiting THEN
             -- Free, and kept for those in line; unless none of them lives any more.
             IF try_acquire.attempt IS NOT NULL THEN
-                CONTINUE WHEN nobody_waits(try_acquire.name);
+                CONTINUE WHEN queue_is_empty(try_acquire.name);
             END IF;
         ELSIF looks = 1 AND remaining = 0 THEN
             -- Freed between the two looks, or free and in another's hands.
@@ -181,7 +181,7 @@ BEGIN
         ELSIF looks = 1 AND NOT granted AND seen.presence IS NOT NULL AND try_acquire.attempt IS NOT NULL THEN
             grace := presence_gone(seen.presence, true);
             IF grace <= 0 THEN
-                PERFORM free_of_the_dead(try_acquire.name, seen.token, seen.presence);
+                PERFORM free_dead_holder(try_acquire.name, seen.token, seen.presence);
                 CONTINUE;
             END IF;
             remaining := least(remaining, grace);

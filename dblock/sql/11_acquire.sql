@@ -2,7 +2,7 @@
 -- with the same `attempt`, when the client's channel says so; see docs/sql.md.
 --
 -- `attempt` names the request and with it the ticket: sent again after a lost answer it finds its own place. `client` names
--- the process that waits, which must let itself be heard every second (look_in_line), or its places go. `had_ticket` is for
+-- the process that waits, which must let itself be heard every second (heartbeat), or its places go. `had_ticket` is for
 -- whoever asks again: those ahead who are dead are then passed over.
 --
 -- The ticket is left with the line held, after a look at whether the lock is free. Whoever frees a lock that others wait for
@@ -105,7 +105,7 @@ BEGIN
     THEN
         grace := presence_gone(seen.presence, true);
         IF grace <= 0 THEN
-            free := free_of_the_dead(acquire.name, seen.token, seen.presence);
+            free := free_dead_holder(acquire.name, seen.token, seen.presence);
         END IF;
     END IF;
     first := true;
@@ -114,7 +114,7 @@ BEGIN
         FROM lock_tickets AS t WHERE t.name = acquire.name ORDER BY t.number LIMIT 1;
         IF NOT first AND acquire.had_ticket THEN
             -- Whoever lines up need not know whether those ahead are alive; who has waited must.
-            SELECT f.attempt = acquire.attempt INTO first FROM first_in_line(acquire.name, true) AS f;
+            SELECT f.attempt = acquire.attempt INTO first FROM first_in_queue(acquire.name, true) AS f;
         END IF;
         first := coalesce(first, true);
     END IF;
@@ -163,7 +163,7 @@ BEGIN
         SELECT FROM lock_clients AS c
         WHERE c.client = acquire.client AND c.seen_until > clock_timestamp() + interval '2 seconds'
     ) THEN
-        PERFORM hear_from(acquire.client);
+        PERFORM touch_client(acquire.client);
     END IF;
     granted := false;
     expires_at := CASE WHEN seen.expires_at > clock_timestamp() THEN seen.expires_at END;
@@ -183,7 +183,7 @@ $$;
 -- `places` is how many tickets it has in all: fewer than it knows of means that some were passed over. `firsts` has
 -- the attempts that are first in line, and for each of them `look_again` has the seconds after which there may be
 -- something to see: 0 for one whose lock is free.
-CREATE OR REPLACE FUNCTION look_in_line(
+CREATE OR REPLACE FUNCTION heartbeat(
     client uuid,
     names text[],
     OUT places bigint,
@@ -202,19 +202,19 @@ DECLARE
     grace double precision;
     ignored text;
 BEGIN
-    IF look_in_line.client IS NULL THEN
+    IF heartbeat.client IS NULL THEN
         RAISE EXCEPTION 'To look in line takes a client.' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    PERFORM hear_from(look_in_line.client);
-    SELECT count(*) INTO places FROM lock_tickets AS t WHERE t.client = look_in_line.client;
+    PERFORM touch_client(heartbeat.client);
+    SELECT count(*) INTO places FROM lock_tickets AS t WHERE t.client = heartbeat.client;
     FOREACH asked IN ARRAY coalesce(names, '{}') LOOP
         SELECT l.expires_at, l.presence, l.token INTO seen FROM distributed_locks AS l WHERE l.name = asked;
         CONTINUE WHEN NOT FOUND;
-        next := first_in_line(asked, false);
-        CONTINUE WHEN next.client IS DISTINCT FROM look_in_line.client;
+        next := first_in_queue(asked, false);
+        CONTINUE WHEN next.client IS DISTINCT FROM heartbeat.client;
         wait := greatest(
             date_part('epoch', seen.expires_at) - date_part('epoch', clock_timestamp()),
             0
@@ -228,9 +228,9 @@ END
 $$;
 
 -- Makes this session a presence: for as long as it lasts, the process behind it is there. When it ends, others take the
--- locks that are tied to it after `grace`, unless be_absent() has said before that there is nothing to conclude from it. A
+-- locks that are tied to it after `grace`, unless withdraw_presence() has said before that there is nothing to conclude from it. A
 -- new name for each session.
-CREATE OR REPLACE FUNCTION be_present(presence uuid, grace interval) RETURNS void
+CREATE OR REPLACE FUNCTION register_presence(presence uuid, grace interval) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
@@ -238,10 +238,10 @@ DECLARE
     mark bigint := ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint;
     ignored text;
 BEGIN
-    IF be_present.presence IS NULL OR (date_part('epoch', be_present.grace) BETWEEN 0.01 AND 86400) IS NOT TRUE THEN
+    IF register_presence.presence IS NULL OR (date_part('epoch', register_presence.grace) BETWEEN 0.01 AND 86400) IS NOT TRUE THEN
         -- A longer one would be added to the time by others, who are not to fail by it.
         RAISE EXCEPTION 'A presence takes a name and a grace of 10 ms to 24 h; got % and %.',
-            coalesce(be_present.presence::text, 'none'), coalesce(be_present.grace::text, 'none')
+            coalesce(register_presence.presence::text, 'none'), coalesce(register_presence.grace::text, 'none')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF pg_current_xact_id_if_assigned() IS NULL THEN
@@ -249,11 +249,11 @@ BEGIN
     END IF;
     PERFORM pg_advisory_lock(mark);
     INSERT INTO lock_presence (presence, mark, session, incarnation, grace)
-    VALUES (be_present.presence, mark, pg_backend_pid(), pg_postmaster_start_time(), be_present.grace)
+    VALUES (register_presence.presence, mark, pg_backend_pid(), pg_postmaster_start_time(), register_presence.grace)
     ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         PERFORM pg_advisory_unlock(mark);
-        RAISE EXCEPTION 'Presence % is there already. Take a new name for each session.', be_present.presence
+        RAISE EXCEPTION 'Presence % is there already. Take a new name for each session.', register_presence.presence
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END
@@ -261,7 +261,7 @@ $$;
 
 -- Says that the process is there though its presence is gone: from here on the time of its leases alone decides. `lost` has
 -- the places (from 1) of those grants that are not held any more: whoever was about to take them has.
-CREATE OR REPLACE FUNCTION be_absent(presence uuid, names text[], tokens bigint[], OUT lost integer[])
+CREATE OR REPLACE FUNCTION withdraw_presence(presence uuid, names text[], tokens bigint[], OUT lost integer[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
@@ -271,7 +271,7 @@ BEGIN
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    DELETE FROM lock_presence AS p WHERE p.presence = be_absent.presence;
+    DELETE FROM lock_presence AS p WHERE p.presence = withdraw_presence.presence;
     SELECT array_agg(a.place::integer ORDER BY a.place) INTO lost
     FROM unnest(names, tokens) WITH ORDINALITY AS a (name, token, place)
     WHERE NOT EXISTS (
@@ -295,13 +295,13 @@ BEGIN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     FOR one IN SELECT DISTINCT t.name FROM lock_tickets AS t WHERE t.client = leave.client ORDER BY t.name LOOP
-        PERFORM hold_line(one, true);
+        PERFORM lock_queue(one, true);
         DELETE FROM lock_tickets AS t
         WHERE t.client = leave.client AND t.name = one AND t.attempt <> ALL (leave.but)
           -- Who has lined up while this was on its way could not be named.
           AND (leave.but = '{}' OR t.since < clock_timestamp() - interval '3 seconds');
         IF FOUND THEN
-            PERFORM pass_on(one);
+            PERFORM wake_if_free(one);
         END IF;
     END LOOP;
     IF leave.but = '{}' THEN

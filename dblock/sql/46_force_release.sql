@@ -6,7 +6,7 @@
 -- Nobody is granted the lock before it has let go or the deadline has passed, so this is as safe as a lease that runs out.
 --
 -- With `now` the lock is free at once, while its holder may still be at work and know nothing: only resources that
--- refuse a stale token are safe then. Call wake_line() afterwards, in a transaction of its own, lest the first in line find
+-- refuse a stale token are safe then. Call wake_queue() afterwards, in a transaction of its own, lest the first in line find
 -- out by itself, within a second.
 --
 -- For the owner, and for whom `dblock grant --may break` allows it.
@@ -51,7 +51,7 @@ END
 $$;
 
 -- Wakes the first in line of a lock that is free. Commits asynchronously, so let it stand alone.
-CREATE OR REPLACE FUNCTION wake_line(name text) RETURNS void
+CREATE OR REPLACE FUNCTION wake_queue(name text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 DECLARE
@@ -60,6 +60,6 @@ BEGIN
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    PERFORM pass_on(wake_line.name);
+    PERFORM wake_if_free(wake_queue.name);
 END
 $$;

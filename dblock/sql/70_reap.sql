@@ -59,7 +59,7 @@ BEGIN
             FOR UPDATE SKIP LOCKED
         ));
         FOR one IN SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch LOOP
-            PERFORM nobody_waits(one);
+            PERFORM queue_is_empty(one);
             tidied := true;
         END LOOP;
         EXIT WHEN NOT tidied;

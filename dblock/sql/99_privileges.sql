@@ -5,7 +5,7 @@ DECLARE
     here CONSTANT oid := quote_ident(current_schema())::regnamespace;
     -- What is granted apart from locking, by the function that tells who has it: `dblock grant --may see`, `--may break`.
     seeing CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded}';
-    breaking CONSTANT text[] := '{force_release,wake_line}';
+    breaking CONSTANT text[] := '{force_release,wake_queue}';
     thing record;
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %I FROM PUBLIC', current_schema());

@@ -332,7 +332,7 @@ $$;
 --
 -- Only for its owner, or for a table of a superuser's: to look at a table can run code that its owner has put into an
 -- index, say, with the rights of whoever looks.
-CREATE OR REPLACE FUNCTION highest_in(target regclass) RETURNS bigint
+CREATE OR REPLACE FUNCTION highest_token(target regclass) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off
 AS $$
 DECLARE
@@ -362,7 +362,7 @@ CREATE OR REPLACE FUNCTION guard_emptying() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 BEGIN
-    PERFORM guard_truncate(TG_ARGV[0], highest_in(TG_RELID), TG_ARGV[1]::boolean, TG_ARGV[2]::boolean);
+    PERFORM guard_truncate(TG_ARGV[0], highest_token(TG_RELID), TG_ARGV[1]::boolean, TG_ARGV[2]::boolean);
     RETURN NULL;
 END
 $$;
@@ -533,7 +533,7 @@ BEGIN
     END IF;
     PERFORM lock_exactly(target, 'ACCESS EXCLUSIVE');
     IF was.per = 'row' AND (drop_columns OR sum_up) THEN
-        highest := greatest(highest_in(target), highest_of(was.resource));
+        highest := greatest(highest_token(target), highest_of(was.resource));
     ELSE
         highest := highest_of(was.resource);
     END IF;

@@ -24,7 +24,7 @@ DECLARE
 BEGIN
     SELECT greatest(max(f.token), 0) INTO highest FROM fences AS f;
     FOR target IN SELECT p.target FROM protected_tables() AS p WHERE p.per = 'row' LOOP
-        highest := greatest(highest, highest_in(target));
+        highest := greatest(highest, highest_token(target));
     END LOOP;
     RETURN highest;
 END
@@ -32,7 +32,7 @@ $$;
 
 -- Forgets the fences that deleted rows of protected tables have left behind, if they are older than that; returns how many.
 -- For the owner, and for an age that no paused writer can reach: whoever wakes up after that is not refused any more.
-CREATE OR REPLACE FUNCTION forget_left_behind(older_than interval) RETURNS bigint
+CREATE OR REPLACE FUNCTION purge_deleted_fences(older_than interval) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 DECLARE

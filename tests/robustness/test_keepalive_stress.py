@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core.effects import Steps
+from dblock._core.effects import Flow
 from tests.support.proxy import Proxy
 
 TTL = 2.0
@@ -97,12 +97,12 @@ def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str
     """At the usual ttl of 30 s a round comes every 10 s; 5 % of a core is half a second of it."""
     with dblock.Client(dsn, pool_size=4) as client, ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: client.lock(f"{number}").acquire(), range(10_000)))
-        keeper = client._keeper
-        holds = keeper._rounds.held()
-        assert len(holds) == 10_000
+        keeper = client._keepalive
+        states = keeper._schedule.held()
+        assert len(states) == 10_000
         calls = 0
 
-        def counted(steps: Steps[None]) -> Steps[None]:
+        def counted(steps: Flow[None]) -> Flow[None]:
             nonlocal calls
             step = next(steps)
             while True:
@@ -114,13 +114,13 @@ def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str
 
         spent = []
         for _ in range(3):
-            for hold in holds:
-                hold.sent_at -= 10  # due
+            for state in states:
+                state.sent_at -= 10  # due
             before = time.thread_time()
-            keeper._runner.run(counted(keeper._rounds.round()))
+            keeper._runner.run(counted(keeper._schedule.renew_due()))
             spent.append(time.thread_time() - before)
         assert calls == 3
-        assert all(hold.remaining() > 28 for hold in holds)
+        assert all(state.remaining() > 28 for state in states)
         assert min(spent) < 0.5
         share = min(spent) / 10
         print(f"\n10,000 leases: {min(spent) * 1000:.0f} ms of the client's time a round, {share:.1%} of a core")

@@ -26,7 +26,7 @@ client = dblock.Client(sys.argv[1])
 with client.lock(f"warm {sys.argv[3]}"):
     # Stopped while the keep-alive is still connecting, it could not say which of the two it was.
     # Likewise while the first lease is being tied to its presence.
-    while not (client._keeper._rounds._reached and client._service.presence):
+    while not (client._keepalive._schedule._reached and client._flows.presence):
         time.sleep(0.01)
     time.sleep(0.1)
 for line in sys.stdin:

@@ -35,7 +35,7 @@ for line in sys.stdin:
         pass
     lease = client.lock("a", **options).acquire()
     deadline = time.monotonic() + 10
-    while client._grace and lease._hold.presence is None and time.monotonic() < deadline:
+    while client._grace and lease._state.presence is None and time.monotonic() < deadline:
         time.sleep(0.005)
     time.sleep(0.05)
     print(json.dumps({"token": lease.token}), flush=True)
@@ -164,7 +164,7 @@ def test_a_living_holder_whose_session_the_server_ends_keeps_its_lock(dsn: str, 
 def present(client: dblock.Client, lease: Any) -> None:
     """Return when others see that the client is there, and the lease is tied to that."""
     deadline = time.monotonic() + 10
-    while client._service.presence is None or lease._hold.presence is not client._service.presence:
+    while client._flows.presence is None or lease._state.presence is not client._flows.presence:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     time.sleep(0.05)  # it is tied from before it is so
@@ -184,7 +184,7 @@ def test_a_holder_that_is_cut_off_knows_before_anybody_has_its_lock(dsn: str, ow
             lease = holder.lock("a", ttl=30).acquire()
             present(holder, lease)
             lost_at: list[float] = []
-            lease._hold.at_end(lambda lost_at=lost_at: lost_at.append(time.monotonic()))  # type: ignore[misc]
+            lease._state.at_end(lambda lost_at=lost_at: lost_at.append(time.monotonic()))  # type: ignore[misc]
             thread, came = waiting(client, owner)
             cut = time.monotonic()
             proxy.close()
@@ -386,10 +386,10 @@ def test_a_stopped_holder_whose_session_ended_meanwhile_knows_when_it_goes_on(
 
 
 def test_so_does_one_whose_event_loop_stood_still(dsn: str, owner: psycopg.Connection) -> None:
-    async def hold(client: dblock.Client) -> tuple[Any, bool, bool]:
+    async def state(client: dblock.Client) -> tuple[Any, bool, bool]:
         async with dblock.AsyncClient(dsn) as holder:
             lease = await holder.lock("a", ttl=30).acquire()
-            while lease._hold.presence is None:
+            while lease._state.presence is None:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
             thread, came = waiting(client, owner)
@@ -399,7 +399,7 @@ def test_so_does_one_whose_event_loop_stood_still(dsn: str, owner: psycopg.Conne
             return came[1], lease.lost.is_set(), lease.remaining() == 0
 
     with dblock.Client(dsn) as client:
-        taken, *told = asyncio.run(hold(client))
+        taken, *told = asyncio.run(state(client))
         assert told == [True, True]
         taken.release()
 
@@ -414,9 +414,9 @@ def test_a_connection_that_is_slow_to_become_the_presence_saves_nothing(
         present(holder, lease)
         thread, _ = waiting(client, owner)
         monkeypatch.setattr(holder._listener, "_excuse", lambda: None)
-        owner.execute("ALTER FUNCTION be_present RENAME TO be_present_at_once")
+        owner.execute("ALTER FUNCTION register_presence RENAME TO be_present_at_once")
         owner.execute(
-            "CREATE FUNCTION be_present(presence uuid, grace interval) RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
+            "CREATE FUNCTION register_presence(presence uuid, grace interval) RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
             " PERFORM pg_sleep(1); PERFORM dblock.be_present_at_once(presence, grace); END $$"
         )
         owner.execute(LINK.encode())
@@ -437,7 +437,7 @@ def test_something_in_between_makes_nobody_look_dead(dsn: str, owner: psycopg.Co
     with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder, dblock.Client(dsn) as client:
         lease = holder.lock("a", ttl=30).acquire()
         deadline = time.monotonic() + 10
-        while holder._listener._wire is None:
+        while holder._listener._raw is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (0,)

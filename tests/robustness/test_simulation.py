@@ -65,7 +65,7 @@ def test_the_store_in_memory_answers_as_postgres_does(dsn: str, seed: int) -> No
         "superseded",
         "try_acquire",
         "acquire",
-        "look_in_line",
-        "be_absent",
+        "heartbeat",
+        "withdraw_presence",
         "reap",
     }

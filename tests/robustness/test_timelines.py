@@ -121,7 +121,9 @@ def test_a_timeline_that_goes_back_takes_the_tokens_ahead_too(dsn: str) -> None:
         assert owner.execute("SELECT timeline FROM dblock.token_timeline").fetchone() == (1,)
 
 
-@pytest.mark.parametrize("stamp", ["minted_in = minted_in - interval '1 microsecond'", "minted_on = '00000002'"])
+@pytest.mark.parametrize(
+    "stamp", ["minted_server_start = minted_server_start - interval '1 microsecond'", "minted_timeline = '00000002'"]
+)
 def test_a_lock_last_granted_by_another_server_or_timeline_asks_the_record(sessions: Sessions, stamp: str) -> None:
     """A lock's own row vouches for the timeline only where this very server minted on it.
 

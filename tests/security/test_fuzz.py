@@ -108,7 +108,7 @@ def run(
     owner.execute("SELECT raise_tokens(7000000000)")
     bystander = psycopg.connect(dsn, autocommit=True)
     attempt, presence = uuid4(), uuid4()
-    bystander.execute("SELECT dblock.be_present(%s, '1 s')", [presence])
+    bystander.execute("SELECT dblock.register_presence(%s, '1 s')", [presence])
     (token,) = bystander.execute(
         "SELECT token FROM dblock.try_acquire(%s, '1 hour', %s, NULL, %s, presence => %s)",
         [HELD, WATCHED, attempt, presence],

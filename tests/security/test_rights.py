@@ -29,20 +29,21 @@ MAY_CALL = {
     "dblock": {
         **dict.fromkeys(
             (
-                "try_acquire", "acquire", "look_in_line", "be_present", "be_absent", "leave", "queue", "abandon",
+                "try_acquire", "acquire", "heartbeat", "register_presence", "withdraw_presence", "leave", "queue",
+                "abandon",
                 "renew", "renew_all", "release", "release_all", "assert_held", "holder",
             ),
             LOCK,
         ),
         **dict.fromkeys(("list_locks", "list_waiters", "list_history", "grants_are_recorded"), SEE),
-        **dict.fromkeys(("force_release", "wake_line"), BREAK),
+        **dict.fromkeys(("force_release", "wake_queue"), BREAK),
         **dict.fromkeys(("schema_revision", "installation"), LOCK | SEE | BREAK),
         **dict.fromkeys(
             (
                 "check_request", "commit_durably", "check_snapshot", "describe_session", "current_timeline",
-                "enter_timeline", "note", "note_end", "note_grant", "record_grants", "hold_line", "sees_newest",
-                "presence_gone", "free_of_the_dead", "first_in_line", "nobody_waits", "wake_next", "pass_on",
-                "hear_from", "raise_tokens", "show_tokens", "reap",
+                "enter_timeline", "note", "note_end", "note_grant", "record_grants", "lock_queue", "sees_newest",
+                "presence_gone", "free_dead_holder", "first_in_queue", "queue_is_empty", "wake_next", "wake_if_free",
+                "touch_client", "raise_tokens", "show_tokens", "reap",
             ),
             OWNER_ALONE,
         ),
@@ -52,7 +53,7 @@ MAY_CALL = {
             (
                 "raise_fence", "claim", "write", "read", "past", "guard", "guard_whole", "guard_truncate",
                 "guard_table", "leave_fence", "standing_fence", "highest_of", "as_text", "has_columns",
-                "highest_in", "guard_emptying", "guard_name", "is_plain", "lock_exactly", "resource_of",
+                "highest_token", "guard_emptying", "guard_name", "is_plain", "lock_exactly", "resource_of",
                 "make_guard", "note_protection", "note_unprotection", "owns_columns", "row_key", "protect_table",
                 "unprotect_table", "protected_tables", "record_rejection", "revision",
             ),
@@ -61,7 +62,7 @@ MAY_CALL = {
         **dict.fromkeys(
             (
                 "check_resource", "check_token", "describe_session", "commit_durably", "note_rejection", "refuse",
-                "hold_gate", "carried_token", "high_water", "forget_left_behind",
+                "hold_gate", "carried_token", "high_water", "purge_deleted_fences",
             ),
             OWNER_ALONE,
         ),
@@ -225,14 +226,15 @@ def test_what_a_new_function_opens_is_noticed(owner: psycopg.Connection) -> None
 ASKED = {
     "lock": [
         "queue('held')", "holder('held')", "try_acquire('held')",
-        "acquire('held', attempt => {mine}, client => {mine})", "look_in_line({mine}, '{{held}}')",
+        "acquire('held', attempt => {mine}, client => {mine})", "heartbeat({mine}, '{{held}}')",
         "abandon('held', {mine})", "release('held', 0)", "assert_held('held', 0)", "renew('held', 0)",
         "renew_all('{{held}}', '{{0}}', '{{30 s}}')", "release_all('{{held}}', '{{0}}')",
-        "be_absent({mine}, '{{held}}', '{{0}}')", "leave({mine})", "be_present({mine}, '1 s')", "installation()",
+        "withdraw_presence({mine}, '{{held}}', '{{0}}')", "leave({mine})", "register_presence({mine}, '1 s')",
+        "installation()",
         "schema_revision()",
     ],
     "see": ["list_locks(every => true)", "list_waiters()", "list_history()", "grants_are_recorded()"],
-    "break": ["force_release('held', 0)", "wake_line('held')"],
+    "break": ["force_release('held', 0)", "wake_queue('held')"],
     "nobody": [],
     "fence": [],
 }  # fmt: skip

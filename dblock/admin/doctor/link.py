@@ -39,7 +39,7 @@ class Link:
         self._gives_up_at: float | None = None
         self._silent = False
         self._over = threading.Event()
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._callbacks, daemon=True).start()
 
     def ask(self, sql: bytes, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Send a statement, with $1, $2, … for the arguments, and return its rows."""
@@ -55,7 +55,7 @@ class Link:
         finally:
             self._gives_up_at = None
 
-    def _watch(self) -> None:
+    def _callbacks(self) -> None:
         while not self._over.wait(TICK):
             gives_up_at = self._gives_up_at
             if gives_up_at is not None and time.monotonic() > gives_up_at:

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from dblock._core import clock
-from dblock._core.lease_state import Hold, Reason
+from dblock._core.lease_state import LeaseState, Reason
 from dblock.cli.run import tree
 from dblock.cli.run.keeper import STUCK, TICK, fork_keeper
 from dblock.cli.run.tty import our_tty
@@ -83,7 +83,7 @@ class Supervisor:
         self, lease: Lease, command: Sequence[str], environment: dict[str, str], grace: float, margin: float
     ) -> int:
         """Run a command to its end, and return its exit code; 128 and its number for a signal."""
-        hold = lease._hold
+        hold = lease._state
         woken, wakes = os.pipe()
         for end in (woken, wakes):
             os.set_blocking(end, False)
@@ -130,7 +130,7 @@ class Supervisor:
             os.close(woken)
             os.close(wakes)
 
-    def _tell_of_lease(self, hold: Hold) -> None:
+    def _tell_of_lease(self, hold: LeaseState) -> None:
         lost = hold.lost()
         until = hold.trusted_until
         if lost is not None:

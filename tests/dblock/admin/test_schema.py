@@ -382,7 +382,7 @@ def test_what_a_superuser_repairs_is_the_schema_owners(
         as_role = conninfo.make_conninfo(bare_dsn, user=role, password="app")
         schema.install(as_role)
         with psycopg.connect(as_role, autocommit=True) as owner:
-            owner.execute("DROP FUNCTION dblock.wake_line")
+            owner.execute("DROP FUNCTION dblock.wake_queue")
         schema.install(bare_dsn, repair=True)
         owners = dba.execute(
             "SELECT DISTINCT proowner::regrole::text FROM pg_proc WHERE pronamespace = 'dblock'::regnamespace"

@@ -399,7 +399,7 @@ def test_more_listeners_than_are_wanted_and_only_those_alive(dsn: str) -> None:
     with ExitStack() as opened:
         sessions = [opened.enter_context(psycopg.connect(dsn, autocommit=True)) for _ in range(3)]
         for session in sessions:
-            session.execute("SELECT dblock.be_present(gen_random_uuid(), '1 s')")
+            session.execute("SELECT dblock.register_presence(gen_random_uuid(), '1 s')")
         finding = only(dsn, "listeners", "warning", listeners=2)
         assert finding.what.startswith("3 clients")
         assert found(dsn) == []

@@ -491,7 +491,7 @@ def test_a_lock_that_was_held_at_the_fork_does_not_hang_the_child(dsn: str, held
         locks: dict[str, Any] = {
             "the client's": client._opening,
             "the pool's": client._runner._pool._lock,
-            "the keep-alive's": client._keeper._starting,
+            "the keep-alive's": client._keepalive._starting,
         }
         if held == "the client's":
             client._runner = None
@@ -587,7 +587,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.parametrize("module", ["dblock.client", "dblock.admin.schema", "psycopg"])
+@pytest.mark.parametrize("module", ["dblock.client", "dblock._core.schema_version", "psycopg"])
 def test_nor_does_a_fork_while_another_thread_makes_the_first_client(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK_IN_AN_EARLIER_IMPORT, module], timeout=60, check=False

@@ -74,7 +74,7 @@ async def test_the_keep_alive_has_its_connection_before_it_needs_it(
     lease = await clients(pool_size=1).lock("a", ttl=600).acquire()
     ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
     await eventually(lambda: owner.execute(ours).fetchone() == (3,))  # and the listener's
-    await eventually(lambda: not getattr(lease, "_inner", lease)._hold.unreachable)
+    await eventually(lambda: not getattr(lease, "_inner", lease)._state.unreachable)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ async def test_a_client_that_is_closed_in_its_event_loop_does_not_block_that(
 ) -> None:
     """What there is to say without an event loop is for clients whose loop is gone."""
     said: list[object] = []
-    monkeypatch.setattr(shutdown, "_say_last", lambda *whose: said.append(whose))
+    monkeypatch.setattr(shutdown, "_release_remaining", lambda *whose: said.append(whose))
     client = dblock.AsyncClient(dsn)
     await client.lock("a").acquire()
     await client.close()
@@ -495,15 +495,15 @@ async def test_what_was_left_to_run_out_does_not_stay_registered(clients: Client
     forget(kept_leases)
     await asyncio.sleep(0)
     await client.lock("wakes the keep-alive", ttl=0.3).acquire()
-    rounds = getattr(client, "_inner", client)._keeper._rounds
-    await eventually(lambda: len(rounds._holds) <= 1)
+    schedule = getattr(client, "_inner", client)._keepalive._schedule
+    await eventually(lambda: len(schedule._states) <= 1)
 
 
 def test_waiting_again_and_again_leaves_nothing_behind(client: dblock.Client) -> None:
     lease = client.lock("a").acquire()
     for _ in range(50):
         assert lease.lost.wait(0) is False
-    assert len(lease._hold._endings) == 0
+    assert len(lease._state._endings) == 0
 
 
 async def test_a_client_that_is_closed_while_it_acquires_leaves_no_lock(

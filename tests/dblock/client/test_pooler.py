@@ -92,7 +92,9 @@ async def test_a_way_past_the_pooler_brings_notifications_and_presence(
     await in_line(owner, 1)
     deadline = time.monotonic() + 10
     listener = getattr(client, "_inner", client)._listener
-    while not listener.line.pushed or owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (1,):
+    while not listener.waiters.notifications_work or owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (
+        1,
+    ):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     await held.release()

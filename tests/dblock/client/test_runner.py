@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core.effects import Call, Steps
+from dblock._core.effects import Call, Flow
 from dblock._runtime.runner import WHICH_BACKEND, AsyncRunner, Runner, _Trouble
 from dblock._runtime.target import Target, resolve
 from tests.support.proxy import Proxy
@@ -30,7 +30,7 @@ class Counted(Target):
         return super().connect()
 
 
-def calling(call: Call) -> Steps[Any]:
+def calling(call: Call) -> Flow[Any]:
     return (yield call)
 
 

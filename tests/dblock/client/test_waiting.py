@@ -32,7 +32,10 @@ async def in_line(owner: psycopg.Connection, number: int, within: float = 10) ->
 async def settled(client: Any) -> None:
     """Return when notifications come to the client, and whatever that makes its waiters do is done."""
     deadline = time.monotonic() + 10
-    while not (listener := getattr(getattr(client, "_inner", client), "_listener", None)) or not listener.line.pushed:
+    while (
+        not (listener := getattr(getattr(client, "_inner", client), "_listener", None))
+        or not listener.waiters.notifications_work
+    ):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.3)
@@ -47,7 +50,7 @@ async def acquired(client: Any, name: str = "a", **terms: Any) -> tuple[Any, flo
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but a notification wakes anybody."""
-    for name in ("HEARD_EVERY", "LOOK_AT_HOLDER", "POLL", "POLL_FOR_ALL"):
+    for name in ("HEARTBEAT_INTERVAL", "HOLDER_CHECK_INTERVAL", "POLL", "POLL_INTERVAL_OF_OTHERS"):
         monkeypatch.setattr(waiters, name, 2.0)
 
 
@@ -86,7 +89,7 @@ async def test_first_come_first_served_over_clients_of_both_kinds(clients: Clien
 async def test_a_try_does_not_jump_the_line_and_who_is_unfair_does(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("HEARD_EVERY", "LOOK_AT_HOLDER", "POLL", "POLL_FOR_ALL"):
+    for name in ("HEARTBEAT_INTERVAL", "HOLDER_CHECK_INTERVAL", "POLL", "POLL_INTERVAL_OF_OTHERS"):
         monkeypatch.setattr(waiters, name, 2.5)
     held = await clients(presence=None).lock("a").acquire()
     waiter = clients()
@@ -165,7 +168,7 @@ async def test_a_lost_notification_costs_a_bounded_delay(
     waiting = asyncio.create_task(acquired(clients(presence=None)))
     await in_line(owner, 1)
     await asyncio.sleep(0.3)
-    monkeypatch.setattr(waiters.Line, "notified", lambda self, attempt: None)
+    monkeypatch.setattr(waiters.LocalWaiters, "notified", lambda self, attempt: None)
     released = time.monotonic()
     await held.release()
     _, came = await asyncio.wait_for(waiting, 10)
@@ -339,7 +342,7 @@ async def test_a_place_that_could_not_be_given_up_is_given_up_later(
     await in_line(owner, 2)
     with psycopg.connect(clients.dsn) as user:
         user.execute("SET search_path TO dblock")
-        user.execute("SELECT hold_line('a', true)")
+        user.execute("SELECT lock_queue('a', true)")
         with pytest.raises(dblock.LockTimeout):
             await asyncio.wait_for(giving_up, 20)
         assert owner.execute("SELECT count(*) FROM lock_tickets WHERE name = 'a'").fetchone() == (1,)
@@ -387,11 +390,11 @@ async def test_a_closed_listener_lets_go_of_its_socket(dsn: str) -> None:
     await client.lock("a").acquire()
     loop: Any = asyncio.get_running_loop()
     deadline = time.monotonic() + 5
-    while client._listener._wire is None:
+    while client._listener._raw is None:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
-    handle = client._listener._wire.connection.pgconn.socket
+    handle = client._listener._raw.connection.pgconn.socket
     assert handle in loop._selector.get_map()
     await client.close()
     assert handle not in loop._selector.get_map(), "whoever gets that number next would be listened to in our name"
@@ -434,7 +437,7 @@ async def test_a_listener_is_there_again_after_its_task_was_cancelled(
 
     async def ready(client: dblock.AsyncClient) -> None:
         deadline = time.monotonic() + 5
-        while not (client._listener._wire and client._service.presence and client._listener.line.pushed):
+        while not (client._listener._raw and client._flows.presence and client._listener.waiters.notifications_work):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dblock._core.acquire import LOOK_AT_HOLDER, TRUST, Service
+from dblock._core.acquire import HOLDER_CHECK_INTERVAL, TRUST, LockFlows
 from dblock._core.effects import Call, Sleep, Wait
-from dblock._core.options import Terms, terms
+from dblock._core.options import LockOptions, lock_options
 from dblock._core.replies import new_attempt
 
 GRANTED = ("t", "7", "1000.5", "30", None)
@@ -33,13 +33,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def service(clock: Clock) -> Service:
-    return Service("dblock", "me", clock, lambda low, high: high)
+def service(clock: Clock) -> LockFlows:
+    return LockFlows("dblock", "me", clock, lambda low, high: high)
 
 
 @pytest.fixture
-def wanted() -> Terms:
-    return terms("a", 30, None, {"why": "test"})
+def wanted() -> LockOptions:
+    return lock_options("a", 30, None, {"why": "test"})
 
 
 def finish(steps: Any, answer: Any) -> Any:
@@ -48,7 +48,7 @@ def finish(steps: Any, answer: Any) -> Any:
     return done.value.value
 
 
-def test_a_try_is_one_call_that_carries_all_it_needs(service: Service, wanted: Terms) -> None:
+def test_a_try_is_one_call_that_carries_all_it_needs(service: LockFlows, wanted: LockOptions) -> None:
     steps = service.try_acquire(wanted, new_attempt())
     call = next(steps)
     assert isinstance(call, Call)
@@ -67,14 +67,14 @@ def test_no_two_attempts_are_the_same() -> None:
     assert len({new_attempt() for _ in range(100)}) == 100
 
 
-def test_the_trust_window_counts_from_before_the_request(service: Service, wanted: Terms, clock: Clock) -> None:
+def test_the_trust_window_counts_from_before_the_request(service: LockFlows, wanted: LockOptions, clock: Clock) -> None:
     steps = service.try_acquire(wanted, new_attempt())
     next(steps)
     clock.now += 10  # a slow reply
     assert finish(steps, GRANTED).trusted_until == pytest.approx(100 + 30 * TRUST)
 
 
-def test_a_renewal_tells_when_it_was_sent_and_who_was_missed(service: Service, clock: Clock) -> None:
+def test_a_renewal_tells_when_it_was_sent_and_who_was_missed(service: LockFlows, clock: Clock) -> None:
     clock.now = 200
     renewing = service.renew([("a", 7, 60), ('"b\\', -3, 0.5)], within=2)
     call: Any = next(renewing)
@@ -86,7 +86,7 @@ def test_a_renewal_tells_when_it_was_sent_and_who_was_missed(service: Service, c
 
 
 def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
-    service: Service, wanted: Terms, clock: Clock
+    service: LockFlows, wanted: LockOptions, clock: Clock
 ) -> None:
     steps = service.try_acquire(wanted, new_attempt())
     next(steps)
@@ -101,18 +101,18 @@ def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
 class Place:
     """A place in line that tells what was done with it."""
 
-    sat = False
+    had_ticket = False
 
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def sit(self, first: bool, look_in: float) -> None:
+    def ticket_issued(self, first: bool, look_in: float) -> None:
         self.told.append((first, look_in))
 
-    def stand(self) -> None:
+    def ticket_redeemed(self) -> None:
         self.told.append("stood")
 
-    def owe(self) -> None:
+    def defer_cleanup(self) -> None:
         self.told.append("owed")
 
     def leave(self) -> None:
@@ -122,7 +122,9 @@ class Place:
         raise NotImplementedError
 
 
-def test_acquire_tries_then_lines_up_then_redeems_its_ticket_under_one_attempt(service: Service, wanted: Terms) -> None:
+def test_acquire_tries_then_lines_up_then_redeems_its_ticket_under_one_attempt(
+    service: LockFlows, wanted: LockOptions
+) -> None:
     place = Place()
     steps = service.acquire(wanted, None, "aa", lambda: place)
     tried: Any = next(steps)
@@ -137,7 +139,7 @@ def test_acquire_tries_then_lines_up_then_redeems_its_ticket_under_one_attempt(s
     assert place.told == [(True, 12.5), "stood", "left"]
 
 
-def test_who_was_woken_too_early_lines_up_again_and_keeps_its_place(service: Service, wanted: Terms) -> None:
+def test_who_was_woken_too_early_lines_up_again_and_keeps_its_place(service: LockFlows, wanted: LockOptions) -> None:
     place = Place()
     steps = service.acquire(wanted, None, "aa", lambda: place)
     next(steps)
@@ -150,7 +152,9 @@ def test_who_was_woken_too_early_lines_up_again_and_keeps_its_place(service: Ser
     assert steps.send(IN_LINE) == Wait(place, math.inf)
 
 
-def test_a_place_that_was_lost_is_told_of(service: Service, wanted: Terms, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_place_that_was_lost_is_told_of(
+    service: LockFlows, wanted: LockOptions, caplog: pytest.LogCaptureFixture
+) -> None:
     steps = service.acquire(wanted, None, "aa", Place)
     next(steps)
     steps.send(HELD)
@@ -161,29 +165,31 @@ def test_a_place_that_was_lost_is_told_of(service: Service, wanted: Terms, caplo
     assert "lost its place in line" in caplog.text
 
 
-def test_whoever_is_first_has_the_holder_looked_at_if_it_can_be_seen(service: Service, wanted: Terms) -> None:
+def test_whoever_is_first_has_the_holder_looked_at_if_it_can_be_seen(service: LockFlows, wanted: LockOptions) -> None:
     place = Place()
     steps = service.acquire(wanted, None, "aa", lambda: place)
     next(steps)
     steps.send(HELD)
     steps.send(("f", None, "1000.5", "12.5", "3", "t", "t", "t"))
-    assert place.told == [(True, LOOK_AT_HOLDER)]
+    assert place.told == [(True, HOLDER_CHECK_INTERVAL)]
 
 
-def test_in_a_crowd_there_is_no_try_before_lining_up(service: Service, wanted: Terms) -> None:
+def test_in_a_crowd_there_is_no_try_before_lining_up(service: LockFlows, wanted: LockOptions) -> None:
     steps = service.acquire(wanted, None, "aa", Place, crowded=True)
     call: Any = next(steps)
     assert b'"dblock".acquire(' in call.sql
 
 
-def test_without_a_ticket_it_asks_again_soon(service: Service, wanted: Terms) -> None:
+def test_without_a_ticket_it_asks_again_soon(service: LockFlows, wanted: LockOptions) -> None:
     steps = service.acquire(wanted, None, "aa", Place)
     next(steps)
     steps.send(HELD)
     assert isinstance(steps.send(("f", None, None, "0", None, "f", "f", None)), Sleep)
 
 
-def test_a_wait_ends_with_its_timeout_and_leaves_no_ticket(service: Service, wanted: Terms, clock: Clock) -> None:
+def test_a_wait_ends_with_its_timeout_and_leaves_no_ticket(
+    service: LockFlows, wanted: LockOptions, clock: Clock
+) -> None:
     place = Place()
     steps = service.acquire(wanted, 1.0, "aa", lambda: place)
     next(steps)
@@ -200,7 +206,7 @@ def test_a_wait_ends_with_its_timeout_and_leaves_no_ticket(service: Service, wan
     assert place.told[-1] == "left"
 
 
-def test_a_waiter_who_is_thrown_out_leaves_the_line(service: Service, wanted: Terms) -> None:
+def test_a_waiter_who_is_thrown_out_leaves_the_line(service: LockFlows, wanted: LockOptions) -> None:
     place = Place()
     steps = service.acquire(wanted, None, "aa", lambda: place)
     next(steps)
@@ -211,14 +217,14 @@ def test_a_waiter_who_is_thrown_out_leaves_the_line(service: Service, wanted: Te
     assert place.told[-1] == "left"
 
 
-def test_a_timeout_of_zero_asks_once(service: Service, wanted: Terms) -> None:
+def test_a_timeout_of_zero_asks_once(service: LockFlows, wanted: LockOptions) -> None:
     steps = service.acquire(wanted, 0, new_attempt(), Place)
     next(steps)
     assert finish(steps, HELD) is None
 
 
 def test_a_retry_that_finds_its_own_grant_trusts_only_what_is_left_of_it(
-    service: Service, wanted: Terms, clock: Clock
+    service: LockFlows, wanted: LockOptions, clock: Clock
 ) -> None:
     steps = service.try_acquire(wanted, new_attempt())
     next(steps)
@@ -226,7 +232,7 @@ def test_a_retry_that_finds_its_own_grant_trusts_only_what_is_left_of_it(
 
 
 def test_a_release_sent_again_that_frees_nothing_is_no_loss_while_the_lease_is_believed(
-    service: Service, wanted: Terms, clock: Clock
+    service: LockFlows, wanted: LockOptions, clock: Clock
 ) -> None:
     acquiring = service.try_acquire(wanted, new_attempt())
     next(acquiring)
@@ -239,7 +245,9 @@ def test_a_release_sent_again_that_frees_nothing_is_no_loss_while_the_lease_is_b
         assert finish(steps, (None,)) is released
 
 
-def test_a_try_looks_again_at_a_lock_that_is_neither_held_nor_to_be_had(service: Service, wanted: Terms) -> None:
+def test_a_try_looks_again_at_a_lock_that_is_neither_held_nor_to_be_had(
+    service: LockFlows, wanted: LockOptions
+) -> None:
     steps = service.try_acquire(wanted, new_attempt())
     first: Any = next(steps)
     assert isinstance(steps.send(("f", None, None, "0", "f")), Sleep)
@@ -248,7 +256,7 @@ def test_a_try_looks_again_at_a_lock_that_is_neither_held_nor_to_be_had(service:
     assert finish(steps, GRANTED).token == 7
 
 
-def test_a_try_does_not_look_for_ever(service: Service, wanted: Terms) -> None:
+def test_a_try_does_not_look_for_ever(service: LockFlows, wanted: LockOptions) -> None:
     steps = service.try_acquire(wanted, new_attempt())
     looks = 0
     with pytest.raises(StopIteration) as done:

@@ -9,8 +9,8 @@ import pytest
 
 import dblock
 from dblock._core import clock
-from dblock._core.acquire import TRUST, Service
-from dblock._core.lease_state import Hold
+from dblock._core.acquire import TRUST, LockFlows
+from dblock._core.lease_state import LeaseState
 from dblock._core.presence import Presence
 from dblock._core.replies import Grant
 from dblock.lease import Lease
@@ -25,18 +25,18 @@ class _NoClient:
     _schema = "dblock"
 
     def __init__(self) -> None:
-        self._service = Service("dblock", "me")
-        self._keeper: Any = self
-        self.abandoned: list[Hold] = []
+        self._flows = LockFlows("dblock", "me")
+        self._keepalive: Any = self
+        self.abandoned: list[LeaseState] = []
 
     def _run(self, steps: Any) -> Any:
         raise AssertionError("driven by hand")
 
-    def discard(self, hold: Hold) -> None:
+    def discard(self, state: LeaseState) -> None:
         pass
 
-    def abandon(self, hold: Hold) -> None:
-        self.abandoned.append(hold)
+    def abandon(self, state: LeaseState) -> None:
+        self.abandoned.append(state)
 
 
 class Held:
@@ -45,8 +45,8 @@ class Held:
     def __init__(self, ttl: float = 60) -> None:
         self.client: Any = _NoClient()
         now = clock.now()
-        self.hold = Hold(Grant("a", 7, 0.0, now + ttl * TRUST, now), ttl)
-        self.lease = Lease(cast(Any, self.client), self.hold)
+        self.state = LeaseState(Grant("a", 7, 0.0, now + ttl * TRUST, now), ttl)
+        self.lease = Lease(cast(Any, self.client), self.state)
 
     def renewing(self, ttl: float) -> Any:
         steps = self.lease._renewing(ttl)
@@ -63,7 +63,7 @@ class Held:
 def _nothing_is_forgotten(kept_leases: list[Lease]) -> Iterator[None]:
     yield
     for lease in kept_leases:
-        lease._hold.finish()
+        lease._state.finish()
 
 
 def answer(steps: Any, row: Any) -> Any:
@@ -174,28 +174,28 @@ def test_a_release_sent_again_that_finds_nothing_counts_as_done_only_if_nobody_c
     stands: bool, released: bool
 ) -> None:
     held = Held()
-    held.hold.presence = Presence("there", 0.15, 0, clock.now())
-    held.hold.presence.stands = lambda now: stands  # type: ignore[method-assign]
+    held.state.presence = Presence("there", 0.15, 0, clock.now())
+    held.state.presence.stands = lambda now: stands  # type: ignore[method-assign]
     steps = held.releasing()
     if released:
         assert answer(steps, (None,)) is True
         return
     steps.send((None,))  # so it asks why
     assert answer(steps, ("0", "{1}", "{released}")) is False
-    assert held.hold.loss is not None
-    assert held.hold.loss.reason == "unreachable"
+    assert held.state.loss is not None
+    assert held.state.loss.reason == "unreachable"
 
 
 def test_nor_when_it_is_made_a_third_time_because_the_row_was_in_use() -> None:
     """Whoever takes the lock from us holds its row, too."""
     held = Held()
-    held.hold.presence = Presence("there", 0.15, 0, clock.now())
-    held.hold.presence.stands = lambda now: False  # type: ignore[method-assign]
+    held.state.presence = Presence("there", 0.15, 0, clock.now())
+    held.state.presence.stands = lambda now: False  # type: ignore[method-assign]
     steps = held.releasing()
     steps.send((None,))
     steps.send(("0", "{1}", "{busy}"))
     assert answer(steps, (None,)) is False
-    assert held.hold.loss is not None
+    assert held.state.loss is not None
 
 
 @pytest.mark.parametrize(

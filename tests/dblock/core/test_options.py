@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import dblock
-from dblock._core.options import TTL_MAX, terms
+from dblock._core.options import TTL_MAX, lock_options
 
 NOWHERE = "postgresql://nobody:hunter2@127.0.0.1:1/nothing"
 
@@ -62,9 +62,9 @@ def test_a_timeout_that_is_none_is_refused(timeout: Any) -> None:
 
 
 def test_an_infinite_timeout_waits_without_end() -> None:
-    assert terms("a", 30, float("inf"), None).timeout is None
-    assert terms("a", 30, None, None).timeout is None
-    assert terms("a", 30, timedelta(seconds=2), None).timeout == 2
+    assert lock_options("a", 30, float("inf"), None).timeout is None
+    assert lock_options("a", 30, None, None).timeout is None
+    assert lock_options("a", 30, timedelta(seconds=2), None).timeout == 2
 
 
 _deep: list[Any] = []

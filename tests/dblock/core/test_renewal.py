@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import dblock
-from dblock._core.acquire import TRUST, Service
-from dblock._core.lease_state import Hold, Reason
-from dblock._core.renewal import Rounds
+from dblock._core.acquire import TRUST, LockFlows
+from dblock._core.lease_state import LeaseState, Reason
+from dblock._core.renewal import RenewalSchedule
 from dblock._core.replies import Grant, items
 
 
@@ -26,26 +26,26 @@ class Played:
 
     def __init__(self) -> None:
         self.now = Clock()
-        self.rounds = Rounds(Service("dblock", "me", self.now), self.now)
+        self.schedule = RenewalSchedule(LockFlows("dblock", "me", self.now), self.now)
 
-    def hold(self, name: str, ttl: float = 30, **options: Any) -> Hold:
+    def state(self, name: str, ttl: float = 30, **options: Any) -> LeaseState:
         now = self.now.now
-        hold = Hold(Grant(name, 7, 0.0, now + ttl * TRUST, now), ttl, self.now)
+        state = LeaseState(Grant(name, 7, 0.0, now + ttl * TRUST, now), ttl, self.now)
         for option, value in options.items():
-            setattr(hold, option, value)
-        self.rounds.add(hold)
-        return hold
+            setattr(state, option, value)
+        self.schedule.add(state)
+        return state
 
     def asked(self) -> tuple[Any, list[str]]:
         """Begin a round; return its steps and the names that it asks for."""
-        steps = self.rounds.round()
+        steps = self.schedule.renew_due()
         try:
             call: Any = next(steps)
         except StopIteration:
             return None, []
         return steps, [name.strip('"') for name in items(call.args[0])]
 
-    def round(self, missed: str | None = None, reasons: str | None = None) -> list[str]:
+    def renew_due(self, missed: str | None = None, reasons: str | None = None) -> list[str]:
         """Go round once; return the names that were asked for."""
         steps, names = self.asked()
         if steps is not None:
@@ -60,36 +60,36 @@ def played() -> Played:
 
 
 def test_a_lease_is_due_three_times_in_its_time(played: Played) -> None:
-    assert played.rounds.due_at() == math.inf
-    played.hold("a", 30)
-    assert played.rounds.due_at() == 1010
-    assert played.round() == []
+    assert played.schedule.due_at() == math.inf
+    played.state("a", 30)
+    assert played.schedule.due_at() == 1010
+    assert played.renew_due() == []
     played.now.now = 1010
-    assert played.round() == ["a"]
-    assert played.rounds.due_at() == 1020
+    assert played.renew_due() == ["a"]
+    assert played.schedule.due_at() == 1020
 
 
 def test_leases_that_began_at_different_times_come_to_go_together(played: Played) -> None:
     """A round takes along what would be due half a round later, so after two rounds it is one statement for all."""
     for number in range(10):
-        played.hold(str(number), 30)
+        played.state(str(number), 30)
         played.now.now += 1
-    assert played.round() == ["0", "1", "2", "3", "4", "5"]
-    played.now.now = played.rounds.due_at()
-    assert played.round() == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-    played.now.now = played.rounds.due_at()
-    assert len(played.round()) == 10
+    assert played.renew_due() == ["0", "1", "2", "3", "4", "5"]
+    played.now.now = played.schedule.due_at()
+    assert played.renew_due() == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+    played.now.now = played.schedule.due_at()
+    assert len(played.renew_due()) == 10
 
 
 def test_a_renewal_is_believed_from_before_it_was_sent(played: Played) -> None:
-    hold = played.hold("a", 30)
+    state = played.state("a", 30)
     played.now.now = 1010
     steps, _ = played.asked()
     played.now.now = 1012
     with pytest.raises(StopIteration):
         steps.send(("500.0", None, None))
-    assert hold.trusted_until == 1010 + 30 * TRUST
-    assert hold.expires_at == 530.0
+    assert state.trusted_until == 1010 + 30 * TRUST
+    assert state.expires_at == 530.0
 
 
 @pytest.mark.parametrize(
@@ -104,122 +104,122 @@ def test_a_renewal_is_believed_from_before_it_was_sent(played: Played) -> None:
 def test_what_the_database_will_not_renew_is_lost_and_asked_for_no_more(
     played: Played, why: str, reason: Reason
 ) -> None:
-    kept, gone = played.hold("kept"), played.hold("gone")
+    kept, gone = played.state("kept"), played.state("gone")
     played.now.now = 1010
-    played.round("{2}", f"{{{why}}}")
+    played.renew_due("{2}", f"{{{why}}}")
     assert kept.lost() is None
     loss = gone.lost()
     assert loss is not None
     assert loss.reason is reason
     played.now.now = 1020
-    assert played.round() == ["kept"]
+    assert played.renew_due() == ["kept"]
 
 
 def test_what_was_released_is_not_renewed_and_not_lost(played: Played) -> None:
-    hold = played.hold("a")
+    state = played.state("a")
     played.now.now = 1010
     steps, _ = played.asked()
-    hold.finish()
+    state.finish()
     with pytest.raises(StopIteration):
         steps.send(("0", "{1}", "{released}"))
-    assert hold.lost() is None
+    assert state.lost() is None
     played.now.now = 1020
-    assert played.round() == []
+    assert played.renew_due() == []
 
 
 def test_a_release_in_the_users_transaction_that_was_committed_is_no_loss(played: Played) -> None:
-    hold = played.hold("a")
-    with hold.leaving():
+    state = played.state("a")
+    with state.leaving():
         pass
     played.now.now = 1010
-    played.round("{1}", "{released}")
-    assert hold.over
-    assert hold.given_back
-    assert hold.lost() is None
+    played.renew_due("{1}", "{released}")
+    assert state.over
+    assert state.given_back
+    assert state.lost() is None
 
 
 def test_one_that_was_rolled_back_leaves_the_lease_alive(played: Played) -> None:
-    hold = played.hold("a")
-    with hold.leaving():
+    state = played.state("a")
+    with state.leaving():
         pass
     played.now.now = 1010
-    assert played.round("{1}", "{busy}") == ["a"]
+    assert played.renew_due("{1}", "{busy}") == ["a"]
     played.now.now = 1012
-    assert played.round() == ["a"]
-    assert hold.remaining() == pytest.approx(30 * TRUST)
+    assert played.renew_due() == ["a"]
+    assert state.remaining() == pytest.approx(30 * TRUST)
     played.now.now = 1022
-    played.round("{1}", "{superseded}")
-    assert hold.lost() is not None, "a loss after the rollback is one"
+    played.renew_due("{1}", "{superseded}")
+    assert state.lost() is not None, "a loss after the rollback is one"
 
 
 def test_a_renewal_from_before_the_release_says_nothing_about_its_transaction(played: Played) -> None:
-    hold = played.hold("a")
+    state = played.state("a")
     played.now.now = 1010
     steps, _ = played.asked()
     played.now.now = 1011
-    with hold.leaving():
+    with state.leaving():
         pass
     with pytest.raises(StopIteration):
         steps.send(("0", None, None))
     played.now.now = 1020
-    played.round("{1}", "{released}")
-    assert hold.over
-    assert hold.lost() is None
+    played.renew_due("{1}", "{released}")
+    assert state.over
+    assert state.lost() is None
 
 
 def test_one_that_could_not_be_sent_does_not_excuse_a_loss(played: Played) -> None:
-    hold = played.hold("a")
-    with pytest.raises(KeyError), hold.leaving():
+    state = played.state("a")
+    with pytest.raises(KeyError), state.leaving():
         raise KeyError
     played.now.now = 1010
-    played.round("{1}", "{superseded}")
-    assert hold.lost() is not None
+    played.renew_due("{1}", "{superseded}")
+    assert state.lost() is not None
 
 
 def test_what_was_abandoned_is_released_and_tried_again(played: Played) -> None:
-    hold = played.hold("a")
-    steps = played.rounds.release([hold])
+    state = played.state("a")
+    steps = played.schedule.release([state])
     next(steps)
     with pytest.raises(StopIteration):
         steps.throw(dblock.Unavailable("gone"))
-    assert played.rounds.releasable([hold]) == [hold]
-    steps = played.rounds.release([hold])
+    assert played.schedule.releasable([state]) == [state]
+    steps = played.schedule.release([state])
     next(steps)
     with pytest.raises(StopIteration):
         steps.send((None,))
-    assert played.rounds.releasable([hold]) == []
+    assert played.schedule.releasable([state]) == []
 
 
 def test_a_failed_renewal_is_tried_again_inside_the_trust_window(played: Played) -> None:
-    hold = played.hold("a", 30)
+    state = played.state("a", 30)
     played.now.now = 1010
     steps, _ = played.asked()
     with pytest.raises(StopIteration):
         steps.throw(dblock.Unavailable("gone"))
-    assert 1010 < played.rounds.due_at() <= 1011
+    assert 1010 < played.schedule.due_at() <= 1011
     played.now.now = 1011
-    assert played.round() == ["a"]
-    assert hold.remaining() > 29
+    assert played.renew_due() == ["a"]
+    assert state.remaining() > 29
 
 
 def test_one_that_fails_for_too_long_is_unreachable(played: Played) -> None:
-    hold = played.hold("a", 30)
+    state = played.state("a", 30)
     for _ in range(100):
         played.now.now += 1
         steps, _ = played.asked()
         if steps is not None:
             with pytest.raises(StopIteration):
                 steps.throw(dblock.Unavailable("gone"))
-    loss = hold.lost()
+    loss = state.lost()
     assert loss is not None
     assert loss.reason is Reason.UNREACHABLE
-    assert played.rounds.due_at() == math.inf
+    assert played.schedule.due_at() == math.inf
 
 
 def test_an_answer_has_half_of_the_time_that_is_left(played: Played) -> None:
-    played.hold("a", 30)
+    played.state("a", 30)
     played.now.now = 1010
-    steps = played.rounds.round()
+    steps = played.schedule.renew_due()
     call: Any = next(steps)
     assert call.within == pytest.approx((30 * TRUST - 10) / 2)
     assert 2 * call.giving_up <= call.within / 4
@@ -235,73 +235,73 @@ def answered_after(played: Played, seconds: float) -> None:
 
 @pytest.mark.parametrize(("took", "within"), [(1, 9.7), (4.8, 9.7), (6, 12), (9.8, 19.4)])
 def test_it_has_twice_as_much_as_the_last_took_if_that_is_more(played: Played, took: float, within: float) -> None:
-    played.hold("a", 30)
+    played.state("a", 30)
     played.now.now = 1010
     answered_after(played, took)
     played.now.now = 1020
-    call: Any = next(played.rounds.round())
+    call: Any = next(played.schedule.renew_due())
     assert call.within == pytest.approx(within)
 
 
 def test_what_cannot_be_answered_in_time_does_not_hurry_the_others(played: Played) -> None:
-    played.hold("long", 30)
+    played.state("long", 30)
     played.now.now = 1012
     answered_after(played, 4)
-    played.hold("short", 5)
+    played.state("short", 5)
     played.now.now = 1020
-    call: Any = next(played.rounds.round())
+    call: Any = next(played.schedule.renew_due())
     assert call.args[0] == '{"long","short"}'
     assert call.within == pytest.approx((30 * TRUST - 8) / 2)
 
 
 def test_an_answer_of_long_ago_does_not_count(played: Played) -> None:
     """It was slow, before the short lease was taken; a second try is worth more to that now."""
-    played.hold("long", 60)
+    played.state("long", 60)
     played.now.now = 1020
     answered_after(played, 3)
     played.now.now = 1032
-    played.hold("short", 3)
+    played.state("short", 3)
     played.now.now = 1033
-    call: Any = next(played.rounds.round())
+    call: Any = next(played.schedule.renew_due())
     assert call.args[0] == '{"long","short"}'
     assert call.within == pytest.approx((3 * TRUST - 1) / 2)
 
 
 def test_what_is_given_back_leaves_the_time_to_renew_what_is_held(played: Played) -> None:
     """Until the next round is due; where answers are slow, twice as long as the last took; if need be not at all."""
-    abandoned = played.hold("abandoned")
-    played.hold("held", 3)
+    abandoned = played.state("abandoned")
+    played.state("held", 3)
     played.now.now = 1000.2
-    call: Any = next(played.rounds.release([abandoned]))
+    call: Any = next(played.schedule.release([abandoned]))
     assert call.within == pytest.approx(0.8)
     assert call.giving_up == pytest.approx(0.1)
     played.now.now = 1001
     answered_after(played, 0.5)
-    call = next(played.rounds.release([abandoned]))
+    call = next(played.schedule.release([abandoned]))
     assert call.within == pytest.approx(1.0)
     played.now.now = 1002.5
     with pytest.raises(StopIteration):
-        next(played.rounds.release([abandoned]))
-    assert played.rounds.releasable([abandoned]) == [abandoned]
+        next(played.schedule.release([abandoned]))
+    assert played.schedule.releasable([abandoned]) == [abandoned]
 
 
 def test_where_nothing_is_due_soon_there_is_time_to_cancel_what_is_not_given_back(played: Played) -> None:
     """Each try that is not cancelled may stay with the server for as long as somebody locks the table."""
-    abandoned = played.hold("abandoned")
-    call: Any = next(played.rounds.release([abandoned]))
+    abandoned = played.state("abandoned")
+    call: Any = next(played.schedule.release([abandoned]))
     assert (call.within, call.giving_up) == (2, 2)
-    played.hold("held", 30)
-    call = next(played.rounds.release([abandoned]))
+    played.state("held", 30)
+    call = next(played.schedule.release([abandoned]))
     assert (call.within, call.giving_up) == (2, 2)
 
 
 def test_what_is_due_is_renewed_before_what_was_abandoned_is_given_back(played: Played) -> None:
     """Where answers are slow, the one must not cost the other its connection."""
-    played.hold("held")
-    abandoned = played.hold("abandoned")
-    played.rounds.discard(abandoned)
+    played.state("held")
+    abandoned = played.state("abandoned")
+    played.schedule.discard(abandoned)
     played.now.now = 1010
-    steps = played.rounds.turn([abandoned])
+    steps = played.schedule.tick([abandoned])
     first: Any = next(steps)
     assert first.args[:1] == ('{"held"}',)
     second: Any = steps.send(("0", None, None))
@@ -313,20 +313,20 @@ def test_what_is_due_is_renewed_before_what_was_abandoned_is_given_back(played: 
 
 def test_at_the_end_nothing_comes_before_what_is_given_back(played: Played) -> None:
     """Not what has run out, nor leases that were about to be tied to a presence."""
-    played.hold("run out", 3)
+    played.state("run out", 3)
     played.now.now = 1005
-    played.hold("held")
-    played.rounds.tie()
-    abandoned = played.hold("abandoned")
-    played.rounds.discard(abandoned)
-    call: Any = next(played.rounds.let_go([abandoned]))
+    played.state("held")
+    played.schedule.tie()
+    abandoned = played.state("abandoned")
+    played.schedule.discard(abandoned)
+    call: Any = next(played.schedule.let_go([abandoned]))
     assert call.args[0] == '{"held","abandoned"}'
     assert call.within == 2
-    assert played.rounds.due_at() == math.inf
+    assert played.schedule.due_at() == math.inf
 
 
 def test_so_it_is_with_what_is_given_back_because_it_came_too_late(played: Played) -> None:
-    held, late = played.hold("held", 12), played.hold("late", 6)
+    held, late = played.state("held", 12), played.state("late", 6)
     played.now.now = 1004
     steps, names = played.asked()
     assert names == ["held", "late"]
@@ -337,7 +337,7 @@ def test_so_it_is_with_what_is_given_back_because_it_came_too_late(played: Playe
     assert call.within == 2
     assert late.lost() is not None
     held.sent_at -= 1
-    played.hold("late", 3)
+    played.state("late", 3)
     played.now.now = 1008
     steps, names = played.asked()
     assert names == ["held", "late"]
@@ -348,41 +348,41 @@ def test_so_it_is_with_what_is_given_back_because_it_came_too_late(played: Playe
 
 def test_a_renewal_that_comes_when_the_lease_is_lost_is_given_back(played: Played) -> None:
     """Its holder has been told, and others should not have to wait for a whole ttl."""
-    hold = played.hold("a", 30)
+    state = played.state("a", 30)
     played.now.now = 1010
     steps, _ = played.asked()
     played.now.now = 1029.5
     call = steps.send(("0", None, None))
     assert b"release" in call.sql
     assert call.args == ('{"a"}', '{"7"}')
-    assert hold.lost() is not None
+    assert state.lost() is not None
     with pytest.raises(StopIteration):
         steps.throw(dblock.Unavailable("gone"))  # then it runs out
 
 
 def test_what_is_not_to_be_kept_alive_is_never_due(played: Played) -> None:
-    played.hold("a", keep_alive=False)
-    assert played.rounds.due_at() == math.inf
+    played.state("a", keep_alive=False)
+    assert played.schedule.due_at() == math.inf
     played.now.now = 1020
-    assert played.round() == []
-    assert [hold.name for hold in played.rounds.held()] == ["a"]
+    assert played.renew_due() == []
+    assert [state.name for state in played.schedule.held()] == ["a"]
 
 
 def test_a_shorter_ttl_does_not_make_the_rounds_spin(played: Played) -> None:
     """The deadline does not move, but it was renewed all the same."""
-    hold = played.hold("a", 3000)
-    hold.confirm(1001, 1001 + 1, 0)
-    hold.ttl = 1
+    state = played.state("a", 3000)
+    state.confirm(1001, 1001 + 1, 0)
+    state.ttl = 1
     played.now.now = 1001.4
-    assert played.round() == ["a"]
-    assert played.rounds.due_at() > 1001.7
+    assert played.renew_due() == ["a"]
+    assert played.schedule.due_at() > 1001.7
 
 
 def test_leases_with_little_time_left_do_not_take_the_others_along(played: Played) -> None:
     """The database takes longer than the short one can wait; the long one is asked for alone, and can."""
-    played.hold("long", 30)
+    played.state("long", 30)
     played.now.now = 1010
-    played.hold("short", 0.4)
+    played.state("short", 0.4)
     played.now.now = 1010.2
     steps, names = played.asked()
     assert names == ["long", "short"]
@@ -390,7 +390,7 @@ def test_leases_with_little_time_left_do_not_take_the_others_along(played: Playe
     with pytest.raises(StopIteration):
         steps.throw(dblock.Unavailable("too slow"))
     played.now.now = 1011.3
-    steps = played.rounds.round()
+    steps = played.schedule.renew_due()
     call: Any = next(steps)
     assert call.args[0] == '{"long"}'
     assert call.within > 5
@@ -398,13 +398,13 @@ def test_leases_with_little_time_left_do_not_take_the_others_along(played: Playe
 
 def test_what_is_left_out_of_a_round_is_unreachable_too(played: Played) -> None:
     """For it is the database's slowness that it is lost by."""
-    played.hold("long", 30)
+    played.state("long", 30)
     played.now.now = 1010
     steps, _ = played.asked()
     played.now.now = 1015
     with pytest.raises(StopIteration):
         steps.throw(dblock.Unavailable("too slow"))
-    short = played.hold("short", 3)
+    short = played.state("short", 3)
     short.unreachable = False
     played.now.now = 1016.1
     assert played.asked()[1] == ["long"]
@@ -415,9 +415,9 @@ def test_what_is_left_out_of_a_round_is_unreachable_too(played: Played) -> None:
 
 
 def test_a_release_that_another_transaction_stands_in_the_way_of_is_tried_again(played: Played) -> None:
-    free, busy = played.hold("free"), played.hold("busy")
-    steps = played.rounds.release([free, busy])
+    free, busy = played.state("free"), played.state("busy")
+    steps = played.schedule.release([free, busy])
     next(steps)
     with pytest.raises(StopIteration):
         steps.send(("{2}",))
-    assert played.rounds.releasable([free, busy]) == [busy]
+    assert played.schedule.releasable([free, busy]) == [busy]

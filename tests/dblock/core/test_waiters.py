@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from dblock._core import clock as clocks
-from dblock._core.acquire import LOOK_AT_HOLDER, Service
+from dblock._core.acquire import HOLDER_CHECK_INTERVAL, LockFlows
 from dblock._core.effects import Call
-from dblock._core.waiters import HEARD_EVERY, POLL, POLL_FOR_ALL, Line
+from dblock._core.waiters import HEARTBEAT_INTERVAL, POLL, POLL_INTERVAL_OF_OTHERS, LocalWaiters
 from dblock._runtime.listening import PROBE, Listening
-from dblock._runtime.wakeups import ThreadSeating
+from dblock._runtime.wakeups import ThreadWaiter
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
         return self.now
 
 
-class Place(ThreadSeating):
+class Place(ThreadWaiter):
     """A place that tells how often it was woken."""
 
     woken = 0
@@ -43,8 +43,8 @@ class Ears(Listening):
 
     def __init__(self) -> None:
         nothing: Any = object()
-        super().__init__(nothing, Service("dblock", "me"), "dblock", "", nothing, None)
-        self._wire = nothing
+        super().__init__(nothing, LockFlows("dblock", "me"), "dblock", "", nothing, None)
+        self._raw = nothing
         self._sign_of_life = clocks.now()
 
     def _hurry(self) -> None:
@@ -62,17 +62,17 @@ def hurried() -> list[bool]:
 
 
 @pytest.fixture
-def waiters(clock: Clock, hurried: list[bool], monkeypatch: pytest.MonkeyPatch) -> Line:
+def waiters(clock: Clock, hurried: list[bool], monkeypatch: pytest.MonkeyPatch) -> LocalWaiters:
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
-    found = Line(Service("dblock", "me"), lambda: hurried.append(True), clock)
-    found.pushed = True
+    found = LocalWaiters(LockFlows("dblock", "me"), lambda: hurried.append(True), clock)
+    found.notifications_work = True
     return found
 
 
-def seat(waiters: Line, attempt: str, first: bool = False, look_in: float = 30, name: str = "a") -> Place:
+def seat(waiters: LocalWaiters, attempt: str, first: bool = False, look_in: float = 30, name: str = "a") -> Place:
     place = Place(waiters, name, attempt)
     waiters.add(place)
-    place.sit(first, look_in)
+    place.ticket_issued(first, look_in)
     return place
 
 
@@ -81,7 +81,7 @@ def answer(steps: Any, *row: str | None) -> None:
         steps.send(row)
 
 
-def test_nobody_is_looked_in_for_when_nobody_waits(waiters: Line) -> None:
+def test_nobody_is_looked_in_for_when_nobody_waits(waiters: LocalWaiters) -> None:
     assert waiters.due_at() == math.inf
     assert list(waiters.look(5)) == []
     place = seat(waiters, "aa")
@@ -91,23 +91,25 @@ def test_nobody_is_looked_in_for_when_nobody_waits(waiters: Line) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pushed", "first", "look_in", "due_in"),
+    ("notifications_work", "first", "look_in", "due_in"),
     [
-        (True, False, 30, HEARD_EVERY),
-        (True, True, 30, HEARD_EVERY),
+        (True, False, 30, HEARTBEAT_INTERVAL),
+        (True, True, 30, HEARTBEAT_INTERVAL),
         (True, True, 0.3, 0.3),
-        (True, True, LOOK_AT_HOLDER, LOOK_AT_HOLDER),
+        (True, True, HOLDER_CHECK_INTERVAL, HOLDER_CHECK_INTERVAL),
         (False, True, 30, POLL),
-        (False, False, 30, POLL_FOR_ALL),
+        (False, False, 30, POLL_INTERVAL_OF_OTHERS),
     ],
 )
-def test_when_to_look_in(waiters: Line, clock: Clock, pushed: bool, first: bool, look_in: float, due_in: float) -> None:
-    waiters.pushed = pushed
+def test_when_to_look_in(
+    waiters: LocalWaiters, clock: Clock, notifications_work: bool, first: bool, look_in: float, due_in: float
+) -> None:
+    waiters.notifications_work = notifications_work
     seat(waiters, "aa", first, look_in)
     assert waiters.due_at() == pytest.approx(clock.now + due_in)
 
 
-def test_only_a_look_that_is_due_sooner_wakes_the_listener(waiters: Line, hurried: list[bool]) -> None:
+def test_only_a_look_that_is_due_sooner_wakes_the_listener(waiters: LocalWaiters, hurried: list[bool]) -> None:
     seat(waiters, "aa")
     waiters.due_at()
     before = len(hurried)
@@ -118,88 +120,90 @@ def test_only_a_look_that_is_due_sooner_wakes_the_listener(waiters: Line, hurrie
     assert len(hurried) == before + 1
 
 
-def test_a_notification_wakes_the_one_that_it_names(waiters: Line) -> None:
+def test_a_notification_wakes_the_one_that_it_names(waiters: LocalWaiters) -> None:
     one, other = seat(waiters, "0" * 31 + "1"), seat(waiters, "0" * 31 + "2")
     waiters.notified("00000000-0000-0000-0000-000000000002")
     waiters.notified("00000000-0000-0000-0000-000000000003")  # nobody's, or somebody's who has left
     assert (one.woken, other.woken) == (0, 1)
 
 
-def test_one_call_looks_in_for_all_and_wakes_whose_turn_it_is(waiters: Line, clock: Clock) -> None:
+def test_one_call_looks_in_for_all_and_wakes_whose_turn_it_is(waiters: LocalWaiters, clock: Clock) -> None:
     here, there, far = seat(waiters, "aa"), seat(waiters, "bb", name="b"), seat(waiters, "cc", name="b")
-    clock.now += HEARD_EVERY
+    clock.now += HEARTBEAT_INTERVAL
     steps = waiters.look(5)
     call: Any = next(steps)
-    assert b"look_in_line" in call.sql
+    assert b"heartbeat" in call.sql
     assert call.args[1] in ('{"a","b"}', '{"b","a"}')
     answer(steps, "3", "{aa,bb}", "{0,12.5}", "{f,t}")
     assert (here.woken, there.woken, far.woken) == (1, 0, 0)
-    assert waiters.due_at() == pytest.approx(clock.now + LOOK_AT_HOLDER), "its holder can be seen, so it is watched"
+    assert waiters.due_at() == pytest.approx(clock.now + HOLDER_CHECK_INTERVAL), (
+        "its holder can be seen, so it is watched"
+    )
 
 
-def test_those_whose_places_are_gone_are_sent_to_take_new_ones(waiters: Line, clock: Clock) -> None:
+def test_those_whose_places_are_gone_are_sent_to_take_new_ones(waiters: LocalWaiters, clock: Clock) -> None:
     places = [seat(waiters, "aa"), seat(waiters, "bb")]
-    clock.now += HEARD_EVERY
+    clock.now += HEARTBEAT_INTERVAL
     steps = waiters.look(5)
     next(steps)
     answer(steps, "1", None, None, None)
     assert [place.woken for place in places] == [1, 1]
 
 
-def test_who_is_about_to_redeem_a_ticket_is_not_missed(waiters: Line, clock: Clock) -> None:
+def test_who_is_about_to_redeem_a_ticket_is_not_missed(waiters: LocalWaiters, clock: Clock) -> None:
     staying, going = seat(waiters, "aa"), seat(waiters, "bb")
-    clock.now += HEARD_EVERY
+    clock.now += HEARTBEAT_INTERVAL
     steps = waiters.look(5)
     next(steps)
-    going.stand()
+    going.ticket_redeemed()
     answer(steps, "1", None, None, None)
     assert staying.woken == 0
 
 
-def test_a_ticket_that_nobody_waits_at_is_given_up(waiters: Line, clock: Clock) -> None:
+def test_a_ticket_that_nobody_waits_at_is_given_up(waiters: LocalWaiters, clock: Clock) -> None:
     seat(waiters, "aa")
-    clock.now += HEARD_EVERY
+    clock.now += HEARTBEAT_INTERVAL
     steps = waiters.look(5)
     next(steps)
     call: Any = steps.send(("2", "{bb}", "{0}", "{f}"))
-    assert b"only_place => true" in call.sql, "a grant that came meanwhile is nobody's to give up"
+    assert b"only_ticket => true" in call.sql, "a grant that came meanwhile is nobody's to give up"
     assert call.args == ("a", "bb")
     answer(steps, "t")
 
 
-def test_a_wake_up_that_comes_before_the_wait_is_not_lost(waiters: Line) -> None:
-    place = ThreadSeating(waiters, "a", "aa")
+def test_a_wake_up_that_comes_before_the_wait_is_not_lost(waiters: LocalWaiters) -> None:
+    place = ThreadWaiter(waiters, "a", "aa")
     place.wake()
     place.wake()
     began = time.monotonic()
     place.wait(60)
     place.wait(60)
     assert time.monotonic() - began < 30, "it was woken already"
-    place.stand()
+    place.ticket_redeemed()
     began = time.monotonic()
     place.wait(0.05)
     assert time.monotonic() - began >= 0.04, "that wake-up has been used"
 
 
-def test_whoever_comes_wakes_the_listener_only_to_begin_to_listen(waiters: Line, hurried: list[bool]) -> None:
-    waiters.pushed = False
+def test_whoever_comes_wakes_the_listener_only_to_begin_to_listen(waiters: LocalWaiters, hurried: list[bool]) -> None:
+    waiters.notifications_work = False
     waiters.add(Place(waiters, "a", "aa"))
     assert hurried == [True]
     for attempt in ("bb", "cc"):
-        waiters.start_anew()
-        waiters.pushed = True
+        waiters.reset_after_fork()
+        waiters.notifications_work = True
         waiters.add(Place(waiters, "a", attempt))
     assert hurried == [True], "notifications come, so it listens"
 
 
 def test_who_comes_while_the_listener_stops_listening_is_listened_for() -> None:
     ears = Ears()
-    ears._listens = ears.line.pushed = True
+    ears._listens = ears.waiters.notifications_work = True
     stopping = ears._listening()
     assert next(stopping) == Call(b"UNLISTEN *", ())
     # Held here. Who comes now takes it that the listener listens; and a last notification seems to confirm that.
-    comer = Place(ears.line, "a", "aa")
-    ears.line.add(comer)
+    comer = Place(ears.waiters, "a", "aa")
+    ears.waiters.add(comer)
     ears._notified(SimpleNamespace(payload=PROBE))
     with pytest.raises(StopIteration):
         stopping.send(None)
@@ -208,16 +212,16 @@ def test_who_comes_while_the_listener_stops_listening_is_listened_for() -> None:
     comer.leave()
     assert ears._sleep_for() > 1
     rung = ears.rung
-    ears.line.add(Place(ears.line, "a", "bb"))
+    ears.waiters.add(Place(ears.waiters, "a", "bb"))
     assert ears.rung == rung + 1, "who comes later wakes it"
 
 
 def test_a_listener_goes_on_listening_for_those_who_never_wait_for_long() -> None:
     """It looks in every few seconds, and they have come and gone between two looks."""
     ears = Ears()
-    ears._listens = ears.line.pushed = True
-    comer = Place(ears.line, "a", "aa")
-    ears.line.add(comer)
+    ears._listens = ears.waiters.notifications_work = True
+    comer = Place(ears.waiters, "a", "aa")
+    ears.waiters.add(comer)
     ears._notified(SimpleNamespace(payload="aa"))
     comer.leave()
     with pytest.raises(StopIteration):

@@ -5,39 +5,39 @@ from __future__ import annotations
 import math
 
 from dblock._core import clock
-from dblock._core.lease_state import Hold, Reason
+from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.replies import Grant
-from dblock._runtime.callbacks import Watched
+from dblock._runtime.callbacks import WatchedLease
 
 
-def hold_for(seconds: float) -> Hold:
+def hold_for(seconds: float) -> LeaseState:
     now = clock.now()
-    return Hold(Grant("a", 7, 0.0, now + seconds, now), 60)
+    return LeaseState(Grant("a", 7, 0.0, now + seconds, now), 60)
 
 
 def test_danger_is_told_once_for_each_end() -> None:
-    hold = hold_for(5)
-    watched = Watched(hold)
+    state = hold_for(5)
+    watched = WatchedLease(state)
     told: list[float] = []
     watched.add_danger(10, told.append)
     for _ in range(3):
         assert 0 < watched.look() <= 5
     assert len(told) == 1
-    hold.confirm(clock.now(), clock.now() + 8, 0)
+    state.confirm(clock.now(), clock.now() + 8, 0)
     for _ in range(3):
         watched.look()
     assert len(told) == 2
 
 
 def test_it_looks_again_when_the_danger_begins_or_the_lease_ends() -> None:
-    watched = Watched(hold_for(30))
+    watched = WatchedLease(hold_for(30))
     assert 29 < watched.look() <= 30
     watched.add_danger(10, lambda left: None)
     assert 19 < watched.look() <= 20
 
 
 def test_what_is_over_is_looked_at_no_more() -> None:
-    for end in (Hold.finish, lambda hold: hold.lose(Reason.FORCED)):
-        hold = hold_for(30)
-        end(hold)
-        assert Watched(hold).look() == math.inf
+    for end in (LeaseState.finish, lambda state: state.lose(Reason.FORCED)):
+        state = hold_for(30)
+        end(state)
+        assert WatchedLease(state).look() == math.inf

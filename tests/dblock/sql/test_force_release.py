@@ -135,10 +135,10 @@ def test_the_first_in_line_is_woken(sessions: Sessions, owner: psycopg.Connectio
     client = uuid.uuid4()
     owner.execute(f'LISTEN "dblock_{client.hex}"'.encode())
     session.do("SELECT ticket FROM acquire('a', attempt => gen_random_uuid(), client => %s)", client)
-    session.do("SELECT wake_line('a')")
+    session.do("SELECT wake_queue('a')")
     assert list(owner.notifies(timeout=0.05)) == [], "for a lock that is held"
     session.do("SELECT force_release('a', 1, now => true)")
-    session.do("SELECT wake_line('a')")
+    session.do("SELECT wake_queue('a')")
     assert len(list(owner.notifies(timeout=5, stop_after=1))) == 1
 
 
@@ -163,7 +163,7 @@ def test_roles_may_what_they_were_granted_and_no_more(dsn: str, role: str, owner
     calls = {
         "lock": ["try_acquire('b')", "holder('a')"],
         "see": ["list_locks()", "list_waiters()", "list_history()", "grants_are_recorded()"],
-        "break": ["force_release('a', 1)", "wake_line('a')"],
+        "break": ["force_release('a', 1)", "wake_queue('a')"],
         None: ["record_grants(true)", "reap()", "note('a', 1, 'forced', 'x', now())", "raise_tokens(1)"],
     }
     for may in (["lock"], ["see"], ["lock", "see"], ["see", "break"], ["lock", "see", "break"]):
@@ -181,7 +181,7 @@ def test_roles_may_what_they_were_granted_and_no_more(dsn: str, role: str, owner
 
 def test_what_is_new_comes_to_those_who_had_its_kind(dsn: str, role: str, owner: psycopg.Connection) -> None:
     """The functions' files are run again by an upgrade, and with them what roles may call: that and no more."""
-    for may, taken in (("see", "list_history"), ("lock", "queue"), ("break", "wake_line")):
+    for may, taken in (("see", "list_history"), ("lock", "queue"), ("break", "wake_queue")):
         schema.grant(dsn, role, may=[may])
         owner.execute(f'REVOKE EXECUTE ON FUNCTION {taken} FROM "{role}"'.encode())
         schema.install(dsn, repair=True)

@@ -32,7 +32,7 @@ def test_a_lease_that_ran_out_is_noted_by_the_next_grant(owner: psycopg.Connecti
 
 def test_a_holder_that_died_is_noted(sessions: Sessions, owner: psycopg.Connection) -> None:
     dying, presence = sessions.open(), uuid.uuid4()
-    dying.do("SELECT be_present(%s, '10 ms')", presence)
+    dying.do("SELECT register_presence(%s, '10 ms')", presence)
     dying.do("SELECT try_acquire('a', '60 s', 'mortal', attempt => gen_random_uuid(), presence => %s)", presence)
     dying.connection.close()
     for _ in range(50):

@@ -111,7 +111,7 @@ def test_whoever_leaves_at_the_moment_of_the_grant_gives_it_straight_to_the_next
     session.do(FREE)
     assert session.do(REDEEM, FIRST, 1) == (True,)
     listen(ear, THERE)
-    assert session.do("SELECT abandon('a', %s, only_place => true)", FIRST) == (False,)
+    assert session.do("SELECT abandon('a', %s, only_ticket => true)", FIRST) == (False,)
     assert session.do("SELECT count(*) FROM holder('a')") == (1,), "a grant is no place"
     assert session.do("SELECT abandon('a', %s)", FIRST) == (True,)
     assert heard(ear) == [(f"dblock_{THERE.hex}", str(SECOND))]
@@ -177,12 +177,12 @@ def test_the_line_is_told_in_order_and_without_the_dead(sessions: Sessions) -> N
 def test_a_look_tells_who_is_first_and_what_there_is_to_see(sessions: Sessions) -> None:
     session = sessions.open()
     held_with_three_in_line(session)
-    places, firsts, look_again, watched = session.do("SELECT * FROM look_in_line(%s, '{a,b}')", HERE)
+    places, firsts, look_again, watched = session.do("SELECT * FROM heartbeat(%s, '{a,b}')", HERE)
     assert (places, firsts, watched) == (2, [FIRST], [False])
     assert 29 < look_again[0] <= 30
-    assert session.do("SELECT * FROM look_in_line(%s, '{a}')", THERE) == (1, None, None, None)
+    assert session.do("SELECT * FROM heartbeat(%s, '{a}')", THERE) == (1, None, None, None)
     session.do(FREE)
-    assert session.do("SELECT firsts, look_again FROM look_in_line(%s, '{a}')", HERE) == ([FIRST], [0])
+    assert session.do("SELECT firsts, look_again FROM heartbeat(%s, '{a}')", HERE) == ([FIRST], [0])
 
 
 # Interleavings: two sessions, held open at the step that matters.
@@ -275,7 +275,7 @@ def test_a_notification_is_never_sent_in_a_transaction_that_waits_for_the_disk(s
     held_with_three_in_line(session)
     session.do("SELECT release('a', 1, durable => true)")
     assert heard(ear) == []
-    assert session.do("SELECT firsts, look_again FROM look_in_line(%s, '{a}')", HERE) == ([FIRST], [0]), "it finds out"
+    assert session.do("SELECT firsts, look_again FROM heartbeat(%s, '{a}')", HERE) == ([FIRST], [0]), "it finds out"
 
 
 def test_a_stricter_isolation_makes_no_two_tickets_of_one_number(sessions: Sessions) -> None:
@@ -292,7 +292,7 @@ def test_a_stricter_isolation_makes_no_two_tickets_of_one_number(sessions: Sessi
 
 
 def hold_from(session: Session, client: uuid.UUID) -> None:
-    session.do("SELECT be_present(%s, '200 ms')", client)
+    session.do("SELECT register_presence(%s, '200 ms')", client)
     assert session.do("SELECT granted FROM try_acquire('a', presence => %s)", client) == (True,)
 
 
@@ -324,7 +324,7 @@ def test_a_holder_that_says_in_time_that_it_is_there_keeps_its_lock_and_learns_w
     holder.close()
     while taker.do("SELECT remaining FROM try_acquire('a', attempt => gen_random_uuid())")[0] > 1:
         time.sleep(0.005)  # until it is seen to be gone
-    assert back.do("SELECT be_absent(%s, '{a,b}', '{1,2}')", HERE) == ([2],)
+    assert back.do("SELECT withdraw_presence(%s, '{a,b}', '{1,2}')", HERE) == ([2],)
     time.sleep(0.4)
     assert taker.do(TRY) == (False, False)
 
@@ -334,7 +334,7 @@ def test_a_session_does_not_take_itself_for_dead(sessions: Sessions) -> None:
     hold_from(session, HERE)
     session.do(ACQUIRE, FIRST, HERE)
     for _ in range(5):
-        session.do("SELECT look_in_line(%s, '{a}')", HERE)
+        session.do("SELECT heartbeat(%s, '{a}')", HERE)
         session.do(AGAIN, FIRST, HERE)
         time.sleep(0.1)
     assert session.do("SELECT count(*) FROM holder('a')") == (1,)
@@ -364,7 +364,7 @@ def test_a_holder_that_says_so_too_late_learns_that_it_was_taken(sessions: Sessi
     hold_from(holder, HERE)
     holder.close()
     eventually_granted(taker, 5)
-    assert back.do("SELECT be_absent(%s, '{a}', '{1}')", HERE) == ([1],)
+    assert back.do("SELECT withdraw_presence(%s, '{a}', '{1}')", HERE) == ([1],)
 
 
 def taken_at_the_moment_of_the_excuse(sessions: Sessions) -> Any:
@@ -379,7 +379,7 @@ def taken_at_the_moment_of_the_excuse(sessions: Sessions) -> Any:
     taker.do("UPDATE lock_presence SET gone_since = clock_timestamp() - interval '1 minute'")
     taker.do("BEGIN")
     assert taker.do(TRY) == (True, False)
-    excuse = back.start("SELECT be_absent(%s, '{a}', '{1}')", HERE)
+    excuse = back.start("SELECT withdraw_presence(%s, '{a}', '{1}')", HERE)
     time.sleep(0.2)
     taker.do("COMMIT")
     return excuse.result(20)
@@ -397,7 +397,7 @@ def test_nor_does_an_excuse_that_sees_only_the_past_believe_it(sessions: Session
     back.do("SELECT 1 FROM distributed_locks")
     eventually_granted(taker, 5)
     with pytest.raises(psycopg.errors.SerializationFailure):
-        back.do("SELECT be_absent(%s, '{a}', '{1}')", HERE)
+        back.do("SELECT withdraw_presence(%s, '{a}', '{1}')", HERE)
 
 
 def test_a_ticket_learns_of_a_presence_that_came_after_it(sessions: Sessions) -> None:
@@ -425,7 +425,7 @@ def test_a_lease_tied_anew_is_not_freed_for_the_sake_of_its_old_presence(session
     assert session.do("SELECT presence FROM distributed_locks") == (HERE,), "a renewal by hand leaves the tie alone"
     session.do("SELECT renew_all('{a}', '{1}', '{30 s}', presence => %s)", THERE)
     assert session.do("SELECT presence FROM distributed_locks") == (THERE,)
-    assert session.do("SELECT free_of_the_dead('a', 1, %s)", HERE) == (False,)
+    assert session.do("SELECT free_dead_holder('a', 1, %s)", HERE) == (False,)
     assert session.do("SELECT count(*) FROM holder('a')") == (1,)
 
 
@@ -476,7 +476,7 @@ def test_a_transaction_that_sees_only_the_past_declares_nobody_dead(sessions: Se
 def test_a_waiter_that_is_gone_is_passed_over_and_has_its_place_if_it_is_there_after_all(sessions: Sessions) -> None:
     session, waiter, ear = sessions.open(), sessions.open(), sessions.open()
     listen(ear, HERE, THERE)
-    waiter.do("SELECT be_present(%s, '10 s')", THIRD)
+    waiter.do("SELECT register_presence(%s, '10 s')", THIRD)
     session.do("SELECT try_acquire('a')")
     assert session.do(ACQUIRE[:-1] + ", presence => %s)", FIRST, HERE, THIRD) == (False, 1, True)
     assert session.do(ACQUIRE, SECOND, THERE) == (False, 2, False)
@@ -489,7 +489,7 @@ def test_a_waiter_that_is_gone_is_passed_over_and_has_its_place_if_it_is_there_a
     assert heard(ear) == [(f"dblock_{THERE.hex}", str(SECOND))]
     assert session.do(REDEEM, SECOND, 2) == (False,), "somebody is ahead who may be there after all"
     assert session.do(AGAIN, SECOND, THERE)[0] is True, "but is not seen now"
-    session.do("SELECT be_absent(%s, '{}', '{}')", THIRD)
+    session.do("SELECT withdraw_presence(%s, '{}', '{}')", THIRD)
     session.do(FREE)
     assert session.do(REDEEM, FIRST, 1) == (True,)
 
@@ -498,7 +498,7 @@ def test_the_session_of_a_waiter_wakes_it_too(sessions: Sessions) -> None:
     """Its own mark is no proof against it, whoever asks."""
     session, ear = sessions.open(), sessions.open()
     listen(ear, HERE)
-    session.do("SELECT be_present(%s, '10 s')", THIRD)
+    session.do("SELECT register_presence(%s, '10 s')", THIRD)
     session.do("SELECT try_acquire('a')")
     session.do(ACQUIRE[:-1] + ", presence => %s)", FIRST, HERE, THIRD)
     session.do(FREE)
@@ -530,8 +530,8 @@ def test_who_leaves_for_good_leaves_nothing_and_who_names_some_keeps_those(sessi
 
 def test_the_reaper_takes_what_dead_sessions_have_left(sessions: Sessions) -> None:
     dead, session = sessions.open(), sessions.open()
-    dead.do("SELECT be_present(%s, '1 s')", HERE)
-    session.do("SELECT be_present(%s, '1 s')", THERE)
+    dead.do("SELECT register_presence(%s, '1 s')", HERE)
+    session.do("SELECT register_presence(%s, '1 s')", THERE)
     dead.close()
     deadline = time.monotonic() + 5
     while session.do("SELECT count(*) FROM lock_presence WHERE gone_since IS NOT NULL") != (1,):
@@ -560,19 +560,19 @@ def test_no_setting_of_a_session_gives_a_lock_another_line(sessions: Sessions) -
     one, other = sessions.open(), sessions.open()
     other.do("SET quote_all_identifiers = on")
     one.do("BEGIN")
-    one.do("SELECT hold_line('a', true)")
-    assert other.do("SELECT hold_line('a', false)") == (False,)
+    one.do("SELECT lock_queue('a', true)")
+    assert other.do("SELECT lock_queue('a', false)") == (False,)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("be_present(NULL, '1 s')", "takes a name and a grace of 10 ms to 24 h; got none and 00:00:01"),
-        (f"be_present('{FIRST}', NULL)", "got .* and none"),
-        (f"be_present('{FIRST}', '9 ms')", "10 ms to 24 h"),
-        (f"be_present('{FIRST}', '178000000 years')", "10 ms to 24 h"),
-        (f"be_present('{FIRST}', '1 year -360 days 1 hour')", "10 ms to 24 h"),
-        ("look_in_line(NULL, '{a}')", "To look in line takes a client"),
+        ("register_presence(NULL, '1 s')", "takes a name and a grace of 10 ms to 24 h; got none and 00:00:01"),
+        (f"register_presence('{FIRST}', NULL)", "got .* and none"),
+        (f"register_presence('{FIRST}', '9 ms')", "10 ms to 24 h"),
+        (f"register_presence('{FIRST}', '178000000 years')", "10 ms to 24 h"),
+        (f"register_presence('{FIRST}', '1 year -360 days 1 hour')", "10 ms to 24 h"),
+        ("heartbeat(NULL, '{a}')", "To look in line takes a client"),
     ],
 )
 def test_who_waits_and_who_is_there_has_a_name_and_an_end(owner: psycopg.Connection, call: str, message: str) -> None:
@@ -584,8 +584,8 @@ def test_who_waits_and_who_is_there_has_a_name_and_an_end(owner: psycopg.Connect
 def test_a_presence_that_is_there_already_leaves_no_second_mark(sessions: Sessions) -> None:
     session = sessions.open()
     marks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
-    session.do("SELECT be_present(%s, '1 s')", FIRST)
+    session.do("SELECT register_presence(%s, '1 s')", FIRST)
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="is there already"):
-        session.do("SELECT be_present(%s, '1 s')", FIRST)
+        session.do("SELECT register_presence(%s, '1 s')", FIRST)
     session.do("ROLLBACK")
     assert session.do(marks) == (1,)

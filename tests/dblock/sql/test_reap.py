@@ -163,7 +163,7 @@ def test_any_number_of_dead_clients_can_be_cleared_away(owner: psycopg.Connectio
 def test_whatever_its_mark_nobody_who_lives_is_noted_as_gone(owner: psycopg.Connection, dsn: str) -> None:
     """A mark is a random number, of either sign, which the server shows in two halves without one."""
     with psycopg.connect(dsn, autocommit=True) as living:
-        living.execute("SELECT dblock.be_present(gen_random_uuid(), '150 ms') FROM generate_series(1, 64)")
+        living.execute("SELECT dblock.register_presence(gen_random_uuid(), '150 ms') FROM generate_series(1, 64)")
         owner.execute(ALL)
         gone = "SELECT count(*), count(gone_since) FROM lock_presence"
         assert owner.execute(gone).fetchone() == (64, 0)

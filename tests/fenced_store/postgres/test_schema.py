@@ -143,7 +143,7 @@ def test_every_function_that_a_role_may_call_is_there_and_guarded(owner: psycopg
     ).fetchall()
     assert {name for name, _, _ in rows} == set(schema.API)
     as_the_user = {
-        "protect_table", "unprotect_table", "row_key", "as_text", "has_columns", "highest_in", "guard_emptying",
+        "protect_table", "unprotect_table", "row_key", "as_text", "has_columns", "highest_token", "guard_emptying",
         "guard_name", "lock_exactly", "is_plain",
     }  # fmt: skip
     for name, as_owner, settings in rows:

@@ -427,7 +427,7 @@ async def test_a_role_with_the_grant_can_raise_a_fence_and_not_lower_it(
             "TRUNCATE fenced_store.fences",
             "SELECT * FROM fenced_store.fences",
             "DELETE FROM fenced_store.rejections",
-            "SELECT fenced_store.forget_left_behind('1 day')",
+            "SELECT fenced_store.purge_deleted_fences('1 day')",
             "SELECT fenced_store.note_rejection('k', 1, 1, 1, 1, NULL, NULL, NULL, true)",
             "CREATE TABLE fenced_store.mine ()",
             "CREATE FUNCTION fenced_store.refuse() RETURNS void LANGUAGE sql AS ''",
@@ -460,7 +460,7 @@ async def test_a_role_with_the_grant_can_raise_a_fence_and_not_lower_it(
         ("lock_exactly(NULL, 'ACCESS SHARE')", "42704"),
         ("lock_exactly('pg_class', 'ACCESS SHARE MODE; SELECT 1; --')", "22023"),
         ("lock_exactly('pg_class', NULL)", "22023"),
-        ("highest_in(0)", "42704"),
+        ("highest_token(0)", "42704"),
         ("protect_table(NULL)", "42704"),
     ],
 )

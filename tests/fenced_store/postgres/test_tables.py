@@ -180,7 +180,7 @@ def test_a_lower_fence_left_behind_lowers_no_claim(
     carrying(owner, None, "DELETE FROM orders WHERE id = 1")
     refused(owner, 8, "INSERT INTO orders VALUES (1, 'risen')")
     owner.execute("UPDATE fenced_store.fences SET stored_at = '2020-01-01'")
-    owner.execute("SELECT fenced_store.forget_left_behind('1 day')")
+    owner.execute("SELECT fenced_store.purge_deleted_fences('1 day')")
     refused(owner, 8, "INSERT INTO orders VALUES (1, 'risen')")
 
 
@@ -852,13 +852,13 @@ def test_fences_left_behind_can_be_forgotten_when_they_are_old(
     protect(dsn, "orders")
     carrying(owner, 8, "DELETE FROM orders")
     store.claim("claimed", fence=8)
-    assert owner.execute("SELECT fenced_store.forget_left_behind('1 day')").fetchone() == (0,)
+    assert owner.execute("SELECT fenced_store.purge_deleted_fences('1 day')").fetchone() == (0,)
     owner.execute("UPDATE fenced_store.fences SET stored_at = stored_at - interval '2 days'")
-    assert owner.execute("SELECT fenced_store.forget_left_behind('1 day')").fetchone() == (2,)
+    assert owner.execute("SELECT fenced_store.purge_deleted_fences('1 day')").fetchone() == (2,)
     left = owner.execute("SELECT resource FROM fenced_store.fences ORDER BY resource").fetchall()
     assert left == [("claimed",), ("public.orders",)]
     with pytest.raises(psycopg.Error, match="a day at least"):
-        owner.execute("SELECT fenced_store.forget_left_behind('1 hour')")
+        owner.execute("SELECT fenced_store.purge_deleted_fences('1 hour')")
 
 
 def test_without_the_schema_it_says_what_to_run(bare_dsn: str) -> None:

@@ -97,7 +97,7 @@ class Clock(Fault):
             stage.props["held for long"] = {one: known.get(one, now) for one in found}
             forgotten = [one for one, since in stage.props["held for long"].items() if now - since > FORGOTTEN]
             owner.execute(FREE, [[name for name, _ in forgotten], [token for _, token in forgotten]])
-            owner.execute("SELECT dblock.wake_line(name) FROM unnest(%s::text[]) AS name", [[n for n, _ in forgotten]])
+            owner.execute("SELECT dblock.wake_queue(name) FROM unnest(%s::text[]) AS name", [[n for n, _ in forgotten]])
         return len(forgotten)
 
     @staticmethod

@@ -13,13 +13,13 @@ LATE = {"late": 0.3, "kept_alive": 0.3}
 
 def _claim_nothing() -> None:
     """Have the client ask for the grant alone."""
-    from dblock._core.acquire import Service
+    from dblock._core.acquire import LockFlows
     from dblock._core.effects import Call
 
-    def call(self: Service, terms: Any, sql: bytes, args: Any, again: bytes | None, within: float) -> Call:
+    def call(self: LockFlows, options: Any, sql: bytes, args: Any, again: bytes | None, within: float) -> Call:
         return Call(sql, args, again, within)
 
-    Service._call = call  # type: ignore[method-assign]
+    LockFlows._call = call  # type: ignore[method-assign]
 
 
 def _deliver_twice() -> None:

@@ -13,28 +13,28 @@ REVIVING = Edit(RENEWAL, RENEWED, "        WHERE l.name = h.name AND l.token = h
 def _keep_renewing() -> None:
     """Never strike off what was given back."""
     from dblock._core import renewal
-    from dblock._core.lease_state import Hold
+    from dblock._core.lease_state import LeaseState
 
-    strike_off, confirm = renewal.Rounds.discard, Hold.confirm
+    strike_off, confirm = renewal.RenewalSchedule.discard, LeaseState.confirm
 
-    def discard(self: renewal.Rounds, hold: Hold) -> None:
-        if hold.loss is not None or not hold.over:
-            strike_off(self, hold)
+    def discard(self: renewal.RenewalSchedule, state: LeaseState) -> None:
+        if state.loss is not None or not state.over:
+            strike_off(self, state)
 
-    def miss(self: renewal.Rounds, hold: Hold, ttl: float, why: str) -> None:
-        strike_off(self, hold)
-        hold.miss(why)
+    def miss(self: renewal.RenewalSchedule, state: LeaseState, ttl: float, why: str) -> None:
+        strike_off(self, state)
+        state.miss(why)
 
-    def confirmed(self: Hold, sent_at: float, trusted_until: float, expires_at: float) -> bool:
+    def confirmed(self: LeaseState, sent_at: float, trusted_until: float, expires_at: float) -> bool:
         if self.over:
             self.sent_at = sent_at
             return True
         return confirm(self, sent_at, trusted_until, expires_at)
 
-    renewal.Rounds.discard = discard  # type: ignore[method-assign]
-    renewal.Rounds._miss = miss  # type: ignore[method-assign]
-    renewal.due_at = lambda hold: max(hold.sent_at + hold.ttl / renewal.ROUNDS, hold.retry_at)
-    Hold.confirm = confirmed  # type: ignore[method-assign]
+    renewal.RenewalSchedule.discard = discard  # type: ignore[method-assign]
+    renewal.RenewalSchedule._miss = miss  # type: ignore[method-assign]
+    renewal.due_at = lambda state: max(state.sent_at + state.ttl / renewal.RENEWALS_PER_TTL, state.retry_at)
+    LeaseState.confirm = confirmed  # type: ignore[method-assign]
 
 
 def _say_freed() -> None:
@@ -138,7 +138,7 @@ BUGS = (
         edits=(
             Edit(
                 "11_acquire.sql",
-                "    DELETE FROM lock_presence AS p WHERE p.presence = be_absent.presence;\n",
+                "    DELETE FROM lock_presence AS p WHERE p.presence = withdraw_presence.presence;\n",
                 "",
             ),
         ),

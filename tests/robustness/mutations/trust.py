@@ -16,17 +16,17 @@ UNKEPT = {"locks": 1, "ttl": 0.4, "kept_alive": 0.0, "long": 0.5}
 
 def _change_grants(change: Callable[[Any, Any], Any]) -> None:
     """Have every grant that the database answers changed by this before anybody sees it."""
-    from dblock._core.acquire import Service
+    from dblock._core.acquire import LockFlows
 
     def changed(ask: Any) -> Any:
-        def asked(self: Service, *args: Any) -> Any:
+        def asked(self: LockFlows, *args: Any) -> Any:
             grant, *rest = yield from ask(self, *args)
             return (change(self, grant) if grant else grant, *rest)
 
         return asked
 
     for name in ("_ask", "_ask_in_line"):
-        setattr(Service, name, changed(getattr(Service, name)))
+        setattr(LockFlows, name, changed(getattr(LockFlows, name)))
 
 
 def _trust_from_reply() -> None:
@@ -55,19 +55,19 @@ def _new_name() -> None:
 
 def _lose_answers(share: float = 0.5, after: float = 0.5) -> None:
     """Lose the answer to many a grant's request, and send it again a good while later."""
-    from dblock._core.acquire import Service
+    from dblock._core.acquire import LockFlows
     from dblock._core.effects import Sleep
 
-    ask: Any = Service._ask
+    ask: Any = LockFlows._ask
 
-    def asked(self: Service, terms: Any, attempt: str, *args: Any) -> Any:
+    def asked(self: LockFlows, terms: Any, attempt: str, *args: Any) -> Any:
         answer = yield from ask(self, terms, attempt, *args)
         if answer[0] is not None and random.random() < share:
             yield Sleep(terms.ttl * after)
             answer = yield from ask(self, terms, _again[0](attempt))
         return answer
 
-    Service._ask = asked  # type: ignore[assignment, method-assign]
+    LockFlows._ask = asked  # type: ignore[assignment, method-assign]
 
 
 def _lose_seldom() -> None:
@@ -75,11 +75,11 @@ def _lose_seldom() -> None:
 
 
 def _never_lost() -> None:
-    from dblock._core.lease_state import Hold
+    from dblock._core.lease_state import LeaseState
 
-    Hold.lost = lambda self: None  # type: ignore[method-assign]
-    Hold.run_out = lambda self: None  # type: ignore[method-assign]
-    Hold.remaining = lambda self: 0.0 if self.over else self.ttl  # type: ignore[method-assign]
+    LeaseState.lost = lambda self: None  # type: ignore[method-assign]
+    LeaseState.run_out = lambda self: None  # type: ignore[method-assign]
+    LeaseState.remaining = lambda self: 0.0 if self.over else self.ttl  # type: ignore[method-assign]
 
 
 BUGS = (

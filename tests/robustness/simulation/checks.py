@@ -22,8 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from dblock._core.lease_state import Hold
-from dblock._core.options import Terms
+from dblock._core.lease_state import LeaseState
+from dblock._core.options import LockOptions
 from tests.robustness.simulation.client import Client
 from tests.robustness.simulation.database import Database
 from tests.robustness.simulation.tables import Row, Ticket
@@ -55,11 +55,11 @@ class Checks:
         self.slowest = 0.0
         """The longest that a lock was free in calm weather while somebody waited for it."""
         self.calm = False
-        self._terms: dict[str, Terms] = {}
+        self._options: dict[str, LockOptions] = {}
         self._highest: dict[str, int] = {}
         self._held: dict[str, tuple[int, float]] = {}
         self._granted_at: dict[str, float] = {}
-        self._holds: list[tuple[Client, Hold]] = []
+        self._states: list[tuple[Client, LeaseState]] = []
         self._excused: set[int] = set()
         self._endings: dict[int, tuple[str, float]] = {}
         self._redeemed: Ticket | None = None
@@ -73,64 +73,64 @@ class Checks:
 
     # What a process does.
 
-    def asks(self, attempt: str, terms: Terms) -> None:
+    def asks(self, attempt: str, options: LockOptions) -> None:
         """Take note of what is asked for."""
-        self._terms[attempt] = terms
+        self._options[attempt] = options
 
-    def holds(self, client: Client, hold: Hold) -> None:
+    def holds(self, client: Client, state: LeaseState) -> None:
         """Take note of a lease in somebody's hands."""
-        self._holds.append((client, hold))
+        self._states.append((client, state))
 
-    def released(self, client: Client, hold: Hold, since: float) -> None:
+    def released(self, client: Client, state: LeaseState, since: float) -> None:
         """Look at whether a lease that its holder takes for given back was given back, and not taken from it before.
 
         What befell it after its holder had begun to let go of it is no loss: nothing relied on it any more.
         """
-        how, at = self._endings.get(hold.token, ("ended by itself", -math.inf))
-        if how not in ("released", "abandoned") and at < since and not self._is_excused(client, hold):
-            raise Violation("told", f"{client.name} takes {hold.name} under {hold.token} for released, but it {how}")
+        how, at = self._endings.get(state.token, ("ended by itself", -math.inf))
+        if how not in ("released", "abandoned") and at < since and not self._is_excused(client, state):
+            raise Violation("told", f"{client.name} takes {state.name} under {state.token} for released, but it {how}")
 
     def each(self) -> None:
         """Look at who believes in what, after every step."""
-        if not self._holds:
+        if not self._states:
             return
         over = False
         now, rows = self.world.now, self.database.store.tables.rows
-        for client, hold in self._holds:
-            if client.dead or hold.over or hold.loss is not None or client.clock() >= hold.trusted_until:
+        for client, state in self._states:
+            if client.dead or state.over or state.loss is not None or client.clock() >= state.trusted_until:
                 over = True
                 continue
-            row = rows.get(hold.name)
-            if row is not None and row.token == hold.token and row.expires_at > now:
-                if client.when(hold.trusted_until) > row.expires_at + 1e-6 and not self._is_excused(client, hold):
-                    raise Violation("trust", f"{client.name} believes in {hold.name} for longer than it is {row}")
+            row = rows.get(state.name)
+            if row is not None and row.token == state.token and row.expires_at > now:
+                if client.when(state.trusted_until) > row.expires_at + 1e-6 and not self._is_excused(client, state):
+                    raise Violation("trust", f"{client.name} believes in {state.name} for longer than it is {row}")
                 continue
-            if not self._is_excused(client, hold) and believes(client, hold):
-                self._untrue(client, hold)
+            if not self._is_excused(client, state) and believes(client, state):
+                self._untrue(client, state)
         if over:
-            self._holds = [
+            self._states = [
                 one
-                for one in self._holds
+                for one in self._states
                 if not (one[0].dead or one[1].over or one[1].loss or one[0].clock() >= one[1].trusted_until)
             ]
 
-    def _untrue(self, client: Client, hold: Hold) -> None:
+    def _untrue(self, client: Client, state: LeaseState) -> None:
         """Say how it is that somebody believes in what is not so."""
-        for other, others in self._holds:
-            if others.name != hold.name or others is hold or other.dead or self._is_excused(other, others):
+        for other, others in self._states:
+            if others.name != state.name or others is state or other.dead or self._is_excused(other, others):
                 continue
             if believes(other, others):
-                both = f"{client.name} believes in token {hold.token} and {other.name} in {others.token}"
-                raise Violation("one believer", f"{hold.name}: {both}")
-        row = self.database.store.tables.rows.get(hold.name)
-        raise Violation("trust", f"{client.name} believes in {hold.name} under {hold.token}, but it is {row}")
+                both = f"{client.name} believes in token {state.token} and {other.name} in {others.token}"
+                raise Violation("one believer", f"{state.name}: {both}")
+        row = self.database.store.tables.rows.get(state.name)
+        raise Violation("trust", f"{client.name} believes in {state.name} under {state.token}, but it is {row}")
 
-    def _is_excused(self, client: Client, hold: Hold) -> bool:
+    def _is_excused(self, client: Client, state: LeaseState) -> bool:
         """Tell whether nobody promises anything: broken by force, or forgotten by a standby or without durability."""
-        if hold.token in self._excused:
+        if state.token in self._excused:
             return True
-        forgotten = max(self.database.promoted_at, self._crashed_at if hold.token < 0 else -1.0)
-        return forgotten >= 0 and client.when(hold.sent_at) <= forgotten
+        forgotten = max(self.database.promoted_at, self._crashed_at if state.token < 0 else -1.0)
+        return forgotten >= 0 and client.when(state.sent_at) <= forgotten
 
     # What the database does.
 
@@ -146,8 +146,8 @@ class Checks:
             self._highest[name] = row.token
         self._held[name] = (row.token, row.expires_at)
         self._granted_at[name] = now
-        terms = self._terms.get(row.attempt or "")
-        if terms is None or terms.fair:
+        options = self._options.get(row.attempt or "")
+        if options is None or options.fair:
             self._check_turn(row, ticket)
         free_since = self._free_since.pop(name, None)
         if self.calm and free_since is not None and ticket is not None:
@@ -258,7 +258,7 @@ class Checks:
         for row in list(self.database.store.tables.rows.values()):
             alive = [one for one in self._line(row.name) if self._is_alive(one)]
             # A message that was overtaken may have left a place behind that nobody waits at, for a while.
-            real = [one for one in alive if one.attempt in self.clients[one.client].line._places]
+            real = [one for one in alive if one.attempt in self.clients[one.client].waiters._places]
             if row.expires_at > now or not real:
                 self._free_since.pop(row.name, None)
                 continue
@@ -267,7 +267,7 @@ class Checks:
             most = FOUND_WITHIN
             if first is not alive[0]:
                 most = GHOSTS_WITHIN
-            elif self._woken.get(row.name) and client.line.pushed:
+            elif self._woken.get(row.name) and client.waiters.notifications_work:
                 most = WOKEN_WITHIN
             if now - since > most:
                 raise Violation(
@@ -284,12 +284,12 @@ class Checks:
             yield from line
 
 
-def believes(client: Client, hold: Hold) -> bool:
+def believes(client: Client, state: LeaseState) -> bool:
     """Tell whether a process that asked at this moment would be told that it holds the lock; change nothing by it."""
     now = client.clock()
-    if hold.over or hold.left or hold.loss is not None or now >= hold.trusted_until:
+    if state.over or state.left or state.loss is not None or now >= state.trusted_until:
         return False
-    presence = hold.presence
+    presence = state.presence
     if presence is None:
         return True
     looked_at = presence._looked_at

@@ -14,20 +14,20 @@ from typing import Any, cast
 import psycopg
 
 from dblock._core import clock
-from dblock._core.acquire import Service
-from dblock._core.effects import Call, Sleep, Steps, Wait
-from dblock._core.lease_state import Hold
+from dblock._core.acquire import LockFlows
+from dblock._core.effects import Call, Flow, Sleep, Wait
+from dblock._core.lease_state import LeaseState
 from dblock._core.options import interval
 from dblock._core.presence import Presence
-from dblock._core.renewal import Rounds, due_at
-from dblock._core.waiters import Line
+from dblock._core.renewal import RenewalSchedule, due_at
+from dblock._core.waiters import LocalWaiters
 from dblock._runtime import listening
 from dblock._runtime.client_base import ClientBase
 from dblock._runtime.keepalive import _KeepAliveBase
 from dblock._runtime.listening import Listening
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 from tests.robustness.simulation.network import Network
-from tests.robustness.simulation.process import Bell, Over, Place, Process, Task, Wire
+from tests.robustness.simulation.process import Bell, Over, Place, Process, RawConnection, Task
 from tests.robustness.simulation.world import World
 
 CONNECTS_WITHIN = 2.0
@@ -40,28 +40,28 @@ class Keeper(_KeepAliveBase):
     def __init__(self, client: Client) -> None:
         self._client = client
         self._bell = Bell(client)
-        self._dropped: list[Hold] = []
+        self._dropped: list[LeaseState] = []
         self._task: Task | None = None
-        super().__init__(client._service)
-        self._rounds = Rounds(client._service, client.clock)
+        super().__init__(client._flows)
+        self._schedule = RenewalSchedule(client._flows, client.clock)
 
-    def add(self, hold: Hold) -> None:
+    def add(self, state: LeaseState) -> None:
         """Keep this lease alive from now on."""
-        self._rounds.add(hold)
+        self._schedule.add(state)
         self._in_use = True
         if self._task is None:
             self._task = Task(self._client, self._go())
-        elif due_at(hold) < self._asleep_until:
+        elif due_at(state) < self._asleep_until:
             self._bell.ring()
 
-    def abandon(self, hold: Hold) -> None:
+    def abandon(self, state: LeaseState) -> None:
         """Release what nobody has in hand any more."""
-        self._dropped.append(hold)
+        self._dropped.append(state)
         self._bell.ring()
 
     def tie(self) -> None:
         """Tie the leases to our new presence at once."""
-        self._rounds.tie()
+        self._schedule.tie()
         self._bell.ring()
 
     def close(self) -> None:
@@ -69,27 +69,27 @@ class Keeper(_KeepAliveBase):
         self._closed = True
         self._bell.ring()
 
-    def letting_go(self) -> Steps[None]:
+    def letting_go(self) -> Flow[None]:
         self._collect()
         return super().letting_go()
 
     def _collect(self) -> None:
-        for hold in self._dropped:
-            self._rounds.discard(hold)
-            self._abandoned.append(hold)
+        for state in self._dropped:
+            self._schedule.discard(state)
+            self._abandoned.append(state)
         self._dropped = []
-        self._abandoned = self._rounds.releasable(self._abandoned)
+        self._abandoned = self._schedule.releasable(self._abandoned)
 
-    def _go(self) -> Steps[None]:
+    def _go(self) -> Flow[None]:
         yield Sleep(self._client.network.delay())
         if not self._client.cut_off:
-            self._rounds.reached()
+            self._schedule.reached()
         while not self._closed:
             seconds = self._seconds_to_sleep()
             yield Wait(cast(Any, self._bell), math.inf if seconds is None else seconds)
             self._bell.mute()
             self._collect()
-            self._abandoned = yield from self._rounds.turn(self._abandoned)
+            self._abandoned = yield from self._schedule.tick(self._abandoned)
 
 
 class _Target:
@@ -109,8 +109,8 @@ class Listener(Listening):
         self._bell = Bell(client)
         self._task: Task | None = None
         self._connected: tuple[Any, Presence | None] | Exception | None = None
-        super().__init__(cast(Any, _Target()), client._service, "dblock", "", cast(Any, keeper), grace)
-        self.line = Line(client._service, self._hurry, client.clock, client.world.random.uniform)
+        super().__init__(cast(Any, _Target()), client._flows, "dblock", "", cast(Any, keeper), grace)
+        self.waiters = LocalWaiters(client._flows, self._hurry, client.clock, client.world.random.uniform)
 
     def start(self) -> None:
         """Listen from now on."""
@@ -125,8 +125,8 @@ class Listener(Listening):
     def place(self, name: str, attempt: str) -> Place:
         """Make a place in line."""
         self.start()
-        place = Place(self._client, self.line, name, attempt)
-        self.line.add(place)
+        place = Place(self._client, self.waiters, name, attempt)
+        self.waiters.add(place)
         return place
 
     def close(self) -> None:
@@ -140,69 +140,69 @@ class Listener(Listening):
     def _give_up_in(self, seconds: float) -> None:
         self._client.later(seconds / self._client.rate, self._give_up)
 
-    def _greeting(self, wire: Any) -> Steps[Presence | None]:
+    def _greeting(self, raw: Any) -> Flow[Presence | None]:
         if self._grace is None:
             return None
         name, sent_at = self._client.world.name(), clock.now()
-        yield Call(self._be_present, (name, interval(self._grace)))
+        yield Call(self._register_presence, (name, interval(self._grace)))
         presence = Presence(name, self._grace, 0, sent_at)
-        presence._look = wire.look
+        presence._look = raw.look
         return presence
 
-    def _go(self) -> Steps[None]:
+    def _go(self) -> Flow[None]:
         while not self._closed:
             yield from self._turn()
         if isinstance(self._connected, tuple):
             self._connected[0].close()
         self._hang_up()
 
-    def _turn(self) -> Steps[None]:
+    def _turn(self) -> Flow[None]:
         """Do what is due; then wait for a notification, or for what is due next."""
         with contextlib.suppress(DblockError):
             for presence in list(self._doubtful):
                 yield from self._excusing(presence)
         self._take_connection()
-        if self._wire is None and clock.now() >= self._retry_at:
+        if self._raw is None and clock.now() >= self._retry_at:
             self._retry_at = math.inf
             Task(self._client, self._connecting())
         self._look_at_the_clock()
         if self._sleep_for() <= 0:
             yield from self._look_in()
-            if clock.now() >= self.line.pays_at():
+            if clock.now() >= self.waiters.cleanup_due_at():
                 with contextlib.suppress(DatabaseError):
-                    yield from self.line.pay()
+                    yield from self.waiters.run_cleanup()
         yield Wait(cast(Any, self._bell), self._sleep_for())
         self._bell.mute()
-        wire = cast("Wire | None", self._wire)
-        if wire is not None and wire.error is not None:
-            self._failed(cast(Any, wire), wire.error)
+        raw = cast("RawConnection | None", self._raw)
+        if raw is not None and raw.error is not None:
+            self._failed(cast(Any, raw), raw.error)
 
-    def _connecting(self) -> Steps[None]:
+    def _connecting(self) -> Flow[None]:
         client = self._client
-        wire = Wire(client, client.network)
+        raw = RawConnection(client, client.network)
         yield Sleep(client.network.delay())
         try:
             if client.refused:
                 raise psycopg.OperationalError("sorry, too many clients already")
-            session = client.network.connect(wire)
+            session = client.network.connect(raw)
             if session is None:
                 if client.cut_off:
                     yield Sleep(CONNECTS_WITHIN)
                     raise psycopg.OperationalError("timeout expired")
                 raise psycopg.OperationalError("the database system is starting up")
-            wire.session = session
-            wire.on_end = self._hurry
-            wire.heard = lambda payload: self._hear(wire, payload)
-            self._connected = (wire, (yield from self._say(wire, self._greeting(wire))))
+            raw.session = session
+            raw.on_end = self._hurry
+            raw.heard = lambda payload: self._hear(raw, payload)
+            self._connected = (raw, (yield from self._say(raw, self._greeting(raw))))
             if self._closed:
-                wire.close()
+                raw.close()
         except psycopg.Error as error:
-            wire.close()
+            raw.close()
             self._connected = error
         self._hurry()
 
-    def _hear(self, wire: Wire, payload: str) -> None:
-        if cast(Any, self._wire) is wire:
+    def _hear(self, raw: RawConnection, payload: str) -> None:
+        if cast(Any, self._raw) is raw:
             self._notified(_Notification(payload))
             self._hurry()
 
@@ -213,37 +213,37 @@ class Listener(Listening):
         elif connected is not None:
             self._could_not_connect(connected)
 
-    def _look_in(self) -> Steps[None]:
-        wire = cast("Wire | None", self._wire)
-        if wire is not None:
+    def _look_in(self) -> Flow[None]:
+        raw = cast("RawConnection | None", self._raw)
+        if raw is not None:
             try:
                 listened = self._listens
-                yield from self._say(wire, self._listening())
-                yield from self._say(wire, self._beating())
+                yield from self._say(raw, self._listening())
+                yield from self._say(raw, self._beating())
                 self._looked(None)
                 if self._listens and not listened:
                     yield from self._probing()
             except psycopg.Error as error:
-                wire.usable = False
-                self._failed(cast(Any, wire), error)
+                raw.usable = False
+                self._failed(cast(Any, raw), error)
             except DblockError as error:
                 if isinstance(error, ClientClosed):
                     raise
-        elif clock.now() >= self.line.due_at():
+        elif clock.now() >= self.waiters.due_at():
             try:
-                yield from self.line.look(math.inf)
+                yield from self.waiters.look(math.inf)
                 self._looked(None)
             except DblockError as error:
                 self._looked(error)
 
-    def _say(self, wire: Wire, steps: Steps[Any]) -> Generator[Any, Any, Any]:
+    def _say(self, raw: RawConnection, steps: Flow[Any]) -> Generator[Any, Any, Any]:
         """Perform the steps over this connection."""
         try:
             step = next(steps)
             while True:
                 assert isinstance(step, Call)
                 try:
-                    row = yield Over(wire, step, min(step.within, listening.ANSWER_WITHIN))
+                    row = yield Over(raw, step, min(step.within, listening.ANSWER_WITHIN))
                 except BaseException as error:
                     steps.throw(error)
                     raise
@@ -265,52 +265,52 @@ class Client(Process):
         grace: float | None,
     ) -> None:
         super().__init__(world, network, name, rate, patience)
-        self._service = Service("dblock", name, self.clock, world.random.uniform)
-        self._service.client = world.name()
+        self._flows = LockFlows("dblock", name, self.clock, world.random.uniform)
+        self._flows.client = world.name()
         self._grace = grace
         self._closed = False
-        self._keeper = Keeper(self)
-        self._listener = Listener(self, self._keeper, grace)
+        self._keepalive = Keeper(self)
+        self._listener = Listener(self, self._keepalive, grace)
 
     @property
-    def service(self) -> Service:
-        return self._service
+    def service(self) -> LockFlows:
+        return self._flows
 
     @property
     def keeper(self) -> Keeper:
-        return self._keeper
+        return self._keepalive
 
     @property
-    def line(self) -> Line:
-        return self._listener.line
+    def waiters(self) -> LocalWaiters:
+        return self._listener.waiters
 
     def _place(self, name: str, attempt: str) -> Place:
         return self._listener.place(name, attempt)
 
-    def keep(self, hold: Hold, keep_alive: bool) -> None:
+    def keep(self, state: LeaseState, keep_alive: bool) -> None:
         """Look after a lease."""
-        ClientBase._keep(cast(Any, self), hold, keep_alive)
+        ClientBase._keep(cast(Any, self), state, keep_alive)
 
-    def owe(self, name: str, attempt: str) -> None:
+    def defer_cleanup(self, name: str, attempt: str) -> None:
         """Have what could not be given up now given up later."""
-        ClientBase._owe(cast(Any, self), name, attempt)
+        ClientBase._defer_cleanup(cast(Any, self), name, attempt)
 
     def close(self) -> None:
         """End the client: release what is held, give up all places, be absent. As dblock._runtime.shutdown does."""
         self._closed = True
-        self._keeper.close()
+        self._keepalive.close()
         self._listener.close()
-        self.line.wake_all()
+        self.waiters.wake_all()
         Task(self, self._saying_last(), lambda result: None)
 
-    def _saying_last(self) -> Steps[None]:
-        yield from self._keeper.letting_go()
+    def _saying_last(self) -> Flow[None]:
+        yield from self._keepalive.letting_go()
         if self._listener.started:
-            yield from self._service.leave()
+            yield from self._flows.leave()
 
     def die(self) -> None:
         """End without a word; the machine closes the connections, if anything gets through."""
         self.dead = True
-        for session, wire in list(self.network.wires.items()):
-            if wire.process is self and not self.cut_off:
+        for session, raw in list(self.network.wires.items()):
+            if raw.process is self and not self.cut_off:
                 self.world.after(self.network.delay(), self.network.end_session, session)

@@ -135,7 +135,7 @@ class Faults:
             self._say("operator", f"breaks {row.name} under {row.token}{' now' if now else ''}")
             database.call(None, lambda: database.store.force_release(row.name, row.token, now))
             if now and chance.random() < 0.8:
-                database.call(None, lambda: database.store.pass_on(row.name))
+                database.call(None, lambda: database.store.wake_if_free(row.name))
 
     def reap(self) -> None:
         database, idle = self._run.database, self._world.random.choice([0.0, 0.5, 60.0])

@@ -15,9 +15,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from dblock._core.acquire import Service
+from dblock._core.acquire import LockFlows
 from dblock._core.effects import Call, Row
-from dblock._core.options import terms
+from dblock._core.options import lock_options
 from dblock._core.presence import Presence
 from dblock._core.replies import items
 from tests.robustness.simulation.fence import Fence
@@ -115,7 +115,7 @@ class Both:
             self._wake_line: 0.5,
             self._come: 1,
             self._go: 0.8,
-            self._be_absent: 0.5,
+            self._withdraw_presence: 0.5,
         }
         chance.choices(list(acts), list(acts.values()))[0]()
 
@@ -129,8 +129,8 @@ class Both:
             self.kinds.add("woken")
         self._heard = {"real": [], "simulated": []}
 
-    def _service(self, client: str) -> Service:
-        service = Service("dblock", "holder", lambda: self.now)
+    def _flows(self, client: str) -> LockFlows:
+        service = LockFlows("dblock", "holder", lambda: self.now)
         service.client = client
         if self._presences and self.chance.random() < 0.6:
             name = self.chance.choice(self._presences)
@@ -167,7 +167,7 @@ class Both:
     def _wanted(self) -> tuple[Any, str, str]:
         chance = self.chance
         name, ttl = chance.choice(self._names), TICK * chance.choice([7, 16, 64, 400, 400])
-        wanted = terms(name, ttl, None, None, durable=chance.random() < 0.9, fair=chance.random() < 0.8)
+        wanted = lock_options(name, ttl, None, None, durable=chance.random() < 0.9, fair=chance.random() < 0.8)
         if chance.random() < 0.2:
             self._attempts[chance.randrange(len(self._attempts))] = self._uuid()
         return wanted, name, chance.choice(self._attempts)
@@ -175,14 +175,14 @@ class Both:
     def _try_acquire(self) -> None:
         wanted, name, attempt = self._wanted()
         ticket = self._tickets.get((name, attempt)) if self.chance.random() < 0.8 else None
-        service = self._service(self.chance.choice(self._clients))
+        service = self._flows(self.chance.choice(self._clients))
         real, fake = self._ask(next(service._ask(wanted, attempt, math.inf, ticket)))
         self._note(name, real, fake)
 
     def _acquire(self) -> None:
         wanted, name, attempt = self._wanted()
         client = self._clients[self._attempts.index(attempt) % len(self._clients)]
-        call = next(self._service(client)._ask_in_line(wanted, attempt, math.inf, self.chance.random() < 0.5))
+        call = next(self._flows(client)._ask_in_line(wanted, attempt, math.inf, self.chance.random() < 0.5))
         real, fake = self._ask(call)
         self._note(name, real, fake)
         if real is not None and real[4] is not None:
@@ -205,7 +205,7 @@ class Both:
     def _renew(self) -> None:
         some = self._some()
         if some:
-            service, ttl = self._service(self._clients[0]), TICK * self.chance.choice([7, 64, 200])
+            service, ttl = self._flows(self._clients[0]), TICK * self.chance.choice([7, 64, 200])
             tie = service.presence if self.chance.random() < 0.5 else None
             # Each only once: what becomes of a row that is named twice in one statement nobody has asked for.
             some = list({one.name: one for one in some}.values())
@@ -217,30 +217,30 @@ class Both:
 
     def _release(self) -> None:
         for one in self._some()[:1]:
-            call: Any = next(self._service(self._clients[0]).release(one.name, one.real, 0.0))
+            call: Any = next(self._flows(self._clients[0]).release(one.name, one.real, 0.0))
             self._same(*self._ask(call, (one.name, str(one.simulated))))
 
     def _release_all(self) -> None:
         some = list({one.name: one for one in self._some()}.values())
         if some:
-            service = self._service(self._clients[0])
+            service = self._flows(self._clients[0])
             call = next(service.release_all([(one.name, one.real) for one in some]))
             fake: Any = next(service.release_all([(one.name, one.simulated) for one in some]))
             self._same(*self._ask(call, fake.args))
 
     def _abandon(self) -> None:
         _, name, attempt = self._wanted()
-        service = self._service(self._clients[0])
+        service = self._flows(self._clients[0])
         act = service.abandon if self.chance.random() < 0.7 else service.leave_place
         self._same(*self._ask(next(act(name, attempt))))
 
     def _look(self) -> None:
         client = self.chance.choice(self._clients)
         names = self.chance.sample(self._names, self.chance.randrange(1, 3))
-        self._same(*self._ask(next(self._service(client).look_in_line(client, names, 1.0))))
+        self._same(*self._ask(next(self._flows(client).heartbeat(client, names, 1.0))))
 
     def _leave(self) -> None:
-        service = self._service(self.chance.choice(self._clients))
+        service = self._flows(self.chance.choice(self._clients))
         but = self.chance.sample(self._attempts, 2)
         self._ask(next(service.leave() if self.chance.random() < 0.2 else service.leave_all_but(but)))
 
@@ -268,8 +268,8 @@ class Both:
 
     def _wake_line(self) -> None:
         name = self.chance.choice(self._names)
-        self._owner("dblock.wake_line(%s)", name)
-        self.store.pass_on(name)
+        self._owner("dblock.wake_queue(%s)", name)
+        self.store.wake_if_free(name)
 
     def _come(self) -> None:
         """Have somebody be present, in a session of its own."""
@@ -277,12 +277,12 @@ class Both:
             return
         name, grace = self._uuid(), TICK * self.chance.choice([4, 64])
         session = psycopg.connect(self._dsn, autocommit=True)
-        session.execute("SELECT dblock.be_present(%s, make_interval(secs => %s))", (name, grace))
+        session.execute("SELECT dblock.register_presence(%s, make_interval(secs => %s))", (name, grace))
         self._sessions[name] = session
         self._presences = [*self._presences, name][-4:]
         self.store.sessions.add(int(name, 16))
         self.store.session = int(name, 16)
-        self.store.be_present(name, grace)
+        self.store.register_presence(name, grace)
         self.store.session = None
         self.history.append(f"{self.now} {name} comes")
 
@@ -296,12 +296,12 @@ class Both:
             self.store.sessions.discard(int(name, 16))
             self.history.append(f"{self.now} {name} goes")
 
-    def _be_absent(self) -> None:
+    def _withdraw_presence(self) -> None:
         if self._presences:
             some, name = self._some(), self.chance.choice(self._presences)
-            service = self._service(self._clients[0])
-            call = next(service.be_absent(name, [(one.name, one.real) for one in some]))
-            fake: Any = next(service.be_absent(name, [(one.name, one.simulated) for one in some]))
+            service = self._flows(self._clients[0])
+            call = next(service.withdraw_presence(name, [(one.name, one.real) for one in some]))
+            fake: Any = next(service.withdraw_presence(name, [(one.name, one.simulated) for one in some]))
             self._same(*self._ask(call, fake.args))
 
     # All that is remembered.

@@ -14,9 +14,9 @@ from typing import Any
 import dblock._core.acquire
 import dblock._core.presence
 import dblock._core.renewal
-from dblock._core.acquire import Service
-from dblock._core.effects import Steps
-from dblock._core.lease_state import Hold
+from dblock._core.acquire import LockFlows
+from dblock._core.effects import Flow
+from dblock._core.lease_state import LeaseState
 from dblock._core.replies import Grant
 from tests.robustness.simulation.run import Run
 from tests.robustness.simulation.tables import Row, Ticket
@@ -133,7 +133,7 @@ def renewal_of_the_forced(run: Run) -> Iterator[None]:
 @_bug
 def keep_alive_outlives_release(run: Run) -> Iterator[None]:
     """Do not take note that a lease is being given back, and go on renewing it."""
-    with _instead(Hold, "finish", lambda hold: None):
+    with _instead(LeaseState, "finish", lambda state: None):
         yield
 
 
@@ -141,12 +141,12 @@ def keep_alive_outlives_release(run: Run) -> Iterator[None]:
 def trust_from_the_reply(run: Run) -> Iterator[None]:
     """Count the trust window from when the answer came."""
 
-    def in_time(service: Service, grant: Grant) -> Steps[Grant | None]:
+    def in_time(service: LockFlows, grant: Grant) -> Flow[Grant | None]:
         until = service._clock() + grant.trusted_until - grant.sent_at
         kept: Grant | None = yield from before(service, grant._replace(trusted_until=until))
         return kept
 
-    with _instead(Service, "_in_time", in_time) as before:
+    with _instead(LockFlows, "_in_time", in_time) as before:
         yield
 
 
@@ -219,7 +219,7 @@ def tickets_by_length(run: Run) -> Iterator[None]:
 @_bug
 def dead_never_passed_over(run: Run) -> Iterator[None]:
     """Wait for those in line who are dead."""
-    run.store.first_in_line = lambda name, tidy: next(  # type: ignore[method-assign]
+    run.store.first_in_queue = lambda name, tidy: next(  # type: ignore[method-assign]
         iter(run.store.tables.tickets.get(name, ())), None
     )
     yield
@@ -229,13 +229,13 @@ def dead_never_passed_over(run: Run) -> Iterator[None]:
 def living_passed_over(run: Run) -> Iterator[None]:
     """Take everybody for dead who was not heard of for a second."""
     store = run.store
-    hear_from = store.hear_from
+    touch_client = store.touch_client
 
     def barely(client: str) -> None:
-        hear_from(client)
+        touch_client(client)
         store.tables.clients[client] = store.now() + 1.0
 
-    store.hear_from = barely  # type: ignore[method-assign]
+    store.touch_client = barely  # type: ignore[method-assign]
     yield
 
 
@@ -289,16 +289,16 @@ def grant_not_on_disk(run: Run) -> Iterator[None]:
 def excuse_not_heard(run: Run) -> Iterator[None]:
     """Take the locks of a process that has said that it is there all the same."""
     store = run.store
-    be_absent = store.be_absent
+    withdraw_presence = store.withdraw_presence
 
     def deaf(presence: str, grants: Any) -> list[int]:
         mark = store.marks.get(presence)
-        lost = be_absent(presence, grants)
+        lost = withdraw_presence(presence, grants)
         if mark is not None:
             store.marks[presence] = mark
         return lost
 
-    store.be_absent = deaf  # type: ignore[method-assign]
+    store.withdraw_presence = deaf  # type: ignore[method-assign]
     yield
 
 

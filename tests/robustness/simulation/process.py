@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from dblock._core.effects import Call, Sleep, Steps, Wait
-from dblock._core.waiters import Line, Seating
+from dblock._core.effects import Call, Flow, Sleep, Wait
+from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.error_mapping import is_overdue
 from dblock.errors import DblockError, Unavailable
 from tests.robustness.simulation.network import Message, Network
@@ -29,7 +29,7 @@ class Cancelled(BaseException):
 class Over(NamedTuple):
     """Make a call over one certain connection."""
 
-    wire: Wire
+    raw: RawConnection
     call: Call
     within: float
 
@@ -63,15 +63,15 @@ class Bell:
         self._rung = False
 
 
-class Place(Seating):
+class Place(LocalWaiter):
     """A place in line that a task waits at."""
 
-    def __init__(self, process: Process, line: Line, name: str, attempt: str) -> None:
+    def __init__(self, process: Process, line: LocalWaiters, name: str, attempt: str) -> None:
         super().__init__(line, name, attempt)
         self.bell = Bell(process)
 
-    def stand(self) -> None:
-        self.seated = False
+    def ticket_redeemed(self) -> None:
+        self.has_ticket = False
         self.bell.mute()
 
     def wake(self) -> None:
@@ -85,7 +85,7 @@ class Place(Seating):
         self.bell.wait_then(seconds, resume)
 
 
-class Wire:
+class RawConnection:
     """The listener's connection, with a session at its other end."""
 
     def __init__(self, process: Process, network: Network) -> None:
@@ -118,7 +118,7 @@ class Wire:
 class Task:
     """Performs the steps of one generator, one after the other."""
 
-    def __init__(self, process: Process, steps: Steps[Any], done: Callable[[Any], object] | None = None) -> None:
+    def __init__(self, process: Process, steps: Flow[Any], done: Callable[[Any], object] | None = None) -> None:
         self._process = process
         self._steps = steps
         self._done = done
@@ -164,7 +164,7 @@ class Task:
             place.wait_then(step.seconds, resume)
         elif isinstance(step, Over):
             sql, args = step.call.sql, step.call.args
-            self._message = process.network.send(process, sql, args, step.within, step.wire, resume)
+            self._message = process.network.send(process, sql, args, step.within, step.raw, resume)
         else:
             assert isinstance(step, Sleep)
             process.later(step.seconds / process.rate, resume, None)

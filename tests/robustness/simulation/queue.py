@@ -67,7 +67,7 @@ class WaitingRoom:
         self.observer.removed(ticket, why)
         self.tables.tickets[ticket.name].remove(ticket)
 
-    def first_in_line(self, name: str, tidy: bool) -> Ticket | None:
+    def first_in_queue(self, name: str, tidy: bool) -> Ticket | None:
         """Find the first that is alive; with `tidy` the dead before it go."""
         dead: set[str] = set()
         away: set[str] = set()
@@ -89,8 +89,8 @@ class WaitingRoom:
                 self.remove(ticket, "dead")
         return None
 
-    def nobody_waits(self, name: str) -> bool:
-        if self.first_in_line(name, tidy=True) is not None or self.tables.tickets.get(name):
+    def queue_is_empty(self, name: str) -> bool:
+        if self.first_in_queue(name, tidy=True) is not None or self.tables.tickets.get(name):
             return False
         self.tables.rows[name].waiting = False
         return True
@@ -99,31 +99,31 @@ class WaitingRoom:
         """Wake the first in line of a lock that was freed just now."""
         if self.durable:
             return
-        found = self.first_in_line(name, tidy=True)
+        found = self.first_in_queue(name, tidy=True)
         if found is not None:
             self.notify(found.client, found.attempt)
         elif not self.tables.tickets.get(name):
             self.tables.rows[name].waiting = False
 
-    def pass_on(self, name: str) -> None:
+    def wake_if_free(self, name: str) -> None:
         row = self.tables.rows.get(name)
         if row is not None and row.waiting and row.expires_at <= self.now():
             self.wake_next(name)
 
-    def hear_from(self, client: str) -> None:
+    def touch_client(self, client: str) -> None:
         now, clients = self.now(), self.tables.clients
         self.observer.heard(client)
         if clients.get(client, float("-inf")) <= now + HEARD_AGAIN:
             clients[client] = max(now + HEARD_FOR, clients.get(client, now))
 
-    def look_in_line(self, client: str, names: Iterable[str]) -> tuple[int, list[tuple[str, float, bool]]]:
+    def heartbeat(self, client: str, names: Iterable[str]) -> tuple[int, list[tuple[str, float, bool]]]:
         """Hear from a client; tell how many places it has, and which of them are first."""
-        self.hear_from(client)
+        self.touch_client(client)
         places = sum(ticket.client == client for line in self.tables.tickets.values() for ticket in line)
         firsts = []
         for name in names:
             row = self.tables.rows.get(name)
-            found = None if row is None else self.first_in_line(name, tidy=False)
+            found = None if row is None else self.first_in_queue(name, tidy=False)
             if row is None or found is None or found.client != client:
                 continue
             wait = max(row.expires_at - self.now(), 0.0)
@@ -146,7 +146,7 @@ class WaitingRoom:
             for ticket in gone:
                 self.remove(ticket, "left")
             if gone:
-                self.pass_on(name)
+                self.wake_if_free(name)
         if not but:
             self.tables.clients.pop(client, None)
             self.marks.pop(presence or "", None)
@@ -164,11 +164,11 @@ class WaitingRoom:
             return mark.grace
         return mark.gone_since + mark.grace - self.now()
 
-    def be_present(self, presence: str, grace: float) -> None:
+    def register_presence(self, presence: str, grace: float) -> None:
         assert self.session is not None
         self.marks[presence] = Mark(self.session, self.incarnation, grace)
 
-    def be_absent(self, presence: str, grants: Iterable[tuple[str, int]]) -> list[int]:
+    def withdraw_presence(self, presence: str, grants: Iterable[tuple[str, int]]) -> list[int]:
         self.marks.pop(presence, None)
         rows, now = self.tables.rows, self.now()
         return [

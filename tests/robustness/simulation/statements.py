@@ -43,7 +43,7 @@ def _performer(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
         name = "release_again"
     elif name == "leave" and b"but =>" in sql:
         name = "leave_but"
-    elif name == "abandon" and b"only_place" in sql:
+    elif name == "abandon" and b"only_ticket" in sql:
         name = "leave_place"
     claims = b"fenced_store.claim(" in sql
     act = _FUNCTIONS[name]
@@ -147,11 +147,11 @@ def _abandon(store: Store, fence: Fence | None, args: Args) -> Row:
 
 
 def _leave_place(store: Store, fence: Fence | None, args: Args) -> Row:
-    return (_bool(store.abandon(_text(args[0]), _text(args[1]), only_place=True)),)
+    return (_bool(store.abandon(_text(args[0]), _text(args[1]), only_ticket=True)),)
 
 
-def _look_in_line(store: Store, fence: Fence | None, args: Args) -> Row:
-    places, firsts = store.look_in_line(_text(args[0]), _items(args[1]))
+def _heartbeat(store: Store, fence: Fence | None, args: Args) -> Row:
+    places, firsts = store.heartbeat(_text(args[0]), _items(args[1]))
     if not firsts:
         return str(places), None, None, None
     columns = zip(*((attempt, repr(wait), _bool(watched)) for attempt, wait, watched in firsts), strict=True)
@@ -168,13 +168,13 @@ def _leave_but(store: Store, fence: Fence | None, args: Args) -> Row:
     return ("",)
 
 
-def _be_present(store: Store, fence: Fence | None, args: Args) -> Row:
-    store.be_present(_text(args[0]), _seconds(args[1]))
+def _register_presence(store: Store, fence: Fence | None, args: Args) -> Row:
+    store.register_presence(_text(args[0]), _seconds(args[1]))
     return ("",)
 
 
-def _be_absent(store: Store, fence: Fence | None, args: Args) -> Row:
-    lost = store.be_absent(_text(args[0]), list(zip(_items(args[1]), map(int, _items(args[2])), strict=True)))
+def _withdraw_presence(store: Store, fence: Fence | None, args: Args) -> Row:
+    lost = store.withdraw_presence(_text(args[0]), list(zip(_items(args[1]), map(int, _items(args[2])), strict=True)))
     return ("{" + ",".join(map(str, lost)) + "}" if lost else None,)
 
 
@@ -187,11 +187,11 @@ _FUNCTIONS: dict[str, Callable[[Store, Fence | None, Args], Row | None]] = {
     "release_all": _release_all,
     "abandon": _abandon,
     "leave_place": _leave_place,
-    "look_in_line": _look_in_line,
+    "heartbeat": _heartbeat,
     "leave": _leave,
     "leave_but": _leave_but,
-    "be_present": _be_present,
-    "be_absent": _be_absent,
+    "register_presence": _register_presence,
+    "withdraw_presence": _withdraw_presence,
 }
 
 

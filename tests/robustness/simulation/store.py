@@ -70,7 +70,7 @@ class Store(WaitingRoom):
             waiting = remaining == 0 and row.waiting and in_line
             looks += 1
             if looks == 1 and waiting:
-                if attempt is not None and self.nobody_waits(name):
+                if attempt is not None and self.queue_is_empty(name):
                     continue
             elif looks == 1 and remaining == 0:
                 continue
@@ -160,7 +160,7 @@ class Store(WaitingRoom):
             if line:
                 first = line[0].attempt == attempt
                 if not first and had_ticket:
-                    found = self.first_in_line(name, tidy=True)
+                    found = self.first_in_queue(name, tidy=True)
                     first = found is None or found.attempt == attempt
         if (free and (first or not fair)) or (not free and was_held_by == attempt):
             answer = self.try_acquire(name, ttl, attempt, durable, presence, fair=False)
@@ -178,7 +178,7 @@ class Store(WaitingRoom):
             first = free and first
         else:
             row.waiting = True
-        self.hear_from(client)
+        self.touch_client(client)
         now = self.now()
         remaining = max(until - now, 0.0)
         if grace is not None and grace > 0:
@@ -236,10 +236,10 @@ class Store(WaitingRoom):
         """Free these; the result is how many it were."""
         return sum([self.release(name, token) for name, token in grants])
 
-    def abandon(self, name: str, attempt: str, only_place: bool = False) -> bool:
+    def abandon(self, name: str, attempt: str, only_ticket: bool = False) -> bool:
         row = self.tables.rows.get(name)
         gave_back = False
-        if row is not None and row.attempt == attempt and row.expires_at > self.now() and not only_place:
+        if row is not None and row.attempt == attempt and row.expires_at > self.now() and not only_ticket:
             self.free(row, "abandoned", attempt)
             gave_back = True
         own = self.places_of(name, attempt)
@@ -247,7 +247,7 @@ class Store(WaitingRoom):
             for ticket in own:
                 self.remove(ticket, "abandoned")
             gave_back = True
-            self.pass_on(name)
+            self.wake_if_free(name)
         return gave_back
 
     def force_release(self, name: str, token: int, now: bool = False) -> bool:
@@ -283,7 +283,7 @@ class Store(WaitingRoom):
                 mark.gone_since = now
         for row in list(tables.rows.values()):
             if row.waiting and row.expires_at <= now:
-                self.nobody_waits(row.name)
+                self.queue_is_empty(row.name)
         gone = [row for row in tables.rows.values() if self.is_idle(row, now - idle)]
         for row in gone:
             self.observer.reaped(row)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dblock._core.effects import Sleep, Steps
-from dblock._core.lease_state import Hold
-from dblock._core.options import Terms, terms
+from dblock._core.effects import Flow, Sleep
+from dblock._core.lease_state import LeaseState
+from dblock._core.options import LockOptions, lock_options
 from dblock.errors import DatabaseError, DblockError, LeaseLost
 from dblock.lease import _LeaseBase
 from dblock.lock import _LockBase, _may_be_granted
@@ -25,7 +25,7 @@ from tests.robustness.simulation.world import short
 class Errand:
     """One lock to get, and what to do with it."""
 
-    terms: Terms
+    options: LockOptions
     timeout: float | None
     tries_once: bool
     holds_for: float
@@ -41,14 +41,14 @@ class Errand:
 class Lease(_LeaseBase):
     """A lease in this thread's hands."""
 
-    def __init__(self, client: Client, hold: Hold) -> None:
+    def __init__(self, client: Client, state: LeaseState) -> None:
         # Without minding it: when an object goes out of use is Python's to say. An errand that forgets says so.
-        self._hold = hold
-        self._service = client.service
+        self._state = state
+        self._flows = client.service
 
     @property
-    def hold(self) -> Hold:
-        return self._hold
+    def state(self) -> LeaseState:
+        return self._state
 
 
 class Worker:
@@ -59,10 +59,10 @@ class Worker:
         client: Client,
         name: str,
         errands: list[Errand],
-        asks: Callable[[str, Terms], object],
-        held: Callable[[Client, Hold], object],
+        asks: Callable[[str, LockOptions], object],
+        held: Callable[[Client, LeaseState], object],
         write: Callable[[Client, str, int, int], object],
-        released: Callable[[Client, Hold, float], object],
+        released: Callable[[Client, LeaseState, float], object],
     ) -> None:
         self.client = client
         self.name = name
@@ -76,7 +76,7 @@ class Worker:
         self._held = held
         self._write = write
         self._released = released
-        self._locks: dict[Terms, _LockBase[Any]] = {}
+        self._locks: dict[LockOptions, _LockBase[Any]] = {}
         self._task = Task(client, self._going(), self._ended)
 
     def cancel(self) -> None:
@@ -91,7 +91,7 @@ class Worker:
             raise result
         self.done = True
 
-    def _going(self) -> Steps[None]:
+    def _going(self) -> Flow[None]:
         world = self.client.world
         for errand in self._errands:
             yield Sleep(world.random.uniform(0, 0.4))
@@ -101,10 +101,10 @@ class Worker:
                 yield from self._run(errand)
             except (DblockError, Cancelled) as error:
                 if world.tracing:
-                    self._say(f"{errand.terms.name}: {type(error).__name__} {getattr(error, 'reason', '')}")
+                    self._say(f"{errand.options.name}: {type(error).__name__} {getattr(error, 'reason', '')}")
             self.waits_since = None
 
-    def _run(self, errand: Errand) -> Steps[None]:
+    def _run(self, errand: Errand) -> Flow[None]:
         lease = yield from self._acquire(errand)
         self.waits_since = None
         if lease is None:
@@ -115,77 +115,77 @@ class Worker:
             yield from self._release(lease)
             raise
         if errand.forgets:
-            self.client.keeper.abandon(lease.hold)
+            self.client.keeper.abandon(lease.state)
         else:
             yield from self._release(lease)
 
-    def _acquire(self, errand: Errand) -> Steps[Lease | None]:
-        client, terms = self.client, errand.terms
+    def _acquire(self, errand: Errand) -> Flow[Lease | None]:
+        client, options = self.client, errand.options
         attempt = client.world.name()
-        self._asks(attempt, terms)
+        self._asks(attempt, options)
         self.waits_since = client.world.now
-        lock = self._locks.setdefault(terms, _LockBase(client, terms))  # type: ignore[arg-type]
+        lock = self._locks.setdefault(options, _LockBase(client, options))  # type: ignore[arg-type]
         if client.world.tracing:
-            self._say(f"{terms.name}: wants it, attempt {short(attempt)}, timeout {errand.timeout}")
+            self._say(f"{options.name}: wants it, attempt {short(attempt)}, timeout {errand.timeout}")
         try:
             if errand.tries_once:
-                grant = yield from client.service.try_acquire(terms, attempt)
+                grant = yield from client.service.try_acquire(options, attempt)
             else:
                 grant = yield from lock._acquiring(errand.timeout, attempt)
             if grant is None:
                 return None
-            hold = Hold(grant, terms.ttl, client.clock)
-            client.keep(hold, terms.keep_alive)
+            state = LeaseState(grant, options.ttl, client.clock)
+            client.keep(state, options.keep_alive)
         except (DblockError, Cancelled) as error:
             if _may_be_granted(error):
                 try:
-                    yield from client.service.abandon(terms.name, attempt)
+                    yield from client.service.abandon(options.name, attempt)
                 except DblockError:
-                    client.owe(terms.name, attempt)
+                    client.defer_cleanup(options.name, attempt)
             raise
         if client.world.tracing:
-            self._say(f"{terms.name}: has it under token {hold.token} for {hold.remaining():.4f} s")
-        self._held(client, hold)
-        return Lease(client, hold)
+            self._say(f"{options.name}: has it under token {state.token} for {state.remaining():.4f} s")
+        self._held(client, state)
+        return Lease(client, state)
 
-    def _use(self, errand: Errand, lease: Lease) -> Steps[None]:
-        hold = lease.hold
+    def _use(self, errand: Errand, lease: Lease) -> Flow[None]:
+        state = lease.state
         for number in range(1, errand.writes + 1):
             yield Sleep(min(errand.holds_for, 0.1 if self.hurries else errand.holds_for) / errand.writes)
             lease.raise_if_lost()
-            self._write(self.client, errand.resource, hold.token, number)
+            self._write(self.client, errand.resource, state.token, number)
             if errand.renews and number == 1:
                 try:
                     yield from lease._renewing(None)
                 except DatabaseError as error:
                     if self.client.world.tracing:
-                        self._say(f"{hold.name}: could not renew: {error}")
+                        self._say(f"{state.name}: could not renew: {error}")
                 except LeaseLost:
                     return
         # Then something that takes its time and writes nothing, after which nobody looks before the release.
         yield Sleep(0.0 if self.hurries else errand.holds_for * errand.lingers)
 
-    def _release(self, lease: Lease) -> Steps[None]:
+    def _release(self, lease: Lease) -> Flow[None]:
         """Give the lock back, as ThreadLease.release does."""
-        hold, keeper = lease.hold, self.client.keeper
+        state, keeper = lease.state, self.client.keeper
         released, since = False, self.client.world.now
         try:
             if lease._may_be_held:
-                keeper.abandon(hold)
+                keeper.abandon(state)
             if not lease._finished:
                 released = yield from lease._releasing()
         except (DblockError, Cancelled):
-            keeper.abandon(hold)
+            keeper.abandon(state)
             raise
         finally:
-            keeper.discard(hold)
+            keeper.discard(state)
         if released:
-            self._released(self.client, hold, since)
+            self._released(self.client, state, since)
         if self.client.world.tracing:
-            lost = f", lost: {hold.loss.reason}" if hold.loss else ""
-            self._say(f"{hold.name}: let go of token {hold.token}, {'released' if released else 'not held'}{lost}")
+            lost = f", lost: {state.loss.reason}" if state.loss else ""
+            self._say(f"{state.name}: let go of token {state.token}, {'released' if released else 'not held'}{lost}")
 
 
-def wanted(name: str, ttl: float, timeout: float | None, **options: Any) -> Terms:
+def wanted(name: str, ttl: float, timeout: float | None, **options: Any) -> LockOptions:
     """Return the terms on which a lock is asked for."""
-    return terms(name, ttl, timeout, None, **options)
+    return lock_options(name, ttl, timeout, None, **options)

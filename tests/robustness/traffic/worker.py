@@ -227,21 +227,21 @@ def _go(workload: Any, worker: Worker) -> None:
 
 def _count_wake_ups(own_recorder: list[Recorder]) -> None:
     """Write down every notification that wakes a waiter, in the history of the process that this is by then."""
-    from dblock._core.waiters import Line, Seating
+    from dblock._core.waiters import LocalWaiter, LocalWaiters
 
-    add, notified = Line.add, Line.notified
+    add, notified = LocalWaiters.add, LocalWaiters.notified
     names: dict[str, str] = {}
 
-    def added(self: Line, place: Seating) -> None:
+    def added(self: LocalWaiters, place: LocalWaiter) -> None:
         names[place.attempt] = place.name
         add(self, place)
 
-    def noted(self: Line, attempt: str) -> None:
+    def noted(self: LocalWaiters, attempt: str) -> None:
         # Nobody else is told of the lock's name; a waiter that has left may be woken too late.
         own_recorder[0].note("woken", names.get(attempt.replace("-", ""), ""), attempt=attempt)
         notified(self, attempt)
 
-    Line.add, Line.notified = added, noted  # type: ignore[method-assign]
+    LocalWaiters.add, LocalWaiters.notified = added, noted  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
