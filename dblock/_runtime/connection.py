@@ -1,8 +1,8 @@
 """One connection, and one function call over it.
 
 Everything goes over it as text, by statements prepared once. That leaves out psycopg's cursors and type adaptation,
-which cost a third of the whole call (docs/performance.md). psycopg still does the connecting and all the waiting, so
-Ctrl-C and cancellation work as it makes them work.
+which cost a third of the whole call (docs/concepts/performance.md). psycopg still does the connecting and all the
+waiting, so Ctrl-C and cancellation work as it makes them work.
 
 A pooler may run each statement on another backend, where nothing is prepared. Nothing is then.
 """

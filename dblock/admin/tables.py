@@ -1,7 +1,7 @@
 """dblock's tables as SQLAlchemy metadata: to inspect, to query as their owner, to show to Alembic.
 
 The migrations make the tables; this only describes them, and a test holds the two together. An application that
-autogenerates migrations in the same database should leave our schema out (see docs/install.md).
+autogenerates migrations in the same database should leave our schema out (see docs/guides/install.md).
 """
 
 from __future__ import annotations

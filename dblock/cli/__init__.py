@@ -96,7 +96,7 @@ class _Commands(click.Group):
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Without --dsn, $DBLOCK_DSN, a .env or [tool.dblock], the embedded Postgres of this user is used, and "
-    "started if need be. Exit codes: docs/cli.md.",
+    "started if need be. Exit codes: docs/reference/cli.md.",
 )
 @click.version_option(None, "--version", package_name="dblock", message="dblock %(version)s")
 @common

@@ -28,7 +28,7 @@ TICK = 0.1
 @command(
     "doctor",
     epilog="Exit code 0 when nothing was found, or only notes; 3 for a warning, 4 for an error. Each finding: "
-    "docs/doctor.md.",
+    "docs/reference/doctor.md.",
 )
 @click.option(
     "--snapshot-age",

@@ -1,4 +1,4 @@
-"""The exit codes of the command line. They are a promise: scripts rely on them (docs/cli.md)."""
+"""The exit codes of the command line. They are a promise: scripts rely on them (docs/reference/cli.md)."""
 
 from __future__ import annotations
 

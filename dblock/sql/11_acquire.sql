@@ -1,5 +1,5 @@
 -- Grants the lock if it is this caller's turn, else leaves a ticket: a place in line, first come, first served. Call it again,
--- with the same `attempt`, when the client's channel says so; see docs/sql.md.
+-- with the same `attempt`, when the client's channel says so; see docs/reference/sql.md.
 --
 -- `attempt` names the request and with it the ticket: sent again after a lost answer it finds its own place. `client` names
 -- the process that waits, which must let itself be heard every second (heartbeat), or its places go. `had_ticket` is for

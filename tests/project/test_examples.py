@@ -16,7 +16,7 @@ from sqlalchemy import create_engine
 from fenced_store import FencedStore
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -42,7 +42,9 @@ def calling(app: Any) -> httpx.Client:
     return httpx.Client(transport=transport, base_url="https://ledger.example")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DBLOCK_DSN", dsn)
     with psycopg.connect(dsn) as connection:
@@ -86,7 +88,7 @@ def test_the_sql_examples_run(owner: psycopg.Connection) -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
 
 
 def test_the_readmes_commands_are_the_ones_that_ci_runs() -> None:

@@ -1,7 +1,7 @@
 """What `make robustness` plays: every workload, every fault, and the long counts.
 
-Each entry is one run with a seed of its own. The counts that docs/robustness.md gives (freezes, kills of the whole
-Postgres, promotions, operations) are sums over entries here.
+Each entry is one run with a seed of its own. The counts that docs/concepts/robustness.md gives (freezes, kills of
+the whole Postgres, promotions, operations) are sums over entries here.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def schema_tables(patient: Patient) -> Iterator[Finding]:
             "Calls fail, or two may be granted the same lock. What else hangs on the tables was not looked at.",
             "Restore the schema from a backup. Or, while nobody locks: "
             f"{anew} then: {patient.run('install')} && {patient.run('token raise --above')} N, with the highest "
-            "token that any resource has seen (docs/after-a-restore.md).",
+            "token that any resource has seen (docs/guides/after-a-restore.md).",
         )
 
 

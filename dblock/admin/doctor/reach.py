@@ -29,7 +29,7 @@ def pooler(patient: Patient) -> Iterator[Finding]:
             "In transaction mode notifications do not come through, so waiters look several times a second instead, "
             "and a holder that dies keeps its lock until its lease runs out.",
             "Give clients a way past it for their listener: dblock.Client(dsn, listen_dsn='postgresql://…') "
-            "(docs/waiting.md).",
+            "(docs/concepts/waiting.md).",
         )
 
 

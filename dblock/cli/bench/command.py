@@ -49,7 +49,8 @@ BAR = 40
 def bench(asked: Asked, seconds: float, clients: int) -> None:
     """Measure how quick the locks are on this database, beside a bare round trip and a bare commit.
 
-    It uses locks of its own, and any role that may lock can run it. docs/bench.md says how to read the figures.
+    It uses locks of its own, and any role that may lock can run it. docs/reference/bench.md says how to
+    read the figures.
     """
     from dblock.cli.bench.measure import measure
 

@@ -724,6 +724,6 @@ def test_somebody_at_a_terminal_sees_what_takes_so_long(shell: Shell, dsn: str, 
 
 
 def test_every_check_is_in_the_docs() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "doctor.md").read_text()
     listed = re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)
     assert sorted(listed) == sorted([*(check.id for check in CHECKS), "cannot-check"])

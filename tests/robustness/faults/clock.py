@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 HOUR = 3600
 
 EARLY = (
-    "when the server's clock is set ahead, leases run out earlier than their holders believe (docs/protocol.md, Whose"
-    " clock); what protects the resource is the token"
+    "when the server's clock is set ahead, leases run out earlier than their holders believe"
+    " (docs/concepts/protocol.md, Whose clock); what protects the resource is the token"
 )
 FORGOTTEN = 8.0
 """Seconds after which nobody can believe in a lease any more that was not renewed under the clock as it is now."""
@@ -35,7 +35,9 @@ SELECT dblock.force_release(name, token, 'the operator', 'the clock was set back
 FROM unnest(%s::text[], %s::bigint[]) AS held (name, token)
 """
 
-LATE = "when the server's clock is set back, a lock stays held that much longer (docs/protocol.md, Whose clock)"
+LATE = (
+    "when the server's clock is set back, a lock stays held that much longer (docs/concepts/protocol.md, Whose clock)"
+)
 
 
 def library() -> str | None:

@@ -220,5 +220,5 @@ class PresentLoseServers(LoseServers):
     excuses = dict.fromkeys(
         ("linearizability", "loss told first"),
         "the server ends the session and the word of it does not reach the client, which may then believe in its"
-        " lease for up to 45 s after another has the lock (docs/waiting.md, When a holder dies)",
+        " lease for up to 45 s after another has the lock (docs/concepts/waiting.md, When a holder dies)",
     )

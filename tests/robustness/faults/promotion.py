@@ -31,7 +31,10 @@ from tests.support.standby import promote
 if TYPE_CHECKING:
     from tests.robustness.traffic.stage import Stage
 
-LOST = "a failover to an asynchronous standby can lose grants that were acknowledged (docs/protocol.md, Failovers)"
+LOST = (
+    "a failover to an asynchronous standby can lose grants that were acknowledged"
+    " (docs/concepts/protocol.md, Failovers)"
+)
 
 
 def follow(primary: Server, standby: Server) -> None:
