@@ -44,7 +44,7 @@ def test_the_public_names_are_these_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("pair", [("Client", "AsyncClient"), ("Lock", "AsyncLock"), ("Lease", "AsyncLease")])
-def test_both_kinds_have_the_same_words(pair: tuple[str, str]) -> None:
+def test_sync_and_async_classes_have_the_same_methods(pair: tuple[str, str]) -> None:
     sync, asynchronous = (getattr(dblock, name) for name in pair)
 
     def words(kind: type) -> dict[str, list[str]]:

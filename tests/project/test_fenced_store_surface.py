@@ -47,17 +47,17 @@ def test_the_public_names_are_these_and_no_more() -> None:
         assert getattr(fenced_store, name).__doc__, name
 
 
-def test_it_imports_nothing_of_dblocks() -> None:
+def test_fenced_store_imports_nothing_of_dblock() -> None:
     for path in PACKAGE.rglob("*.py"):
         assert not {name for name in imports(path) if name.split(".")[0] == "dblock"}, path.name
 
 
-def test_it_works_where_there_is_no_dblock_at_all() -> None:
+def test_fenced_store_works_without_dblock() -> None:
     script = "import sys; sys.modules['dblock'] = None; import fenced_store; print(fenced_store.row('t', 1))"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "t:1"
 
 
-def test_what_needs_an_extra_says_which() -> None:
+def test_module_without_its_extra_says_which_to_install() -> None:
     for module, library, extra in (("objects", "obstore", "objects"), ("http.httpx_auth", "httpx", "http")):
         script = f"import sys; sys.modules[{library!r}] = None; import fenced_store.{module}"
         told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -76,7 +76,7 @@ def test_imports_point_one_way() -> None:
                 assert order.index(parts[1]) <= order.index(here), f"{here} imports {parts[1]}"
 
 
-def test_both_kinds_of_store_have_the_same_words() -> None:
+def test_sync_and_async_stores_have_the_same_methods() -> None:
     def words(kind: type) -> dict[str, list[str]]:
         return {
             name: list(inspect.signature(member).parameters)

@@ -91,7 +91,7 @@ def test_every_acknowledged_grant_outlives_a_crash_and_no_token_repeats(own_serv
 
 
 @pytest.mark.parametrize("own_server", [SETTINGS], indirect=True, ids=["lazy"])
-def test_that_would_notice_grants_that_are_not_waited_for(own_server: Server) -> None:
+def test_crash_run_catches_grants_that_do_not_wait_for_the_disk(own_server: Server) -> None:
     with psycopg.connect(own_server.url, autocommit=True) as owner:
         mutants.replace(
             owner, mutants.altered("10_try_acquire.sql", "'synchronous_commit', 'on'", "'synchronous_commit', 'off'")

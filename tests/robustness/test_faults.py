@@ -42,7 +42,7 @@ def test_a_fault_says_what_it_does_and_why_a_checker_cannot_be_asked(fault: type
     assert {"token order", "durability"} - set(fault.excuses) or fault.name == "split-brain"
 
 
-def test_what_a_fault_needs_and_does_not_find_is_said_and_nothing_is_played(
+def test_fault_without_its_prerequisite_says_so_and_plays_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.robustness.faults.clock.library", lambda: None)

@@ -49,13 +49,13 @@ def test_a_lock_that_went_to_another_first() -> None:
     assert violations(GRANT, FREED, *others) == []
 
 
-def test_nothing_is_said_of_a_lock_that_may_be_held() -> None:
+def test_checker_skips_a_lock_that_may_be_held() -> None:
     assert violations(GRANT, FREED, op("acquire", 20, math.inf, "c"), LATE) == []
     assert violations(GRANT, op("release", 20, 20.1, token=1, freed=False), LATE) == []
     assert violations(GRANT, op("release", 20, math.inf, token=1), LATE) == []
 
 
-def test_nothing_is_said_near_a_fault() -> None:
+def test_checker_skips_the_time_around_a_fault() -> None:
     assert violations(GRANT, FREED, LATE, op("fault", 17, 17.1, "director", key="kill")) == []
     assert violations(GRANT, FREED, LATE, op("fault", 1, 1.1, "director", key="kill"))
 

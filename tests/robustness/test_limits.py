@@ -32,7 +32,7 @@ def test_a_client_has_three_connections_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.long
-def test_more_clients_than_there_is_room_for_take_no_leases_from_the_others() -> None:
+def test_clients_beyond_the_connection_limit_cost_the_others_no_lease() -> None:
     # More than there are connections, so that some get none however few each of the others takes.
     found = is_so(clients.measure_without_room(2, 12, 20, ttl=2.0))
     assert 0 < found.numbers["held"] < 24
@@ -43,7 +43,7 @@ def test_leases_outlast_a_time_without_free_connections() -> None:
     is_so(connections.measure(ttl=1.5))
 
 
-def test_one_client_can_wait_for_many_locks() -> None:
+def test_client_can_wait_for_many_locks() -> None:
     is_so(queues.measure((30,), look_for=0.2, durable=False))
 
 
@@ -76,19 +76,19 @@ def flat(series: Series) -> bool:
     return verdict.flat
 
 
-def test_what_stays_is_flat_also_with_noise_and_a_warm_up() -> None:
+def test_constant_series_is_flat_despite_noise_and_warm_up() -> None:
     assert flat(over_an_hour(MEMORY, *[20.0] * 1, *[50.0, 51.0, 49.5] * 10))
     assert flat(over_an_hour(COUNTS, *[7.0, 8.0] * 30))
     assert flat(over_an_hour(RATE, *[1000.0, 950.0] * 30))
 
 
-def test_what_grows_slowly_is_not() -> None:
+def test_slowly_growing_series_is_not_flat() -> None:
     assert not flat(over_an_hour(MEMORY, *[50.0 + number * 0.25 for number in range(60)]))
     assert not flat(over_an_hour(COUNTS, *[8.0 + number // 10 for number in range(60)]))
     assert not flat(over_an_hour(RATE, *[1000.0 - 8 * number for number in range(60)]))
 
 
-def test_what_grows_in_the_middle_and_is_back_by_chance_shows_in_its_slope() -> None:
+def test_growth_hidden_by_a_late_drop_shows_in_the_slope() -> None:
     assert not flat(over_an_hour(MEMORY, *[50.0 + number * 0.4 for number in range(50)], *[52.0] * 10))
 
 

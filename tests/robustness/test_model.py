@@ -37,5 +37,5 @@ def test_a_bug_is_found_out(bug: str) -> None:
 
 
 @pytest.mark.parametrize("name", some([*check.POSSIBLE]))
-def test_there_is_something_to_find(name: str) -> None:
+def test_model_reaches_each_state_that_should_be_possible(name: str) -> None:
     assert check.search(check.POSSIBLE[name], f"CAN_{name}").error is not None

@@ -27,7 +27,7 @@ def test_a_bug_is_found(bug: Bug) -> None:
 
 
 @pytest.mark.parametrize("bug", some(()))
-def test_nothing_is_found_without_it(bug: Bug) -> None:
+def test_control_run_without_the_mutation_is_clean(bug: Bug) -> None:
     outcome = control(bug)
     assert not outcome.violations
     assert not outcome.trouble

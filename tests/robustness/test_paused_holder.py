@@ -97,7 +97,7 @@ def test_a_stopped_holder_finds_its_lease_lost_when_it_goes_on(dsn: str, times: 
         assert after > before
 
 
-def test_that_would_notice_a_holder_that_believes_too_long(dsn: str, owner: psycopg.Connection) -> None:
+def test_paused_holder_run_catches_a_trust_window_that_is_too_long(dsn: str, owner: psycopg.Connection) -> None:
     """The same holder with a lease that lasts longer than the database says."""
     believing = HOLDER.replace("lease = ", "from dblock._core import acquire; acquire.TRUST = 9.0\n    lease = ")
     with subprocess.Popen(

@@ -136,7 +136,7 @@ def test_a_stopped_holder_is_succeeded_after_its_ttl_and_learns_of_it(dsn: str, 
         assert holder.ask()["lost"] is True
 
 
-def test_without_presence_a_dead_holder_is_succeeded_after_its_ttl(dsn: str, owner: psycopg.Connection) -> None:
+def test_dead_holder_without_presence_is_succeeded_after_its_ttl(dsn: str, owner: psycopg.Connection) -> None:
     with holding(dsn, ttl=2, client={"presence": None}) as holder, dblock.Client(dsn) as client:
         thread, came = waiting(client, owner)
         killed = time.monotonic()
@@ -197,7 +197,7 @@ def test_a_holder_that_is_cut_off_knows_before_anybody_has_its_lock(dsn: str, ow
 
 
 @pytest.mark.usefixtures("seems_direct")
-def test_that_would_notice_a_holder_that_takes_its_time(
+def test_cut_off_run_catches_a_holder_that_gives_up_too_late(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "OWN_PART", 8)
@@ -205,7 +205,7 @@ def test_that_would_notice_a_holder_that_takes_its_time(
         test_a_holder_that_is_cut_off_knows_before_anybody_has_its_lock(dsn, owner)
 
 
-def test_whoever_asks_while_it_is_in_doubt_is_told_that_it_is_lost(
+def test_lease_checked_while_presence_is_in_doubt_reports_lost(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a stop during which the server has closed the session: no thread of ours has run yet."""
@@ -274,7 +274,7 @@ def test_the_server_keeps_the_session_for_longer_than_we_believe_in_it(dsn: str,
 
 
 @pytest.mark.parametrize("how", ["fast", "immediate"])
-def test_after_a_restart_of_the_server_nobody_looks_dead(own_server: Server, how: str) -> None:
+def test_server_restart_makes_no_client_look_dead(own_server: Server, how: str) -> None:
     """A crash tells the holder that all marks are void; after an orderly restart it gave up in time, to be safe."""
     with dblock.Client(own_server.url) as holder, holding(own_server.url, ttl=30) as killed:
         kept = holder.lock("b", ttl=30).acquire()
@@ -291,7 +291,7 @@ def test_after_a_restart_of_the_server_nobody_looks_dead(own_server: Server, how
             assert client.lock("b").acquire(timeout=5), "given up, and given back as soon as it could be"
 
 
-def test_without_presence_a_lease_outlasts_a_restart(own_server: Server) -> None:
+def test_lease_without_presence_outlasts_a_restart(own_server: Server) -> None:
     with dblock.Client(own_server.url, presence=None) as holder:
         lease = holder.lock("b", ttl=30).acquire()
         restart(own_server, "fast")
@@ -385,7 +385,7 @@ def test_a_stopped_holder_whose_session_ended_meanwhile_knows_when_it_goes_on(
             assert came[1].release()
 
 
-def test_so_does_one_whose_event_loop_stood_still(dsn: str, owner: psycopg.Connection) -> None:
+def test_holder_whose_event_loop_was_blocked_also_finds_out_at_once(dsn: str, owner: psycopg.Connection) -> None:
     async def state(client: dblock.Client) -> tuple[Any, bool, bool]:
         async with dblock.AsyncClient(dsn) as holder:
             lease = await holder.lock("a", ttl=30).acquire()
@@ -425,7 +425,7 @@ def test_a_connection_that_is_slow_to_become_the_presence_saves_nothing(
         assert lease.remaining() == 0
 
 
-def test_one_of_several_hosts_that_is_away_proves_nothing(dsn: str) -> None:
+def test_unreachable_host_among_several_proves_nothing(dsn: str) -> None:
     parameters = conninfo.conninfo_to_dict(dsn)
     several = conninfo.make_conninfo(dsn, host=f"/nonexistent,{parameters['host']}")
     assert not Target(several).is_one_host

@@ -104,7 +104,7 @@ def test_grants_come_in_the_order_of_tickets(dsn: str, owner: psycopg.Connection
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
-def test_that_would_notice_a_ticket_redeemed_out_of_turn(dsn: str, owner: psycopg.Connection) -> None:
+def test_queue_order_run_catches_a_ticket_redeemed_out_of_turn(dsn: str, owner: psycopg.Connection) -> None:
     mutants.replace(
         owner, mutants.altered("10_try_acquire.sql", "AND o.number < try_acquire.ticket", "AND o.number < 0")
     )

@@ -32,12 +32,12 @@ def written(folder: Path, *some: Result, **more: Any) -> str:
     return page.write(some, folder, **more).read_text()
 
 
-def test_what_looked_at_nothing_is_not_said_to_have_been_checked(tmp_path: Path) -> None:
+def test_report_does_not_count_a_checker_that_saw_nothing(tmp_path: Path) -> None:
     assert "loss told first (9)" in written(tmp_path, result())
     assert "*nothing to look at: loss told first*" in written(tmp_path, result(looked_at=0))
 
 
-def test_what_failed_what_was_excused_and_what_was_not_played_is_told(tmp_path: Path) -> None:
+def test_report_lists_failed_excused_and_skipped_scenarios(tmp_path: Path) -> None:
     said = written(
         tmp_path, result(violations=1), result(trouble=["it hung"]), not_played=["mutex / clock: no library"]
     )

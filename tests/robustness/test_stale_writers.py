@@ -138,7 +138,7 @@ def test_a_stale_write_is_refused_every_time(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_the_fence_the_same_does_harm(stage: tuple[str, Holders, Resources], kind: str) -> None:
+def test_stale_writer_without_a_fence_does_harm(stage: tuple[str, Holders, Resources], kind: str) -> None:
     if kind == "key":
         stage[2]._raw.execute("CREATE TABLE IF NOT EXISTS keys (id text PRIMARY KEY, v text)")
     told, there, should_be = story(stage, kind, False, True, False, f"{kind[:3]}_bare")
@@ -194,7 +194,7 @@ def test_sixteen_writers_with_shuffled_tokens(dsn: str, total: int) -> None:
     assert len(accepted) > total / 50, "too few were accepted for this to prove much"
 
 
-def test_that_would_notice_a_comparison_that_lets_equals_or_lower_ones_by(dsn: str, owner: psycopg.Connection) -> None:
+def test_stale_writer_run_catches_a_fence_that_accepts_lower_tokens(dsn: str, owner: psycopg.Connection) -> None:
     wrong = altered_fence(
         "30_store.sql",
         "(excluded.token, excluded.write_number) > (f.token, f.write_number)",

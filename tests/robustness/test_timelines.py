@@ -53,7 +53,7 @@ def test_no_token_repeats_or_falls_after_a_failover_that_lost_some(own_server: S
     assert tokens == sorted(set(tokens))
 
 
-def test_that_failover_catches_tokens_that_do_not_mind_the_timeline(own_server: Server) -> None:
+def test_failover_run_catches_tokens_that_ignore_the_timeline(own_server: Server) -> None:
     with psycopg.connect(own_server.url, autocommit=True) as owner:
         mutants.replace(owner, mutants.altered("10_try_acquire.sql", "PERFORM enter_timeline();", "NULL;"))
     tokens = tokens_across_a_failover(own_server)
@@ -169,7 +169,7 @@ def test_the_first_grant_on_a_timeline_does_not_undo_a_raise_under_way(sessions:
     assert waiting.result(20)[0] >= least
 
 
-def test_those_who_come_together_to_a_new_timeline_jump_once(sessions: Sessions) -> None:
+def test_concurrent_grants_on_a_new_timeline_jump_once(sessions: Sessions) -> None:
     one, other = sessions.open(), sessions.open()
     one.do("UPDATE token_timeline SET timeline = 7")
     one.do("BEGIN")

@@ -111,7 +111,7 @@ def test_grants_under_contention_and_deletion_are_in_token_order(durable_dsn: st
     assert deleted > 100, "nothing was deleted, so nothing was shown"
 
 
-def test_that_run_catches_a_token_minted_in_values(durable_dsn: str, tmp_path: Path) -> None:
+def test_token_order_run_catches_a_token_minted_in_values(durable_dsn: str, tmp_path: Path) -> None:
     with psycopg.connect(durable_dsn, autocommit=True) as owner:
         mutants.replace(owner, mutants.TOKEN_IN_VALUES)
     tokens, _, _ = run(durable_dsn, tmp_path / "log", GRANTS // 10)

@@ -167,7 +167,7 @@ def crashes(owner: psycopg.Connection) -> list[str]:
     )
 
 
-def test_whatever_is_sent_nothing_breaks(
+def test_functions_survive_random_arguments(
     dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str]
 ) -> None:
     fuzzers = run(dsn, owner, connect, kinds, SEED, 250)
@@ -179,7 +179,7 @@ def test_whatever_is_sent_nothing_breaks(
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_whatever_is_sent_for_ten_minutes_nothing_breaks(
+def test_functions_survive_ten_minutes_of_random_arguments(
     dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str]
 ) -> None:
     fuzzers = run(dsn, owner, connect, kinds, SEED, -float(os.environ.get("DBLOCK_FUZZ_SECONDS", "600")))

@@ -78,7 +78,7 @@ async def test_every_name_is_a_lock_of_its_own(clients: Clients, owner: psycopg.
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE, ids=lambda name: ascii(name)[:20])
-async def test_what_postgres_cannot_store_is_refused_in_so_many_words(clients: Clients, name: str) -> None:
+async def test_text_that_postgres_cannot_store_is_refused_with_the_reason(clients: Clients, name: str) -> None:
     client = clients("host=127.0.0.1 port=1 user=nobody")  # nothing is sent
     with pytest.raises(dblock.InvalidArgument, match=IMPOSSIBLE[name]) as refused:
         await client.lock(name).try_acquire()
@@ -162,7 +162,7 @@ def test_the_command_line_shows_all_of_them_and_obeys_none(
         assert not raw(capsys.readouterr().err)
 
 
-def test_nor_does_a_terminal(written: list[str], shell: Shell) -> None:
+def test_terminal_receives_no_control_characters_from_names(written: list[str], shell: Shell) -> None:
     for arguments in (["ls"], ["ls", "--json"]):
         with Terminal(shell.command(*arguments), columns=200, rows=60) as terminal:
             assert terminal.ended() == 0

@@ -107,7 +107,7 @@ def relations(owner: psycopg.Connection, schema: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("schema", MAY_CALL)
-def test_it_was_decided_who_may_use_each_object(owner: psycopg.Connection, schema: str) -> None:
+def test_every_object_has_a_decision_on_its_privileges(owner: psycopg.Connection, schema: str) -> None:
     there = [name for name, _, _ in functions(owner, schema)]
     assert sorted(there) == sorted(MAY_CALL[schema]), "each once: an overload would be a second decision"
     found = relations(owner, schema)
@@ -160,7 +160,7 @@ HARMLESS = ("ANALYZE", "VACUUM")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("schema", MAY_CALL)
-def test_nobody_touches_a_table_or_a_sequence(
+def test_application_roles_touch_no_table_or_sequence(
     connect: Connect, owner: psycopg.Connection, kinds: dict[str, str], schema: str, kind: str
 ) -> None:
     session, role = connect(kind), kinds[kind]
@@ -211,7 +211,7 @@ class noticed:
         assert any("skipping" in one or "permission denied" in one for one in self._said), self._said
 
 
-def test_what_a_new_function_opens_is_noticed(owner: psycopg.Connection) -> None:
+def test_new_function_open_to_public_is_noticed(owner: psycopg.Connection) -> None:
     """The proof that the sweep can fail."""
     for made in (
         "CREATE FUNCTION dblock.peek() RETURNS int LANGUAGE sql SECURITY DEFINER AS 'SELECT 1'",
@@ -220,7 +220,7 @@ def test_what_a_new_function_opens_is_noticed(owner: psycopg.Connection) -> None
         owner.execute(made.encode())
     for schema in MAY_CALL:
         with pytest.raises(AssertionError):
-            test_it_was_decided_who_may_use_each_object(owner, schema)
+            test_every_object_has_a_decision_on_its_privileges(owner, schema)
 
 
 ASKED = {
@@ -285,7 +285,7 @@ def test_no_role_is_told_a_name_that_would_let_it_pass_for_another(
 
 
 @pytest.mark.parametrize("kind", ["lock", "nobody"])
-def test_whoever_sees_a_mark_can_neither_take_it_nor_end_it(
+def test_role_that_sees_an_advisory_key_can_neither_take_nor_end_it(
     connect: Connect, client: dblock.Client, owner: psycopg.Connection, kind: str
 ) -> None:
     """That an advisory lock is held is shown to all, in pg_locks. It is its session's all the same."""
@@ -303,7 +303,7 @@ def test_whoever_sees_a_mark_can_neither_take_it_nor_end_it(
     lease.renew()
 
 
-def test_whoever_may_break_a_lock_can_do_that_and_no_more(
+def test_force_release_privilege_allows_that_and_no_more(
     connect: Connect, client: dblock.Client, owner: psycopg.Connection
 ) -> None:
     lease = client.lock("held", ttl=20).acquire()

@@ -285,7 +285,9 @@ def test_each_of_them_is_called_below(owner: psycopg.Connection) -> None:
     }
 
 
-def test_nothing_of_an_attackers_runs_with_our_rights(attacker: psycopg.Connection, owner: psycopg.Connection) -> None:
+def test_attackers_objects_never_run_with_the_owners_privileges(
+    attacker: psycopg.Connection, owner: psycopg.Connection
+) -> None:
     prepare(attacker)
     all_answers_are_right(attacker)
     # And what runs by itself, when he writes to what others have protected.

@@ -276,7 +276,7 @@ def test_no_process_of_ours_is_called_by_it(
         bare.close()
 
 
-def test_what_is_looked_for_here_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_search_finds_a_password_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof that it can be."""
     for said in (PASSWORD, f"x {quote(PASSWORD, safe='')} y", [("a", PASSWORD)], {"dsn": f"password={PASSWORD}"}):
         with pytest.raises(AssertionError) as noticed:

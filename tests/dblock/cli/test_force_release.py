@@ -42,7 +42,7 @@ def test_the_holder_is_told_and_the_lock_free_later(
     assert "told to let go" in shell.run("show", "job").out
 
 
-def test_at_once_it_is_free_at_once(shell: Shell, lease: dblock.Lease, dsn: str) -> None:
+def test_lock_forced_now_is_free_at_once(shell: Shell, lease: dblock.Lease, dsn: str) -> None:
     with dblock.Client(dsn) as client:
         done = shell.run("break", "job", "--now", "--yes")
         assert done.code == 0

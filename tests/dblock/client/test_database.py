@@ -36,7 +36,7 @@ async def test_a_database_without_the_schema_says_what_to_run(clients: Clients, 
         await clients(bare_dsn).lock("a").try_acquire()
 
 
-async def test_another_schemas_name_is_in_the_advice(clients: Clients) -> None:
+async def test_advice_names_the_schema_in_use(clients: Clients) -> None:
     with pytest.raises(dblock.SchemaMissing, match="Run: dblock install --schema elsewhere$"):
         await clients(schema="elsewhere").lock("a").try_acquire()
 
@@ -137,7 +137,7 @@ async def test_a_release_whose_answer_was_lost_is_no_lost_lease(clients: Clients
         await client.close()
 
 
-async def test_nor_is_it_when_another_has_the_lock_before_it_is_sent_again(clients: Clients) -> None:
+async def test_retried_release_does_not_free_the_lock_of_the_next_holder(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy, dblock.Client(clients.dsn) as other:
         client = clients(proxy.dsn)
         proxy.before_cut = other.lock("the lock in question").acquire
@@ -417,7 +417,7 @@ async def test_held_locks_take_no_connection_and_no_transaction(clients: Clients
     assert not before & transactions()
 
 
-def test_nothing_happens_before_the_first_call(dsn: str, owner: psycopg.Connection) -> None:
+def test_client_opens_nothing_before_the_first_call(dsn: str, owner: psycopg.Connection) -> None:
     def connections() -> int:
         row = owner.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = %s", [owner.info.dbname]).fetchone()
         assert row is not None
@@ -588,7 +588,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.parametrize("module", ["dblock.client", "dblock._core.schema_version", "psycopg"])
-def test_nor_does_a_fork_while_another_thread_makes_the_first_client(module: str) -> None:
+def test_fork_does_not_hang_while_a_thread_makes_the_first_client(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK_IN_AN_EARLIER_IMPORT, module], timeout=60, check=False
     )
@@ -691,7 +691,7 @@ def unreplicated(request: pytest.FixtureRequest) -> Iterator[tuple[str, psycopg.
             yield own.url, owner
 
 
-async def test_what_was_granted_when_patience_ends_is_given_back(
+async def test_grant_that_arrives_after_patience_ends_is_given_back(
     clients: Clients, unreplicated: tuple[str, psycopg.Connection]
 ) -> None:
     """The grant waits for a standby; cancelled, it stands all the same."""

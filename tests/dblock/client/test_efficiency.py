@@ -11,7 +11,7 @@ import dblock
 from tests.support.facade import Clients
 
 
-async def test_they_exclude_each_other_and_locks_with_tokens(clients: Clients) -> None:
+async def test_efficiency_locks_exclude_each_other_and_durable_locks(clients: Clients) -> None:
     client = clients()
     quick = client.lock("a", durable=False)
     async with quick:
@@ -21,7 +21,7 @@ async def test_they_exclude_each_other_and_locks_with_tokens(clients: Clients) -
         assert await quick.try_acquire() is None
 
 
-async def test_they_have_no_token_and_are_told_apart_by_type(clients: Clients) -> None:
+async def test_efficiency_leases_have_no_token_and_a_type_of_their_own(clients: Clients) -> None:
     client = clients()
     quick, durable = await client.lock("a", durable=False).acquire(), await client.lock("b").acquire()
     with pytest.raises(dblock.NoFencingToken, match="durable=False"):
@@ -35,7 +35,7 @@ async def test_they_have_no_token_and_are_told_apart_by_type(clients: Clients) -
     assert "token" not in repr(inner[0])
 
 
-async def test_they_take_no_token_from_the_sequence(clients: Clients) -> None:
+async def test_efficiency_locks_take_no_token_from_the_sequence(clients: Clients) -> None:
     client = clients()
     first = await client.lock("a").acquire()
     for _ in range(5):
@@ -43,7 +43,7 @@ async def test_they_take_no_token_from_the_sequence(clients: Clients) -> None:
     assert (await client.lock("c").acquire()).token == first.token + 1
 
 
-async def test_they_are_kept_alive_and_released_like_others(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_efficiency_leases_are_kept_alive_and_released(clients: Clients, owner: psycopg.Connection) -> None:
     lease = await clients().lock("a", ttl=0.4, durable=False).acquire()
     await asyncio.sleep(1)
     assert lease.remaining() > 0
@@ -65,7 +65,7 @@ async def test_an_old_holder_cannot_touch_a_new_one(clients: Clients, owner: psy
 
 
 @pytest.mark.parametrize("default", ["on", "off", "local", "remote_write", "remote_apply"])
-def test_how_each_kind_commits_whatever_the_default(owner: psycopg.Connection, default: str) -> None:
+def test_each_kind_of_grant_commits_its_way_whatever_the_default(owner: psycopg.Connection, default: str) -> None:
     """Truth 5: a grant with a token waits for the disk; one without need not."""
 
     def setting(statement: str) -> str:

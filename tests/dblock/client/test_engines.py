@@ -95,7 +95,7 @@ def test_the_engines_settings_do_not_matter(dsn: str, options: dict[str, Any]) -
         assert lease.release()
 
 
-def test_another_encoding_of_the_engines_connections_does_not_matter(dsn: str) -> None:
+def test_client_encoding_of_the_engine_does_not_matter(dsn: str) -> None:
     engine = create_engine(url(dsn), connect_args={"client_encoding": "LATIN1"})
     with dblock.Client(engine) as latin, dblock.Client(dsn) as plain:
         latin.lock("münze 🔒", meta="ß").acquire()
@@ -136,7 +136,7 @@ async def test_an_engine_with_a_way_of_its_own_is_refused_to_the_other_kind(dsn:
         await taken
 
 
-def test_more_connections_than_the_engines_pool_would_give(dsn: str) -> None:
+def test_client_opens_more_connections_than_the_engines_pool_allows(dsn: str) -> None:
     engine = create_engine(url(dsn), pool_size=1, max_overflow=0, pool_timeout=0.1)
     with dblock.Client(engine, pool_size=4) as client, ThreadPoolExecutor(8) as threads:
         assert all(threads.map(lambda n: client.lock(str(n)).acquire().release(), range(40)))
@@ -146,7 +146,7 @@ def test_more_connections_than_the_engines_pool_would_give(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["creator", "no connection", "event"])
-def test_what_an_engines_own_code_raises_is_told_as_ours(dsn: str, how: str) -> None:
+def test_error_of_the_engines_own_code_becomes_a_dblock_error(dsn: str, how: str) -> None:
     def vault_is_down(*_: Any) -> Any:
         raise OSError("vault down")
 

@@ -44,7 +44,7 @@ def raised_after(seconds: float, error: type[BaseException]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("error", [Soft, Hard, KeyboardInterrupt])
-def test_what_a_signal_handler_raises_leaves_no_lock(
+def test_exception_in_a_signal_handler_leaves_no_lock(
     client: dblock.Client, sessions: Sessions, owner: psycopg.Connection, error: type[BaseException]
 ) -> None:
     """The statement waits at the server when the handler raises, and would grant the lock as soon as it can."""

@@ -45,7 +45,7 @@ async def test_a_lease_is_kept_alive_for_longer_than_its_ttl(clients: Clients, o
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
-async def test_one_that_is_not_to_be_kept_alive_runs_out(clients: Clients) -> None:
+async def test_lease_without_keep_alive_expires(clients: Clients) -> None:
     lease = await clients().lock("a", ttl=0.2, keep_alive=False).acquire()
     await asyncio.sleep(0.25)
     assert lease.lost.is_set()
@@ -190,7 +190,7 @@ async def test_on_danger_comes_before_the_loss_and_again_after_a_renewal(clients
             lease.on_danger(told.append, before=wrong)
 
 
-async def test_what_a_callback_raises_is_logged_and_nothing_else(
+async def test_exception_in_a_callback_is_only_logged(
     clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await clients().lock("a", ttl=0.3).acquire()
@@ -303,7 +303,7 @@ async def test_a_closed_client_has_released_what_it_held(clients: Clients, owner
     assert not kept.lost.is_set()
 
 
-async def test_it_has_so_also_where_an_answer_takes_more_than_a_second(
+async def test_close_has_released_the_lease_though_replies_take_over_a_second(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
     with Proxy(clients.dsn) as proxy:
@@ -483,7 +483,7 @@ def test_a_closed_client_leaves_no_thread(dsn: str) -> None:
         time.sleep(0.01)
 
 
-async def test_what_was_left_to_run_out_does_not_stay_registered(clients: Clients, kept_leases: list[Any]) -> None:
+async def test_expired_lease_does_not_stay_in_the_renewal_schedule(clients: Clients, kept_leases: list[Any]) -> None:
     client = clients()
     for number in range(5):
         with pytest.raises(dblock.LeaseLost):
@@ -499,7 +499,7 @@ async def test_what_was_left_to_run_out_does_not_stay_registered(clients: Client
     await eventually(lambda: len(schedule._states) <= 1)
 
 
-def test_waiting_again_and_again_leaves_nothing_behind(client: dblock.Client) -> None:
+def test_repeated_waits_for_loss_leave_no_callback_behind(client: dblock.Client) -> None:
     lease = client.lock("a").acquire()
     for _ in range(50):
         assert lease.lost.wait(0) is False
@@ -554,7 +554,7 @@ async def test_a_body_whose_lock_was_taken_away_ends_in_lease_lost(clients: Clie
             owner.execute("SELECT release('a', %s)", [lease.token])
 
 
-async def test_one_told_to_let_go_keeps_the_lock_until_it_has(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_forced_holder_keeps_the_lock_until_it_has_released(clients: Clients, owner: psycopg.Connection) -> None:
     """It is told by its next renewal, long before its deadline; and who waits need not wait for that."""
     lease = await clients().lock("a", ttl=6).acquire()
     owner.execute(LET_GO)
@@ -567,14 +567,14 @@ async def test_one_told_to_let_go_keeps_the_lock_until_it_has(clients: Clients, 
     assert time.monotonic() - began < 4, "it was free when its deadline had passed, and not before"
 
 
-def test_of_many_who_release_one_lease_one_is_told_that_it_did(client: dblock.Client) -> None:
+def test_concurrent_releases_of_one_lease_succeed_at_most_once(client: dblock.Client) -> None:
     lease = client.lock("a").acquire()
     with ThreadPoolExecutor(8) as threads:
         assert sorted(threads.map(lambda _: lease.release(), range(8)))[:7] == [False] * 7
     assert not lease.lost.is_set()
 
 
-async def test_what_cannot_be_called_is_refused(clients: Clients) -> None:
+async def test_callback_that_is_not_callable_is_refused(clients: Clients) -> None:
     lease = await clients().lock("a").acquire()
     for wrong in (None, 5):
         with pytest.raises(dblock.InvalidArgument, match="can be called"):
@@ -583,7 +583,7 @@ async def test_what_cannot_be_called_is_refused(clients: Clients) -> None:
             lease.on_danger(wrong, before=1)
 
 
-def test_in_a_child_a_lease_of_the_parents_is_over_and_not_lost(client: dblock.Client) -> None:
+def test_parents_lease_in_a_child_is_over_and_not_lost(client: dblock.Client) -> None:
     lease = client.lock("a", ttl=0.2, keep_alive=False).acquire()
     told: list[Any] = []
     lease.on_lost(told.append)

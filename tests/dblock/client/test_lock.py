@@ -129,14 +129,14 @@ async def test_a_timeout_of_zero_is_a_try(clients: Clients) -> None:
     await lease.release()
 
 
-async def test_with_holds_for_the_body_and_releases_after_it(clients: Clients) -> None:
+async def test_with_block_holds_the_lock_and_releases_it_after(clients: Clients) -> None:
     client = clients()
     async with client.lock("a", ttl=30, timeout=5) as lease:
         assert (await client.lock("a").holder()).token == lease.token
     assert await client.lock("a").holder() is None
 
 
-async def test_with_releases_when_the_body_fails(clients: Clients) -> None:
+async def test_with_block_releases_the_lock_when_the_body_fails(clients: Clients) -> None:
     client = clients()
     with pytest.raises(ZeroDivisionError):
         async with client.lock("a"):
@@ -144,7 +144,9 @@ async def test_with_releases_when_the_body_fails(clients: Clients) -> None:
     assert await client.lock("a").holder() is None
 
 
-async def test_with_ends_in_lease_lost_when_the_lease_was_lost(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_with_block_raises_lease_lost_when_the_lease_was_lost(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
     with pytest.raises(dblock.LeaseLost):
         async with clients().lock("a"):
             owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
@@ -255,7 +257,7 @@ async def test_a_closed_client_says_so(clients: Clients) -> None:
         await used.lock("a").holder()
 
 
-async def test_more_callers_than_connections_wait_their_turn(clients: Clients) -> None:
+async def test_callers_beyond_the_pool_size_wait_their_turn(clients: Clients) -> None:
     client = clients(pool_size=2)
     leases = await asyncio.gather(*(client.lock(f"lock {n}").acquire() for n in range(40)))
     assert len({lease.token for lease in leases}) == 40
@@ -291,7 +293,7 @@ def test_a_body_left_by_another_thread_than_it_was_entered_in(dsn: str) -> None:
         assert alone.holder() is None
 
 
-def test_of_several_bodies_a_thread_that_entered_none_cannot_leave_one(dsn: str) -> None:
+def test_thread_that_entered_no_body_cannot_leave_one(dsn: str) -> None:
     with dblock.Client(dsn) as client, ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         shared = client.lock("a", ttl=0.2, keep_alive=False)
         for entering in (one, other):

@@ -104,7 +104,7 @@ def test_a_caller_who_leaves_comes_before_the_error_that_it_led_to(runner: Runne
         _Trouble(runner, ONE, None).raise_or_retry(error, None)
 
 
-def test_but_what_the_caller_was_already_handling_does_not(runner: Runner) -> None:
+def test_interrupt_that_the_caller_already_handles_does_not_end_the_call(runner: Runner) -> None:
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as handled:
@@ -150,7 +150,7 @@ def borrower(runner: Runner, dsn: str) -> Any:
     borrower.close()
 
 
-def test_who_borrows_waits_for_a_connection_in_use_and_opens_none(dsn: str) -> None:
+def test_borrower_waits_for_a_connection_in_use_and_opens_none(dsn: str) -> None:
     full = Full(dsn)
     full.room = 1
     owner = Runner(full, "dblock", 3, 5.0)
@@ -166,7 +166,7 @@ def test_who_borrows_waits_for_a_connection_in_use_and_opens_none(dsn: str) -> N
     owner.close()
 
 
-def test_who_borrows_waits_no_longer_than_its_call_may_take(runner: Runner, borrower: Runner) -> None:
+def test_borrower_waits_no_longer_than_its_call_may_take(runner: Runner, borrower: Runner) -> None:
     wire = runner._pool.take()
     began = time.monotonic()
     with pytest.raises(dblock.Unavailable):

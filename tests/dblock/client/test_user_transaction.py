@@ -76,7 +76,7 @@ async def acquired(clients: Any, name: str = "a", **options: Any) -> Any:
     return getattr(lease, "_inner", lease)
 
 
-async def test_nobody_is_granted_the_lock_before_the_transaction_has_committed(opened: tuple[Any, Open]) -> None:
+async def test_next_grant_comes_only_after_the_transaction_has_committed(opened: tuple[Any, Open]) -> None:
     clients, transaction = opened
     lease = await acquired(clients)
     await settled(lease.release_in(transaction.connection))
@@ -140,7 +140,7 @@ async def test_a_transaction_that_stays_open_holds_up_no_other_lease(
     await transaction.rollback()
 
 
-async def test_after_it_the_lease_is_not_believed_until_it_is_renewed(opened: tuple[Any, Open]) -> None:
+async def test_lease_after_release_in_is_not_trusted_until_renewed(opened: tuple[Any, Open]) -> None:
     clients, transaction = opened
     lease = await acquired(clients)
     await settled(lease.release_in(transaction.connection))
@@ -166,7 +166,7 @@ async def test_a_lost_lease_cannot_be_proven_nor_released_there(
 
 
 @pytest.mark.parametrize("what", ["assert_held", "release_in"])
-async def test_one_that_was_taken_away_is_told_as_forced(
+async def test_lease_taken_away_is_reported_as_forced(
     opened: tuple[Any, Open], owner: psycopg.Connection, what: str
 ) -> None:
     clients, transaction = opened
@@ -194,7 +194,7 @@ def test_a_transaction_that_sees_only_the_past_tells_no_false_loss(dsn: str, iso
         getattr(lease, what)(connection)
 
 
-async def test_after_a_proof_a_takeover_waits_for_the_end_of_the_transaction(
+async def test_takeover_waits_for_a_transaction_that_has_proved_its_lease(
     opened: tuple[Any, Open], owner: psycopg.Connection
 ) -> None:
     clients, transaction = opened
@@ -246,7 +246,7 @@ async def test_autocommit_without_a_transaction_is_refused(dsn: str) -> None:
         assert lease.release() is True
 
 
-async def test_another_kind_of_database_is_refused(dsn: str) -> None:
+async def test_connection_to_another_kind_of_database_is_refused(dsn: str) -> None:
     engine = create_engine("sqlite://")
     with dblock.Client(dsn) as client, engine.connect() as connection:
         lease = client.lock("a").acquire()
@@ -255,7 +255,7 @@ async def test_another_kind_of_database_is_refused(dsn: str) -> None:
     engine.dispose()
 
 
-async def test_another_database_with_the_same_lock_and_token_is_refused(
+async def test_proof_in_another_database_with_the_same_lock_and_token_is_refused(
     opened: tuple[Any, Open], bare_dsn: str
 ) -> None:
     clients, transaction = opened

@@ -218,7 +218,7 @@ async def test_many_waiters_share_one_connection(clients: Clients, owner: psycop
             await task.result().release()
 
 
-async def test_whoever_waits_when_the_client_is_closed_is_told_and_leaves_no_ticket(
+async def test_waiter_of_a_closed_client_gets_an_error_and_leaves_no_ticket(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
     held = await clients().lock("a").acquire()
@@ -252,7 +252,7 @@ async def test_a_waiter_whose_place_was_passed_over_takes_a_new_one(
     assert (await asyncio.wait_for(waiting, BOUND)).token > held.token
 
 
-async def test_whoever_waits_is_told_that_the_database_is_away(
+async def test_waiter_gets_an_error_when_the_database_is_away(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "AWAY_FOR", 0.5)
@@ -321,7 +321,7 @@ async def test_a_wait_is_quiet(clients: Clients, owner: psycopg.Connection, capl
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_where_to_listen_is_checked(clients: Clients) -> None:
+async def test_listen_dsn_is_checked(clients: Clients) -> None:
     with pytest.raises(dblock.InvalidArgument, match="DSN"):
         clients(listen_dsn="")
     for presence in (0.01, 100, -1, float("nan"), "1"):
@@ -400,7 +400,7 @@ async def test_a_closed_listener_lets_go_of_its_socket(dsn: str) -> None:
     assert handle not in loop._selector.get_map(), "whoever gets that number next would be listened to in our name"
 
 
-async def test_only_a_client_that_waits_listens(
+async def test_client_without_waiters_does_not_listen(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every notification wakes the sessions of all who listen, in the whole database."""

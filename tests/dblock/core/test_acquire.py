@@ -139,7 +139,7 @@ def test_acquire_tries_then_lines_up_then_redeems_its_ticket_under_one_attempt(
     assert place.told == [(True, 12.5), "stood", "left"]
 
 
-def test_who_was_woken_too_early_lines_up_again_and_keeps_its_place(service: LockFlows, wanted: LockOptions) -> None:
+def test_waiter_woken_too_early_asks_again_and_keeps_its_position(service: LockFlows, wanted: LockOptions) -> None:
     place = Place()
     steps = service.acquire(wanted, None, "aa", lambda: place)
     next(steps)
@@ -165,7 +165,7 @@ def test_a_place_that_was_lost_is_told_of(
     assert "lost its place in line" in caplog.text
 
 
-def test_whoever_is_first_has_the_holder_looked_at_if_it_can_be_seen(service: LockFlows, wanted: LockOptions) -> None:
+def test_first_waiter_checks_a_holder_with_a_presence(service: LockFlows, wanted: LockOptions) -> None:
     place = Place()
     steps = service.acquire(wanted, None, "aa", lambda: place)
     next(steps)
@@ -174,13 +174,13 @@ def test_whoever_is_first_has_the_holder_looked_at_if_it_can_be_seen(service: Lo
     assert place.told == [(True, HOLDER_CHECK_INTERVAL)]
 
 
-def test_in_a_crowd_there_is_no_try_before_lining_up(service: LockFlows, wanted: LockOptions) -> None:
+def test_acquire_on_a_crowded_lock_joins_the_queue_without_a_try(service: LockFlows, wanted: LockOptions) -> None:
     steps = service.acquire(wanted, None, "aa", Place, crowded=True)
     call: Any = next(steps)
     assert b'"dblock".acquire(' in call.sql
 
 
-def test_without_a_ticket_it_asks_again_soon(service: LockFlows, wanted: LockOptions) -> None:
+def test_waiter_without_a_ticket_asks_again_soon(service: LockFlows, wanted: LockOptions) -> None:
     steps = service.acquire(wanted, None, "aa", Place)
     next(steps)
     steps.send(HELD)

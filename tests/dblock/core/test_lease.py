@@ -83,7 +83,7 @@ def test_a_longer_renewal_is_not_believed_before_its_answer_has_come() -> None:
 
 
 @pytest.mark.parametrize("long_first", [True, False])
-def test_of_two_renewals_at_once_the_longer_is_believed(long_first: bool) -> None:
+def test_longer_of_two_concurrent_renewals_is_believed(long_first: bool) -> None:
     """The database never shortens a lease, in whichever order the renewals reach it (sql/test_functions.py)."""
     held = Held(10)
     long, short = held.renewing(60), held.renewing(1)
@@ -147,7 +147,7 @@ def test_a_release_that_fails_does_not_hide_what_the_body_raised() -> None:
         pass
 
 
-def test_of_two_releases_at_once_neither_makes_a_loss_of_it() -> None:
+def test_concurrent_releases_do_not_make_a_loss() -> None:
     held = Held()
     first = held.lease._releasing()
     next(first)
@@ -186,7 +186,7 @@ def test_a_release_sent_again_that_finds_nothing_counts_as_done_only_if_nobody_c
     assert held.state.loss.reason == "unreachable"
 
 
-def test_nor_when_it_is_made_a_third_time_because_the_row_was_in_use() -> None:
+def test_third_release_after_a_busy_row_is_not_reported_as_done_in_doubt() -> None:
     """Whoever takes the lock from us holds its row, too."""
     held = Held()
     held.state.presence = Presence("there", 0.15, 0, clock.now())

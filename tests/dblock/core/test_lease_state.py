@@ -32,7 +32,7 @@ def state(now: Clock) -> LeaseState:
     return LeaseState(Grant("a", 7, 0.0, now.now + 10 * TRUST, now.now), 10, now)
 
 
-def test_it_is_lost_from_the_moment_its_trust_window_ends(state: LeaseState, now: Clock) -> None:
+def test_lease_is_lost_from_the_end_of_its_trust_window(state: LeaseState, now: Clock) -> None:
     now.now += 9.79
     assert state.lost() is None
     assert state.remaining() == pytest.approx(0.01)
@@ -43,7 +43,7 @@ def test_it_is_lost_from_the_moment_its_trust_window_ends(state: LeaseState, now
     assert loss.reason is Reason.EXPIRED
 
 
-def test_what_was_lost_stays_lost(state: LeaseState, now: Clock) -> None:
+def test_lost_lease_stays_lost(state: LeaseState, now: Clock) -> None:
     sent_at = now.now
     now.now += 20
     assert not state.confirm(sent_at, now.now + 100, 0), "the answer came when others could have been granted the lock"
@@ -61,7 +61,7 @@ def test_a_database_that_did_not_answer_is_the_reason(state: LeaseState, now: Cl
     assert loss.reason is Reason.UNREACHABLE
 
 
-def test_one_that_answered_at_last_is_not(state: LeaseState, now: Clock) -> None:
+def test_expired_lease_is_not_unreachable_after_a_reply(state: LeaseState, now: Clock) -> None:
     state.unreachable = True
     assert state.confirm(now.now, now.now + 5 * TRUST, 0)
     now.now += 20
@@ -70,7 +70,7 @@ def test_one_that_answered_at_last_is_not(state: LeaseState, now: Clock) -> None
     assert loss.reason is Reason.EXPIRED
 
 
-def test_it_tells_when_it_was_last_known_to_be_held(state: LeaseState, now: Clock) -> None:
+def test_loss_tells_when_the_lease_was_last_known_to_be_held(state: LeaseState, now: Clock) -> None:
     now.now += 4
     state.confirm(now.now - 1, now.now + 9, 0)
     now.now += 30
@@ -81,7 +81,7 @@ def test_it_tells_when_it_was_last_known_to_be_held(state: LeaseState, now: Cloc
     assert abs(time.time() - loss.last_held.timestamp()) < 5
 
 
-def test_what_was_given_back_is_not_lost(state: LeaseState, now: Clock) -> None:
+def test_released_lease_is_not_lost(state: LeaseState, now: Clock) -> None:
     state.finish()
     now.now += 20
     state.lose(Reason.SUPERSEDED)
@@ -108,7 +108,7 @@ def test_a_finalizer_in_the_middle_of_a_loss_does_not_deadlock(state: LeaseState
         assert state.lost() is not None
 
 
-def test_one_who_cannot_be_told_does_not_keep_it_from_the_next(state: LeaseState) -> None:
+def test_failing_callback_does_not_keep_the_next_from_running(state: LeaseState) -> None:
     told: list[int] = []
     state.at_end(lambda: 1 / 0)
     state.at_end(lambda: told.append(1))
@@ -124,7 +124,7 @@ def test_a_wish_to_be_told_can_be_taken_back(state: LeaseState) -> None:
     assert state._endings == []
 
 
-def test_after_a_release_in_the_users_transaction_it_is_not_believed(state: LeaseState, now: Clock) -> None:
+def test_lease_released_in_a_user_transaction_is_not_trusted(state: LeaseState, now: Clock) -> None:
     with state.leaving():
         pass
     assert state.remaining() == 0

@@ -22,7 +22,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     theirs.close()
 
 
-def test_it_stands_for_a_while_after_a_sign_of_life(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_presence_stands_for_a_while_after_a_heartbeat(ends: tuple[socket.socket, socket.socket]) -> None:
     presence = Presence("aa", 0.15, ends[0].fileno(), 100)
     assert presence.stands(100 + TRUSTED - 0.01)
     assert not presence.stands(100 + TRUSTED)
@@ -31,7 +31,7 @@ def test_it_stands_for_a_while_after_a_sign_of_life(ends: tuple[socket.socket, s
     assert presence.left(110) == TRUSTED
 
 
-def test_it_falls_when_the_other_end_closes_and_whoever_asks_sees_it(
+def test_presence_falls_when_the_server_closes_the_connection(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     presence = Presence("aa", 0.15, ends[0].fileno(), 100)
@@ -41,7 +41,7 @@ def test_it_falls_when_the_other_end_closes_and_whoever_asks_sees_it(
     assert not presence.stands(111), "nobody has looked for ten seconds: it may have been closed for as long"
 
 
-def test_who_has_looked_a_moment_ago_knows_how_long_it_can_have_been(
+def test_recent_probe_bounds_how_long_a_presence_can_have_been_gone(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     presence = Presence("aa", 0.15, ends[0].fileno(), 100)
@@ -51,7 +51,7 @@ def test_who_has_looked_a_moment_ago_knows_how_long_it_can_have_been(
     assert not presence.stands(101 + 0.15 * OWN_PART)
 
 
-def test_in_doubt_it_does_not_stand_and_once_it_has_ended_nothing_hangs_on_it(
+def test_presence_in_doubt_falls_and_an_ended_presence_binds_nothing(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     presence = Presence("aa", 0.15, ends[0].fileno(), 100)

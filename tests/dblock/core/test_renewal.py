@@ -101,9 +101,7 @@ def test_a_renewal_is_believed_from_before_it_was_sent(played: Played) -> None:
         ("forced", Reason.FORCED),
     ],
 )
-def test_what_the_database_will_not_renew_is_lost_and_asked_for_no_more(
-    played: Played, why: str, reason: Reason
-) -> None:
+def test_lease_refused_by_the_database_is_lost_and_not_renewed_again(played: Played, why: str, reason: Reason) -> None:
     kept, gone = played.state("kept"), played.state("gone")
     played.now.now = 1010
     played.renew_due("{2}", f"{{{why}}}")
@@ -115,7 +113,7 @@ def test_what_the_database_will_not_renew_is_lost_and_asked_for_no_more(
     assert played.renew_due() == ["kept"]
 
 
-def test_what_was_released_is_not_renewed_and_not_lost(played: Played) -> None:
+def test_released_lease_is_neither_renewed_nor_lost(played: Played) -> None:
     state = played.state("a")
     played.now.now = 1010
     steps, _ = played.asked()
@@ -138,7 +136,7 @@ def test_a_release_in_the_users_transaction_that_was_committed_is_no_loss(played
     assert state.lost() is None
 
 
-def test_one_that_was_rolled_back_leaves_the_lease_alive(played: Played) -> None:
+def test_release_in_a_rolled_back_transaction_leaves_the_lease_alive(played: Played) -> None:
     state = played.state("a")
     with state.leaving():
         pass
@@ -167,7 +165,7 @@ def test_a_renewal_from_before_the_release_says_nothing_about_its_transaction(pl
     assert state.lost() is None
 
 
-def test_one_that_could_not_be_sent_does_not_excuse_a_loss(played: Played) -> None:
+def test_release_that_could_not_be_sent_does_not_excuse_a_loss(played: Played) -> None:
     state = played.state("a")
     with pytest.raises(KeyError), state.leaving():
         raise KeyError
@@ -176,7 +174,7 @@ def test_one_that_could_not_be_sent_does_not_excuse_a_loss(played: Played) -> No
     assert state.lost() is not None
 
 
-def test_what_was_abandoned_is_released_and_tried_again(played: Played) -> None:
+def test_abandoned_lease_is_released_and_retried(played: Played) -> None:
     state = played.state("a")
     steps = played.schedule.release([state])
     next(steps)
@@ -202,7 +200,7 @@ def test_a_failed_renewal_is_tried_again_inside_the_trust_window(played: Played)
     assert state.remaining() > 29
 
 
-def test_one_that_fails_for_too_long_is_unreachable(played: Played) -> None:
+def test_lease_whose_renewals_fail_for_too_long_is_unreachable(played: Played) -> None:
     state = played.state("a", 30)
     for _ in range(100):
         played.now.now += 1
@@ -234,7 +232,7 @@ def answered_after(played: Played, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("took", "within"), [(1, 9.7), (4.8, 9.7), (6, 12), (9.8, 19.4)])
-def test_it_has_twice_as_much_as_the_last_took_if_that_is_more(played: Played, took: float, within: float) -> None:
+def test_renewal_may_take_twice_as_long_as_the_last_reply(played: Played, took: float, within: float) -> None:
     played.state("a", 30)
     played.now.now = 1010
     answered_after(played, took)
@@ -243,7 +241,7 @@ def test_it_has_twice_as_much_as_the_last_took_if_that_is_more(played: Played, t
     assert call.within == pytest.approx(within)
 
 
-def test_what_cannot_be_answered_in_time_does_not_hurry_the_others(played: Played) -> None:
+def test_lease_too_late_for_a_reply_does_not_shorten_the_others_timeout(played: Played) -> None:
     played.state("long", 30)
     played.now.now = 1012
     answered_after(played, 4)
@@ -267,7 +265,7 @@ def test_an_answer_of_long_ago_does_not_count(played: Played) -> None:
     assert call.within == pytest.approx((3 * TRUST - 1) / 2)
 
 
-def test_what_is_given_back_leaves_the_time_to_renew_what_is_held(played: Played) -> None:
+def test_give_back_leaves_time_to_renew_held_leases(played: Played) -> None:
     """Until the next round is due; where answers are slow, twice as long as the last took; if need be not at all."""
     abandoned = played.state("abandoned")
     played.state("held", 3)
@@ -285,7 +283,7 @@ def test_what_is_given_back_leaves_the_time_to_renew_what_is_held(played: Played
     assert played.schedule.releasable([abandoned]) == [abandoned]
 
 
-def test_where_nothing_is_due_soon_there_is_time_to_cancel_what_is_not_given_back(played: Played) -> None:
+def test_give_back_has_time_to_cancel_when_nothing_is_due_soon(played: Played) -> None:
     """Each try that is not cancelled may stay with the server for as long as somebody locks the table."""
     abandoned = played.state("abandoned")
     call: Any = next(played.schedule.release([abandoned]))
@@ -295,7 +293,7 @@ def test_where_nothing_is_due_soon_there_is_time_to_cancel_what_is_not_given_bac
     assert (call.within, call.giving_up) == (2, 2)
 
 
-def test_what_is_due_is_renewed_before_what_was_abandoned_is_given_back(played: Played) -> None:
+def test_due_leases_are_renewed_before_abandoned_ones_are_given_back(played: Played) -> None:
     """Where answers are slow, the one must not cost the other its connection."""
     played.state("held")
     abandoned = played.state("abandoned")
@@ -311,7 +309,7 @@ def test_what_is_due_is_renewed_before_what_was_abandoned_is_given_back(played: 
     assert done.value.value == []
 
 
-def test_at_the_end_nothing_comes_before_what_is_given_back(played: Played) -> None:
+def test_last_round_gives_leases_back_before_anything_else(played: Played) -> None:
     """Not what has run out, nor leases that were about to be tied to a presence."""
     played.state("run out", 3)
     played.now.now = 1005
@@ -325,7 +323,7 @@ def test_at_the_end_nothing_comes_before_what_is_given_back(played: Played) -> N
     assert played.schedule.due_at() == math.inf
 
 
-def test_so_it_is_with_what_is_given_back_because_it_came_too_late(played: Played) -> None:
+def test_give_back_of_a_late_renewal_leaves_time_to_renew_held_leases(played: Played) -> None:
     held, late = played.state("held", 12), played.state("late", 6)
     played.now.now = 1004
     steps, names = played.asked()
@@ -360,7 +358,7 @@ def test_a_renewal_that_comes_when_the_lease_is_lost_is_given_back(played: Playe
         steps.throw(dblock.Unavailable("gone"))  # then it runs out
 
 
-def test_what_is_not_to_be_kept_alive_is_never_due(played: Played) -> None:
+def test_lease_without_keep_alive_is_never_due(played: Played) -> None:
     played.state("a", keep_alive=False)
     assert played.schedule.due_at() == math.inf
     played.now.now = 1020
@@ -396,7 +394,7 @@ def test_leases_with_little_time_left_do_not_take_the_others_along(played: Playe
     assert call.within > 5
 
 
-def test_what_is_left_out_of_a_round_is_unreachable_too(played: Played) -> None:
+def test_lease_left_out_of_a_renewal_is_unreachable_too(played: Played) -> None:
     """For it is the database's slowness that it is lost by."""
     played.state("long", 30)
     played.now.now = 1010

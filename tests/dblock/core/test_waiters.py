@@ -81,7 +81,7 @@ def answer(steps: Any, *row: str | None) -> None:
         steps.send(row)
 
 
-def test_nobody_is_looked_in_for_when_nobody_waits(waiters: LocalWaiters) -> None:
+def test_check_is_never_due_without_waiters(waiters: LocalWaiters) -> None:
     assert waiters.due_at() == math.inf
     assert list(waiters.look(5)) == []
     place = seat(waiters, "aa")
@@ -101,7 +101,7 @@ def test_nobody_is_looked_in_for_when_nobody_waits(waiters: LocalWaiters) -> Non
         (False, False, 30, POLL_INTERVAL_OF_OTHERS),
     ],
 )
-def test_when_to_look_in(
+def test_next_check_depends_on_position_and_notifications(
     waiters: LocalWaiters, clock: Clock, notifications_work: bool, first: bool, look_in: float, due_in: float
 ) -> None:
     waiters.notifications_work = notifications_work
@@ -109,7 +109,7 @@ def test_when_to_look_in(
     assert waiters.due_at() == pytest.approx(clock.now + due_in)
 
 
-def test_only_a_look_that_is_due_sooner_wakes_the_listener(waiters: LocalWaiters, hurried: list[bool]) -> None:
+def test_listener_is_woken_only_for_an_earlier_check(waiters: LocalWaiters, hurried: list[bool]) -> None:
     seat(waiters, "aa")
     waiters.due_at()
     before = len(hurried)
@@ -127,7 +127,7 @@ def test_a_notification_wakes_the_one_that_it_names(waiters: LocalWaiters) -> No
     assert (one.woken, other.woken) == (0, 1)
 
 
-def test_one_call_looks_in_for_all_and_wakes_whose_turn_it_is(waiters: LocalWaiters, clock: Clock) -> None:
+def test_heartbeat_checks_all_waiters_and_wakes_the_first(waiters: LocalWaiters, clock: Clock) -> None:
     here, there, far = seat(waiters, "aa"), seat(waiters, "bb", name="b"), seat(waiters, "cc", name="b")
     clock.now += HEARTBEAT_INTERVAL
     steps = waiters.look(5)
@@ -141,7 +141,7 @@ def test_one_call_looks_in_for_all_and_wakes_whose_turn_it_is(waiters: LocalWait
     )
 
 
-def test_those_whose_places_are_gone_are_sent_to_take_new_ones(waiters: LocalWaiters, clock: Clock) -> None:
+def test_waiters_whose_tickets_are_gone_are_woken_to_take_new_ones(waiters: LocalWaiters, clock: Clock) -> None:
     places = [seat(waiters, "aa"), seat(waiters, "bb")]
     clock.now += HEARTBEAT_INTERVAL
     steps = waiters.look(5)
@@ -150,7 +150,7 @@ def test_those_whose_places_are_gone_are_sent_to_take_new_ones(waiters: LocalWai
     assert [place.woken for place in places] == [1, 1]
 
 
-def test_who_is_about_to_redeem_a_ticket_is_not_missed(waiters: LocalWaiters, clock: Clock) -> None:
+def test_waiter_about_to_redeem_its_ticket_is_not_missed(waiters: LocalWaiters, clock: Clock) -> None:
     staying, going = seat(waiters, "aa"), seat(waiters, "bb")
     clock.now += HEARTBEAT_INTERVAL
     steps = waiters.look(5)
@@ -185,7 +185,7 @@ def test_a_wake_up_that_comes_before_the_wait_is_not_lost(waiters: LocalWaiters)
     assert time.monotonic() - began >= 0.04, "that wake-up has been used"
 
 
-def test_whoever_comes_wakes_the_listener_only_to_begin_to_listen(waiters: LocalWaiters, hurried: list[bool]) -> None:
+def test_new_waiter_wakes_the_listener_only_to_begin_to_listen(waiters: LocalWaiters, hurried: list[bool]) -> None:
     waiters.notifications_work = False
     waiters.add(Place(waiters, "a", "aa"))
     assert hurried == [True]
@@ -196,7 +196,7 @@ def test_whoever_comes_wakes_the_listener_only_to_begin_to_listen(waiters: Local
     assert hurried == [True], "notifications come, so it listens"
 
 
-def test_who_comes_while_the_listener_stops_listening_is_listened_for() -> None:
+def test_waiter_that_joins_while_the_listener_stops_is_listened_for() -> None:
     ears = Ears()
     ears._listens = ears.waiters.notifications_work = True
     stopping = ears._listening()

@@ -11,7 +11,7 @@ from dblock._runtime.asyncio_compat import wait_and_clear
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_whoever_goes_round_and_is_cancelled_leaves_though_the_event_has_come(turns: int) -> None:
+async def test_cancelled_loop_ends_though_its_event_is_set(turns: int) -> None:
     event, rounds = asyncio.Event(), 0
 
     async def go_round() -> None:

@@ -29,14 +29,14 @@ def test_danger_is_told_once_for_each_end() -> None:
     assert len(told) == 2
 
 
-def test_it_looks_again_when_the_danger_begins_or_the_lease_ends() -> None:
+def test_next_check_comes_when_the_danger_begins_or_the_lease_ends() -> None:
     watched = WatchedLease(hold_for(30))
     assert 29 < watched.look() <= 30
     watched.add_danger(10, lambda left: None)
     assert 19 < watched.look() <= 20
 
 
-def test_what_is_over_is_looked_at_no_more() -> None:
+def test_ended_lease_is_not_checked_again() -> None:
     for end in (LeaseState.finish, lambda state: state.lose(Reason.FORCED)):
         state = hold_for(30)
         end(state)

@@ -16,9 +16,9 @@ def internal_error(severity: bytes) -> errors.InternalError_:
 
 
 @pytest.mark.parametrize("severity", [b"PANIC", b"FATAL"])
-def test_of_a_server_that_gives_up_in_the_middle_nobody_can_tell_whether_it_has_done_it(severity: bytes) -> None:
+def test_server_that_gives_up_midway_leaves_the_outcome_unknown(severity: bytes) -> None:
     assert type(translate(internal_error(severity), "dblock")) is dblock.Unavailable
 
 
-def test_what_the_server_refuses_and_goes_on_is_refused() -> None:
+def test_statement_refused_by_a_running_server_is_refused() -> None:
     assert type(translate(internal_error(b"ERROR"), "dblock")) is dblock.DatabaseError

@@ -48,14 +48,14 @@ def async_pool(size: int = 1, patience: float = 5.0) -> tuple[Any, list[Connecti
     return AsyncPool(connect, size, patience), made
 
 
-def test_one_call_after_the_other_uses_one_connection() -> None:
+def test_sequential_calls_use_one_connection() -> None:
     shared, made = pool(4)
     for _ in range(5):
         shared.give(shared.take())
     assert len(made) == 1
 
 
-def test_what_a_burst_of_calls_had_opened_is_closed_when_it_is_not_used() -> None:
+def test_connections_of_a_burst_are_closed_when_unused() -> None:
     shared, made = pool(2)
     one, other = shared.take(), shared.take()
     shared.give(one)
@@ -84,7 +84,7 @@ def test_a_connection_that_cannot_be_opened_takes_no_place() -> None:
             shared.take()
 
 
-def test_waiting_threads_are_served_in_order_and_not_overtaken() -> None:
+def test_pool_serves_waiting_threads_in_order() -> None:
     shared, _ = pool()
     wire = shared.take()
     served: list[int] = []

@@ -43,18 +43,18 @@ def test_a_dsn_that_cannot_be_read_is_not_shown(dsn: str) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-def test_of_several_hosts_only_one_that_takes_writes_will_do() -> None:
+def test_several_hosts_mean_the_one_that_takes_writes() -> None:
     assert "target_session_attrs=read-write" in resolve("postgresql://h1,h2/db").conninfo()
     assert "target_session_attrs" not in resolve("postgresql://h1/db").conninfo()
     assert "target_session_attrs=any" in resolve("postgresql://h1,h2/db?target_session_attrs=any").conninfo()
 
 
-def test_what_the_dsn_says_comes_before_our_defaults() -> None:
+def test_dsn_settings_override_our_defaults() -> None:
     assert "connect_timeout=5" in resolve("dbname=db").conninfo()
     assert "connect_timeout=1" in resolve("dbname=db connect_timeout=1").conninfo()
 
 
-def test_nothing_means_the_environment_then_the_embedded_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dsn_means_the_environment_then_the_embedded_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(resolve(None), EmbeddedTarget)
     monkeypatch.setenv("DBLOCK_DSN", "postgresql://h/db")
     assert str(resolve(None)) == "postgresql://h/db"
@@ -76,7 +76,7 @@ def test_part_of_a_password_is_not_taken_for_a_host_and_shown() -> None:
 
 
 @pytest.mark.parametrize("password", ["hun/ter2", "hun/t@er2", "5/hunter2"])
-def test_nor_for_a_port_or_a_database(password: str) -> None:
+def test_password_is_not_shown_when_it_is_read_as_port_or_database(password: str) -> None:
     with pytest.raises(dblock.InvalidArgument, match="%2F|%40|cannot be read") as refused:
         resolve(f"postgresql://me:{password}@db/app")
     assert "ter2" not in str(refused.value)

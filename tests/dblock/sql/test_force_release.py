@@ -32,14 +32,14 @@ def test_the_holder_is_told_and_keeps_its_deadline(sessions: Sessions) -> None:
     assert session.do("SELECT granted FROM try_acquire('a')") == (False,), "it has not let go yet"
 
 
-def test_it_is_free_when_the_holder_lets_go(sessions: Sessions) -> None:
+def test_forced_lock_is_free_when_the_holder_releases(sessions: Sessions) -> None:
     session = held(sessions)
     session.do(FORCE, 1)
     assert session.do("SELECT release('a', 1)") == (True,)
     assert session.do("SELECT granted, token FROM try_acquire('a')") == (True, 2)
 
 
-def test_it_is_free_when_the_deadline_has_passed_and_the_next_can_renew(sessions: Sessions) -> None:
+def test_forced_lock_is_free_after_its_deadline_and_the_next_holder_can_renew(sessions: Sessions) -> None:
     session = held(sessions, "100 ms")
     session.do(FORCE, 1)
     session.do("SELECT pg_sleep(0.11)")
@@ -47,7 +47,7 @@ def test_it_is_free_when_the_deadline_has_passed_and_the_next_can_renew(sessions
     assert session.do(RENEW, 2) == (None, None), "the next holder was told to let go, too"
 
 
-def test_at_once_it_is_free_at_once(sessions: Sessions) -> None:
+def test_lock_forced_now_is_free_at_once(sessions: Sessions) -> None:
     session = held(sessions)
     assert session.do("SELECT force_release('a', 1, now => true)") == (True,)
     assert session.do("SELECT granted, token FROM try_acquire('a')") == (True, 2)
@@ -56,7 +56,7 @@ def test_at_once_it_is_free_at_once(sessions: Sessions) -> None:
 
 
 @pytest.mark.parametrize("now", [False, True])
-def test_only_the_grant_that_was_meant(sessions: Sessions, now: bool) -> None:
+def test_force_release_acts_on_the_exact_grant(sessions: Sessions, now: bool) -> None:
     session = held(sessions)
     statement = "SELECT force_release(%s, %s, now => %s)"
     assert session.do(statement, "a", 7, now) == (False,)
@@ -66,7 +66,7 @@ def test_only_the_grant_that_was_meant(sessions: Sessions, now: bool) -> None:
     assert session.do("SELECT count(*) FROM lock_history") == (0,), "and nothing was done"
 
 
-def test_one_without_durability_is_meant_by_its_number(sessions: Sessions) -> None:
+def test_efficiency_grant_is_forced_by_its_number(sessions: Sessions) -> None:
     session = held(sessions)
     session.do("SELECT try_acquire('b', durable => false)")
     (number,) = session.do("SELECT token FROM list_locks(name => 'b')")
@@ -77,7 +77,7 @@ def test_one_without_durability_is_meant_by_its_number(sessions: Sessions) -> No
     assert session.do("SELECT force_release('b', %s, now => true)", number) == (False,), "that was another's grant"
 
 
-def test_it_waits_for_a_renewal_under_way_and_then_ends_it(sessions: Sessions) -> None:
+def test_force_release_waits_for_a_renewal_in_progress_and_then_ends_the_lease(sessions: Sessions) -> None:
     session, forcing = held(sessions), sessions.open()
     session.do("BEGIN")
     session.do(RENEW, 1)
@@ -102,12 +102,12 @@ def test_a_renewal_that_waits_for_it_comes_to_nothing(sessions: Sessions) -> Non
     assert renewed_behind_a_force(sessions) is None
 
 
-def test_that_would_notice_a_renewal_that_goes_on(sessions: Sessions, owner: psycopg.Connection) -> None:
+def test_force_release_test_catches_a_renewal_that_continues(sessions: Sessions, owner: psycopg.Connection) -> None:
     mutants.replace(owner, mutants.altered("20_renew.sql", "AND l.forced_at IS NULL", ""))
     assert renewed_behind_a_force(sessions) == (True,)
 
 
-def test_it_does_not_take_the_lock_of_who_came_meanwhile(sessions: Sessions) -> None:
+def test_late_force_release_does_not_take_the_next_holders_lock(sessions: Sessions) -> None:
     session, forcing = held(sessions), sessions.open()
     session.do("BEGIN")
     session.do("SELECT release('a', 1)")
@@ -119,7 +119,7 @@ def test_it_does_not_take_the_lock_of_who_came_meanwhile(sessions: Sessions) -> 
     assert session.do("SELECT token FROM holder('a')") == (2,)
 
 
-def test_one_that_ran_out_while_it_waited_is_taken_from_nobody(sessions: Sessions) -> None:
+def test_force_release_of_a_lease_that_expired_while_it_waited_does_nothing(sessions: Sessions) -> None:
     session, forcing = held(sessions, "300 ms"), sessions.open()
     session.do("BEGIN")
     session.do("SELECT 1 FROM distributed_locks WHERE name = 'a' FOR UPDATE")
@@ -142,7 +142,7 @@ def test_the_first_in_line_is_woken(sessions: Sessions, owner: psycopg.Connectio
     assert len(list(owner.notifies(timeout=5, stop_after=1))) == 1
 
 
-def test_who_did_it_and_why_is_remembered(sessions: Sessions) -> None:
+def test_history_records_actor_and_reason_of_a_force_release(sessions: Sessions) -> None:
     session = held(sessions)
     session.do(FORCE, 1)
     event, token, holder, actor, reason = session.do(
@@ -179,7 +179,7 @@ def test_roles_may_what_they_were_granted_and_no_more(dsn: str, role: str, owner
                             connection.execute(statement)
 
 
-def test_what_is_new_comes_to_those_who_had_its_kind(dsn: str, role: str, owner: psycopg.Connection) -> None:
+def test_new_function_is_granted_to_roles_that_had_its_kind(dsn: str, role: str, owner: psycopg.Connection) -> None:
     """The functions' files are run again by an upgrade, and with them what roles may call: that and no more."""
     for may, taken in (("see", "list_history"), ("lock", "queue"), ("break", "wake_queue")):
         schema.grant(dsn, role, may=[may])

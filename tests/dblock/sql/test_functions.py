@@ -120,7 +120,7 @@ def test_a_renewal_that_had_to_wait_cannot_revive_a_lease_that_ran_out(sessions:
     assert not renewal_that_waited_past_its_deadline(sessions)
 
 
-def test_that_interleaving_catches_a_renewal_that_looks_before_it_waits(
+def test_interleaving_catches_a_renewal_that_checks_before_it_waits(
     sessions: Sessions, owner: psycopg.Connection
 ) -> None:
     held_first = mutants.altered("20_renew.sql", "FOR NO KEY UPDATE;", ";")

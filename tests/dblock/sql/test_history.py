@@ -60,7 +60,7 @@ def test_grants_and_releases_are_noted_where_that_is_asked_for(owner: psycopg.Co
     assert len(events(owner)) == 4
 
 
-def test_one_without_durability_shows_no_token(owner: psycopg.Connection) -> None:
+def test_history_of_an_efficiency_grant_shows_no_token(owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a', '100 ms', 'quick', durable => false)")
     owner.execute("SELECT pg_sleep(0.11)")
     owner.execute("SELECT try_acquire('a')")
@@ -79,7 +79,7 @@ def test_the_newest_hundred_of_each_lock_are_kept(owner: psycopg.Connection) -> 
     assert events(owner, "b") == [("expired", 1, "x")], "another lock's went"
 
 
-def test_that_would_notice_a_history_without_end(owner: psycopg.Connection) -> None:
+def test_history_test_catches_a_history_without_a_limit(owner: psycopg.Connection) -> None:
     mutants.replace(owner, mutants.altered("04_history.sql", "OFFSET 99", "OFFSET 999"))
     assert kept_after_many(owner) == 500
 

@@ -65,7 +65,7 @@ def test_a_free_lock_is_kept_for_those_in_line(sessions: Sessions) -> None:
     assert session.do("SELECT granted FROM try_acquire('a', fair => false)") == (True,), "who says so may jump it"
 
 
-def test_somebody_elses_ticket_is_worth_nothing(sessions: Sessions) -> None:
+def test_foreign_ticket_is_worth_nothing(sessions: Sessions) -> None:
     session = sessions.open()
     held_with_three_in_line(session)
     session.do(FREE)
@@ -93,7 +93,7 @@ def test_a_grant_whose_answer_was_lost_is_found_again(sessions: Sessions) -> Non
     assert session.do("SELECT count(*) FROM lock_tickets WHERE attempt = %s", FIRST) == (0,)
 
 
-def test_whoever_leaves_the_line_passes_a_free_lock_on(sessions: Sessions) -> None:
+def test_waiter_that_leaves_the_queue_passes_a_free_lock_on(sessions: Sessions) -> None:
     session, ear = sessions.open(), sessions.open()
     held_with_three_in_line(session)
     session.do(FREE)
@@ -105,7 +105,7 @@ def test_whoever_leaves_the_line_passes_a_free_lock_on(sessions: Sessions) -> No
     assert session.do("SELECT abandon('a', %s)", FIRST) == (False,), "there was nothing to give back"
 
 
-def test_whoever_leaves_at_the_moment_of_the_grant_gives_it_straight_to_the_next(sessions: Sessions) -> None:
+def test_waiter_that_leaves_at_the_moment_of_its_grant_passes_the_lock_on(sessions: Sessions) -> None:
     session, ear = sessions.open(), sessions.open()
     held_with_three_in_line(session)
     session.do(FREE)
@@ -126,7 +126,7 @@ def test_a_line_that_nobody_alive_stands_in_holds_up_nobody(sessions: Sessions) 
     assert session.do("SELECT count(*) FROM lock_tickets") == (0,)
 
 
-def test_nor_does_it_when_nobody_has_released_the_lock(sessions: Sessions) -> None:
+def test_dead_queue_does_not_block_an_expired_lock(sessions: Sessions) -> None:
     session = sessions.open()
     held_with_three_in_line(session)
     session.do("UPDATE lock_clients SET seen_until = clock_timestamp()")
@@ -204,11 +204,11 @@ def lined_up_while_it_is_released(sessions: Sessions) -> Any:
     return coming.result(20)
 
 
-def test_who_lines_up_during_a_release_sees_it(sessions: Sessions) -> None:
+def test_waiter_that_joins_during_a_release_sees_the_release(sessions: Sessions) -> None:
     assert lined_up_while_it_is_released(sessions)[0] is True, "the line was empty, and the lock is free"
 
 
-def test_that_would_notice_a_look_before_the_line_is_held(sessions: Sessions, owner: psycopg.Connection) -> None:
+def test_queue_test_catches_a_check_before_the_queue_is_locked(sessions: Sessions, owner: psycopg.Connection) -> None:
     held, waited_for = "at_once := pg_try_advisory_xact_lock(line);", "PERFORM pg_advisory_xact_lock(line);"
     wrong = mutants.altered("11_acquire.sql", held, "at_once := true;")
     assert waited_for in wrong
@@ -389,7 +389,7 @@ def test_an_excuse_waits_for_who_is_taking_the_lock_and_sees_it(sessions: Sessio
     assert taken_at_the_moment_of_the_excuse(sessions) == ([1],)
 
 
-def test_nor_does_an_excuse_that_sees_only_the_past_believe_it(sessions: Sessions) -> None:
+def test_withdrawal_on_an_old_snapshot_does_not_keep_a_taken_lock(sessions: Sessions) -> None:
     holder, back, taker = sessions.open(), sessions.open(), sessions.open()
     hold_from(holder, HERE)
     holder.close()
@@ -410,7 +410,7 @@ def test_a_ticket_learns_of_a_presence_that_came_after_it(sessions: Sessions) ->
     assert session.do("SELECT presence FROM lock_tickets WHERE number = 1") == (THIRD,)
 
 
-def test_that_would_notice_an_excuse_that_does_not_wait(sessions: Sessions, owner: psycopg.Connection) -> None:
+def test_presence_test_catches_a_withdrawal_that_does_not_wait(sessions: Sessions, owner: psycopg.Connection) -> None:
     held, written = "presence_gone.presence\n    FOR UPDATE SKIP LOCKED;", "    IF take AND seen.gone_since"
     wrong = mutants.altered("05_line.sql", held, "presence_gone.presence;")
     assert written in wrong
@@ -515,7 +515,7 @@ def test_many_released_together_wake_each_its_next(sessions: Sessions) -> None:
     assert sorted(payload for _, payload in heard(ear)) == [str(uuid.UUID(int=1)), str(uuid.UUID(int=2))]
 
 
-def test_who_leaves_for_good_leaves_nothing_and_who_names_some_keeps_those(sessions: Sessions) -> None:
+def test_leave_queue_removes_every_ticket_but_those_to_keep(sessions: Sessions) -> None:
     session = sessions.open()
     held_with_three_in_line(session)
     session.do("SELECT leave(%s, but => %s)", HERE, [THIRD])
@@ -575,7 +575,9 @@ def test_no_setting_of_a_session_gives_a_lock_another_line(sessions: Sessions) -
         ("heartbeat(NULL, '{a}')", "To look in line takes a client"),
     ],
 )
-def test_who_waits_and_who_is_there_has_a_name_and_an_end(owner: psycopg.Connection, call: str, message: str) -> None:
+def test_heartbeat_and_presence_refuse_missing_or_unbounded_arguments(
+    owner: psycopg.Connection, call: str, message: str
+) -> None:
     """A grace past the end of time would make those fail who come upon the presence, and not whoever left it."""
     with pytest.raises(psycopg.errors.InvalidParameterValue, match=message):
         owner.execute(f"SELECT * FROM {call}".encode())

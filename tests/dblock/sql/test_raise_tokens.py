@@ -61,7 +61,7 @@ def test_a_grant_waits_for_a_raise_under_way(sessions: Sessions) -> None:
 
 
 @pytest.mark.parametrize("above", [-1, 2**63, "12", 1.5, True])
-def test_what_is_no_token_is_refused(dsn: str, above: int) -> None:
+def test_raise_tokens_refuses_what_is_not_a_token(dsn: str, above: int) -> None:
     with pytest.raises(dblock.InvalidArgument, match="raised above a whole number"):
         tokens.raise_above(resolve(dsn), above)
 

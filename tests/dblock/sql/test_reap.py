@@ -27,7 +27,9 @@ def names(owner: psycopg.Connection) -> set[str]:
     return {name for (name,) in owner.execute("SELECT name FROM distributed_locks")}
 
 
-def test_only_what_is_free_and_long_idle_goes(owner: psycopg.Connection, client: dblock.Client) -> None:
+def test_reaper_removes_only_locks_that_are_free_and_long_idle(
+    owner: psycopg.Connection, client: dblock.Client
+) -> None:
     for name in ("released long ago", "ran out long ago", "released just now", "held since long"):
         lease = client.lock(name, ttl=600).acquire()
         if name.startswith("released"):
@@ -74,7 +76,7 @@ def test_a_grant_that_meets_the_reaper_waits_for_nothing_and_gets_a_row_of_its_o
     assert granting.do("SELECT granted, token FROM try_acquire('a')") == (True, 2)
 
 
-def test_it_works_in_batches(owner: psycopg.Connection, dsn: str) -> None:
+def test_reaper_works_in_batches(owner: psycopg.Connection, dsn: str) -> None:
     owner.execute("SELECT release(n::text, (SELECT token FROM try_acquire(n::text))) FROM generate_series(1, 25) AS n")
     assert owner.execute("SELECT reap('0 s', 10)").fetchone() == (10,)
     assert Reaper(resolve(dsn), idle=0, batch=4).once() == 15
@@ -160,7 +162,7 @@ def test_any_number_of_dead_clients_can_be_cleared_away(owner: psycopg.Connectio
     assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (1,)
 
 
-def test_whatever_its_mark_nobody_who_lives_is_noted_as_gone(owner: psycopg.Connection, dsn: str) -> None:
+def test_reaper_never_marks_a_living_presence_as_gone(owner: psycopg.Connection, dsn: str) -> None:
     """A mark is a random number, of either sign, which the server shows in two halves without one."""
     with psycopg.connect(dsn, autocommit=True) as living:
         living.execute("SELECT dblock.register_presence(gen_random_uuid(), '150 ms') FROM generate_series(1, 64)")

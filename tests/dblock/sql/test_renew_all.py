@@ -49,13 +49,13 @@ def test_a_row_that_is_in_use_holds_up_nobody(sessions: Sessions) -> None:
     assert renewed_beside_a_busy_row(sessions) == ([1], ["busy"])
 
 
-def test_that_would_notice_a_renewal_that_waits(sessions: Sessions, owner: psycopg.Connection) -> None:
+def test_renew_all_test_catches_a_renewal_that_waits(sessions: Sessions, owner: psycopg.Connection) -> None:
     mutants.replace(owner, mutants.altered("21_renew_all.sql", "OF l SKIP LOCKED", "OF l"))
     with pytest.raises(psycopg.errors.LockNotAvailable):
         renewed_beside_a_busy_row(sessions)
 
 
-def test_it_never_brings_a_deadline_nearer(sessions: Sessions) -> None:
+def test_renew_all_never_shortens_a_lease(sessions: Sessions) -> None:
     session = sessions.open()
     session.do("SELECT try_acquire('a', '60 s')")
     assert session.do(RENEW, ["a"], [1], ["1 s"]) == (None, None)

@@ -34,7 +34,7 @@ def test_a_session_that_is_seeding_is_not_overtaken(sessions: Sessions, owner: p
     assert first is None
 
 
-def test_one_that_is_overtaken_all_the_same_gets_the_later_token(sessions: Sessions, owner: psycopg.Connection) -> None:
+def test_overtaken_session_still_gets_the_later_token(sessions: Sessions, owner: psycopg.Connection) -> None:
     """Without the lock that keeps a second session from seeding: the order of tokens does not hang on it."""
     mutants.replace(
         owner, mutants.altered("10_try_acquire.sql", "IF NOT pg_try_advisory_xact_lock(", "IF 0 = coalesce(")
@@ -44,7 +44,7 @@ def test_one_that_is_overtaken_all_the_same_gets_the_later_token(sessions: Sessi
     assert second > first
 
 
-def test_that_interleaving_catches_a_token_minted_in_values(sessions: Sessions, owner: psycopg.Connection) -> None:
+def test_interleaving_catches_a_token_minted_in_values(sessions: Sessions, owner: psycopg.Connection) -> None:
     mutants.replace(owner, mutants.TOKEN_IN_VALUES)
     first, second = overtaken_while_seeding(sessions, owner)
     assert first is not None
@@ -52,7 +52,7 @@ def test_that_interleaving_catches_a_token_minted_in_values(sessions: Sessions, 
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_of_two_sessions_the_second_does_not_wait_for_the_first(sessions: Sessions, fresh: bool) -> None:
+def test_second_session_does_not_wait_for_the_first(sessions: Sessions, fresh: bool) -> None:
     first, second = sessions.open(), sessions.open()
     if not fresh:
         first.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")

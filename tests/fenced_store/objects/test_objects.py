@@ -196,7 +196,7 @@ def test_azure_takes_fewer_names() -> None:
             objects.put("a", b"", fence=1, attributes={name: "x"}).send(None)
 
 
-def test_both_kinds_have_the_same_words() -> None:
+def test_sync_and_async_classes_have_the_same_methods() -> None:
     def words(kind: type) -> dict[str, list[str]]:
         return {
             name: list(inspect.signature(member).parameters)
