@@ -40,7 +40,7 @@ from fenced_store.objects.fence_tag import (
     sealed_pair,
     value_of,
 )
-from fenced_store.objects.flow import Ask, Steps
+from fenced_store.objects.flow import Effect, Flow
 from fenced_store.tokens import Shown
 
 _log = logging.getLogger("fenced_store")
@@ -91,7 +91,7 @@ class Conditional:
         self._sealed = sealed
         self._unproved = probe
 
-    def put(self, path: str, mark: Mark, data: bytes, attributes: dict[str, str], shown: Shown) -> Steps[bool]:
+    def put(self, path: str, mark: Mark, data: bytes, attributes: dict[str, str], shown: Shown) -> Flow[bool]:
         """Store a value or a deletion; return whether it had been stored before."""
         wanted = Wanted(mark, data, attributes)
 
@@ -101,13 +101,13 @@ class Conditional:
 
         return (yield from self._replace(path, mark.write, False, decide))
 
-    def claim(self, paths: list[str], shown: Shown, patience: float) -> Steps[None]:
+    def claim(self, paths: list[str], shown: Shown, patience: float) -> Flow[None]:
         """Raise the fences of objects, one after the other, and leave their values as they are."""
         gives_up = time.monotonic() + patience
         for path in paths:
             yield from self._claim(path, shown, gives_up)
 
-    def _claim(self, path: str, shown: Shown, gives_up: float) -> Steps[None]:
+    def _claim(self, path: str, shown: Shown, gives_up: float) -> Flow[None]:
         def decide(there: Found | None) -> Wanted | None:
             if is_claimed(path, there and there.mark, shown.token):
                 return None
@@ -121,22 +121,22 @@ class Conditional:
 
         yield from self._replace(path, None, True, decide)
 
-    def get(self, path: str) -> Steps[Found | None]:
+    def get(self, path: str) -> Flow[Found | None]:
         """Return an object with its value, or None."""
         found = yield from self._look(path, True)
         if found is None or found.mark is None:
             return found
         return None if found.mark.deleted else found._replace(body=value_of(path, found.mark, found.body))
 
-    def sweep(self, prefix: str, shown: Shown | None, patience: float) -> Steps[list[str]]:
+    def sweep(self, prefix: str, shown: Shown | None, patience: float) -> Flow[list[str]]:
         """Return that there is nothing to sweep: an object is replaced where it is."""
         yield from ()
         return []
 
-    def high_water(self, prefix: str) -> Steps[int]:
+    def high_water(self, prefix: str) -> Flow[int]:
         """Return the highest token that any object carries."""
         highest = 0
-        for path in (yield Ask("objects", "list", (prefix or None,))):
+        for path in (yield Effect("objects", "list", (prefix or None,))):
             found = yield from self._look(path, False)
             if found is not None and found.mark is not None:
                 highest = max(highest, found.mark.token)
@@ -144,7 +144,7 @@ class Conditional:
 
     def _replace(
         self, path: str, number: int | None, whole: bool, decide: Callable[[Found | None], Wanted | None]
-    ) -> Steps[bool]:
+    ) -> Flow[bool]:
         """Look, decide and replace, until it is done or refused; return whether nothing was left to do at first look.
 
         A lost answer is no harm: the next look shows whether it is there. If it was, and another write has come since,
@@ -163,7 +163,7 @@ class Conditional:
                 return False
             except OTHERS_FIRST:
                 # Longer and longer, up to half a second: each time but one of the many can be first.
-                yield Ask("sleep", random.uniform(0, 0.008 * 2.0 ** min(tries, 6)))
+                yield Effect("sleep", random.uniform(0, 0.008 * 2.0 ** min(tries, 6)))
             except REFUSED as error:
                 if unanswered and number is not None:
                     raise OutcomeUnknown(path, number, f"{_first_line(error)}.") from error
@@ -178,15 +178,15 @@ class Conditional:
                 if unanswered == TRIES:
                     assert number is not None
                     raise OutcomeUnknown(path, number, f"{_first_line(error)}.") from error
-                yield Ask("sleep", PAUSE * 2.0 ** (unanswered - 1))
+                yield Effect("sleep", PAUSE * 2.0 ** (unanswered - 1))
         if unanswered and number is not None:
             raise OutcomeUnknown(path, number, "An answer was lost, and others came first ever since.")
         raise ObjectBusy(path, RACES)
 
-    def _look(self, path: str, whole: bool) -> Steps[Found | None]:
+    def _look(self, path: str, whole: bool) -> Flow[Found | None]:
         try:
-            found = yield Ask("objects", "get", (path,), {"options": {"head": not whole}})
-            body = (yield Ask("body", found)) if whole else b""
+            found = yield Effect("objects", "get", (path,), {"options": {"head": not whole}})
+            body = (yield Effect("body", found)) if whole else b""
             mark = mark_in(path, found.attributes)
             if mark is None and self._sealed:
                 yield from self._check_unsealed(path, found.meta["size"], body)
@@ -195,13 +195,13 @@ class Conditional:
         kept = {name: value for name, value in found.attributes.items() if name != ATTRIBUTE}
         return Found(mark, found.meta, kept, body)
 
-    def _check_unsealed(self, path: str, size: int, body: bytes) -> Steps[None]:
+    def _check_unsealed(self, path: str, size: int, body: bytes) -> Flow[None]:
         """Tell an object that never had a fence from one whose attributes were taken away, by a copy perhaps."""
         if size < SEAL:
             return
         if not body:
-            end = yield Ask("objects", "get", (path,), {"options": {"range": {"suffix": SEAL}}})
-            body = yield Ask("body", end)
+            end = yield Effect("objects", "get", (path,), {"options": {"range": {"suffix": SEAL}}})
+            body = yield Effect("body", end)
         pair = sealed_pair(body)
         if pair is not None:
             raise ObjectDamaged(
@@ -211,9 +211,9 @@ class Conditional:
                 "put the attribute back.",
             )
 
-    def _put(self, path: str, there: Found | None, wanted: Wanted) -> Ask:
+    def _put(self, path: str, there: Found | None, wanted: Wanted) -> Effect:
         body = wanted.data + seal(wanted.mark) if self._sealed else wanted.data
-        return Ask(
+        return Effect(
             "objects",
             "put",
             (path, body),
@@ -224,7 +224,7 @@ class Conditional:
             },
         )
 
-    def _prove(self, path: str) -> Steps[None]:
+    def _prove(self, path: str) -> Flow[None]:
         """Try once whether the store can hold a fence: one that cannot would let everybody in, and say nothing."""
         if not self._unproved:
             return
@@ -238,7 +238,7 @@ class Conditional:
                     raise
         self._unproved = False
 
-    def _try_out(self, beside: str) -> Steps[None]:
+    def _try_out(self, beside: str) -> Flow[None]:
         fault: Exception | None = None
         try:
             lack = yield from _lack(beside, self._sealed)
@@ -254,29 +254,29 @@ class Conditional:
         except Exception as error:
             fault = error
         try:
-            yield Ask("objects", "delete", (beside,))
+            yield Effect("objects", "delete", (beside,))
         except (BaseError, OSError) as error:
             _log.debug("The probe %s was left behind: %s", beside, _first_line(error))
         if fault is not None:
             raise fault
 
 
-def _lack(beside: str, sealed: bool) -> Steps[str | None]:
+def _lack(beside: str, sealed: bool) -> Flow[str | None]:
     """Return what a store lacks, None if nothing: attributes that come back, a version that never does, and conditions
     that are heeded.
     """
     attributes = {ATTRIBUTE: Mark.of(1, 1, b"1", "probe").text()}
-    first = yield Ask("objects", "put", (beside, b"1"), {"mode": "create", "attributes": attributes})
-    found = yield Ask("objects", "get", (beside,), {"options": {"head": True}})
+    first = yield Effect("objects", "put", (beside, b"1"), {"mode": "create", "attributes": attributes})
+    found = yield Effect("objects", "get", (beside,), {"options": {"head": True}})
     if found.attributes.get(ATTRIBUTE) != attributes[ATTRIBUTE]:
         return f"does not keep the attribute {ATTRIBUTE!r} of an object, where its fence would be"
     # The same bytes, unless bodies are sealed.
-    second = yield Ask("objects", "put", (beside, b"2" if sealed else b"1"), {"mode": _version(first)})
+    second = yield Effect("objects", "put", (beside, b"2" if sealed else b"1"), {"mode": _version(first)})
     if _version(second) == _version(first):
         return "gives the same version to what was stored anew"
     for mode in ("create", _version(first)):
         try:
-            yield Ask("objects", "put", (beside, b"3"), {"mode": mode})
+            yield Effect("objects", "put", (beside, b"3"), {"mode": mode})
         except OTHERS_FIRST:
             continue
         return "does not heed conditions: it has replaced an object that it was told to leave as it is"

@@ -1,105 +1,116 @@
-"""What takes several requests is written once, as a generator that asks for what it needs; two runners do the asking.
+"""Objects' protocols as flows: generators that yield effects, and the two runners that perform the effects.
 
-Between any two requests the process may be stopped or die, and others may come first: the generators say what is true
-there, and the tests stop them there.
+A put, a claim or a sweep takes several requests, and is written once. Between any two requests the process may be
+stopped or die, and other writers may come first: the flows state what is true there, and the tests stop them there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 
-class Ask(NamedTuple):
-    """A request: of whom, what, and with what."""
+class Effect(NamedTuple):
+    """One thing that a flow needs done."""
 
-    of: str
-    """`objects`, the store of objects; `pointers`, the fenced store that points to them; `body`, an answer of the
-    former; `call`, a function that takes its time; `sleep`."""
-    what: Any
+    target: str
+    """What performs it: `objects`, the store of objects; `pointers`, the fenced store that points to them; `body`, a
+    reply of `objects` whose body is to be read; `call`, a blocking function; `sleep`."""
+    operation: Any
+    """The name of the method; for `body` the reply, for `call` the function, for `sleep` the seconds."""
     args: tuple[Any, ...] = ()
-    options: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
+    options: dict[str, Any] = {}  # noqa: RUF012 - never written to
 
 
-Steps = Generator[Ask, Any, T]
+Flow = Generator[Effect, Any, T]
+
+
+def drive(flow: Flow[T], perform: Callable[[Effect], Any]) -> T:
+    """Run a flow to its end: perform each effect, and send its reply, or throw its error, into the flow."""
+    reply, error = None, None
+    while True:
+        try:
+            effect = flow.send(reply) if error is None else flow.throw(error)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        reply, error = None, None
+        try:
+            reply = perform(effect)
+        except Exception as raised:
+            error = raised
+
+
+async def drive_async(flow: Flow[T], perform: Callable[[Effect], Awaitable[Any]]) -> T:
+    """Run a flow to its end, as `drive` does, with effects that are awaited."""
+    reply, error = None, None
+    while True:
+        try:
+            effect = flow.send(reply) if error is None else flow.throw(error)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        reply, error = None, None
+        try:
+            reply = await perform(effect)
+        except Exception as raised:
+            error = raised
 
 
 class Runner:
-    """Does what is asked for, in the caller's thread."""
+    """Performs effects in the caller's thread."""
 
     def __init__(self, objects: Any, pointers: Any) -> None:
         self._objects = objects
         self._pointers = pointers
 
-    def run(self, steps: Steps[T]) -> T:
-        """Go through the steps, and return what they come to."""
-        answer, error = None, None
-        while True:
-            try:
-                ask = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
-            answer, error = None, None
-            try:
-                answer = self.do(ask)
-            except Exception as raised:
-                error = raised
+    def run(self, flow: Flow[T]) -> T:
+        """Run a flow to its end and return its result."""
+        return drive(flow, self.perform)
 
-    def do(self, ask: Ask) -> Any:
-        """Do one of them."""
-        if ask.of == "sleep":
-            return time.sleep(ask.what)
-        if ask.of == "call":
-            return ask.what(*ask.args)
-        if ask.of == "body":
-            return bytes(ask.what.bytes())
-        if ask.of == "pointers":
-            return getattr(self._pointers, ask.what)(*ask.args, **ask.options)
-        if ask.what == "list":
-            return [one["path"] for chunk in self._objects.list(*ask.args) for one in chunk]
-        return getattr(self._objects, ask.what)(*ask.args, **ask.options)
+    def perform(self, effect: Effect) -> Any:
+        """Perform one effect and return its reply."""
+        if effect.target == "sleep":
+            return time.sleep(effect.operation)
+        if effect.target == "call":
+            return effect.operation(*effect.args)
+        if effect.target == "body":
+            return bytes(effect.operation.bytes())
+        if effect.target == "pointers":
+            return getattr(self._pointers, effect.operation)(*effect.args, **effect.options)
+        if effect.operation == "list":
+            return [entry["path"] for chunk in self._objects.list(*effect.args) for entry in chunk]
+        return getattr(self._objects, effect.operation)(*effect.args, **effect.options)
 
 
 class AsyncRunner:
-    """Does what is asked for, in an event loop."""
+    """Performs effects in an event loop."""
 
     def __init__(self, objects: Any, pointers: Any) -> None:
         self._objects = objects
         self._pointers = pointers
 
-    async def run(self, steps: Steps[T]) -> T:
-        """Go through the steps, and return what they come to."""
-        answer, error = None, None
-        while True:
-            try:
-                ask = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
-            answer, error = None, None
-            try:
-                answer = await self.do(ask)
-            except Exception as raised:
-                error = raised
+    async def run(self, flow: Flow[T]) -> T:
+        """Run a flow to its end and return its result."""
+        return await drive_async(flow, self.perform)
 
-    async def do(self, ask: Ask) -> Any:
-        """Do one of them."""
-        if ask.of == "sleep":
-            return await asyncio.sleep(ask.what)
-        if ask.of == "call":
-            return await asyncio.to_thread(ask.what, *ask.args)
-        if ask.of == "body":
-            return bytes(await ask.what.bytes_async())
-        if ask.of == "pointers":
-            return await getattr(self._pointers, ask.what)(*ask.args, **ask.options)
-        if ask.what == "list":
-            return [one["path"] async for chunk in self._objects.list(*ask.args) for one in chunk]
-        return await getattr(self._objects, f"{ask.what}_async")(*ask.args, **ask.options)
+    async def perform(self, effect: Effect) -> Any:
+        """Perform one effect and return its reply."""
+        if effect.target == "sleep":
+            return await asyncio.sleep(effect.operation)
+        if effect.target == "call":
+            return await asyncio.to_thread(effect.operation, *effect.args)
+        if effect.target == "body":
+            return bytes(await effect.operation.bytes_async())
+        if effect.target == "pointers":
+            return await getattr(self._pointers, effect.operation)(*effect.args, **effect.options)
+        if effect.operation == "list":
+            return [entry["path"] async for chunk in self._objects.list(*effect.args) for entry in chunk]
+        return await getattr(self._objects, f"{effect.operation}_async")(*effect.args, **effect.options)
 
 
-def call(what: Callable[..., Any], *args: Any) -> Ask:
-    """Ask for a function that takes its time."""
-    return Ask("call", what, args)
+def call(function: Callable[..., Any], *args: Any) -> Effect:
+    """Return the effect that calls a blocking function; an event loop calls it in a thread."""
+    return Effect("call", function, args)

@@ -37,7 +37,7 @@ from fenced_store.errors import (
     shown,
 )
 from fenced_store.objects.fence_tag import Mark, is_repeated, value_of
-from fenced_store.objects.flow import Ask, Steps, call
+from fenced_store.objects.flow import Effect, Flow, call
 from fenced_store.objects.local_files import files_below, to_disk
 from fenced_store.tokens import Shown
 
@@ -83,7 +83,7 @@ class Pointed:
         """Return the resource that stands for an object."""
         return check_resource(f"{self._namespace}/{path}")
 
-    def put(self, path: str, mark: Mark, data: bytes, attributes: dict[str, str], who: Shown) -> Steps[bool]:
+    def put(self, path: str, mark: Mark, data: bytes, attributes: dict[str, str], who: Shown) -> Flow[bool]:
         """Store a value or a deletion; return whether it had been stored before."""
         key = self.key(path)
         yield from self._know()
@@ -97,7 +97,7 @@ class Pointed:
             yield from self._put_body(path, mark, name, data, who)
         # Here the body is there, and nobody sees it.
         try:
-            stored = yield Ask("pointers", "put", (key, pointer), {"fence": who, "write": mark.write})
+            stored = yield Effect("pointers", "put", (key, pointer), {"fence": who, "write": mark.write})
         except OutcomeUnknown:
             raise  # it may be pointed to
         except FencedStoreError:
@@ -107,19 +107,19 @@ class Pointed:
             yield from self._discard(path, name)
         return bool(stored.repeated)
 
-    def get(self, path: str) -> Steps[Read | None]:
+    def get(self, path: str) -> Flow[Read | None]:
         """Return an object with its value, or None."""
         version = None
         for _ in range(LOOKS):
-            found = yield Ask("pointers", "get", (self.key(path),))
+            found = yield Effect("pointers", "get", (self.key(path),))
             if found is None:
                 return None
             name, mark, attributes = _pointer(path, found)
             if name is None:
                 return None
             try:
-                answer = yield Ask("objects", "get", (name,))
-                body = yield Ask("body", answer)
+                answer = yield Effect("objects", "get", (name,))
+                body = yield Effect("body", answer)
             except FileNotFoundError:
                 if found.version == version:
                     self._id = None
@@ -130,12 +130,12 @@ class Pointed:
             return Read(mark, found.stored_at, found.stored_by, attributes, value_of(path, mark, body))
         raise ObjectDamaged(path, f"its body was gone each of the {LOOKS} times that its pointer was followed.")
 
-    def claim(self, paths: list[str], who: Shown, patience: float) -> Steps[None]:
+    def claim(self, paths: list[str], who: Shown, patience: float) -> Flow[None]:
         """Raise the fences of objects, all or none, and leave their values as they are."""
         keys = tuple(self.key(path) for path in paths)
-        yield Ask("pointers", "claim", keys, {"fence": who, "patience": patience})
+        yield Effect("pointers", "claim", keys, {"fence": who, "patience": patience})
 
-    def sweep(self, prefix: str, who: Shown | None, patience: float) -> Steps[list[str]]:
+    def sweep(self, prefix: str, who: Shown | None, patience: float) -> Flow[list[str]]:
         """Remove bodies that nobody will ever point to; return their names.
 
         A pointer only rises, so a body with a lower pair than its pointer's is past all use, whoever is at work. One
@@ -156,7 +156,7 @@ class Pointed:
                 _log.warning("Nothing was swept of one object: %s", error)
         return removed
 
-    def _sweep_one(self, path: str, names: list[str], who: Shown | None, patience: float) -> Steps[list[str]]:
+    def _sweep_one(self, path: str, names: list[str], who: Shown | None, patience: float) -> Flow[list[str]]:
         shut_out = 0
         if who is not None:
             try:
@@ -164,7 +164,7 @@ class Pointed:
                 shut_out = who.token  # everything lower, from here on
             except (StaleTokenError, ClaimTimeout) as error:
                 _log.warning("Of one object only what is below its pointer was swept: %s", error)
-        pointer = yield Ask("pointers", "get", (self.key(path),))
+        pointer = yield Effect("pointers", "get", (self.key(path),))
         current, pair = None, (0, 0)
         if pointer is not None:
             current, mark, _ = _pointer(path, pointer)
@@ -176,12 +176,12 @@ class Pointed:
                 removed.append(name)
         return removed
 
-    def high_water(self, prefix: str) -> Steps[int]:
+    def high_water(self, prefix: str) -> Flow[int]:
         """Return the highest token that any body was written under, whether it is pointed to or not."""
         names = yield from self._names(prefix)
         return max((_pair_of(name)[0] for name in names if _BODY.fullmatch(name)), default=0)
 
-    def _put_body(self, path: str, mark: Mark, name: str, data: bytes, who: Shown) -> Steps[None]:
+    def _put_body(self, path: str, mark: Mark, name: str, data: bytes, who: Shown) -> Flow[None]:
         """Store a body, and wait until it is safe to point to."""
         try:
             yield from self._put_once(name, data)
@@ -190,55 +190,55 @@ class Pointed:
                 self._check_here((yield call(os.path.exists, self._root / _marker(str(self._id)))), str(self._id))
         except (BaseError, OSError):
             # A sweep may have taken it away, because this writer is too late. If so, that is what to say.
-            found = yield Ask("pointers", "get", (self.key(path),))
+            found = yield Effect("pointers", "get", (self.key(path),))
             if found is None or not is_repeated(path, _pointer(path, found)[1], mark, found.stored_at):
-                yield Ask("pointers", "claim", (self.key(path),), {"fence": who})
+                yield Effect("pointers", "claim", (self.key(path),), {"fence": who})
             raise
 
-    def _put_once(self, name: str, data: bytes) -> Steps[None]:
+    def _put_once(self, name: str, data: bytes) -> Flow[None]:
         """Put a body where there is none. One that is there was put by the same write, sent before: it is not touched,
         for it may be pointed to, unless it is not what it should be.
         """
         try:
-            yield Ask("objects", "put", (name, data), {"mode": "create"})
+            yield Effect("objects", "put", (name, data), {"mode": "create"})
             return
         except (BaseError, OSError, NotImplementedError):
             pass  # it is there, or the store cannot tell
         try:
-            answer = yield Ask("objects", "get", (name,))
-            if (yield Ask("body", answer)) == data:
+            answer = yield Effect("objects", "get", (name,))
+            if (yield Effect("body", answer)) == data:
                 return
         except FileNotFoundError:
             pass
-        yield Ask("objects", "put", (name, data))
+        yield Effect("objects", "put", (name, data))
 
-    def _discard(self, path: str, name: str | None) -> Steps[None]:
+    def _discard(self, path: str, name: str | None) -> Flow[None]:
         """Remove a body that nobody points to: one that was refused, or sent again after it was superseded. If that
         fails, it is left to the sweep.
         """
         if name is None:
             return
         try:
-            found = yield Ask("pointers", "get", (self.key(path),))
+            found = yield Effect("pointers", "get", (self.key(path),))
             if found is None or _pointer(path, found)[0] != name:
                 yield from self._remove(name)
         except Exception as error:
             _log.debug("The body %s was left behind: %s", name, error)
 
-    def _remove(self, name: str) -> Steps[bool]:
+    def _remove(self, name: str) -> Flow[bool]:
         try:
             if self._root is not None:
                 yield call(os.unlink, self._root / name)
             else:
-                yield Ask("objects", "delete", (name,))
+                yield Effect("objects", "delete", (name,))
         except FileNotFoundError:
             return False  # another sweep was first
         return True
 
-    def _names(self, prefix: str) -> Steps[list[str]]:
+    def _names(self, prefix: str) -> Flow[list[str]]:
         if self._root is not None:
             return (yield call(files_below, self._root, prefix))  # type: ignore[no-any-return]
-        return (yield Ask("objects", "list", (prefix or None,)))  # type: ignore[no-any-return]
+        return (yield Effect("objects", "list", (prefix or None,)))  # type: ignore[no-any-return]
 
     def _body_name(self, path: str, mark: Mark) -> str:
         """Return the name of a body: the same for the same write sent twice, and for no other."""
@@ -248,27 +248,27 @@ class Pointed:
     def _owner(self, path: str) -> str:
         return hashlib.sha256(f"{self._id} {path}".encode()).hexdigest()[:16]
 
-    def _know(self) -> Steps[None]:
+    def _know(self) -> Flow[None]:
         """Learn the id of this namespace, or give it one; refuse a folder that it was not given to."""
         if self._id is not None:
             return
         key = f"{self._namespace}/"  # which is no object's
-        found = yield Ask("pointers", "get", (key,))
+        found = yield Effect("pointers", "get", (key,))
         if found is None:
             made = uuid.uuid4().hex
-            yield Ask("objects", "put", (_marker(made), self._namespace.encode()))
+            yield Effect("objects", "put", (_marker(made), self._namespace.encode()))
             if self._root is not None:
                 yield call(to_disk, self._root, _marker(made))
             try:
-                yield Ask("pointers", "put", (key, {"id": made}), {"if_version": 0})
+                yield Effect("pointers", "put", (key, {"id": made}), {"if_version": 0})
             except VersionConflict:  # another was first
                 yield from self._remove(_marker(made))
-            found = yield Ask("pointers", "get", (key,))
+            found = yield Effect("pointers", "get", (key,))
         known = found.value.get("id") if found is not None and isinstance(found.value, dict) else None
         if not isinstance(known, str):
             raise ObjectDamaged(self._namespace, "the key of its namespace holds something else than an id.")
         try:
-            yield Ask("objects", "get", (_marker(known),))
+            yield Effect("objects", "get", (_marker(known),))
         except FileNotFoundError:
             self._check_here(False, known)
         self._id = known

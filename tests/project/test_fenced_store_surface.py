@@ -58,10 +58,19 @@ def test_fenced_store_works_without_dblock() -> None:
 
 
 def test_module_without_its_extra_says_which_to_install() -> None:
-    for module, library, extra in (("objects", "obstore", "objects"), ("http.httpx_auth", "httpx", "http")):
-        script = f"import sys; sys.modules[{library!r}] = None; import fenced_store.{module}"
+    for module, name, library, extra in (
+        ("objects", "FencedObjects", "obstore", "objects"),
+        ("http.httpx_auth", "FencingAuth", "httpx", "http"),
+        ("http", "FencingAuth", "httpx", "http"),
+    ):
+        script = f"import sys; sys.modules[{library!r}] = None; from fenced_store.{module} import {name}"
         told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
         assert f"needs {library}: pip install 'dblock[{extra}]'" in told.stderr
+
+
+def test_the_middleware_needs_no_httpx() -> None:
+    script = "import sys; sys.modules['httpx'] = None; from fenced_store.http import FencingMiddleware as m; print(m)"
+    assert "FencingMiddleware" in subprocess.check_output([sys.executable, "-c", script], text=True)
 
 
 def test_imports_point_one_way() -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, text
 
 import fenced_store
 from fenced_store import FenceAhead, FencedStore, StaleTokenError, fence
-from fenced_store.http.httpx_auth import FencingAuth
+from fenced_store.http import FencingAuth
 from fenced_store.objects import FencedObjects
 
 TABLE = "CREATE TABLE IF NOT EXISTS {} (name text PRIMARY KEY, data bytea, token bigint, number bigint)"

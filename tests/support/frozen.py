@@ -18,7 +18,7 @@ from sqlalchemy import URL, create_engine, text
 
 import dblock
 import fenced_store
-from fenced_store.http.httpx_auth import FencingAuth
+from fenced_store.http import FencingAuth
 from fenced_store.objects import FencedObjects
 from tests.support.backends import Numbered
 from tests.support.orphans import die_with_parent

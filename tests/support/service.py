@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from fenced_store import AsyncFencedStore
 from fenced_store._postgres.engines import async_engine_of
-from fenced_store.http.middleware import FencingMiddleware
+from fenced_store.http import FencingMiddleware
 from tests.support.backends import FOUND, OVERWRITE, WRITE, is_repeated, values
 from tests.support.orphans import die_with_parent
 

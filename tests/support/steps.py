@@ -1,4 +1,4 @@
-"""Runs the steps of fenced_store.objects one by one, so that a test can stop where it matters."""
+"""Performs the effects of a flow of fenced_store.objects one by one, so that a test can stop before any of them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from fenced_store.objects import FencedObjects
-from fenced_store.objects.flow import Ask, Runner
+from fenced_store.objects.flow import Effect, Runner
 
 
 class Stepwise:
-    """A writer that stops before a step, and goes on when told."""
+    """A writer that stops before an effect, and continues when the test says so."""
 
     def __init__(self, objects: FencedObjects, act: Callable[[FencedObjects], Any]) -> None:
         runner = objects._runner
-        self.asked: list[Ask] = []
-        """What was done so far."""
+        self.performed: list[Effect] = []
+        """The effects so far."""
         self._runner = runner
-        self._steps: Any = None
+        self._flow: Any = None
         outer = self
 
         class Catches(Runner):
-            def run(self, steps: Any) -> Any:
-                outer._steps = steps
+            def run(self, flow: Any) -> Any:
+                outer._flow = flow
                 raise _Caught
 
         objects._runner = Catches(None, None)
@@ -32,40 +32,40 @@ class Stepwise:
             pass
         finally:
             objects._runner = runner
-        self._answer: Any = None
+        self._reply: Any = None
         self._error: Exception | None = None
         self.result: Any = None
         self.done = False
-        self.next: Ask | None = None
+        self.next: Effect | None = None
         self._advance()
 
-    def until(self, what: str) -> Stepwise:
-        """Go on to just before the next step of this name, such as `put`."""
-        while not self.done and self.next is not None and self.next.what != what:
+    def until(self, operation: str) -> Stepwise:
+        """Continue to just before the next effect with this operation, such as `put`."""
+        while not self.done and self.next is not None and self.next.operation != operation:
             self.step()
-        assert not self.done, f"it came to its end before {what}"
+        assert not self.done, f"the flow ended before {operation}"
         return self
 
     def step(self) -> None:
-        """Do one step."""
+        """Perform one effect."""
         assert self.next is not None
-        self.asked.append(self.next)
-        self._answer, self._error = None, None
+        self.performed.append(self.next)
+        self._reply, self._error = None, None
         try:
-            self._answer = self._runner.do(self.next)
+            self._reply = self._runner.perform(self.next)
         except Exception as error:
             self._error = error
         self._advance()
 
     def finish(self) -> Any:
-        """Do all that is left, and return what it comes to, or raise it."""
+        """Perform the remaining effects, and return the flow's result or raise its error."""
         while not self.done:
             self.step()
         return self.result
 
     def _advance(self) -> None:
         try:
-            self.next = self._steps.send(self._answer) if self._error is None else self._steps.throw(self._error)
+            self.next = self._flow.send(self._reply) if self._error is None else self._flow.throw(self._error)
         except StopIteration as done:
             self.done, self.next, self.result = True, None, done.value
 

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, create_engine, text
 
 import fenced_store
 from fenced_store import FencedStore, ObjectBusy, StaleTokenError, conformance
-from fenced_store.conformance import Open
+from fenced_store.conformance import Open, checks
 from fenced_store.objects import FencedObjects
 from tests.fenced_store.postgres.conftest import url
 from tests.support.backends import TABLE, Keys, Objects, Rows, Service, Transactions
@@ -93,7 +93,7 @@ def test_it_keeps_the_promise(
     request: pytest.FixtureRequest, opens: Open, check: Callable[[Open], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not request.config.getoption("--long"):
-        monkeypatch.setattr(conformance, "WRITES", 64)
+        monkeypatch.setattr(checks, "WRITES", 64)
     check(opens)
 
 
@@ -320,27 +320,27 @@ class WatchesTheValue(Honest):
 
 
 BROKEN: list[tuple[type[Honest], Callable[[Open], None], str]] = [
-    (ComparesTokensAlone, conformance.refuses_a_lower_number_of_the_same_token, "write.*8, 1.*was let by"),
-    (ComparesNumbersAlone, conformance.refuses_a_lower_token, r"which was seen; expected \(7, 8\)|was let by"),
-    (RefusesWhatComesTwice, conformance.knows_the_same_write_sent_twice, "was refused, though it is not stale"),
-    (TakesAnythingUnderANumberForTheSame, conformance.knows_the_same_write_sent_twice, "b'other'.*was let by"),
-    (TakesTheSameLettersForTheSame, conformance.knows_the_same_write_sent_twice, "b'cone'.*was let by"),
-    (BringsBackWhatCameBefore, conformance.a_write_that_comes_again_later_changes_nothing, "changes nothing; expected"),
-    (ComparesText, conformance.compares_whole_numbers, "1, 10.*was refused"),
-    (ComparesFloating, conformance.compares_whole_numbers, "was refused"),
-    (ComparesThirtyTwoBits, conformance.compares_whole_numbers, "was refused"),
-    (ForgetsWhatWasDeleted, conformance.keeps_its_fence_when_deleted, "b'back'.*was let by"),
-    (RemembersForItselfAlone, conformance.refuses_a_lower_token, "was let by"),
-    (ClaimsNothing, conformance.a_claim_refuses_before_anything_is_written, "b'late'.*was let by"),
-    (ClaimsAwayTheValue, conformance.a_claim_refuses_before_anything_is_written, "leaves the value as it was"),
-    (LowersByAClaim, conformance.a_claim_refuses_before_anything_is_written, "b'x'.*was let by"),
-    (MixesNamesUp, conformance.keeps_resources_apart, "was refused"),
-    (LooksFirstAndWritesThen, conformance.many_writers_are_accepted_in_order, "what is accepted rises|In the end"),
-    (HasNoLock, conformance.many_writers_are_accepted_in_order, "what is accepted rises|In the end"),
-    (WatchesTheValue, conformance.many_writers_of_the_same_bytes_too, "what is accepted rises|was let by"),
-    (ClaimsInTwoSteps, conformance.many_who_write_claim_and_delete_too, "what is accepted rises|In the end"),
-    (DeletesInTwoSteps, conformance.many_who_write_claim_and_delete_too, "what is accepted rises|In the end"),
-    (LooksFirstAndWritesThen, conformance.a_claim_holds_against_a_write_under_way, "In round"),
+    (ComparesTokensAlone, checks.refuses_a_lower_number_of_the_same_token, "write.*8, 1.*was let by"),
+    (ComparesNumbersAlone, checks.refuses_a_lower_token, r"which was seen; expected \(7, 8\)|was let by"),
+    (RefusesWhatComesTwice, checks.knows_the_same_write_sent_twice, "was refused, though it is not stale"),
+    (TakesAnythingUnderANumberForTheSame, checks.knows_the_same_write_sent_twice, "b'other'.*was let by"),
+    (TakesTheSameLettersForTheSame, checks.knows_the_same_write_sent_twice, "b'cone'.*was let by"),
+    (BringsBackWhatCameBefore, checks.a_write_that_comes_again_later_changes_nothing, "changes nothing; expected"),
+    (ComparesText, checks.compares_whole_numbers, "1, 10.*was refused"),
+    (ComparesFloating, checks.compares_whole_numbers, "was refused"),
+    (ComparesThirtyTwoBits, checks.compares_whole_numbers, "was refused"),
+    (ForgetsWhatWasDeleted, checks.keeps_its_fence_when_deleted, "b'back'.*was let by"),
+    (RemembersForItselfAlone, checks.refuses_a_lower_token, "was let by"),
+    (ClaimsNothing, checks.a_claim_refuses_before_anything_is_written, "b'late'.*was let by"),
+    (ClaimsAwayTheValue, checks.a_claim_refuses_before_anything_is_written, "leaves the value as it was"),
+    (LowersByAClaim, checks.a_claim_refuses_before_anything_is_written, "b'x'.*was let by"),
+    (MixesNamesUp, checks.keeps_resources_apart, "was refused"),
+    (LooksFirstAndWritesThen, checks.many_writers_are_accepted_in_order, "what is accepted rises|In the end"),
+    (HasNoLock, checks.many_writers_are_accepted_in_order, "what is accepted rises|In the end"),
+    (WatchesTheValue, checks.many_writers_of_the_same_bytes_too, "what is accepted rises|was let by"),
+    (ClaimsInTwoSteps, checks.many_who_write_claim_and_delete_too, "what is accepted rises|In the end"),
+    (DeletesInTwoSteps, checks.many_who_write_claim_and_delete_too, "what is accepted rises|In the end"),
+    (LooksFirstAndWritesThen, checks.a_claim_holds_against_a_write_under_way, "In round"),
 ]
 
 
@@ -360,9 +360,9 @@ def test_where_a_storm_is_over_in_moments_there_are_several(
         storms.append(args)
         time.sleep(0.01)
 
-    monkeypatch.setattr(conformance, "_squall", storm)
-    monkeypatch.setattr(conformance, "STORMY", stormy)
-    conformance.many_writers_are_accepted_in_order(lambda: Honest(Kept()))
+    monkeypatch.setattr(checks, "_squall", storm)
+    monkeypatch.setattr(checks, "STORMY", stormy)
+    checks.many_writers_are_accepted_in_order(lambda: Honest(Kept()))
     assert (len(storms) > 1) is several
 
 
@@ -380,20 +380,20 @@ def test_one_that_breaks_it_is_found_out(kind: type[Honest], check: Callable[[Op
 
 
 def test_every_check_finds_something_out() -> None:
-    assert {check for _, check, _ in BROKEN} == set(conformance.CHECKS) - {conformance.accepts_what_rises}
+    assert {check for _, check, _ in BROKEN} == set(conformance.CHECKS) - {checks.accepts_what_rises}
 
 
 def test_the_checks_do_not_depend_on_asserts() -> None:
     """They check in an interpreter that leaves assert out, too."""
     script = """
-from fenced_store import conformance
+from fenced_store.conformance import checks
 from tests.fenced_store.conformance.test_conformance import Honest, Kept
 class Blank(Honest):
     def store(self, resource, pair, data):
         super().store(resource, pair, b"")
 kept = Kept()
 try:
-    conformance.accepts_what_rises(lambda: Blank(kept))
+    checks.accepts_what_rises(lambda: Blank(kept))
 except AssertionError as error:
     print(error)
 """
@@ -411,7 +411,7 @@ def test_a_backend_that_cannot_be_opened_is_said_at_once() -> None:
         return Honest(kept)
 
     with pytest.raises(OSError, match="no more of them"):
-        conformance.many_writers_are_accepted_in_order(opens)
+        checks.many_writers_are_accepted_in_order(opens)
 
 
 def test_one_that_is_busy_at_times_is_honest() -> None:
@@ -422,7 +422,7 @@ def test_one_that_is_busy_at_times_is_honest() -> None:
             return super().write(resource, data, token, number)
 
     kept = Kept()
-    conformance.many_writers_are_accepted_in_order(lambda: Busy(kept))
+    checks.many_writers_are_accepted_in_order(lambda: Busy(kept))
 
 
 def test_only_one_resource_is_enough_to_see_it_hold_nothing() -> None:
@@ -432,4 +432,4 @@ def test_only_one_resource_is_enough_to_see_it_hold_nothing() -> None:
 
     kept = Kept()
     with pytest.raises(AssertionError, match=r"read back; expected b'a', got b''"):
-        conformance.accepts_what_rises(lambda: Blank(kept))
+        checks.accepts_what_rises(lambda: Blank(kept))

@@ -28,8 +28,7 @@ from starlette.routing import Match, Mount, Route
 import dblock
 import fenced_store
 from fenced_store import AsyncFencedStore, FencedStore, InvalidArgument, NotInstalled, StaleTokenError
-from fenced_store.http.httpx_auth import FencingAuth
-from fenced_store.http.middleware import FencingMiddleware
+from fenced_store.http import FencingAuth, FencingMiddleware
 from fenced_store.http.rules import compiled
 from tests.fenced_store.postgres.conftest import url
 from tests.support.backends import TABLE

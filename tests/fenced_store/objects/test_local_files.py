@@ -21,7 +21,7 @@ from obstore.store import LocalStore, MemoryStore, S3Store
 import fenced_store
 from fenced_store import FencedStore, InvalidArgument, NotInstalled, ObjectDamaged, StaleTokenError
 from fenced_store.objects import FencedObjects, local_files
-from fenced_store.objects.flow import Ask, Runner
+from fenced_store.objects.flow import Effect, Runner
 from tests.support.s3 import new_bucket
 from tests.support.steps import Stepwise
 
@@ -53,8 +53,13 @@ def bodies(folder: Path) -> list[str]:
 def test_a_body_is_on_the_disk_before_it_is_pointed_to(files: FencedObjects) -> None:
     writer = Stepwise(files, lambda objects: objects.put("in/a", b"one", fence=7))
     writer.finish()
-    assert [getattr(ask.what, "__name__", ask.what) for ask in writer.asked] == ["put", "to_disk", "exists", "put"]
-    assert [ask.of for ask in writer.asked] == ["objects", "call", "call", "pointers"]
+    assert [getattr(effect.operation, "__name__", effect.operation) for effect in writer.performed] == [
+        "put",
+        "to_disk",
+        "exists",
+        "put",
+    ]
+    assert [effect.target for effect in writer.performed] == ["objects", "call", "call", "pointers"]
 
 
 def test_a_file_and_its_folders_are_waited_for(
@@ -117,11 +122,11 @@ class Dies(Runner):
         super().__init__(inner._objects, inner._pointers)
         self._step, self._when = step, when
 
-    def do(self, ask: Ask) -> Any:
+    def perform(self, effect: Effect) -> Any:
         self._step -= 1
         if self._step == 0 and self._when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        answer = super().do(ask)
+        answer = super().perform(effect)
         if self._step == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
@@ -335,7 +340,7 @@ def test_a_sweep_claims_before_it_looks(files: FencedObjects, tmp_path: Path) ->
     """Otherwise a body that came to be pointed to in between would be taken for one that never was."""
     files.put("a", b"old", fence=1)
     sweeper = Stepwise(files, lambda objects: objects.sweep(fence=8))
-    while sweeper.next is not None and sweeper.next.what != "claim":
+    while sweeper.next is not None and sweeper.next.operation != "claim":
         sweeper.step()
     files.put("a", b"new", fence=7)
     sweeper.finish()
@@ -557,7 +562,7 @@ def test_what_cannot_be_discarded_hides_no_refusal(files: FencedObjects, monkeyp
 def test_one_busy_object_does_not_keep_the_others_from_being_swept(
     files: FencedObjects, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fenced_store.objects.PATIENCE", 0.2)
+    monkeypatch.setattr("fenced_store.objects.fenced_objects.PATIENCE", 0.2)
     for path in ("a", "b"):
         files.put(path, b"one", fence=7)
         files.put(path, b"two", fence=7)

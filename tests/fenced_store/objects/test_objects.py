@@ -699,12 +699,12 @@ def test_it_is_tried_once_and_leaves_nothing(s3: S3Store) -> None:
     objects = FencedObjects(s3)
     first = Stepwise(objects, lambda objects: objects.put("in/a", b"one", fence=7))
     first.finish()
-    probes = [ask.args[0] for ask in first.asked if "probe" in str(ask.args)]
+    probes = [effect.args[0] for effect in first.performed if "probe" in str(effect.args)]
     assert probes
     assert all(name.startswith("in/a.fence-probe-") for name in probes)
     second = Stepwise(objects, lambda objects: objects.put("in/a", b"two", fence=7))
     second.finish()
-    assert [ask.what for ask in second.asked] == ["get", "put"]
+    assert [effect.operation for effect in second.performed] == ["get", "put"]
     assert names_in(s3) == ["in/a"]
 
 

@@ -19,7 +19,7 @@ import sqlalchemy.exc
 from obstore.store import LocalStore
 
 import fenced_store
-from fenced_store.http.httpx_auth import FencingAuth
+from fenced_store.http import FencingAuth
 from fenced_store.objects import FencedObjects
 from tests.support.backends import Numbered
 from tests.support.s3 import bucket, new_bucket, running_s3
