@@ -1,9 +1,12 @@
-"""Every Python example in the docs runs, in order, page by page."""
+"""Every example runs: those in the docs, in order, page by page, and each program in examples/."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,35 @@ from fenced_store import FencedStore
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+PROGRAMS = {
+    "claim_resources": [
+        "without a claim, the previous holder's late write is accepted",
+        "with a claim, the previous holder's late write is refused",
+    ],
+    "fastapi_fenced": [
+        "the holder writes: 200",
+        "the next holder writes: 200",
+        "the previous holder writes late: 409",
+    ],
+    "fenced_ledger": ["balance: 200"],
+    "lock_from_sql": [
+        "try_acquire while the lock is held: None",
+        "acquire waited and was granted: True",
+        "renewed: True",
+        "released: True",
+    ],
+    "paused_holder": [
+        "the worker is stopped; waiting for its lease to expire",
+        "this process acquired the lock and wrote 150",
+        "worker: refused, because 2 is higher than its token 1",
+        "worker: its lease is lost",
+        "stored: 150",
+    ],
+    "run_once_cron": ["Built today's report: 1234 rows."],
+    "worker_queue_async": ["3 workers synchronised 6 customers, each of them once"],
+}
+"""What each program in examples/ prints on a new database."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -85,8 +117,38 @@ def test_the_sql_examples_run(owner: psycopg.Connection) -> None:
             assert owner.execute(example.encode()).fetchone()
 
 
+def run_program(name: str, dsn: str) -> list[str]:
+    program = ROOT / "examples" / f"{name}.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", program],
+        env={**os.environ, "DBLOCK_DSN": dsn},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_program_prints_what_it_should(name: str, dsn: str) -> None:
+    assert run_program(name, dsn) == PROGRAMS[name]
+
+
+def test_second_run_of_the_cron_job_does_nothing(dsn: str) -> None:
+    run_program("run_once_cron", dsn)
+    assert run_program("run_once_cron", dsn) == ["Today's report was already built."]
+
+
+def test_every_program_is_tested_and_listed() -> None:
+    listed = (ROOT / "examples" / "README.md").read_text()
+    programs = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert programs == set(PROGRAMS) == set(re.findall(r"^\| \[(\w+)\.py\]", listed, re.MULTILINE))
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
 
