@@ -27,7 +27,7 @@ import dblock
 import fenced_store
 from dblock import embedded
 from dblock.admin import schema
-from fenced_store.http.middleware import FencingMiddleware
+from fenced_store.http import FencingMiddleware
 
 DSN = os.environ.get("DBLOCK_DSN") or embedded.start().url
 
