@@ -35,8 +35,11 @@ _numbers = itertools.count()
 # What tests start hundreds of times need not be compiled each time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A run in the background of a shell ignores Ctrl-C, and so would all that it starts; some tests send it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+# A run under nohup, or in the background of a shell, ignores some signals, and so would every program that a test
+# starts. This process still ignores them, but with a handler, which no program inherits.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGTSTP, signal.SIGTTIN):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda number, frame: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,6 +21,6 @@ def embedded_binaries(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def own_server(request: pytest.FixtureRequest, embedded_binaries: None) -> Iterator[Server]:
     """An embedded server with the schema installed, for this test alone."""
-    with private_server(getattr(request, "param", None)) as server:
+    with private_server(getattr(request, "param", None), in_memory=True) as server:
         schema.install(server.url)
         yield server

@@ -270,7 +270,7 @@ def test_it_is_gone_before_another_has_the_lock_when_the_database_is_killed(
     shell: Shell, tmp_path: Path, trials: int
 ) -> None:
     """Killed, and soon there again for others, but not for the one that holds the lock."""
-    with private_server() as server:
+    with private_server(in_memory=True) as server:
         schema.install(server.url)
         for number in range(trials):
             name, path = f"killed {number}", tmp_path / str(number)

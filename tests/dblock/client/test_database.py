@@ -680,7 +680,7 @@ def unreplicated(request: pytest.FixtureRequest) -> Iterator[tuple[str, psycopg.
     """A server whose commits wait for a standby that does not come, and a session that does not wait."""
     if request.config.getoption("--postgres") != "embedded":
         pytest.skip("changes settings of the server")
-    with private_server() as own:
+    with private_server(in_memory=True) as own:
         schema.install(target.resolve(own.url))
         with psycopg.connect(own.url, autocommit=True) as owner:
             owner.execute("SET synchronous_commit = local")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dblock.embedded import Server
-from tests.support.servers import new_folder
+from tests.support.servers import copy_fresh_data, memory, new_folder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,12 +18,18 @@ def _embedded_only(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for a server of this test's own, which $DBLOCK_HOME names; whatever runs there is stopped."""
-    named = new_folder()
+    """A folder for this test's own server, named by $DBLOCK_HOME. A server that runs there is stopped at the end."""
+    named = new_folder(memory())
     monkeypatch.setenv("DBLOCK_HOME", str(named))
     yield named
     Server(named).stop()
     shutil.rmtree(named, ignore_errors=True)
+
+
+@pytest.fixture
+def fresh_data(folder: Path) -> None:
+    """Put a fresh data directory into the folder, for a test that is not about making one."""
+    copy_fresh_data(Server(folder))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from dblock import cli, embedded
 from dblock.embedded import Server, account
 from dblock.embedded.binaries import find
 from dblock.embedded.processes import pids_working_in
-from tests.support.servers import new_folder
+from tests.support.servers import memory, new_folder
 
 
 def wait_until_gone(pid: int) -> None:
@@ -42,6 +42,7 @@ def test_a_client_without_a_dsn_starts_the_server_and_installs_the_schema(folder
             assert another.lock("a").try_acquire() is None
 
 
+@pytest.mark.usefixtures("fresh_data")
 async def test_an_async_client_does_the_same(folder: Path) -> None:
     async with dblock.AsyncClient() as client:
         assert await client.lock("a").try_acquire()
@@ -75,6 +76,7 @@ def test_start_stop_status_and_url(folder: Path, capsys: pytest.CaptureFixture[s
     assert pids_working_in(first.data) == set()
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_locks_outlive_a_restart_of_the_server(folder: Path) -> None:
     with dblock.Client() as client:
         token = client.lock("a", ttl=600).acquire().token
@@ -85,6 +87,7 @@ def test_locks_outlive_a_restart_of_the_server(folder: Path) -> None:
             assert holder.token == token
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_client_goes_on_after_the_server_was_restarted(folder: Path) -> None:
     # With a presence, whether its leases outlast a restart is a matter of how long that takes.
     with dblock.Client(presence=None) as client:
@@ -95,6 +98,7 @@ def test_a_client_goes_on_after_the_server_was_restarted(folder: Path) -> None:
         assert lease.release()
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_server_whose_starter_was_killed_is_found_again(folder: Path) -> None:
     script = "import os, signal; from dblock import embedded; embedded.start(); os.kill(os.getpid(), signal.SIGKILL)"
     done = subprocess.run([sys.executable, "-c", script], check=False)
@@ -104,6 +108,7 @@ def test_a_server_whose_starter_was_killed_is_found_again(folder: Path) -> None:
     assert embedded.start().pid == found.pid
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_killed_server_is_started_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     server = embedded.start()
     killed = server.pid
@@ -113,6 +118,7 @@ def test_a_killed_server_is_started_again(folder: Path, caplog: pytest.LogCaptur
     assert "left behind by a Postgres that was killed" in caplog.text
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_pid_file_that_names_a_stranger_is_put_right(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The number was given to another process meanwhile, which Postgres by itself takes for a running server."""
     server = embedded.start()
@@ -125,6 +131,7 @@ def test_a_pid_file_that_names_a_stranger_is_put_right(folder: Path, caplog: pyt
     assert "removed" in caplog.text
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_stop_leaves_a_stranger_alone_that_a_pid_file_names(folder: Path) -> None:
     server = embedded.start()
     contents = (server.data / "postmaster.pid").read_text().splitlines()
@@ -139,6 +146,7 @@ def test_stop_leaves_a_stranger_alone_that_a_pid_file_names(folder: Path) -> Non
         stranger.wait()
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_shell_that_sits_in_the_data_folder_is_no_obstacle(folder: Path) -> None:
     server = embedded.start()
     sitting = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], cwd=server.data)
@@ -150,6 +158,7 @@ def test_a_shell_that_sits_in_the_data_folder_is_no_obstacle(folder: Path) -> No
         sitting.wait()
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_stop_needs_no_pid_file_for_a_server_of_its_own(folder: Path) -> None:
     server = Server(folder, dies_with_us=True)
     server.start()
@@ -174,6 +183,7 @@ def test_a_child_forked_meanwhile_does_not_keep_the_server_locked(folder: Path) 
         os.waitpid(child, 0)
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_an_empty_pid_file_is_put_right(folder: Path) -> None:
     data = embedded.start().data
     embedded.stop()
@@ -196,6 +206,7 @@ def test_a_start_killed_in_the_middle_of_making_the_data_folder_is_made_good(
     assert not list(folder.glob("making-*"))
 
 
+@pytest.mark.usefixtures("fresh_data")
 @pytest.mark.parametrize("missing", ["PG_VERSION", "global/pg_control"])
 def test_a_data_folder_that_is_not_whole_is_kept_aside(
     folder: Path, caplog: pytest.LogCaptureFixture, missing: str
@@ -226,6 +237,7 @@ def test_a_data_folder_of_another_major_version_is_refused_and_kept(
     assert embedded.start().answers()
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_server_that_cannot_start_says_why(folder: Path) -> None:
     data = embedded.start().data
     embedded.stop()
@@ -268,7 +280,7 @@ def test_a_folder_that_roots_server_cannot_reach_is_refused(tmp_path: Path, monk
 
 @pytest.mark.usefixtures("wheel")
 def test_no_permission_of_an_existing_folder_is_changed(folder: Path) -> None:
-    parent = new_folder()
+    parent = new_folder(memory())
     parent.mkdir(mode=0o755)
     home = parent / "home"
     home.mkdir(mode=0o755)
@@ -302,6 +314,7 @@ def test_an_empty_folder_in_the_place_of_the_data_is_no_obstacle(folder: Path) -
     assert embedded.start().answers()
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_server_with_no_connection_to_spare_is_running_all_the_same(folder: Path) -> None:
     server = Server(folder, settings={"max_connections": "5", "superuser_reserved_connections": "0"})
     server.start()
@@ -326,6 +339,7 @@ def test_another_tmpdir_finds_the_same_server(folder: Path, tmp_path: Path, monk
         shutil.rmtree(sockets, ignore_errors=True)
 
 
+@pytest.mark.usefixtures("fresh_data")
 @pytest.mark.skipif(os.geteuid() != 0, reason="about root where it may not look at other accounts' processes")
 def test_root_without_the_right_to_look_knows_its_server_all_the_same(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -348,7 +362,7 @@ def test_root_without_the_right_to_look_knows_its_server_all_the_same(
 
 
 def test_a_path_too_long_for_a_socket_works_all_the_same() -> None:
-    top = new_folder()
+    top = new_folder(memory())
     server = Server(top / ("long" * 20) / ("longer" * 20))
     try:
         server.start()
@@ -361,6 +375,7 @@ def test_a_path_too_long_for_a_socket_works_all_the_same() -> None:
         shutil.rmtree(server._sockets, ignore_errors=True)
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_socket_folder_that_is_not_private_is_refused(folder: Path) -> None:
     embedded.start()
     embedded.stop()
@@ -369,6 +384,7 @@ def test_a_socket_folder_that_is_not_private_is_refused(folder: Path) -> None:
         embedded.start()
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_socket_in_somebody_elses_folder_is_not_taken_for_ours(folder: Path) -> None:
     """A server answers there, and it may be anybody's."""
     server = embedded.start()
@@ -400,6 +416,7 @@ def test_nobody_else_gets_into_roots_data_folder_while_it_is_made(folder: Path) 
     assert 0 not in tried
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_server_that_dies_with_us_does(folder: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from dblock.embedded import Server;"
@@ -429,6 +446,7 @@ def test_without_the_wheel_the_error_says_what_to_install(folder: Path, monkeypa
         embedded.start()
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_programs_of_ones_own_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrapper around the real server leaves a word when it is used."""
     embedded.start()
@@ -485,6 +503,7 @@ def test_the_first_command_of_all_finds_the_schema_installed(folder: Path, comma
     assert done.stderr == "Starting the embedded Postgres…\n"
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_what_tells_how_things_are_installs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["status"])
     assert "dblock: missing" in capsys.readouterr().out
@@ -492,6 +511,7 @@ def test_what_tells_how_things_are_installs_nothing(folder: Path, capsys: pytest
         assert connection.execute("SELECT to_regnamespace('dblock')").fetchone() == (None,)
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_the_server_logs_to_its_folder_and_not_to_our_terminal(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("dblock").debug("nothing")
     embedded.start()
@@ -509,6 +529,7 @@ def test_the_demo_tells_its_story_and_leaves_nothing_running(folder: Path) -> No
     assert embedded.status() is None
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_the_demo_leaves_a_server_alone_that_ran_before(folder: Path) -> None:
     server = embedded.start()
     process = subprocess.Popen([sys.executable, "-m", "dblock.cli", "demo"], stdout=subprocess.PIPE, text=True)
@@ -521,6 +542,7 @@ def test_the_demo_leaves_a_server_alone_that_ran_before(folder: Path) -> None:
     assert server.answers()
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_server_that_does_not_hear_of_its_end_is_ended_all_the_same(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -543,6 +565,7 @@ def test_root_does_not_live_where_others_can_write(folder: Path, owner: int, mod
         embedded.start()
 
 
+@pytest.mark.usefixtures("fresh_data")
 def test_a_command_that_was_not_run_leaves_the_server_that_was_started_for_it(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "dblock", "run", "", "--", "true"], capture_output=True, timeout=60)
     assert done.returncode == 1

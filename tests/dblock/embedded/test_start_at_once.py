@@ -18,7 +18,7 @@ import pytest
 from dblock import cli
 from dblock.embedded import Server
 from dblock.embedded.processes import pids_working_in
-from tests.support.servers import new_folder
+from tests.support.servers import memory, new_folder
 
 PROCESSES = 10
 
@@ -49,7 +49,7 @@ def test_ten_processes_at_once_over_and_over_make_one_server_and_one_schema(roun
     context.set_forkserver_preload(["dblock.cli", "dblock.admin.schema", "alembic.command", __name__])
     with ProcessPoolExecutor(PROCESSES, mp_context=context) as processes:
         for number in range(rounds):
-            folder = new_folder()
+            folder = new_folder(memory())
             server = Server(folder)
             try:
                 done = list(processes.map(start_and_install, [str(folder)] * PROCESSES))

@@ -65,7 +65,7 @@ def measure(ttl: float = 2.0, progress: Progress = lambda _: None) -> Measured:
     """Hold leases through a time without a single free connection."""
     found = Measured(f"No connection left (max_connections = {ROOM}), ttl {ttl:g} s")
     with ExitStack() as stack:
-        server = stack.enter_context(private_server({"max_connections": str(ROOM)}))
+        server = stack.enter_context(private_server({"max_connections": str(ROOM)}, in_memory=True))
         dsn = prepared(server.url)
         owner = stack.enter_context(psycopg.connect(server.url, autocommit=True))
         # With a grace in which also a client on a busy machine can say that it is there.
