@@ -16,6 +16,7 @@ import pytest
 from obstore.store import MemoryStore
 from sqlalchemy import create_engine
 
+import fenced_store
 from fenced_store import FencedStore
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,7 @@ def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.Monke
     monkeypatch.setenv("DBLOCK_DSN", dsn)
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TABLE ledgers (ledger text PRIMARY KEY, total bigint)")
+    fenced_store.install(dsn)
     made: list[Any] = []
 
     def engine_of_this_test(url: str) -> Any:
@@ -90,14 +92,13 @@ def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.Monke
     names: dict[str, Any] = {
         "MemoryStore": MemoryStore,
         "calling": calling,
-        "close_invoice": lambda *args, **options: None,
         "create_engine": engine_of_this_test,
         "DSN": dsn,
     }
     exec("import dblock", names)
     for example in blocks(page, "python"):
         # The servers that examples name are not there; this test's database stands in for them.
-        example = re.sub(r'Client\("postgresql://[^"]*"\)', "Client()", example)
+        example = re.sub(r'(Client|FencedStore)\("postgresql://[^"]*"\)', r"\1(DSN)", example)
         example = example.replace('httpx.Client(base_url="https://ledger.example")', "calling(app)")
         example = example.replace('S3Store("reports")', "MemoryStore()").replace("/srv/reports", str(tmp_path))
         example = example.replace("import create_engine, ", "import ").replace(
