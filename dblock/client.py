@@ -149,11 +149,11 @@ class Client(ClientBase):
                     keepalive_runner,
                     self._listen_target,
                     self._flows,
-                    self._schema,
                     runner.installation,
                     self._keepalive,
                     self._grace,
                 )
+                runner.join_queue = self._listener.join_queue
                 self._callbacks = CallbackTimer()
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
                 self._shut = weakref.finalize(
@@ -307,11 +307,11 @@ class AsyncClient(ClientBase):
                     keepalive_runner,
                     self._listen_target,
                     self._flows,
-                    self._schema,
                     runner.installation,
                     self._keepalive,
                     self._grace,
                 )
+                runner.join_queue = self._listener.join_queue
                 self._callbacks = AsyncCallbackTimer(loop)
                 # Also when nobody closes the client: it goes out of use, or the interpreter ends.
                 self._shut = weakref.finalize(

@@ -12,7 +12,8 @@ import time
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from dblock._core.effects import Flow, Place
+from dblock._core.acquire import Contention
+from dblock._core.effects import Flow
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import LockOptions, Seconds, check_timeout
 from dblock._core.replies import Grant, Holder, Waiter, new_attempt
@@ -38,8 +39,7 @@ class _LockBase(Generic[L]):
         self._client: Any = client
         self._flows = client._flows
         self._options = options
-        self._crowded = False
-        """Whether the last one who wanted it had to wait in line; the next may well have to."""
+        self._contention = Contention()
         # The lease of each `with` body under way, by the thread or task that runs it: two may run at once
         # when the first one's lease has run out, and each must release its own.
         self._bodies: dict[object, list[L]] = {}
@@ -53,17 +53,7 @@ class _LockBase(Generic[L]):
         return self._options.timeout if timeout is _OWN_TIMEOUT else check_timeout(self.name, timeout)
 
     def _acquiring(self, timeout: float | None, attempt: str) -> Flow[Grant | None]:
-        places: list[Place] = []
-
-        def place() -> Place:
-            places.append(self._client._place(self.name, attempt))
-            return places[0]
-
-        crowded, self._crowded = self._crowded, False
-        try:
-            return (yield from self._flows.acquire(self._options, timeout, attempt, place, crowded))
-        finally:
-            self._crowded = any(place.had_ticket for place in places)
+        return self._flows.acquire(self._options, timeout, attempt, self._contention)
 
     def _timed_out(self, seconds: float | None) -> LockTimeout:
         return LockTimeout(self.name, seconds or 0.0, bool(self._options.claims or self._options.claimers))

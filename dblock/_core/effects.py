@@ -1,14 +1,20 @@
-"""What a step is, and what the database answers to one.
+"""Effects: what a flow asks for, and the drivers that perform a flow.
 
-Whatever takes more than one step is written as a generator that yields the steps it needs and is sent their results; a
-runner performs them. See dblock._core.acquire.
+A flow is a generator. It yields one effect at a time and receives the effect's result, so that it decides without
+touching a database, a socket or a clock. A driver takes the effects to a function that performs them: `drive` in the
+calling thread, `drive_async` in an event loop. Tests and the simulation perform the same effects by hand.
+
+An effect that fails is raised inside the flow, at its `yield`. The flow decides whether to continue.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from dblock._core.waiters import LocalWaiter
 
 T = TypeVar("T")
 Row = tuple["str | None", ...]
@@ -19,44 +25,29 @@ GIVE_UP_WITHIN = 2.0
 
 
 class Call(NamedTuple):
-    """Call one of the database's functions; the result is its row as text, or None. Safe to send twice."""
+    """Call one of the database's functions. The result is its row as text, or None. A call is safe to send twice."""
 
     sql: bytes
     args: tuple[str | None, ...]
     again: bytes | None = None
-    """What to send after the connection broke, if not the same: the first sending may have been done."""
+    """The statement to retry with after the connection broke, if it differs: the first one may have been executed."""
     within: float = math.inf
-    """Seconds to wait for the answer; never longer than the client's patience."""
+    """Seconds to wait for the reply; never longer than the client's patience."""
     giving_up: float = GIVE_UP_WITHIN
-    """Seconds to cancel it when there was none, and as many again to see it end."""
+    """Seconds to cancel a call that got no reply, and as many again to see it end."""
 
 
-class Place(Protocol):
-    """A place in line, in this process: what a waiter waits at."""
+class JoinQueue(NamedTuple):
+    """Register a waiter of this process, before its ticket can exist. The result is the LocalWaiter."""
 
-    had_ticket: bool
-    """Whether it ever had a ticket."""
-
-    def ticket_issued(self, first: bool, look_in: float) -> None:
-        """Take note that it has a ticket, and whether somebody should look in for it, and when."""
-
-    def ticket_redeemed(self) -> None:
-        """Take note that its ticket is about to be redeemed or given up."""
-
-    def defer_cleanup(self) -> None:
-        """Take note that its ticket could not be given up, and must be."""
-
-    def leave(self) -> None:
-        """Be no longer in line."""
-
-    def wait(self, seconds: float) -> Any:
-        """Wait until woken, or for that long; an awaitable for a task."""
+    name: str
+    attempt: str
 
 
 class Wait(NamedTuple):
-    """Wait at a place until woken, but not for longer than so many seconds."""
+    """Wait until the waiter is woken, but no longer than this many seconds."""
 
-    place: Place
+    waiter: LocalWaiter
     seconds: float
 
 
@@ -66,4 +57,37 @@ class Sleep(NamedTuple):
     seconds: float
 
 
-Flow = Generator["Call | Sleep | Wait", Any, T]
+Flow = Generator[Any, Any, T]
+"""A generator that yields effects and returns a T."""
+
+
+def drive(flow: Flow[T], perform: Callable[[Any], Any]) -> T:
+    """Perform every effect of the flow and return the flow's result."""
+    try:
+        effect = next(flow)
+        while True:
+            try:
+                result = perform(effect)
+            except BaseException as error:
+                effect = flow.throw(error)
+            else:
+                effect = flow.send(result)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+
+
+async def drive_async(flow: Flow[T], perform: Callable[[Any], Awaitable[Any]]) -> T:
+    """Perform every effect of the flow in the running event loop and return the flow's result."""
+    try:
+        effect = next(flow)
+        while True:
+            try:
+                result = await perform(effect)
+            except BaseException as error:
+                effect = flow.throw(error)
+            else:
+                effect = flow.send(result)
+    except StopIteration as done:
+        value: T = done.value
+        return value

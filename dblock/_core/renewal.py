@@ -13,8 +13,9 @@ import math
 from collections.abc import Callable, Iterable
 
 from dblock._core import clock
-from dblock._core.acquire import BRISK, TRUST, LockFlows
+from dblock._core.acquire import TRUST, LockFlows
 from dblock._core.effects import GIVE_UP_WITHIN, Flow
+from dblock._core.grants import BRISK
 from dblock._core.lease_state import LeaseState
 from dblock._core.presence import Presence
 from dblock.errors import ClientClosed, DatabaseError, DblockError

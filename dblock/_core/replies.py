@@ -45,7 +45,7 @@ class TicketStatus(NamedTuple):
     """Whether it is a new one."""
     first: bool
     """Whether nobody alive is ahead."""
-    look_in: float
+    next_check: float
     """Seconds until there may be news for the first in line."""
 
 

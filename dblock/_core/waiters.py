@@ -1,9 +1,9 @@
-"""The waiters of one client: who waits for which lock, and when to look in for them.
+"""The waiters of one client: which attempts wait for which lock, and when to check their positions.
 
-A waiter sleeps until it is woken; it does not poll. Usually the release itself wakes it, by a notification. What
-follows covers all that can keep a notification from coming: once a second the client lets itself be heard and asks how
-its places stand, in one call for all of them; and for those who are first in line it looks in more often, because a
-holder's lease may run out, or its process be gone, and nobody would say so.
+A waiter sleeps until it is woken; it does not poll. Usually the release wakes it, by a notification. The rest of this
+module covers lost notifications. Once a second the client sends a heartbeat and asks for the positions of all its
+tickets, in one call. It checks more often for waiters that are first in their queue, because the holder's lease may
+expire, or the holder's process may die, without any notification.
 """
 
 from __future__ import annotations
@@ -12,195 +12,207 @@ import math
 import random
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from dblock._core import clock
-from dblock._core.acquire import HOLDER_CHECK_INTERVAL, LockFlows
 from dblock._core.effects import Flow
+from dblock._core.grants import GrantFlows
 
 HEARTBEAT_INTERVAL = 1.0
-"""Seconds between two signs of life. The database gives up the places of a client after three seconds without."""
+"""Seconds between two heartbeats. The database drops the tickets of a client after three seconds without one."""
+
+HOLDER_CHECK_INTERVAL = 0.075
+"""Seconds between two checks, for the first waiter in a queue, of whether the holder's process is alive."""
 
 POLL = 0.1
-"""Seconds between two looks for the first in line where no notification can come."""
+"""Seconds between two checks for the first waiter in a queue, where notifications do not come through."""
 
 POLL_INTERVAL_OF_OTHERS = 0.3
-"""The same for those who are not first, as far as they know."""
+"""The same for waiters that were not first at their last check."""
 
 SHORTEST = 0.02
 
 
 class LocalWaiter:
-    """One place in line, in this process."""
+    """One attempt of this process that waits for a lock. Subclasses block a thread or a task."""
 
-    def __init__(self, line: LocalWaiters, name: str, attempt: str) -> None:
+    def __init__(self, waiters: LocalWaiters, name: str, attempt: str) -> None:
         self.name = name
         self.attempt = attempt
         self.has_ticket = False
-        """Whether it has a ticket, as far as is known."""
+        """Whether it has a ticket, as far as this process knows."""
         self.had_ticket = False
-        """Whether it ever had one."""
-        self._line = line
+        """Whether it ever had a ticket."""
+        self._waiters = waiters
 
-    def ticket_issued(self, first: bool, look_in: float) -> None:
-        """Take note that it has a ticket, and of when to look in for it."""
+    def ticket_issued(self, first: bool, next_check: float) -> None:
+        """Mark that it has a ticket, and schedule the next check of its queue."""
         self.has_ticket = self.had_ticket = True
-        self._line.plan(self.name, first, look_in)
+        self._waiters.plan(self.name, first, next_check)
+
+    def ticket_redeemed(self) -> None:
+        """Mark that its ticket is about to be redeemed or given up, and forget earlier wake-ups."""
+        raise NotImplementedError
+
+    def wait(self, seconds: float) -> Any:
+        """Block until woken, or for that many seconds. Returns an awaitable for a task."""
+        raise NotImplementedError
 
     def wake(self) -> None:
-        """Have its waiter ask again."""
+        """Make it ask for the lock again."""
         raise NotImplementedError
 
     def defer_cleanup(self) -> None:
-        """Take note that its ticket could not be given up, and must be."""
-        self._line.defer_cleanup(self.name, self.attempt)
+        """Make the client give up its ticket later, because that was not possible now."""
+        self._waiters.defer_cleanup(self.name, self.attempt)
 
     def leave(self) -> None:
-        """Be no longer in line."""
+        """Stop waiting."""
         self.has_ticket = False
-        self._line.forget(self)
+        self._waiters.remove(self)
 
 
 class LocalWaiters:
-    """All places of one client, and when to look in for them. Waits for nothing."""
+    """All waiters of one client, and when to check their positions. It never blocks."""
 
     def __init__(
         self,
-        service: LockFlows,
-        hurry: Callable[[], object] = lambda: None,
+        flows: GrantFlows,
+        wake_listener: Callable[[], object] = lambda: None,
         now: Callable[[], float] = clock.now,
         uniform: Callable[[float, float], float] = lambda low, high: random.uniform(low, high),
     ) -> None:
-        self._flows = service
-        self._hurry = hurry
+        self._flows = flows
+        self._wake_listener = wake_listener
         self._now = now
         self._uniform = uniform
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Forget everybody."""
-        # Reentrant, because a waiter that goes out of use may be forgotten in the middle of anything.
+        """Forget every waiter."""
+        # Reentrant, because a waiter that is garbage-collected may leave in the middle of anything.
         self._lock = threading.RLock()
-        self._places: dict[str, LocalWaiter] = {}
-        self._waiters: dict[str, int] = {}
+        self._waiters: dict[str, LocalWaiter] = {}
+        """By their attempts."""
+        self._waiting: dict[str, int] = {}
         """How many wait for each lock."""
-        self._looks: dict[str, float] = {}
+        self._checks: dict[str, float] = {}
+        """When to check each lock's queue."""
         self._deferred: dict[str, str] = {}
-        """Attempts that could not be given up, and of which locks."""
+        """Attempts that could not be given up, and the names of their locks."""
         self._surplus = False
-        """Whether the database knew of more tickets than we do, the last time."""
+        """Whether the database knew of more tickets than this process, at the last heartbeat."""
         self._cleanup_at = -math.inf
         self._asleep_until = math.inf
         self.notifications_work = False
-        """Whether notifications are known to come; without them one must look more often."""
+        """Whether notifications are known to come through. Without them, checks are more frequent."""
 
-    def add(self, place: LocalWaiter) -> None:
-        """Take note of a waiter, from before its ticket can exist."""
+    def add(self, waiter: LocalWaiter) -> None:
+        """Register a waiter, before its ticket can exist."""
         with self._lock:
-            first = not self._places
-            self._places[place.attempt] = place
-            self._waiters[place.name] = self._waiters.get(place.name, 0) + 1
+            first = not self._waiters
+            self._waiters[waiter.attempt] = waiter
+            self._waiting[waiter.name] = self._waiting.get(waiter.name, 0) + 1
         if first and not self.notifications_work:
-            self._hurry()  # to begin to listen
+            self._wake_listener()  # it is not listening yet
 
-    def forget(self, place: LocalWaiter) -> None:
-        """Take note that nobody waits there any more."""
+    def remove(self, waiter: LocalWaiter) -> None:
+        """Forget a waiter that has stopped waiting."""
         with self._lock:
-            if self._places.pop(place.attempt, None) is None:
+            if self._waiters.pop(waiter.attempt, None) is None:
                 return
-            self._waiters[place.name] -= 1
-            if not self._waiters[place.name]:
-                del self._waiters[place.name]
-                self._looks.pop(place.name, None)
+            self._waiting[waiter.name] -= 1
+            if not self._waiting[waiter.name]:
+                del self._waiting[waiter.name]
+                self._checks.pop(waiter.name, None)
 
-    def plan(self, name: str, first: bool, look_in: float) -> None:
-        """Plan the next look at a lock's line."""
+    def plan(self, name: str, first: bool, next_check: float) -> None:
+        """Schedule the next check of a lock's queue, at most so many seconds from now if its waiter is first."""
         now = self._now()
         most = HEARTBEAT_INTERVAL if self.notifications_work else POLL if first else POLL_INTERVAL_OF_OTHERS
-        at = now + (min(max(look_in, SHORTEST), most) if first else most * self._uniform(0.8, 1.0))
+        at = now + (min(max(next_check, SHORTEST), most) if first else most * self._uniform(0.8, 1.0))
         with self._lock:
-            if name in self._waiters and at < self._looks.get(name, math.inf):
-                self._looks[name] = at
+            if name in self._waiting and at < self._checks.get(name, math.inf):
+                self._checks[name] = at
             if at < self._asleep_until:
                 self._asleep_until = at
-                self._hurry()
+                self._wake_listener()
 
     @property
-    def anybody(self) -> bool:
-        """Whether anybody waits, or anything is left to give up."""
-        return bool(self._places or self._deferred)
+    def in_use(self) -> bool:
+        """Whether there is a waiter, or an attempt to clean up."""
+        return bool(self._waiters or self._deferred)
 
     def defer_cleanup(self, name: str, attempt: str) -> None:
-        """Have whatever this attempt has been granted or given a place given up later, since it could not be now."""
+        """Give up the attempt's grant and ticket later, because that was not possible now."""
         with self._lock:
             self._deferred[attempt] = name
-        self._hurry()
+        self._wake_listener()
 
     def due_at(self) -> float:
-        """Return when the next look is due; never, if nobody waits."""
+        """Return when the next check is due; never, if there is no waiter."""
         with self._lock:
-            self._asleep_until = min(self._looks.values(), default=math.inf)
+            self._asleep_until = min(self._checks.values(), default=math.inf)
             return self._asleep_until
 
     def notified(self, attempt: str) -> None:
-        """Wake the one that a notification names."""
-        place = self._places.get(attempt.replace("-", ""))
-        if place is not None:
-            place.wake()
+        """Wake the waiter that a notification names."""
+        waiter = self._waiters.get(attempt.replace("-", ""))
+        if waiter is not None:
+            waiter.wake()
 
     def wake_all(self) -> None:
-        """Have everybody ask again, as after the database was away."""
-        for place in self._all():
-            place.wake()
+        """Make every waiter ask again, as after a reconnect."""
+        for waiter in self._all():
+            waiter.wake()
 
     def cleanup_due_at(self) -> float:
-        """Return when to try again to give up what is owed; never, if nothing is."""
+        """Return when to retry the deferred cleanup; never, if there is none."""
         return self._cleanup_at if self._deferred else math.inf
 
     def run_cleanup(self) -> Flow[None]:
-        """Give up what could not be given up before. Not over the listener's connection: it may take its time."""
+        """Give up the deferred attempts. Not over the listener's connection, because it may take long."""
         self._cleanup_at = self._now() + HEARTBEAT_INTERVAL
         for attempt, name in list(self._deferred.items()):
             yield from self._flows.abandon(name, attempt)
             self._deferred.pop(attempt, None)
 
-    def look(self, within: float) -> Flow[None]:
-        """Let ourselves be heard, ask how our places stand where it is time to, and wake those who should ask again."""
+    def check(self, within: float) -> Flow[None]:
+        """Send a heartbeat, ask for positions in the queues whose check is due, and wake waiters that should ask."""
         now = self._now()
         with self._lock:
-            # With those that would be due soon, so that they come to go together.
-            names = [name for name, at in self._looks.items() if at <= now + HOLDER_CHECK_INTERVAL / 2]
+            # With the checks that would be due soon, so that they come to go together.
+            names = [name for name, at in self._checks.items() if at <= now + HOLDER_CHECK_INTERVAL / 2]
             for name in names:
-                self._looks[name] = now + (HEARTBEAT_INTERVAL if self.notifications_work else POLL_INTERVAL_OF_OTHERS)
-        if not self.anybody:
-            return
-        if not self._places:
+                self._checks[name] = now + (HEARTBEAT_INTERVAL if self.notifications_work else POLL_INTERVAL_OF_OTHERS)
+        if not self._waiters:
             return
         has_ticket = self._count_tickets()
-        answer = yield from self._flows.heartbeat(self._flows.client, names, within)
-        if answer.total < min(has_ticket, self._count_tickets()):
+        positions = yield from self._flows.heartbeat(names, within)
+        if positions.total < min(has_ticket, self._count_tickets()):
             self.wake_all()
-        surplus = answer.total > len(self._places)
+        surplus = positions.total > len(self._waiters)
         if surplus and self._surplus:
-            # Tickets that nobody waits at, as an interrupt may leave them. We would keep them alive with the others.
-            yield from self._flows.leave_all_but(list(self._places))
+            # Tickets without a waiter, as an interrupt may leave them. The heartbeat would keep them alive.
+            yield from self._flows.leave_all_but(list(self._waiters))
         self._surplus = surplus
         ghosts = []
-        for attempt, look_in, watched in answer.firsts:
-            place = self._places.get(attempt)
-            if place is None:
+        for attempt, next_check, watched in positions.firsts:
+            waiter = self._waiters.get(attempt)
+            if waiter is None:
                 ghosts.append(attempt)
-            elif look_in == 0:
-                place.wake()
+            elif next_check == 0:
+                waiter.wake()
             else:
-                self.plan(place.name, True, min(look_in, HOLDER_CHECK_INTERVAL) if watched else look_in)
+                self.plan(waiter.name, True, min(next_check, HOLDER_CHECK_INTERVAL) if watched else next_check)
         for attempt in ghosts:
-            # A ticket whose waiter is gone, first in line: nobody would ever redeem it.
+            # A ticket without a waiter, first in its queue: it would never be redeemed.
             for name in names:
-                yield from self._flows.leave_place(name, attempt)
+                yield from self._flows.abandon_ticket(name, attempt)
 
     def _count_tickets(self) -> int:
-        return sum(place.has_ticket for place in self._all())
+        return sum(waiter.has_ticket for waiter in self._all())
 
     def _all(self) -> list[LocalWaiter]:
         with self._lock:
-            return list(self._places.values())
+            return list(self._waiters.values())

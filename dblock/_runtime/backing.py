@@ -6,7 +6,7 @@ import typing
 from typing import TYPE_CHECKING, TypeVar
 
 from dblock._core.acquire import LockFlows
-from dblock._core.effects import Flow, Place
+from dblock._core.effects import Flow
 from dblock._core.lease_state import LeaseState
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ class ThreadBacking(typing.Protocol):
     _keepalive: KeepAlive
     _callbacks: CallbackTimer
 
-    def _place(self, name: str, attempt: str) -> Place: ...
-
     def _run(self, steps: Flow[T]) -> T: ...
 
     def _run_last(self, steps: Flow[T]) -> T: ...
@@ -42,8 +40,6 @@ class TaskBacking(typing.Protocol):
     _installation: str
     _keepalive: AsyncKeepAlive
     _callbacks: AsyncCallbackTimer
-
-    def _place(self, name: str, attempt: str) -> Place: ...
 
     async def _run(self, steps: Flow[T]) -> T: ...
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dblock._core.acquire import LockFlows
-from dblock._core.effects import Place
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.options import DEFAULT_PRESENCE, Seconds, brief, check_presence, check_seconds, is_text
 from dblock._runtime.forks import call_after_fork, importing
@@ -57,7 +59,7 @@ class ClientBase:
             raise InvalidArgument(f"pool_size is a number of connections from 1; got {brief(pool_size)}.")
         with importing:  # psycopg, which reads a DSN
             self._target = resolve(where)
-        self._flows = LockFlows(check_name(schema), holder)
+        self._flows = LockFlows(check_name(schema), _default_holder() if holder is None else holder)
         self._schema = schema
         self._pool_size = pool_size
         self._patience = check_seconds("patience", patience)
@@ -92,11 +94,6 @@ class ClientBase:
             closed.granted = True
             raise closed
 
-    def _place(self, name: str, attempt: str) -> Place:
-        """Make a place in line for a caller who waits."""
-        place: Place = self._listener.place(name, attempt)
-        return place
-
     def _defer_cleanup(self, name: str, attempt: str) -> None:
         """Have what could not be given up now given up later."""
         listener = getattr(self, "_listener", None)
@@ -109,6 +106,11 @@ class ClientBase:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._target}{' closed' if self._closed else ''}>"
+
+
+def _default_holder() -> Callable[[], str]:
+    host = socket.gethostname()
+    return lambda: f"{host} pid {os.getpid()}"
 
 
 def _listen_target(listen_dsn: str) -> Target:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from dblock._core import clock
-from dblock._core.effects import Call, Flow
+from dblock._core.effects import Call, Flow, Row, drive
 from dblock._core.presence import Presence
 from dblock._runtime import listening
 from dblock._runtime.connection import RawConnection
@@ -65,12 +65,12 @@ class Listener(Listening):
                     )
                     self._thread.start()
 
-    def place(self, name: str, attempt: str) -> ThreadWaiter:
-        """Make a place in line for the calling thread."""
+    def join_queue(self, name: str, attempt: str) -> ThreadWaiter:
+        """Register a waiter for the calling thread."""
         self.start()
-        place = ThreadWaiter(self.waiters, name, attempt)
-        self.waiters.add(place)
-        return place
+        waiter = ThreadWaiter(self.waiters, name, attempt)
+        self.waiters.add(waiter)
+        return waiter
 
     @property
     def started(self) -> bool:
@@ -82,14 +82,14 @@ class Listener(Listening):
         self._closed = True
         for timer in self._timers:
             timer.cancel()
-        self._hurry()
+        self._wake()
 
     def join(self, timeout: float) -> None:
         """Wait until the connection is closed."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def _hurry(self) -> None:
+    def _wake(self) -> None:
         bell = self._bell
         if bell is not None:
             with contextlib.suppress(OSError):  # it has rung more often than it was heard, or is gone
@@ -150,7 +150,7 @@ class Listener(Listening):
             if raw is not None:
                 raw.close()
             self._connected = error
-        self._hurry()
+        self._wake()
 
     def _take_connection(self) -> None:
         connected, self._connected = self._connected, None
@@ -182,7 +182,7 @@ class Listener(Listening):
                 logger.info("notifications could not be tried: %s", error)
         elif clock.now() >= self.waiters.due_at():
             try:
-                self._runner.run(self.waiters.look(math.inf))
+                self._runner.run(self.waiters.check(math.inf))
                 self._looked(None)
             except ClientClosed:
                 raise
@@ -191,19 +191,12 @@ class Listener(Listening):
 
     def _say(self, raw: RawConnection, steps: Flow[T]) -> T:
         """Perform the steps over this connection."""
-        try:
-            step = next(steps)
-            while True:
-                assert isinstance(step, Call)
-                try:
-                    row = raw.connection.wait(raw.exchange(step, min(step.within, listening.ANSWER_WITHIN)))
-                except BaseException as error:
-                    steps.throw(error)
-                    raise
-                step = steps.send(row)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+
+        def perform(call: Call) -> Row | None:
+            row: Row | None = raw.connection.wait(raw.exchange(call, min(call.within, listening.ANSWER_WITHIN)))
+            return row
+
+        return drive(steps, perform)
 
     def _wait(self, ring: socket.socket) -> None:
         raw = self._raw

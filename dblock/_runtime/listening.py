@@ -28,9 +28,18 @@ from dblock._core import clock
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import Call, Flow
 from dblock._core.lease_state import LeaseState, Reason
-from dblock._core.options import interval, literal, quoted
-from dblock._core.presence import DROPPED_AFTER, OWN_PART, Presence
+from dblock._core.options import interval
+from dblock._core.presence import OWN_PART, Presence
 from dblock._core.replies import new_attempt
+from dblock._core.statements import (
+    ARE_YOU_THERE,
+    KEEP_SESSION,
+    NOTIFY_SELF,
+    PROBE,
+    STOP_LISTENING,
+    WHICH_ENDPOINTS,
+    listen,
+)
 from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiters
 from dblock._runtime.connection import RawConnection
 from dblock._runtime.error_mapping import is_overdue
@@ -48,8 +57,6 @@ ANSWER_WITHIN = 5.0
 
 PROBE_WITHIN = 2.0
 """Seconds after which a notification that we sent to ourselves is held not to come."""
-
-PROBE = "probe"
 
 STARTS_OVER = ("the database system is starting up", "the database system is in recovery mode")
 """What a server says to new connections that has forgotten all its sessions."""
@@ -73,7 +80,6 @@ class Listening:
         self,
         target: Target,
         service: LockFlows,
-        schema: str,
         installation: str,
         keeper: KeepAlive | AsyncKeepAlive,
         grace: float | None,
@@ -83,10 +89,7 @@ class Listening:
         self._flows = service
         self._installation = installation
         self._keepalive = keeper
-        self.waiters = LocalWaiters(service, self._hurry)
-        prefix = quoted(schema)
-        self._which = Call(f"SELECT {prefix}.installation()".encode(), ())
-        self._register_presence = f"SELECT {prefix}.register_presence($1, $2)".encode()
+        self.waiters = LocalWaiters(service, self._wake)
         self._said: set[str] = set()
         self._raw: RawConnection | None = None
         self._reset()
@@ -124,7 +127,7 @@ class Listening:
         self.waiters.reset_after_fork()
         self._reset()
 
-    def _hurry(self) -> None:
+    def _wake(self) -> None:
         """Have the next look come sooner than it was planned."""
         raise NotImplementedError
 
@@ -136,19 +139,19 @@ class Listening:
 
     def _greeting(self, raw: RawConnection) -> Flow[Presence | None]:
         """Make sure of a fresh connection; the result is the presence that it has become, if it has."""
-        (which,) = yield self._which
+        (which,) = yield self._flows.statements.installation
         if which != self._installation:
             raise psycopg.OperationalError("listen_dsn leads to another installation of dblock than the client itself")
         raw.connection.add_notify_handler(self._notified)
         if self._grace is None:
             return None
-        row = yield Call(b"SELECT pg_backend_pid(), host(inet_client_addr()), inet_client_port()", ())
+        row = yield WHICH_ENDPOINTS
         if not self._is_direct(raw, *row):
             self._say_once("something stands between us and the database: leases end by their time alone")
             return None
-        yield self._keep_session
+        yield KEEP_SESSION
         name, sent_at = new_attempt(), clock.now()
-        yield Call(self._register_presence, (name, interval(self._grace)))
+        yield Call(self._flows.statements.register_presence, (name, interval(self._grace)))
         return Presence(name, self._grace, raw.connection.pgconn.socket, sent_at)
 
     def _is_direct(self, raw: RawConnection, backend: str, address: str | None, port: str | None) -> bool:
@@ -184,48 +187,34 @@ class Listening:
     def _channel(self) -> str:
         return f"dblock_{self._flows.client}"
 
-    @property
-    def _keep_session(self) -> Call:
-        """Have the server keep the session for longer than we believe in it without a sign of life."""
-        settings = {
-            "idle_session_timeout": 0,
-            "tcp_keepalives_idle": DROPPED_AFTER // 2,
-            "tcp_keepalives_interval": DROPPED_AFTER // 6,
-            "tcp_keepalives_count": 3,
-            "tcp_user_timeout": DROPPED_AFTER * 1000,
-        }
-        calls = ", ".join(f"set_config({literal(name)}, '{value}', false)" for name, value in settings.items())
-        return Call(f"SELECT {calls}".encode(), ())
-
     def _listening(self) -> Flow[None]:
         """Begin to listen when somebody waits, and stop when nobody has for a while.
 
         Every notification wakes the sessions of all who listen, in the whole database.
         """
-        listen = self.waiters.anybody
-        if listen:
+        wanted = self.waiters.in_use
+        if wanted:
             self._awaited_at = clock.now()
-        if listen and not self._listens:
-            yield Call(f"LISTEN {quoted(self._channel)}".encode(), ())
+        if wanted and not self._listens:
+            yield listen(self._channel)
             self._listens = True
         elif self._listens and clock.now() >= self._awaited_at + LISTEN_FOR:
-            yield Call(b"UNLISTEN *", ())
+            yield STOP_LISTENING
             self._listens = False
             self.waiters.notifications_work = False
 
     def _probing(self) -> Flow[None]:
         """Send ourselves a notification, over another connection and without waiting for the disk."""
         self._probed_at = clock.now()
-        sql = f"SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, '{PROBE}')"
-        yield Call(sql.encode(), (self._channel,))
+        yield Call(NOTIFY_SELF, (self._channel,))
 
     def _beating(self) -> Flow[None]:
         """Ask for a sign of life, and let ourselves be heard in line if it is time to."""
         sent_at = clock.now()
         if sent_at >= self.waiters.due_at():
-            yield from self.waiters.look(ANSWER_WITHIN)
+            yield from self.waiters.check(ANSWER_WITHIN)
         else:
-            yield Call(b"SELECT 1", ())
+            yield ARE_YOU_THERE
         self._sign_of_life = sent_at
         if self._flows.presence is not None:
             self._flows.presence.confirm(sent_at)
@@ -378,7 +367,7 @@ class Listening:
             due.append(self._retry_at)
         else:
             due.append(self._sign_of_life + BEAT)
-            if self.waiters.anybody and not self._listens:
+            if self.waiters.in_use and not self._listens:
                 due.append(self._listen_at)
         return max(min(due) - clock.now(), 0.0)
 

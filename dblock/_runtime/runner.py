@@ -16,16 +16,17 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import capabilities
 from psycopg import errors as pg
 
 from dblock._core.acquire import LEAST_PATIENCE
-from dblock._core.effects import Call, Flow, Row, Sleep, Wait
-from dblock._core.options import quoted
+from dblock._core.effects import Call, Flow, JoinQueue, Row, Wait, drive, drive_async
 from dblock._core.schema_version import check_revision
+from dblock._core.statements import WHICH_BACKEND, Statements
+from dblock._core.waiters import LocalWaiter
 from dblock._runtime.connection import RawConnection
 from dblock._runtime.error_mapping import is_broken, is_overdue, is_passing, translate, translated
 from dblock._runtime.pool import AsyncPool, Pool
@@ -47,8 +48,6 @@ POLL_INTERVAL = 0.1
 PASSING_RETRIES = 20
 """How often a call is made anew because another transaction got in its way."""
 
-WHICH_BACKEND = Call(b"SELECT pg_backend_pid()", ())
-
 
 class _Base:
     """What both runners know: where to connect, and what to make of an error."""
@@ -60,8 +59,9 @@ class _Base:
         self.prepares = prepares
         self.installation = ""
         """Which installation this is, to tell it from one in another database."""
-        self.revision = Call(f"SELECT {quoted(schema)}.schema_revision()".encode(), ())
-        self.which = Call(f"SELECT {quoted(schema)}.installation()".encode(), ())
+        self.join_queue: Callable[[str, str], LocalWaiter] = _cannot_wait
+        """Registers a waiter for a lock, under its attempt; set once there is a listener to wake it."""
+        self.statements = Statements(schema)
 
     def make_ready(self, raw: RawConnection, backend: Row | None) -> None:
         """Decide whether to prepare statements on a fresh connection, given which backend answers over it."""
@@ -120,8 +120,8 @@ class _Trouble:
         raise translate(error, self._runner.schema) from error
 
 
-def look_in(within: float) -> float:
-    """Return how often to look whether the time is up, in seconds."""
+def poll_interval(within: float) -> float:
+    """Return the seconds between two checks of whether the time is up."""
     return min(within / 20, POLL_INTERVAL)
 
 
@@ -131,6 +131,10 @@ def must_cancel(error: BaseException, raw: RawConnection) -> bool:
     psycopg does so by itself for Ctrl-C and cancellation, but not for what else a signal handler may raise.
     """
     return raw.busy and (capabilities.has_cancel_safe() or not is_overdue(error))
+
+
+def _cannot_wait(name: str, attempt: str) -> LocalWaiter:
+    raise NotImplementedError("this runner has no listener to wake its waiters")
 
 
 class Runner(_Base):
@@ -154,13 +158,13 @@ class Runner(_Base):
     def open(self, install: Install) -> None:
         """Check that the schema fits this client; on the embedded server, install it if need be."""
         try:
-            row = self._call(self.revision)
+            row = self._call(self.statements.revision)
             check_revision(self.schema, row[0] if row else None)
         except DblockError as error:
             if not self.must_install(error):
                 raise
             install(self.target, self.schema)
-        row = self._call(self.which)
+        row = self._call(self.statements.installation)
         self.installation = str(row[0]) if row else ""
 
     def warm(self) -> None:
@@ -177,28 +181,20 @@ class Runner(_Base):
         while self._pool.in_use and time.monotonic() < until:
             time.sleep(IDLE_POLL)
 
-    def run(self, steps: Flow[T]) -> T:
-        """Perform every step and return the result."""
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    result = self._perform(step)
-                except BaseException as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(result)
-        except StopIteration as done:
-            value: T = done.value
-            return value
+    def run(self, flow: Flow[T]) -> T:
+        """Perform every effect of the flow and return its result."""
+        return drive(flow, self.perform)
 
-    def _perform(self, step: Call | Sleep | Wait) -> Row | None:
-        if isinstance(step, Call):
-            return self._call(step)
-        if isinstance(step, Wait):
-            step.place.wait(step.seconds)
-            return None
-        time.sleep(step.seconds)
+    def perform(self, effect: Any) -> Any:
+        """Perform one effect of a lock's flow."""
+        if isinstance(effect, Call):
+            return self._call(effect)
+        if isinstance(effect, Wait):
+            effect.waiter.wait(effect.seconds)
+        elif isinstance(effect, JoinQueue):
+            return self.join_queue(effect.name, effect.attempt)
+        else:
+            time.sleep(effect.seconds)
         return None
 
     def _call(self, call: Call) -> Row | None:
@@ -210,13 +206,13 @@ class Runner(_Base):
                 within = min(call.within, self.answer_within)
                 raw, pool = self._take(within)
                 try:
-                    row: Row | None = raw.connection.wait(raw.exchange(call, within), look_in(within))
+                    row: Row | None = raw.connection.wait(raw.exchange(call, within), poll_interval(within))
                     return row
                 except BaseException as error:
                     if must_cancel(error, raw):
                         with suppress(psycopg.Error):
                             raw.connection.cancel_safe(timeout=max(call.giving_up, POLL_INTERVAL))
-                            raw.connection.wait(raw.drain(call.giving_up), look_in(call.giving_up))
+                            raw.connection.wait(raw.drain(call.giving_up), poll_interval(call.giving_up))
                     raise
                 finally:
                     pool.give(raw)
@@ -278,13 +274,13 @@ class AsyncRunner(_Base):
             # Starting the server takes a moment; the event loop need not stand still for it.
             await asyncio.to_thread(self.target.conninfo)
         try:
-            row = await self._call(self.revision)
+            row = await self._call(self.statements.revision)
             check_revision(self.schema, row[0] if row else None)
         except DblockError as error:
             if not self.must_install(error):
                 raise
             await asyncio.to_thread(install, self.target, self.schema)
-        row = await self._call(self.which)
+        row = await self._call(self.statements.installation)
         self.installation = str(row[0]) if row else ""
 
     async def warm(self) -> None:
@@ -301,28 +297,20 @@ class AsyncRunner(_Base):
         while self._pool.in_use and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(IDLE_POLL)
 
-    async def run(self, steps: Flow[T]) -> T:
-        """Perform every step and return the result."""
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    result = await self._perform(step)
-                except BaseException as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(result)
-        except StopIteration as done:
-            value: T = done.value
-            return value
+    async def run(self, flow: Flow[T]) -> T:
+        """Perform every effect of the flow and return its result."""
+        return await drive_async(flow, self.perform)
 
-    async def _perform(self, step: Call | Sleep | Wait) -> Row | None:
-        if isinstance(step, Call):
-            return await self._call(step)
-        if isinstance(step, Wait):
-            await step.place.wait(step.seconds)
-            return None
-        await asyncio.sleep(step.seconds)
+    async def perform(self, effect: Any) -> Any:
+        """Perform one effect of a lock's flow."""
+        if isinstance(effect, Call):
+            return await self._call(effect)
+        if isinstance(effect, Wait):
+            await effect.waiter.wait(effect.seconds)
+        elif isinstance(effect, JoinQueue):
+            return self.join_queue(effect.name, effect.attempt)
+        else:
+            await asyncio.sleep(effect.seconds)
         return None
 
     async def _call(self, call: Call) -> Row | None:
@@ -334,13 +322,13 @@ class AsyncRunner(_Base):
                 within = min(call.within, self.answer_within)
                 raw, pool = await self._take(within)
                 try:
-                    row: Row | None = await raw.connection.wait(raw.exchange(call, within), look_in(within))
+                    row: Row | None = await raw.connection.wait(raw.exchange(call, within), poll_interval(within))
                     return row
                 except BaseException as error:
                     if must_cancel(error, raw):
                         with suppress(psycopg.Error):
                             await raw.connection.cancel_safe(timeout=max(call.giving_up, POLL_INTERVAL))
-                            await raw.connection.wait(raw.drain(call.giving_up), look_in(call.giving_up))
+                            await raw.connection.wait(raw.drain(call.giving_up), poll_interval(call.giving_up))
                     raise
                 finally:
                     pool.give(raw)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from dblock._core import clock
-from dblock._core.effects import Call, Flow
+from dblock._core.effects import Call, Flow, Row, drive_async
 from dblock._runtime import listening
 from dblock._runtime.asyncio_compat import wait_and_clear
 from dblock._runtime.connection import RawConnection
@@ -54,12 +54,12 @@ class AsyncListener(Listening):
             self._ring = asyncio.Event()
             self._task = asyncio.get_running_loop().create_task(self._go(self._ring), name="dblock listener")
 
-    def place(self, name: str, attempt: str) -> TaskWaiter:
-        """Make a place in line for the running task."""
+    def join_queue(self, name: str, attempt: str) -> TaskWaiter:
+        """Register a waiter for the running task."""
         self.start()
-        place = TaskWaiter(self.waiters, name, attempt)
-        self.waiters.add(place)
-        return place
+        waiter = TaskWaiter(self.waiters, name, attempt)
+        self.waiters.add(waiter)
+        return waiter
 
     @property
     def started(self) -> bool:
@@ -88,7 +88,7 @@ class AsyncListener(Listening):
             task.get_loop().remove_reader(self._raw.connection.pgconn.socket)
         super()._hang_up()
 
-    def _hurry(self) -> None:
+    def _wake(self) -> None:
         if self._ring is not None:
             self._ring.set()
 
@@ -140,9 +140,9 @@ class AsyncListener(Listening):
                 raw.close()
             if self._connecting is asyncio.current_task():
                 self._retry_at = -math.inf  # the listener itself may go on
-                self._hurry()
+                self._wake()
             raise
-        self._hurry()
+        self._wake()
 
     async def _pay(self) -> None:
         if clock.now() >= self.waiters.cleanup_due_at():
@@ -167,7 +167,7 @@ class AsyncListener(Listening):
                 logger.info("notifications could not be tried: %s", error)
         elif clock.now() >= self.waiters.due_at():
             try:
-                await self._runner.run(self.waiters.look(math.inf))
+                await self._runner.run(self.waiters.check(math.inf))
                 self._looked(None)
             except ClientClosed:
                 raise
@@ -176,19 +176,12 @@ class AsyncListener(Listening):
 
     async def _say(self, raw: RawConnection, steps: Flow[T]) -> T:
         """Perform the steps over this connection."""
-        try:
-            step = next(steps)
-            while True:
-                assert isinstance(step, Call)
-                try:
-                    row = await raw.connection.wait(raw.exchange(step, min(step.within, listening.ANSWER_WITHIN)))
-                except BaseException as error:
-                    steps.throw(error)
-                    raise
-                step = steps.send(row)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+
+        async def perform(call: Call) -> Row | None:
+            row: Row | None = await raw.connection.wait(raw.exchange(call, min(call.within, listening.ANSWER_WITHIN)))
+            return row
+
+        return await drive_async(steps, perform)
 
     async def _wait(self, ring: asyncio.Event) -> None:
         raw = self._raw

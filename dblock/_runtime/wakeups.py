@@ -12,39 +12,36 @@ from dblock._core.waiters import LocalWaiter, LocalWaiters
 
 
 class ThreadWaiter(LocalWaiter):
-    """A place that a thread waits at."""
+    """A waiter that blocks its thread."""
 
-    def __init__(self, line: LocalWaiters, name: str, attempt: str) -> None:
-        super().__init__(line, name, attempt)
-        # Closed until it is woken. Half the cost of an Event.
+    def __init__(self, waiters: LocalWaiters, name: str, attempt: str) -> None:
+        super().__init__(waiters, name, attempt)
+        # A lock that is held until the waiter is woken. It costs half as much as an Event.
         self._gate = threading.Lock()
         self._gate.acquire()
 
     def ticket_redeemed(self) -> None:
-        """Take note that its ticket is about to be redeemed or given up."""
         self.has_ticket = False
         self._gate.acquire(blocking=False)
 
     def wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # open already
+        with contextlib.suppress(RuntimeError):  # it was woken before
             self._gate.release()
 
     def wait(self, seconds: float) -> None:
-        """Wait until woken, or for that long."""
         if self._gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
-            self.wake()  # it stays open until the waiter stands up
+            self.wake()  # it stays open until the ticket is redeemed
 
 
 class TaskWaiter(LocalWaiter):
-    """A place that a task waits at."""
+    """A waiter that blocks its task."""
 
-    def __init__(self, line: LocalWaiters, name: str, attempt: str) -> None:
-        super().__init__(line, name, attempt)
+    def __init__(self, waiters: LocalWaiters, name: str, attempt: str) -> None:
+        super().__init__(waiters, name, attempt)
         self._woken = False
         self._future: asyncio.Future[None] | None = None
 
     def ticket_redeemed(self) -> None:
-        """Take note that its ticket is about to be redeemed or given up."""
         self.has_ticket = False
         self._woken = False
 
@@ -53,7 +50,6 @@ class TaskWaiter(LocalWaiter):
         _resolve(self._future)
 
     async def wait(self, seconds: float) -> None:
-        """Wait until woken, or for that long."""
         if self._woken:
             return
         loop = asyncio.get_running_loop()

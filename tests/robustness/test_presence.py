@@ -21,6 +21,7 @@ from psycopg import conninfo
 
 import dblock
 from dblock._core import presence
+from dblock._core.statements import KEEP_SESSION
 from dblock._runtime import listening
 from dblock._runtime.target import Target
 from dblock.embedded import Server
@@ -269,7 +270,7 @@ def test_the_server_keeps_the_session_for_longer_than_we_believe_in_it(dsn: str,
     with dblock.Client(dsn) as holder:
         holder.lock("a").acquire()
         owner.execute("SET idle_session_timeout = '1 h'")
-        owner.execute(holder._listener._keep_session.sql)
+        owner.execute(KEEP_SESSION.sql)
         assert owner.execute("SHOW idle_session_timeout").fetchone() == ("0",)
 
 

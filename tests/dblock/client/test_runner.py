@@ -13,7 +13,8 @@ import pytest
 
 import dblock
 from dblock._core.effects import Call, Flow
-from dblock._runtime.runner import WHICH_BACKEND, AsyncRunner, Runner, _Trouble
+from dblock._core.statements import WHICH_BACKEND
+from dblock._runtime.runner import AsyncRunner, Runner, _Trouble
 from dblock._runtime.target import Target, resolve
 from tests.support.proxy import Proxy
 

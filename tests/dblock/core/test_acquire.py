@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from dblock._core.acquire import HOLDER_CHECK_INTERVAL, TRUST, LockFlows
-from dblock._core.effects import Call, Sleep, Wait
+from dblock._core.acquire import TRUST, Contention, LockFlows
+from dblock._core.effects import Call, JoinQueue, Sleep, Wait
 from dblock._core.options import LockOptions, lock_options
 from dblock._core.replies import new_attempt
+from dblock._core.waiters import HOLDER_CHECK_INTERVAL, LocalWaiter, LocalWaiters
 
 GRANTED = ("t", "7", "1000.5", "30", None)
 HELD = ("f", None, "1000.5", "12.5", "f")
@@ -98,103 +99,109 @@ def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
     assert finish(steps, ("t",)) is None
 
 
-class Place:
-    """A place in line that tells what was done with it."""
-
-    had_ticket = False
+class Waiter(LocalWaiter):
+    """A waiter that records what happens to it."""
 
     def __init__(self) -> None:
+        super().__init__(LocalWaiters(LockFlows("dblock", "me")), "a", "aa")
         self.told: list[Any] = []
 
-    def ticket_issued(self, first: bool, look_in: float) -> None:
-        self.told.append((first, look_in))
+    def ticket_issued(self, first: bool, next_check: float) -> None:
+        super().ticket_issued(first, next_check)
+        self.told.append((first, next_check))
 
     def ticket_redeemed(self) -> None:
-        self.told.append("stood")
+        self.told.append("redeemed")
 
     def defer_cleanup(self) -> None:
-        self.told.append("owed")
+        self.told.append("deferred")
 
     def leave(self) -> None:
         self.told.append("left")
 
-    def wait(self, seconds: float) -> None:
-        raise NotImplementedError
+
+def join(steps: Any, waiter: Waiter | None = None) -> Any:
+    """Answer a try in the negative, and the request to join the queue with a waiter; return the call that follows."""
+    assert steps.send(HELD) == JoinQueue("a", "aa")
+    return steps.send(waiter or Waiter())
 
 
 def test_acquire_tries_then_lines_up_then_redeems_its_ticket_under_one_attempt(
     service: LockFlows, wanted: LockOptions
 ) -> None:
-    place = Place()
-    steps = service.acquire(wanted, None, "aa", lambda: place)
+    waiter = Waiter()
+    steps = service.acquire(wanted, None, "aa")
     tried: Any = next(steps)
-    lined_up: Any = steps.send(HELD)
+    lined_up = join(steps, waiter)
     assert b'"dblock".acquire(' in lined_up.sql
-    assert steps.send(IN_LINE) == Wait(place, math.inf)
+    assert steps.send(IN_LINE) == Wait(waiter, math.inf)
     redeemed: Any = steps.send(None)
     assert tried.sql == redeemed.sql
     assert (tried.args[-1], redeemed.args[-1]) == (None, "3")
     assert tried.args[4] == lined_up.args[4] == redeemed.args[4] == "aa"
     assert finish(steps, GRANTED).token == 7
-    assert place.told == [(True, 12.5), "stood", "left"]
+    assert waiter.told == [(True, 12.5), "redeemed", "left"]
 
 
 def test_waiter_woken_too_early_asks_again_and_keeps_its_position(service: LockFlows, wanted: LockOptions) -> None:
-    place = Place()
-    steps = service.acquire(wanted, None, "aa", lambda: place)
+    waiter = Waiter()
+    steps = service.acquire(wanted, None, "aa")
     next(steps)
-    steps.send(HELD)
+    join(steps, waiter)
     steps.send(IN_LINE)
     steps.send(None)
     again: Any = steps.send(HELD)
     assert b'"dblock".acquire(' in again.sql
     assert again.args[-1] == "t", "it had a ticket before, so the dead ahead of it are passed over"
-    assert steps.send(IN_LINE) == Wait(place, math.inf)
+    assert steps.send(IN_LINE) == Wait(waiter, math.inf)
 
 
 def test_a_place_that_was_lost_is_told_of(
     service: LockFlows, wanted: LockOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    steps = service.acquire(wanted, None, "aa", Place)
+    steps = service.acquire(wanted, None, "aa")
     next(steps)
-    steps.send(HELD)
+    join(steps)
     steps.send(IN_LINE)
     steps.send(None)
     steps.send(HELD)
     assert isinstance(steps.send(("f", None, "1000.5", "12.5", "9", "f", "f", "t")), Wait)
-    assert "lost its place in line" in caplog.text
+    assert "ticket replaced" in caplog.text
 
 
 def test_first_waiter_checks_a_holder_with_a_presence(service: LockFlows, wanted: LockOptions) -> None:
-    place = Place()
-    steps = service.acquire(wanted, None, "aa", lambda: place)
+    waiter = Waiter()
+    steps = service.acquire(wanted, None, "aa")
     next(steps)
-    steps.send(HELD)
+    join(steps, waiter)
     steps.send(("f", None, "1000.5", "12.5", "3", "t", "t", "t"))
-    assert place.told == [(True, HOLDER_CHECK_INTERVAL)]
+    assert waiter.told == [(True, HOLDER_CHECK_INTERVAL)]
 
 
 def test_acquire_on_a_crowded_lock_joins_the_queue_without_a_try(service: LockFlows, wanted: LockOptions) -> None:
-    steps = service.acquire(wanted, None, "aa", Place, crowded=True)
-    call: Any = next(steps)
+    contention = Contention()
+    contention.expected = True
+    steps = service.acquire(wanted, None, "aa", contention)
+    assert next(steps) == JoinQueue("a", "aa")
+    call: Any = steps.send(Waiter())
     assert b'"dblock".acquire(' in call.sql
 
 
 def test_waiter_without_a_ticket_asks_again_soon(service: LockFlows, wanted: LockOptions) -> None:
-    steps = service.acquire(wanted, None, "aa", Place)
+    steps = service.acquire(wanted, None, "aa")
     next(steps)
-    steps.send(HELD)
+    join(steps)
     assert isinstance(steps.send(("f", None, None, "0", None, "f", "f", None)), Sleep)
 
 
 def test_a_wait_ends_with_its_timeout_and_leaves_no_ticket(
     service: LockFlows, wanted: LockOptions, clock: Clock
 ) -> None:
-    place = Place()
-    steps = service.acquire(wanted, 1.0, "aa", lambda: place)
+    waiter = Waiter()
+    steps = service.acquire(wanted, 1.0, "aa")
     next(steps)
     clock.now += 0.996
-    steps.send(HELD)
+    join(steps, waiter)
     wait = steps.send(IN_LINE)
     assert isinstance(wait, Wait)
     assert wait.seconds == pytest.approx(0.004)
@@ -203,22 +210,22 @@ def test_a_wait_ends_with_its_timeout_and_leaves_no_ticket(
     assert b"abandon" in left.sql
     assert left.args == ("a", "aa")
     assert finish(steps, ("t",)) is None
-    assert place.told[-1] == "left"
+    assert waiter.told[-1] == "left"
 
 
 def test_a_waiter_who_is_thrown_out_leaves_the_line(service: LockFlows, wanted: LockOptions) -> None:
-    place = Place()
-    steps = service.acquire(wanted, None, "aa", lambda: place)
+    waiter = Waiter()
+    steps = service.acquire(wanted, None, "aa")
     next(steps)
-    steps.send(HELD)
+    join(steps, waiter)
     steps.send(IN_LINE)
     with pytest.raises(KeyboardInterrupt):
         steps.throw(KeyboardInterrupt())
-    assert place.told[-1] == "left"
+    assert waiter.told[-1] == "left"
 
 
 def test_a_timeout_of_zero_asks_once(service: LockFlows, wanted: LockOptions) -> None:
-    steps = service.acquire(wanted, 0, new_attempt(), Place)
+    steps = service.acquire(wanted, 0, new_attempt())
     next(steps)
     assert finish(steps, HELD) is None
 

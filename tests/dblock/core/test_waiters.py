@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from dblock._core import clock as clocks
-from dblock._core.acquire import HOLDER_CHECK_INTERVAL, LockFlows
+from dblock._core.acquire import LockFlows
 from dblock._core.effects import Call
-from dblock._core.waiters import HEARTBEAT_INTERVAL, POLL, POLL_INTERVAL_OF_OTHERS, LocalWaiters
-from dblock._runtime.listening import PROBE, Listening
+from dblock._core.statements import PROBE
+from dblock._core.waiters import HEARTBEAT_INTERVAL, HOLDER_CHECK_INTERVAL, POLL, POLL_INTERVAL_OF_OTHERS, LocalWaiters
+from dblock._runtime.listening import Listening
 from dblock._runtime.wakeups import ThreadWaiter
 
 
@@ -27,8 +28,8 @@ class Clock:
         return self.now
 
 
-class Place(ThreadWaiter):
-    """A place that tells how often it was woken."""
+class Waiter(ThreadWaiter):
+    """A waiter that counts how often it was woken."""
 
     woken = 0
 
@@ -43,11 +44,11 @@ class Ears(Listening):
 
     def __init__(self) -> None:
         nothing: Any = object()
-        super().__init__(nothing, LockFlows("dblock", "me"), "dblock", "", nothing, None)
+        super().__init__(nothing, LockFlows("dblock", "me"), "", nothing, None)
         self._raw = nothing
         self._sign_of_life = clocks.now()
 
-    def _hurry(self) -> None:
+    def _wake(self) -> None:
         self.rung += 1
 
 
@@ -57,23 +58,25 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def hurried() -> list[bool]:
+def rung() -> list[bool]:
     return []
 
 
 @pytest.fixture
-def waiters(clock: Clock, hurried: list[bool], monkeypatch: pytest.MonkeyPatch) -> LocalWaiters:
+def waiters(clock: Clock, rung: list[bool], monkeypatch: pytest.MonkeyPatch) -> LocalWaiters:
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
-    found = LocalWaiters(LockFlows("dblock", "me"), lambda: hurried.append(True), clock)
+    found = LocalWaiters(LockFlows("dblock", "me"), lambda: rung.append(True), clock)
     found.notifications_work = True
     return found
 
 
-def seat(waiters: LocalWaiters, attempt: str, first: bool = False, look_in: float = 30, name: str = "a") -> Place:
-    place = Place(waiters, name, attempt)
-    waiters.add(place)
-    place.ticket_issued(first, look_in)
-    return place
+def wait_for(
+    waiters: LocalWaiters, attempt: str, first: bool = False, next_check: float = 30, name: str = "a"
+) -> Waiter:
+    waiter = Waiter(waiters, name, attempt)
+    waiters.add(waiter)
+    waiter.ticket_issued(first, next_check)
+    return waiter
 
 
 def answer(steps: Any, *row: str | None) -> None:
@@ -83,15 +86,15 @@ def answer(steps: Any, *row: str | None) -> None:
 
 def test_check_is_never_due_without_waiters(waiters: LocalWaiters) -> None:
     assert waiters.due_at() == math.inf
-    assert list(waiters.look(5)) == []
-    place = seat(waiters, "aa")
-    place.leave()
+    assert list(waiters.check(5)) == []
+    waiter = wait_for(waiters, "aa")
+    waiter.leave()
     assert waiters.due_at() == math.inf
-    place.leave()  # twice does no harm
+    waiter.leave()  # twice does no harm
 
 
 @pytest.mark.parametrize(
-    ("notifications_work", "first", "look_in", "due_in"),
+    ("notifications_work", "first", "next_check", "due_in"),
     [
         (True, False, 30, HEARTBEAT_INTERVAL),
         (True, True, 30, HEARTBEAT_INTERVAL),
@@ -102,35 +105,35 @@ def test_check_is_never_due_without_waiters(waiters: LocalWaiters) -> None:
     ],
 )
 def test_next_check_depends_on_position_and_notifications(
-    waiters: LocalWaiters, clock: Clock, notifications_work: bool, first: bool, look_in: float, due_in: float
+    waiters: LocalWaiters, clock: Clock, notifications_work: bool, first: bool, next_check: float, due_in: float
 ) -> None:
     waiters.notifications_work = notifications_work
-    seat(waiters, "aa", first, look_in)
+    wait_for(waiters, "aa", first, next_check)
     assert waiters.due_at() == pytest.approx(clock.now + due_in)
 
 
-def test_listener_is_woken_only_for_an_earlier_check(waiters: LocalWaiters, hurried: list[bool]) -> None:
-    seat(waiters, "aa")
+def test_listener_is_woken_only_for_an_earlier_check(waiters: LocalWaiters, rung: list[bool]) -> None:
+    wait_for(waiters, "aa")
     waiters.due_at()
-    before = len(hurried)
+    before = len(rung)
     for number in range(100):
-        seat(waiters, f"b{number}")
-    assert len(hurried) == before
-    seat(waiters, "cc", first=True, look_in=0.2)
-    assert len(hurried) == before + 1
+        wait_for(waiters, f"b{number}")
+    assert len(rung) == before
+    wait_for(waiters, "cc", first=True, next_check=0.2)
+    assert len(rung) == before + 1
 
 
 def test_a_notification_wakes_the_one_that_it_names(waiters: LocalWaiters) -> None:
-    one, other = seat(waiters, "0" * 31 + "1"), seat(waiters, "0" * 31 + "2")
+    one, other = wait_for(waiters, "0" * 31 + "1"), wait_for(waiters, "0" * 31 + "2")
     waiters.notified("00000000-0000-0000-0000-000000000002")
     waiters.notified("00000000-0000-0000-0000-000000000003")  # nobody's, or somebody's who has left
     assert (one.woken, other.woken) == (0, 1)
 
 
 def test_heartbeat_checks_all_waiters_and_wakes_the_first(waiters: LocalWaiters, clock: Clock) -> None:
-    here, there, far = seat(waiters, "aa"), seat(waiters, "bb", name="b"), seat(waiters, "cc", name="b")
+    here, there, far = wait_for(waiters, "aa"), wait_for(waiters, "bb", name="b"), wait_for(waiters, "cc", name="b")
     clock.now += HEARTBEAT_INTERVAL
-    steps = waiters.look(5)
+    steps = waiters.check(5)
     call: Any = next(steps)
     assert b"heartbeat" in call.sql
     assert call.args[1] in ('{"a","b"}', '{"b","a"}')
@@ -142,18 +145,18 @@ def test_heartbeat_checks_all_waiters_and_wakes_the_first(waiters: LocalWaiters,
 
 
 def test_waiters_whose_tickets_are_gone_are_woken_to_take_new_ones(waiters: LocalWaiters, clock: Clock) -> None:
-    places = [seat(waiters, "aa"), seat(waiters, "bb")]
+    waiting = [wait_for(waiters, "aa"), wait_for(waiters, "bb")]
     clock.now += HEARTBEAT_INTERVAL
-    steps = waiters.look(5)
+    steps = waiters.check(5)
     next(steps)
     answer(steps, "1", None, None, None)
-    assert [place.woken for place in places] == [1, 1]
+    assert [waiter.woken for waiter in waiting] == [1, 1]
 
 
 def test_waiter_about_to_redeem_its_ticket_is_not_missed(waiters: LocalWaiters, clock: Clock) -> None:
-    staying, going = seat(waiters, "aa"), seat(waiters, "bb")
+    staying, going = wait_for(waiters, "aa"), wait_for(waiters, "bb")
     clock.now += HEARTBEAT_INTERVAL
-    steps = waiters.look(5)
+    steps = waiters.check(5)
     next(steps)
     going.ticket_redeemed()
     answer(steps, "1", None, None, None)
@@ -161,9 +164,9 @@ def test_waiter_about_to_redeem_its_ticket_is_not_missed(waiters: LocalWaiters, 
 
 
 def test_a_ticket_that_nobody_waits_at_is_given_up(waiters: LocalWaiters, clock: Clock) -> None:
-    seat(waiters, "aa")
+    wait_for(waiters, "aa")
     clock.now += HEARTBEAT_INTERVAL
-    steps = waiters.look(5)
+    steps = waiters.check(5)
     next(steps)
     call: Any = steps.send(("2", "{bb}", "{0}", "{f}"))
     assert b"only_ticket => true" in call.sql, "a grant that came meanwhile is nobody's to give up"
@@ -172,28 +175,28 @@ def test_a_ticket_that_nobody_waits_at_is_given_up(waiters: LocalWaiters, clock:
 
 
 def test_a_wake_up_that_comes_before_the_wait_is_not_lost(waiters: LocalWaiters) -> None:
-    place = ThreadWaiter(waiters, "a", "aa")
-    place.wake()
-    place.wake()
+    waiter = ThreadWaiter(waiters, "a", "aa")
+    waiter.wake()
+    waiter.wake()
     began = time.monotonic()
-    place.wait(60)
-    place.wait(60)
+    waiter.wait(60)
+    waiter.wait(60)
     assert time.monotonic() - began < 30, "it was woken already"
-    place.ticket_redeemed()
+    waiter.ticket_redeemed()
     began = time.monotonic()
-    place.wait(0.05)
+    waiter.wait(0.05)
     assert time.monotonic() - began >= 0.04, "that wake-up has been used"
 
 
-def test_new_waiter_wakes_the_listener_only_to_begin_to_listen(waiters: LocalWaiters, hurried: list[bool]) -> None:
+def test_new_waiter_wakes_the_listener_only_to_begin_to_listen(waiters: LocalWaiters, rung: list[bool]) -> None:
     waiters.notifications_work = False
-    waiters.add(Place(waiters, "a", "aa"))
-    assert hurried == [True]
+    waiters.add(Waiter(waiters, "a", "aa"))
+    assert rung == [True]
     for attempt in ("bb", "cc"):
         waiters.reset_after_fork()
         waiters.notifications_work = True
-        waiters.add(Place(waiters, "a", attempt))
-    assert hurried == [True], "notifications come, so it listens"
+        waiters.add(Waiter(waiters, "a", attempt))
+    assert rung == [True], "notifications come, so it listens"
 
 
 def test_waiter_that_joins_while_the_listener_stops_is_listened_for() -> None:
@@ -202,7 +205,7 @@ def test_waiter_that_joins_while_the_listener_stops_is_listened_for() -> None:
     stopping = ears._listening()
     assert next(stopping) == Call(b"UNLISTEN *", ())
     # Held here. Who comes now takes it that the listener listens; and a last notification seems to confirm that.
-    comer = Place(ears.waiters, "a", "aa")
+    comer = Waiter(ears.waiters, "a", "aa")
     ears.waiters.add(comer)
     ears._notified(SimpleNamespace(payload=PROBE))
     with pytest.raises(StopIteration):
@@ -212,7 +215,7 @@ def test_waiter_that_joins_while_the_listener_stops_is_listened_for() -> None:
     comer.leave()
     assert ears._sleep_for() > 1
     rung = ears.rung
-    ears.waiters.add(Place(ears.waiters, "a", "bb"))
+    ears.waiters.add(Waiter(ears.waiters, "a", "bb"))
     assert ears.rung == rung + 1, "who comes later wakes it"
 
 
@@ -220,7 +223,7 @@ def test_a_listener_goes_on_listening_for_those_who_never_wait_for_long() -> Non
     """It looks in every few seconds, and they have come and gone between two looks."""
     ears = Ears()
     ears._listens = ears.waiters.notifications_work = True
-    comer = Place(ears.waiters, "a", "aa")
+    comer = Waiter(ears.waiters, "a", "aa")
     ears.waiters.add(comer)
     ears._notified(SimpleNamespace(payload="aa"))
     comer.leave()

@@ -20,12 +20,12 @@ def _change_grants(change: Callable[[Any, Any], Any]) -> None:
 
     def changed(ask: Any) -> Any:
         def asked(self: LockFlows, *args: Any) -> Any:
-            grant, *rest = yield from ask(self, *args)
-            return (change(self, grant) if grant else grant, *rest)
+            answer = yield from ask(self, *args)
+            return answer._replace(grant=change(self, answer.grant)) if answer.grant else answer
 
         return asked
 
-    for name in ("_ask", "_ask_in_line"):
+    for name in ("_try", "_enqueue"):
         setattr(LockFlows, name, changed(getattr(LockFlows, name)))
 
 
@@ -58,16 +58,16 @@ def _lose_answers(share: float = 0.5, after: float = 0.5) -> None:
     from dblock._core.acquire import LockFlows
     from dblock._core.effects import Sleep
 
-    ask: Any = LockFlows._ask
+    ask: Any = LockFlows._try
 
     def asked(self: LockFlows, terms: Any, attempt: str, *args: Any) -> Any:
         answer = yield from ask(self, terms, attempt, *args)
-        if answer[0] is not None and random.random() < share:
+        if answer.grant is not None and random.random() < share:
             yield Sleep(terms.ttl * after)
             answer = yield from ask(self, terms, _again[0](attempt))
         return answer
 
-    LockFlows._ask = asked  # type: ignore[assignment, method-assign]
+    LockFlows._try = asked  # type: ignore[assignment, method-assign]
 
 
 def _lose_seldom() -> None:

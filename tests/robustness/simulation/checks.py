@@ -258,7 +258,7 @@ class Checks:
         for row in list(self.database.store.tables.rows.values()):
             alive = [one for one in self._line(row.name) if self._is_alive(one)]
             # A message that was overtaken may have left a place behind that nobody waits at, for a while.
-            real = [one for one in alive if one.attempt in self.clients[one.client].waiters._places]
+            real = [one for one in alive if one.attempt in self.clients[one.client].waiters._waiters]
             if row.expires_at > now or not real:
                 self._free_since.pop(row.name, None)
                 continue

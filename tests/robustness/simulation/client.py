@@ -27,7 +27,7 @@ from dblock._runtime.keepalive import _KeepAliveBase
 from dblock._runtime.listening import Listening
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 from tests.robustness.simulation.network import Network
-from tests.robustness.simulation.process import Bell, Over, Place, Process, RawConnection, Task
+from tests.robustness.simulation.process import Bell, Over, Process, RawConnection, Task, Waiter
 from tests.robustness.simulation.world import World
 
 CONNECTS_WITHIN = 2.0
@@ -109,8 +109,8 @@ class Listener(Listening):
         self._bell = Bell(client)
         self._task: Task | None = None
         self._connected: tuple[Any, Presence | None] | Exception | None = None
-        super().__init__(cast(Any, _Target()), client._flows, "dblock", "", cast(Any, keeper), grace)
-        self.waiters = LocalWaiters(client._flows, self._hurry, client.clock, client.world.random.uniform)
+        super().__init__(cast(Any, _Target()), client._flows, "", cast(Any, keeper), grace)
+        self.waiters = LocalWaiters(client._flows, self._wake, client.clock, client.world.random.uniform)
 
     def start(self) -> None:
         """Listen from now on."""
@@ -122,19 +122,19 @@ class Listener(Listening):
         """Whether the database may know of us."""
         return self._task is not None
 
-    def place(self, name: str, attempt: str) -> Place:
-        """Make a place in line."""
+    def join_queue(self, name: str, attempt: str) -> Waiter:
+        """Register a waiter."""
         self.start()
-        place = Place(self._client, self.waiters, name, attempt)
-        self.waiters.add(place)
-        return place
+        waiter = Waiter(self._client, self.waiters, name, attempt)
+        self.waiters.add(waiter)
+        return waiter
 
     def close(self) -> None:
         """Stop listening."""
         self._closed = True
-        self._hurry()
+        self._wake()
 
-    def _hurry(self) -> None:
+    def _wake(self) -> None:
         self._bell.ring()
 
     def _give_up_in(self, seconds: float) -> None:
@@ -144,7 +144,7 @@ class Listener(Listening):
         if self._grace is None:
             return None
         name, sent_at = self._client.world.name(), clock.now()
-        yield Call(self._register_presence, (name, interval(self._grace)))
+        yield Call(self._flows.statements.register_presence, (name, interval(self._grace)))
         presence = Presence(name, self._grace, 0, sent_at)
         presence._look = raw.look
         return presence
@@ -191,7 +191,7 @@ class Listener(Listening):
                     raise psycopg.OperationalError("timeout expired")
                 raise psycopg.OperationalError("the database system is starting up")
             raw.session = session
-            raw.on_end = self._hurry
+            raw.on_end = self._wake
             raw.heard = lambda payload: self._hear(raw, payload)
             self._connected = (raw, (yield from self._say(raw, self._greeting(raw))))
             if self._closed:
@@ -199,12 +199,12 @@ class Listener(Listening):
         except psycopg.Error as error:
             raw.close()
             self._connected = error
-        self._hurry()
+        self._wake()
 
     def _hear(self, raw: RawConnection, payload: str) -> None:
         if cast(Any, self._raw) is raw:
             self._notified(_Notification(payload))
-            self._hurry()
+            self._wake()
 
     def _take_connection(self) -> None:
         connected, self._connected = self._connected, None
@@ -231,7 +231,7 @@ class Listener(Listening):
                     raise
         elif clock.now() >= self.waiters.due_at():
             try:
-                yield from self.waiters.look(math.inf)
+                yield from self.waiters.check(math.inf)
                 self._looked(None)
             except DblockError as error:
                 self._looked(error)
@@ -265,8 +265,7 @@ class Client(Process):
         grace: float | None,
     ) -> None:
         super().__init__(world, network, name, rate, patience)
-        self._flows = LockFlows("dblock", name, self.clock, world.random.uniform)
-        self._flows.client = world.name()
+        self._flows = LockFlows("dblock", name, self.clock, world.random.uniform, world.name)
         self._grace = grace
         self._closed = False
         self._keepalive = Keeper(self)
@@ -284,8 +283,8 @@ class Client(Process):
     def waiters(self) -> LocalWaiters:
         return self._listener.waiters
 
-    def _place(self, name: str, attempt: str) -> Place:
-        return self._listener.place(name, attempt)
+    def join_queue(self, name: str, attempt: str) -> Waiter:
+        return self._listener.join_queue(name, attempt)
 
     def keep(self, state: LeaseState, keep_alive: bool) -> None:
         """Look after a lease."""

@@ -176,13 +176,13 @@ class Both:
         wanted, name, attempt = self._wanted()
         ticket = self._tickets.get((name, attempt)) if self.chance.random() < 0.8 else None
         service = self._flows(self.chance.choice(self._clients))
-        real, fake = self._ask(next(service._ask(wanted, attempt, math.inf, ticket)))
+        real, fake = self._ask(next(service._try(wanted, attempt, math.inf, ticket)))
         self._note(name, real, fake)
 
     def _acquire(self) -> None:
         wanted, name, attempt = self._wanted()
         client = self._clients[self._attempts.index(attempt) % len(self._clients)]
-        call = next(self._flows(client)._ask_in_line(wanted, attempt, math.inf, self.chance.random() < 0.5))
+        call = next(self._flows(client)._enqueue(wanted, attempt, math.inf, self.chance.random() < 0.5))
         real, fake = self._ask(call)
         self._note(name, real, fake)
         if real is not None and real[4] is not None:
@@ -231,13 +231,13 @@ class Both:
     def _abandon(self) -> None:
         _, name, attempt = self._wanted()
         service = self._flows(self._clients[0])
-        act = service.abandon if self.chance.random() < 0.7 else service.leave_place
+        act = service.abandon if self.chance.random() < 0.7 else service.abandon_ticket
         self._same(*self._ask(next(act(name, attempt))))
 
     def _look(self) -> None:
         client = self.chance.choice(self._clients)
         names = self.chance.sample(self._names, self.chance.randrange(1, 3))
-        self._same(*self._ask(next(self._flows(client).heartbeat(client, names, 1.0))))
+        self._same(*self._ask(next(self._flows(client).heartbeat(names, 1.0))))
 
     def _leave(self) -> None:
         service = self._flows(self.chance.choice(self._clients))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from dblock._core.effects import Call, Flow, Sleep, Wait
+from dblock._core.effects import Call, Flow, JoinQueue, Sleep, Wait
 from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.error_mapping import is_overdue
 from dblock.errors import DblockError, Unavailable
@@ -63,11 +63,11 @@ class Bell:
         self._rung = False
 
 
-class Place(LocalWaiter):
-    """A place in line that a task waits at."""
+class Waiter(LocalWaiter):
+    """A waiter that a task of the simulation waits as."""
 
-    def __init__(self, process: Process, line: LocalWaiters, name: str, attempt: str) -> None:
-        super().__init__(line, name, attempt)
+    def __init__(self, process: Process, waiters: LocalWaiters, name: str, attempt: str) -> None:
+        super().__init__(waiters, name, attempt)
         self.bell = Bell(process)
 
     def ticket_redeemed(self) -> None:
@@ -160,8 +160,10 @@ class Task:
         if isinstance(step, Call):
             self._call(step, resume)
         elif isinstance(step, Wait):
-            place: Any = step.place
-            place.wait_then(step.seconds, resume)
+            waiter: Any = step.waiter
+            waiter.wait_then(step.seconds, resume)
+        elif isinstance(step, JoinQueue):
+            resume(process.join_queue(step.name, step.attempt))
         elif isinstance(step, Over):
             sql, args = step.call.sql, step.call.args
             self._message = process.network.send(process, sql, args, step.within, step.raw, resume)
@@ -229,6 +231,10 @@ class Process:
         """Whether notifications never reach it, as behind a pooler."""
         self._began = world.random.uniform(0, 1000)
         self._put_off: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+
+    def join_queue(self, name: str, attempt: str) -> Waiter:
+        """Register a waiter for a lock."""
+        raise NotImplementedError
 
     def clock(self) -> float:
         """Return the time by its own clock."""

@@ -232,9 +232,9 @@ def _count_wake_ups(own_recorder: list[Recorder]) -> None:
     add, notified = LocalWaiters.add, LocalWaiters.notified
     names: dict[str, str] = {}
 
-    def added(self: LocalWaiters, place: LocalWaiter) -> None:
-        names[place.attempt] = place.name
-        add(self, place)
+    def added(self: LocalWaiters, waiter: LocalWaiter) -> None:
+        names[waiter.attempt] = waiter.name
+        add(self, waiter)
 
     def noted(self: LocalWaiters, attempt: str) -> None:
         # Nobody else is told of the lock's name; a waiter that has left may be woken too late.

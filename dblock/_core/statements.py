@@ -1,0 +1,108 @@
+"""Every SQL statement that a client sends.
+
+Each statement calls one function of the schema and returns one row, as text. Times come as seconds since 1970, so that
+DateStyle, TimeZone and IntervalStyle have no influence. The arguments of each statement are described where it is sent.
+"""
+
+from __future__ import annotations
+
+from dblock._core.effects import Call
+from dblock._core.options import literal, quoted
+from dblock._core.presence import DROPPED_AFTER
+
+PROBE = "probe"
+"""The payload of a notification that a client sends to itself, to learn whether notifications come through."""
+
+WHICH_BACKEND = Call(b"SELECT pg_backend_pid()", ())
+"""Asks which backend serves the connection: behind a pooler it is not the one that the connection was opened to."""
+
+WHICH_ENDPOINTS = Call(b"SELECT pg_backend_pid(), host(inet_client_addr()), inet_client_port()", ())
+"""Asks which backend serves the connection, and which address and port the server sees at the client's end."""
+
+ARE_YOU_THERE = Call(b"SELECT 1", ())
+"""Asks for a reply, whatever it is."""
+
+STOP_LISTENING = Call(b"UNLISTEN *", ())
+
+NOTIFY_SELF = f"SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, '{PROBE}')".encode()
+"""Sends the probe to a channel, $1. Its commit does not wait for the disk."""
+
+_KEEP_SESSION = {
+    "idle_session_timeout": 0,
+    "tcp_keepalives_idle": DROPPED_AFTER // 2,
+    "tcp_keepalives_interval": DROPPED_AFTER // 6,
+    "tcp_keepalives_count": 3,
+    "tcp_user_timeout": DROPPED_AFTER * 1000,
+}
+
+KEEP_SESSION = Call(
+    (
+        "SELECT " + ", ".join(f"set_config({literal(name)}, '{value}', false)" for name, value in _KEEP_SESSION.items())
+    ).encode(),
+    (),
+)
+"""Makes the server keep the session for longer than the client believes in it without a heartbeat."""
+
+
+def listen(channel: str) -> Call:
+    """Return the call that subscribes a connection to a channel."""
+    return Call(f"LISTEN {quoted(channel)}".encode(), ())
+
+
+class Statements:
+    """The statements for one schema."""
+
+    def __init__(self, schema: str) -> None:
+        prefix = quoted(schema)
+        # The function is called as a column, because Postgres would first store the rows of a function in FROM.
+        # OFFSET 0 makes sure that the function is called once.
+        self.try_acquire = (
+            "SELECT (r).granted, (r).token, date_part('epoch', (r).expires_at), (r).remaining, (r).waiting FROM"
+            f" (SELECT {prefix}.try_acquire($1, $2, $3, $4, $5, $6, presence => $7, fair => $8, ticket => $9) AS r"
+            " OFFSET 0) AS a"
+        ).encode()
+        self.try_acquire_again = self.try_acquire.replace(b"$6,", b"$6, sent_before => true,")
+        self.acquire = (
+            "SELECT (r).granted, (r).token, date_part('epoch', (r).expires_at), (r).remaining, (r).ticket, (r).first,"
+            " (r).watched, (r).fresh FROM (SELECT"
+            f" {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS r OFFSET 0) AS a"
+        ).encode()
+        self.claiming = {
+            statement: _claiming(statement, argument)
+            for statement, argument in ((self.try_acquire, 10), (self.try_acquire_again, 10), (self.acquire, 11))
+        }
+        """For each statement that grants, one that also raises fences: all of it, or nothing."""
+        self.abandon = f"SELECT {prefix}.abandon($1, $2)".encode()
+        self.abandon_ticket = f"SELECT {prefix}.abandon($1, $2, only_ticket => true)".encode()
+
+        self.renew_all = (
+            f"SELECT date_part('epoch', moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3, $4)"
+        ).encode()
+        # A release does not wait for the disk: a crash that loses it only keeps the lock until its deadline.
+        self.release = f"SELECT {prefix}.release($1, $2, durable => false)".encode()
+        # A retried release that finds nothing to free returns NULL, because the first one may have freed the lock.
+        self.release_again = f"SELECT nullif({prefix}.release($1, $2, durable => false), false)".encode()
+        self.release_all = f"SELECT busy FROM {prefix}.release_all($1, $2)".encode()
+
+        self.heartbeat = f"SELECT places, firsts, look_again, watched FROM {prefix}.heartbeat($1, $2)".encode()
+        self.leave = f"SELECT {prefix}.leave($1, $2)".encode()
+        self.leave_but = f"SELECT {prefix}.leave($1, but => $2)".encode()
+        self.register_presence = f"SELECT {prefix}.register_presence($1, $2)".encode()
+        self.withdraw_presence = f"SELECT lost FROM {prefix}.withdraw_presence($1, $2, $3)".encode()
+
+        self.holder = (
+            "SELECT token, holder, meta, date_part('epoch', granted_at), date_part('epoch', expires_at), remaining"
+            f" FROM {prefix}.holder($1)"
+        ).encode()
+        self.queue = f"SELECT {prefix}.queue($1)".encode()
+        self.revision = Call(f"SELECT {prefix}.schema_revision()".encode(), ())
+        self.installation = Call(f"SELECT {prefix}.installation()".encode(), ())
+
+
+def _claiming(statement: bytes, argument: int) -> bytes:
+    """Return a statement that grants, extended to raise the fences of the resources in the argument of that number."""
+    claim = b", CASE WHEN (r).granted THEN fenced_store.claim($%d, (r).token, $3, $%d)::text END FROM" % (
+        argument,
+        argument + 1,
+    )
+    return statement.replace(b" FROM", claim, 1)
