@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dblock._core.acquire import POLL_FIRST, TRUST, LockFlows
 from dblock._core.effects import Flow, Sleep
-from dblock._core.lease_state import LeaseState, Loss, Reason
+from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.options import Seconds, check_ttl
 from dblock._core.replies import moment
 from dblock._runtime.backing import TaskBacking, ThreadBacking
@@ -43,7 +43,7 @@ class _LeaseBase:
 
     def __init__(self, state: LeaseState, abandon: Callable[[LeaseState], object]) -> None:
         self._state = state
-        state.mind(self, abandon)
+        state.release_if_forgotten(self, abandon)
 
     @property
     def name(self) -> str:
@@ -82,25 +82,25 @@ class _LeaseBase:
             yield Sleep(POLL_FIRST)
             self._raise_if_gone()
         if why is not None:
-            state.miss(why)
-        elif state.confirm(answer.sent_at, answer.sent_at + seconds * TRUST, answer.moment + seconds):
-            state.ttl = seconds
+            state.renewal_refused(why)
+        elif state.renewal_confirmed(answer.sent_at, answer.sent_at + seconds * TRUST, answer.moment + seconds):
+            state.change_ttl(seconds)
         self.raise_if_lost()
 
     def _learning_why(self) -> Flow[None]:
         """Take note of the loss of a lease that the database does not know to be held, and of the reason."""
         state = self._state
-        state.stays()
+        state.leave_refused()
         with contextlib.suppress(DatabaseError):
             answer = yield from self._flows.renew([(state.name, state.token, state.ttl)])
             why = answer.missed.get(0)
             if why is not None and why != "busy":
-                state.miss(why)
+                state.renewal_refused(why)
 
     def _raise_if_gone(self) -> None:
         """Raise unless the lease can be renewed; one whose release may have been rolled back can."""
         state = self._state
-        if state.over or not state.ours or state.run_out():
+        if state.over or not state.ours or state.lost_by_clock():
             raise state.error()
 
     def _releasing(self) -> Flow[bool]:
@@ -109,11 +109,11 @@ class _LeaseBase:
             return False
         # In doubt somebody may have taken it before; that a second sending finds nothing to free proves nothing then.
         doubtful = state.in_doubt
-        state.finish()
+        state.let_go()
         believed_until = -math.inf if doubtful else state.trusted_until
         released = yield from self._flows.release(state.name, state.token, believed_until)
-        if released or state.given_back:
-            state.given_back = True
+        if released or state.settled:
+            state.release_confirmed()
             return released
         # It cannot be renewed, and the database says why. If it can after all, a renewal had come in between.
         why: str | None = "superseded"
@@ -122,18 +122,19 @@ class _LeaseBase:
             why = answer.missed.get(0)
             if why in (None, "busy", "forced"):
                 released = yield from self._flows.release(state.name, state.token, believed_until)
-        state.given_back = True
-        if not released:
+        if released:
+            state.release_confirmed()
+        else:
             freed = Reason.UNREACHABLE if doubtful else Reason.FORCED
             known = {"expired": Reason.EXPIRED, "released": freed, "forced": Reason.FORCED}
-            state.loss = Loss(known.get(why or "", Reason.SUPERSEDED), state.last_held)
+            state.release_refused(known.get(why or "", Reason.SUPERSEDED))
         return released
 
     @property
     def _finished(self) -> bool:
         """Whether there is nothing for this process to give back: it was given back, or lost, or is not ours."""
         state = self._state
-        return state.given_back or not state.ours or (not state.over and state.run_out() is not None)
+        return state.settled or not state.ours or (not state.over and state.lost_by_clock() is not None)
 
     @property
     def _may_be_held(self) -> bool:
@@ -142,7 +143,7 @@ class _LeaseBase:
         Nobody need wait for its end then.
         """
         state = self._state
-        return state.ours and not state.given_back and state.given_up
+        return state.ours and state.may_be_granted
 
     def _check_end(self, released: bool, error: BaseException | None) -> None:
         """Raise LeaseLost at the end of a body that lost its lease and does not raise anything itself."""
@@ -201,7 +202,7 @@ class ThreadLease(_LeaseBase):
         try:
             if self._state.left and not self._finished:
                 # Released in the user's transaction, which may not have ended; whoever waited here might wait for it.
-                self._state.finish()
+                self._state.let_go()
                 self._client._keepalive.abandon(self._state)
                 return True
             if self._may_be_held:
@@ -245,7 +246,7 @@ class ThreadLease(_LeaseBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Released inside the body: nothing to give back and nothing to report.
-        if not self._state.given_back:
+        if not self._state.settled:
             try:
                 self._check_end(self.release(), error)
             except (DatabaseError, ClientClosed):
@@ -296,7 +297,7 @@ class TaskLease(_LeaseBase):
         try:
             if self._state.left and not self._finished:
                 # Released in the user's transaction, which may not have ended; whoever waited here might wait for it.
-                self._state.finish()
+                self._state.let_go()
                 self._client._keepalive.abandon(self._state)
                 return True
             if self._may_be_held:
@@ -366,7 +367,7 @@ class TaskLease(_LeaseBase):
             elif error is None or isinstance(error, asyncio.CancelledError):
                 raise self._state.error() from None
             return
-        if not self._state.given_back:
+        if not self._state.settled:
             try:
                 self._check_end(await self.release(), error)
             except (DatabaseError, ClientClosed):

@@ -140,8 +140,8 @@ class Lock(_LockBase[ThreadL]):
         return waiters
 
     def _lease(self, grant: Grant) -> ThreadL:
-        state = LeaseState(grant, self._options.ttl)
-        self._client._keep(state, self._options.keep_alive)
+        state = LeaseState(grant, self._options.ttl, keep_alive=self._options.keep_alive)
+        self._client._keep(state)
         kind: Any = Lease if self._options.durable else EfficiencyLease
         lease: ThreadL = kind(self._client, state)
         return lease
@@ -226,8 +226,8 @@ class AsyncLock(_LockBase[TaskL]):
         return waiters
 
     def _lease(self, grant: Grant) -> TaskL:
-        state = LeaseState(grant, self._options.ttl)
-        self._client._keep(state, self._options.keep_alive)
+        state = LeaseState(grant, self._options.ttl, keep_alive=self._options.keep_alive)
+        self._client._keep(state)
         kind: Any = AsyncLease if self._options.durable else AsyncEfficiencyLease
         lease: TaskL = kind(self._client, state)
         return lease

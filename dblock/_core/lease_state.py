@@ -1,10 +1,40 @@
-"""What this process knows of one grant: until when it may be believed, and whether and how it was lost.
+"""One grant as this process knows it: a state machine with a clock.
 
-Guarantee: a hold that was lost stays lost, and says so from the first moment on at which somebody else could have been
-granted the lock. Nobody needs to tell it: whoever asks looks at the clock, so that a process which was stopped for a
-minute finds its leases lost when it goes on, before any thread of ours has run.
+Guarantee: a lost lease stays lost. It reports the loss from the first moment at which the database could grant the
+lock to another holder. The report needs no thread and no message: every reader compares the clock with the trust
+window. A process that was paused for a minute therefore finds its leases lost in its first instruction after the pause.
 
-A hold does no I/O. The lease in the user's hands, the keep-alive and the watch all share it.
+The database decides who holds the lock. This process only assumes that the grant still stands, and only inside the
+trust window. The lease in the user's hands, the keep-alive, the listener and the callbacks share one `LeaseState`.
+They read its properties and report events to it. Only this module assigns its fields, and it does no I/O.
+
+    grant
+      │    ┌───┐ renewal_confirmed
+      ▼    ▼   │
+    ┌────────────┐          leaving            ┌─────────┐
+    │    HELD    │ ──────────────────────────► │ LEAVING │
+    │            │ ◄────────────────────────── │         │
+    └────────────┘     leave_refused, or       └─────────┘
+      │        │       renewal_confirmed, sent   │  │  │
+      │        │       after the release         │  │  │ renewal_refused: released, superseded
+      │        │                                 │  │  │ (the user's transaction was committed)
+      │        │ let_go        let_go, or the    │  │  └───────────────────────────┐
+      │        │               trust window ends │  │                              │
+      │        └──────────────────┐  ┌───────────┘  │                              │
+      │                           ▼  ▼              │                              ▼
+      │                       ┌───────────┐         │   release_confirmed    ┌──────────┐
+      │                       │ RELEASING │ ────────┼──────────────────────► │ RELEASED │
+      │                       └───────────┘         │                        └──────────┘
+      │                             │               │
+      │ lose, renewal_refused,      │ release_      │ lose, renewal_refused: expired, forced,
+      │ the trust window ends,      │ refused       │ or the presence is in doubt
+      │ or the presence is in doubt ▼               │
+      │                        ┌────────┐           │
+      └──────────────────────► │  LOST  │ ◄─────────┘
+                               └────────┘
+
+Every other event leaves the status as it is: no event revives a lease, and of a loss and a release that race with each
+other the first one wins. `test_lease_state.py` has the whole table.
 """
 
 from __future__ import annotations
@@ -21,9 +51,10 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dblock._core import clock
+from dblock._core.presence import Presence
 from dblock._core.replies import Grant
 from dblock.errors import LeaseLost
 
@@ -34,16 +65,34 @@ class Reason(str, enum.Enum):
     """Why a lease was lost."""
 
     EXPIRED = "expired"
-    """It ran out before it was renewed: the process was stopped, or the lease was not kept alive."""
+    """The lease expired before it was renewed: the process was paused, or the lease is not kept alive."""
     SUPERSEDED = "superseded"
-    """The database has granted the lock to another since."""
+    """The database has granted the lock to another holder since."""
     FORCED = "forced"
-    """Somebody else took it away."""
+    """An operator or another session released the lock by force."""
     UNREACHABLE = "unreachable"
-    """The database could not be asked until it was too late to believe in the lease."""
+    """The database did not reply before the trust window ended, or this process's presence was in doubt."""
 
     def __str__(self) -> str:
         return self.value
+
+
+class Status(enum.Enum):
+    """Where one grant stands in this process."""
+
+    HELD = "held"
+    """Believed inside the trust window, and renewed if it is kept alive."""
+    LEAVING = "leaving"
+    """A release was sent inside the user's own transaction, which may be committed or rolled back. Not believed.
+
+    The keep-alive still renews the lease, and the reply says how that transaction ended.
+    """
+    RELEASING = "releasing"
+    """The holder has let go. Not believed and never called lost on suspicion; the database has not confirmed it yet."""
+    RELEASED = "released"
+    """The database has confirmed the release."""
+    LOST = "lost"
+    """Not believed, for the reason in `loss`."""
 
 
 class Loss(NamedTuple):
@@ -51,183 +100,301 @@ class Loss(NamedTuple):
 
     reason: Reason
     last_held: datetime
-    """The last moment at which it was known to be held, by this machine's wall clock."""
+    """The last moment at which the lease was known to be held, by this machine's wall clock."""
 
 
 class LeaseState:
-    """One grant in this process's hands."""
+    """One grant in this process's hands. The module's docstring draws its states."""
 
-    def __init__(self, grant: Grant, ttl: float, now: Callable[[], float] = clock.now) -> None:
-        self.name = grant.name
-        self.token = grant.token
-        """The grant's number; a fencing token only if it is positive."""
-        self.ttl = ttl
-        self.expires_at = grant.expires_at
-        """By the database's clock, in seconds since 1970; for people to read."""
-        self.trusted_until = grant.trusted_until
-        self.sent_at = grant.sent_at
-        """When the request was sent that this trust goes back to."""
-        self.retry_at = 0.0
-        """Not to be renewed again before then: the last try has failed."""
-        self.unreachable = False
-        """The last try to renew was not answered, or not yet."""
+    def __init__(
+        self, grant: Grant, ttl: float, *, keep_alive: bool = True, now: Callable[[], float] = clock.now
+    ) -> None:
+        self.name: Final = grant.name
+        self.token: Final = grant.token
+        """The grant's number. It is a fencing token only if it is positive."""
+        self.keep_alive: Final = keep_alive
+        """Whether the keep-alive renews the lease in the background."""
+        self._status = Status.HELD
+        self._loss: Loss | None = None
+        self._freed = False
+        """Whether the database has nothing left to free for this grant. Only asked of a lost lease."""
         self._left_at: float | None = None
-        """When a release was sent inside the user's own transaction, which may be committed or rolled back."""
-        self.presence = grant.presence
-        """What it ends with for others, besides its time: the presence of this process, if it is tied to it."""
-        self.keep_alive = True
-        """Whether it is to be renewed in the background."""
-        self.over = False
-        """Being given back, or given back: not to be believed, and not to be called lost."""
-        self.given_back = False
-        """The database has said so."""
-        self.loss: Loss | None = None
+        """When a release was sent inside the user's own transaction; infinite while it is being sent."""
+        self._ttl = ttl
+        self._expires_at = grant.expires_at
+        self._trusted_until = grant.trusted_until
+        self._sent_at = grant.sent_at
+        self._retry_at = 0.0
+        self._unreachable = False
+        self._presence = grant.presence
         self._last_held = time.time() - (now() - grant.sent_at)
         self._now = now
         self._process = os.getpid()
-        # Reentrant, because a finalizer may run in the middle of anything, and ask.
+        # Reentrant, because a finalizer may run in the middle of any transition and start another one.
         self._lock = threading.RLock()
         self._endings: list[Callable[[], object]] = []
         self._in_hand: weakref.ref[object] | None = None
 
-    @property
-    def ours(self) -> bool:
-        """Whether this process acquired it; a child of that process may do nothing with it."""
-        return self._process == os.getpid()
-
-    def mind(self, lease: object, abandon: Callable[[LeaseState], object]) -> None:
-        """Warn, and have the hold released, if the lease goes out of use before it is released.
-
-        By a weak reference, which is dropped on release: a finalizer of the lease would run each time, and an interrupt
-        that came during it would be swallowed.
-        """
-        self._in_hand = weakref.ref(lease, functools.partial(_forgotten, self, abandon))
+    # What its readers see.
 
     @property
-    def last_held(self) -> datetime:
-        """The last moment at which it was known to be held, by this machine's wall clock."""
-        return datetime.fromtimestamp(self._last_held, timezone.utc)
-
-    @contextlib.contextmanager
-    def leaving(self) -> Iterator[None]:
-        """Note a release inside the user's own transaction, unless it cannot be sent."""
-        before, self._left_at = self._left_at, math.inf
-        try:
-            yield
-        except BaseException:
-            self._left_at = before
-            raise
-        self._left_at = self._now()
-
-    def stays(self) -> None:
-        """Note that a release inside the user's own transaction has found nothing to release."""
-        self._left_at = None
+    def status(self) -> Status:
+        """The status as of the last event. It lags behind the clock until `lost` or `lost_by_clock` is called."""
+        return self._status
 
     @property
-    def being_left(self) -> bool:
-        """Whether a release inside the user's own transaction is under way at this moment."""
-        return self._left_at == math.inf
+    def over(self) -> bool:
+        """Whether the holder has let go. The lease is then neither believed nor called lost on suspicion."""
+        return self._status is Status.RELEASING or self._status is Status.RELEASED
+
+    @property
+    def loss(self) -> Loss | None:
+        """How the lease was lost, as of the last event; None if it was not."""
+        return self._loss
+
+    @property
+    def ended(self) -> bool:
+        """Whether the lease is over or lost, as of the last event."""
+        return self._status is not Status.HELD and self._status is not Status.LEAVING
+
+    @property
+    def settled(self) -> bool:
+        """Whether the database has replied to a release of this grant, so that nothing is left to free."""
+        return self._status is Status.RELEASED or self._freed
+
+    @property
+    def may_be_granted(self) -> bool:
+        """Whether the lease was lost in doubt or on demand, and the database may still record the grant."""
+        return self._loss is not None and not self._freed and self._loss.reason in (Reason.UNREACHABLE, Reason.FORCED)
 
     @property
     def left(self) -> bool:
-        """Whether a release inside the user's own transaction was sent, and is not known to have been rolled back."""
+        """Whether a release was sent inside the user's own transaction and is not known to have been rolled back."""
         return self._left_at is not None
 
     @property
-    def given_up(self) -> bool:
-        """Whether it was lost in doubt, or on demand, and may still be ours in the database."""
-        return self.loss is not None and self.loss.reason in (Reason.UNREACHABLE, Reason.FORCED)
+    def being_left(self) -> bool:
+        """Whether a release inside the user's own transaction is being sent at this moment."""
+        return self._left_at == math.inf
 
-    def lost(self) -> Loss | None:
-        """Return how it was lost, None if it was not. Looks at the clock, and at whether others see us here."""
-        if self.run_out() is None and self.in_doubt and not self.over and self.ours:
-            # Somebody may have taken the lock. Who asks at this moment is told what is safe.
-            self.lose(Reason.UNREACHABLE)
-        return self.loss
+    @property
+    def ours(self) -> bool:
+        """Whether this process acquired the lease. A child of that process may do nothing with it."""
+        return self._process == os.getpid()
+
+    @property
+    def ttl(self) -> float:
+        """The seconds for which each renewal extends the lease."""
+        return self._ttl
+
+    @property
+    def trusted_until(self) -> float:
+        """The end of the trust window, on the clock of `dblock._core.clock`."""
+        return self._trusted_until
+
+    @property
+    def expires_at(self) -> float:
+        """The deadline by the database's clock, in seconds since 1970; for people to read."""
+        return self._expires_at
+
+    @property
+    def sent_at(self) -> float:
+        """When the request was sent from which the trust window is counted."""
+        return self._sent_at
+
+    @property
+    def last_held(self) -> datetime:
+        """The last moment at which the lease was known to be held, by this machine's wall clock."""
+        return datetime.fromtimestamp(self._last_held, timezone.utc)
+
+    @property
+    def retry_at(self) -> float:
+        """The earliest moment for the next renewal after a failed one."""
+        return self._retry_at
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether a renewal is due or under way and the database has not replied."""
+        return self._unreachable
+
+    @property
+    def presence(self) -> Presence | None:
+        """The presence that the lease is bound to: if its session ends, waiters take the lock after a short grace."""
+        return self._presence
 
     @property
     def in_doubt(self) -> bool:
-        """Whether it is tied to a presence that does not stand."""
-        presence = self.presence
+        """Whether the lease is bound to a presence that may have ended in the eyes of others."""
+        presence = self._presence
         return presence is not None and not presence.stands(self._now())
 
-    def run_out(self) -> Loss | None:
-        """Return how it was lost, None if it was not. Looks at the clock alone."""
-        if self.loss is None and not self.over and self.ours and self._now() >= self.trusted_until:
-            if self.left:
-                self.finish()
-            else:
-                self.lose(Reason.UNREACHABLE if self.unreachable else Reason.EXPIRED)
-        return self.loss
-
     def remaining(self) -> float:
-        """Return the seconds for which it may still be believed without asking."""
+        """Return the seconds for which the lease may still be believed without asking the database."""
         if self.over or self.left or not self.ours or self.lost():
             return 0.0
-        return max(0.0, self.trusted_until - self._now())
+        return max(0.0, self._trusted_until - self._now())
 
-    def confirm(self, sent_at: float, trusted_until: float, expires_at: float) -> bool:
-        """Take note that the database has extended it; False when that comes too late to be believed."""
-        if self.over or self.run_out():
+    def error(self) -> LeaseLost:
+        """Return the error to raise for a lease that is no longer held."""
+        if self._loss is not None:
+            return LeaseLost(self.name, self._loss.reason.value, self._loss.last_held, self.token)
+        return LeaseLost(self.name, "over", self.last_held, self.token)
+
+    # What time does to it.
+
+    def lost(self) -> Loss | None:
+        """Return how the lease was lost, None if it was not. Checks the clock and the presence."""
+        if self.lost_by_clock() is None and self.in_doubt and not self.over and self.ours:
+            # Another holder may have taken the lock. A caller that checks at this moment gets the safe reply.
+            self.lose(Reason.UNREACHABLE)
+        return self._loss
+
+    def lost_by_clock(self) -> Loss | None:
+        """Return how the lease was lost, None if it was not. Checks the clock alone."""
+        if not self.ended and self.ours and self._now() >= self._trusted_until:
+            if self.left:
+                self.let_go()
+            else:
+                self.lose(Reason.UNREACHABLE if self._unreachable else Reason.EXPIRED)
+        return self._loss
+
+    # Events of renewal.
+
+    def reply_awaited(self) -> None:
+        """Record that a renewal is due: if the trust window ends before a reply, the reason is `unreachable`."""
+        self._unreachable = True
+
+    def reply_received(self) -> None:
+        """Record that the database can be reached: if the trust window ends now, the lease has expired."""
+        self._unreachable = False
+
+    def retry_renewal(self, at: float) -> None:
+        """Postpone the next renewal to this moment, because the last one failed or found the row in use."""
+        self._retry_at = at
+
+    def renewal_confirmed(self, sent_at: float, trusted_until: float, expires_at: float) -> bool:
+        """Extend the lease as the database has; return False when the reply comes too late to be believed."""
+        if self.ended or self.lost_by_clock():
             return False
-        # A renewal never brings the deadline nearer, so of two that were under way at once the longer is true.
-        if trusted_until > self.trusted_until:
-            self.trusted_until, self.expires_at = trusted_until, expires_at
-        if sent_at > self.sent_at:
-            self.sent_at = sent_at
-            self._last_held = time.time() - (self._now() - sent_at)
-        self.unreachable = False
-        self.retry_at = 0.0
-        if self._left_at is not None and sent_at > self._left_at:
-            self._left_at = None  # it could be renewed, so the transaction that released it was rolled back
+        with self._lock:
+            if self.ended:
+                return False
+            # A renewal never brings the deadline nearer, so of two that overlap the longer one is true.
+            if trusted_until > self._trusted_until:
+                self._trusted_until, self._expires_at = trusted_until, expires_at
+            if sent_at > self._sent_at:
+                self._sent_at = sent_at
+                self._last_held = time.time() - (self._now() - sent_at)
+            self._unreachable = False
+            self._retry_at = 0.0
+            if self._left_at is not None and sent_at > self._left_at:
+                # The database could renew it, so the transaction that released it was rolled back.
+                self._leave(None)
         return True
 
-    def lose(self, reason: Reason) -> None:
-        """Take note that it was lost, unless it was lost or given back before."""
-        loss = Loss(reason, self.last_held)
-        with self._lock:
-            if self.loss is not None or self.over:
-                return
-            self.loss = loss
-        self._end()
-
-    def miss(self, why: str) -> None:
-        """Take note of the reason that the database gave for not renewing it."""
+    def renewal_refused(self, why: str) -> None:
+        """End the lease for the reason that the database gave for not renewing it."""
         if self.left and why in ("released", "superseded"):
             # Released inside the user's own transaction, which has been committed since.
-            self.finish()
-            self.given_back = True
-        else:
-            if why != "forced":
-                # Who has been told to let go keeps the deadline; whatever else it is, the lock may be another's by now.
-                self.trusted_until = min(self.trusted_until, self._now())
-            self.lose(Reason.FORCED if why == "released" else Reason(why))
+            self.let_go()
+            self.release_confirmed()
+            return
+        if why != "forced":
+            # A holder that was asked to release keeps the lock until its deadline. In every other case the lock may
+            # already be granted to another holder.
+            self._trusted_until = min(self._trusted_until, self._now())
+        self.lose(Reason.FORCED if why == "released" else Reason(why))
 
-    def finish(self) -> None:
-        """Be over: given back, whatever becomes of the call. Who lets go may not go on writing."""
+    def change_ttl(self, ttl: float) -> None:
+        """Renew the lease for this many seconds from now on."""
+        self._ttl = ttl
+
+    def bind(self, presence: Presence) -> None:
+        """Bind the lease to a presence, for good. Called before the database can learn of it."""
+        self._presence = presence
+
+    # Events of release.
+
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Stop believing in the lease while its release is sent inside the user's own transaction.
+
+        If the release cannot be sent, the lease is held as before.
+        """
+        before = self._left_at
+        self._leave(math.inf)
+        try:
+            yield
+        except BaseException:
+            self._leave(before)
+            raise
+        self._leave(self._now())
+
+    def leave_refused(self) -> None:
+        """Hold on to the lease, because the release inside the user's own transaction has found nothing to free."""
+        self._leave(None)
+
+    def _leave(self, at: float | None) -> None:
         with self._lock:
-            self.over = True
+            self._left_at = at
+            if not self.ended:
+                self._status = Status.HELD if at is None else Status.LEAVING
+
+    def let_go(self) -> None:
+        """Stop believing in the lease, whatever the reply to its release: a holder that lets go may not write again."""
+        with self._lock:
+            if not self.ended:
+                self._status = Status.RELEASING
         self._in_hand = None
         self._end()
 
-    def at_end(self, ending: Callable[[], object]) -> Callable[[], None]:
-        """Call this once, when the hold is lost or over, at once if it is; return what takes the wish back."""
+    def release_confirmed(self) -> None:
+        """Record that the database has nothing left to free for this grant. A lost lease stays lost."""
         with self._lock:
-            if self.loss is None and not self.over:
+            if self._status is Status.RELEASING:
+                self._status = Status.RELEASED
+            elif self._status is Status.LOST:
+                self._freed = True
+
+    def release_refused(self, reason: Reason) -> None:
+        """Mark the lease lost, because its release has found that it was no longer held under this token."""
+        with self._lock:
+            if self._status is Status.RELEASING:
+                self._status, self._loss = Status.LOST, Loss(reason, self.last_held)
+            if self._status is Status.LOST:
+                self._freed = True
+
+    # Loss, and who hears of the end.
+
+    def lose(self, reason: Reason) -> None:
+        """Mark the lease lost, unless it has ended."""
+        loss = Loss(reason, self.last_held)
+        with self._lock:
+            if self.ended:
+                return
+            self._status, self._loss = Status.LOST, loss
+        self._end()
+
+    def at_end(self, ending: Callable[[], object]) -> Callable[[], None]:
+        """Call `ending` once when the lease is lost or let go, now if it has ended; return a function that cancels."""
+        with self._lock:
+            if not self.ended:
                 self._endings.append(ending)
-                return lambda: self._forget(ending)
+                return lambda: self._cancel_ending(ending)
         ending()
         return lambda: None
 
-    def _forget(self, ending: Callable[[], object]) -> None:
+    def release_if_forgotten(self, lease: object, abandon: Callable[[LeaseState], object]) -> None:
+        """Release the grant with `abandon`, and warn, if the lease is garbage-collected before it is released.
+
+        This uses a weak reference that is dropped on release. A finalizer of the lease would run each time, and an
+        interrupt that came during it would be swallowed.
+        """
+        self._in_hand = weakref.ref(lease, functools.partial(_forgotten, self, abandon))
+
+    def _cancel_ending(self, ending: Callable[[], object]) -> None:
         with self._lock, contextlib.suppress(ValueError):
             self._endings.remove(ending)
-
-    def error(self) -> LeaseLost:
-        """Return what to raise for a lease that is not held any more."""
-        if self.loss is not None:
-            return LeaseLost(self.name, self.loss.reason.value, self.loss.last_held, self.token)
-        return LeaseLost(self.name, "over", self.last_held, self.token)
 
     def _end(self) -> None:
         with self._lock:
@@ -236,12 +403,12 @@ class LeaseState:
             try:
                 ending()
             except Exception:
-                # Nobody else may go untold for it.
-                logger.exception("one who wanted to know of the end of a lease could not be told")
+                # The others must still hear of the end.
+                logger.exception("callback at the end of a lease failed (lock %r)", self.name)
 
 
 def _forgotten(state: LeaseState, abandon: Callable[[LeaseState], object], gone: object) -> None:
-    # Called by the garbage collector, so it does little; and the warning, which may be an error, comes last.
+    # Called by the garbage collector, so it does little. The warning comes last because it may be an error.
     if state.ours and not state.over:
         abandon(state)
         if not state.left and state.loss is None and state._now() < state.trusted_until:

@@ -53,7 +53,8 @@ class RenewalSchedule:
         """Whether there is a new presence to tie the leases to."""
 
     def add(self, state: LeaseState) -> None:
-        state.unreachable = state.keep_alive and not self._reached
+        if state.keep_alive and not self._reached:
+            state.reply_awaited()
         self._states[state] = None
 
     def tie(self) -> None:
@@ -62,15 +63,13 @@ class RenewalSchedule:
 
     def tied_to(self, presence: Presence) -> list[LeaseState]:
         """Return what is tied to this presence, and not known to be lost."""
-        return [
-            state for state in list(self._states) if state.presence is presence and not state.over and not state.loss
-        ]
+        return [state for state in list(self._states) if state.presence is presence and not state.ended]
 
     def reached(self) -> None:
         """Take note that the database can be reached: what is lost now ran out for another reason."""
         self._reached = True
         for state in list(self._states):
-            state.unreachable = False
+            state.reply_received()
 
     def discard(self, state: LeaseState) -> None:
         self._states.pop(state, None)
@@ -81,10 +80,8 @@ class RenewalSchedule:
         return [
             state
             for state in abandoned
-            if not state.given_back
             # Of those that are lost some may well be ours still; nobody else need wait for their end.
-            and (state.loss is None or state.given_up)
-            and now < state.trusted_until
+            if (state.may_be_granted if state.loss else not state.settled) and now < state.trusted_until
         ]
 
     def release(self, abandoned: Iterable[LeaseState]) -> Flow[None]:
@@ -102,7 +99,7 @@ class RenewalSchedule:
     ) -> Flow[None]:
         for state in held:
             self.discard(state)
-            state.finish()
+            state.let_go()
         if not held:
             return
         try:
@@ -113,7 +110,8 @@ class RenewalSchedule:
             logger.warning("%d leases could not be released: %s", len(held), error)
             return
         for place, state in enumerate(held):
-            state.given_back = place not in busy
+            if place not in busy:
+                state.release_confirmed()
 
     def _give_back(self, grants: list[tuple[str, int]]) -> Flow[set[int]]:
         """Give these back, unless that could cost what is held: that comes first."""
@@ -129,7 +127,7 @@ class RenewalSchedule:
 
     def held(self) -> list[LeaseState]:
         """Return what is held at this moment."""
-        return [state for state in list(self._states) if not state.over and state.ours and not state.run_out()]
+        return [state for state in list(self._states) if not state.over and state.ours and not state.lost_by_clock()]
 
     def forget(self) -> None:
         """Strike everything off the list."""
@@ -167,21 +165,21 @@ class RenewalSchedule:
             )
         ]
         for state in chosen:
-            if state.over or not state.ours or state.run_out():
+            if state.over or not state.ours or state.lost_by_clock():
                 self.discard(state)
         # Each with the ttl that it has now, which a renewal by hand may change meanwhile.
         asked = [(state, state.ttl) for state in chosen if state in self._states]
         if not asked:
             return
         for state, _ in asked:
-            state.unreachable = True  # until the answer has come
+            state.reply_awaited()
         if self._too_slow:
             # The database takes longer than those with least time left can wait. Let them not take the rest along.
             patient = [(state, ttl) for state, ttl in asked if state.trusted_until - now > 2.5 * self._too_slow]
             asked = patient or asked
         for state, _ in asked:
             if tie is not None and (state.presence is None or state.presence.ended):
-                state.presence = tie  # from before it may be so, and for good
+                state.bind(tie)
         within = self._within(now, asked)
         try:
             answer = yield from self._flows.renew([(state.name, state.token, ttl) for state, ttl in asked], within, tie)
@@ -205,7 +203,7 @@ class RenewalSchedule:
             if why is not None:
                 self._miss(state, ttl, why)
                 continue
-            if not state.confirm(answer.sent_at, answer.sent_at + ttl * TRUST, answer.moment + ttl):
+            if not state.renewal_confirmed(answer.sent_at, answer.sent_at + ttl * TRUST, answer.moment + ttl):
                 if not state.over:
                     late.append((state.name, state.token))
                 self.discard(state)
@@ -225,15 +223,15 @@ class RenewalSchedule:
         return max(least / 2, min(SLOWER * took, least), LEAST_TIME)
 
     def _miss(self, state: LeaseState, ttl: float, why: str) -> None:
-        state.unreachable = False
+        state.reply_received()
         if why == "busy" or state.being_left:
             self._try_again(state, ttl)
             return
         self.discard(state)
-        state.miss(why)
+        state.renewal_refused(why)
 
     def _try_again(self, state: LeaseState, ttl: float) -> None:
-        state.retry_at = self._now() + min(max(ttl / 20, SHORTEST_PAUSE), LONGEST_PAUSE)
+        state.retry_renewal(self._now() + min(max(ttl / 20, SHORTEST_PAUSE), LONGEST_PAUSE))
 
 
 def due_at(state: LeaseState) -> float:

@@ -58,7 +58,7 @@ class WatchedLease:
     def look(self) -> float:
         """Tell those who want to be told now; return the seconds until the next look, infinite for none."""
         state = self.state
-        if state.over or state.run_out():
+        if state.over or state.lost_by_clock():
             return math.inf
         left = state.trusted_until - clock.now()
         again = left

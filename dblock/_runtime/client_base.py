@@ -76,9 +76,8 @@ class ClientBase:
     def reset_after_fork(self) -> None:
         raise NotImplementedError
 
-    def _keep(self, state: LeaseState, keep_alive: bool) -> None:
-        """Look after a lease: renew it if so wanted, and see that it is released."""
-        state.keep_alive = keep_alive
+    def _keep(self, state: LeaseState) -> None:
+        """Hand a lease to the keep-alive, which renews it if it is kept alive and releases it in the end."""
         with state.presence.lock if state.presence else contextlib.nullcontext():
             self._keepalive.add(state)
             if state.presence is not None and (state.presence.ended or state.in_doubt):
@@ -89,7 +88,7 @@ class ClientBase:
         if self._closed:
             # Closed while the grant was on its way. Looked at after adding, so that one of the two sees the other.
             self._keepalive.discard(state)
-            state.finish()
+            state.let_go()
             closed = ClientClosed()
             closed.granted = True
             raise closed

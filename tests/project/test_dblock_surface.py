@@ -116,6 +116,20 @@ def test_no_module_imports_itself_through_others() -> None:
     assert arrows == {}
 
 
+def test_only_its_own_module_changes_a_lease_state() -> None:
+    """Others report events to it and read its properties: they assign no attribute of it and use no private one."""
+    found = {
+        f"{module}:{node.lineno}: {ast.unparse(node)}"
+        for module, path in _modules().items()
+        if module != "_core.lease_state"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value).split(".")[-1] in ("state", "_state")
+        and (not isinstance(node.ctx, ast.Load) or node.attr.startswith("_"))
+    }
+    assert found == set()
+
+
 def test_no_module_is_much_over_four_hundred_lines() -> None:
     assert {
         path.name: lines for path in PACKAGE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 420

@@ -69,7 +69,7 @@ def test_a_lease_that_a_failover_has_lost_is_lost_with_the_right_reason(own_serv
             standby.start()
             promote(standby)
             for lease in (replicated, lost):
-                lease._state.sent_at -= 60  # due now, not in twenty seconds
+                lease._state._sent_at -= 60  # due now, not in twenty seconds
             client.lock("next", ttl=1).acquire()
             assert lost.lost.wait(20) is True
             assert lost.lost.reason is dblock.Reason.SUPERSEDED

@@ -63,7 +63,7 @@ class Held:
 def _nothing_is_forgotten(kept_leases: list[Lease]) -> Iterator[None]:
     yield
     for lease in kept_leases:
-        lease._state.finish()
+        lease._state.let_go()
 
 
 def answer(steps: Any, row: Any) -> Any:
@@ -174,8 +174,9 @@ def test_a_release_sent_again_that_finds_nothing_counts_as_done_only_if_nobody_c
     stands: bool, released: bool
 ) -> None:
     held = Held()
-    held.state.presence = Presence("there", 0.15, 0, clock.now())
-    held.state.presence.stands = lambda now: stands  # type: ignore[method-assign]
+    presence = Presence("there", 0.15, 0, clock.now())
+    presence.stands = lambda now: stands  # type: ignore[method-assign]
+    held.state.bind(presence)
     steps = held.releasing()
     if released:
         assert answer(steps, (None,)) is True
@@ -189,8 +190,9 @@ def test_a_release_sent_again_that_finds_nothing_counts_as_done_only_if_nobody_c
 def test_third_release_after_a_busy_row_is_not_reported_as_done_in_doubt() -> None:
     """Whoever takes the lock from us holds its row, too."""
     held = Held()
-    held.state.presence = Presence("there", 0.15, 0, clock.now())
-    held.state.presence.stands = lambda now: False  # type: ignore[method-assign]
+    presence = Presence("there", 0.15, 0, clock.now())
+    presence.stands = lambda now: False  # type: ignore[method-assign]
+    held.state.bind(presence)
     steps = held.releasing()
     steps.send((None,))
     steps.send(("0", "{1}", "{busy}"))

@@ -30,9 +30,7 @@ class Played:
 
     def state(self, name: str, ttl: float = 30, **options: Any) -> LeaseState:
         now = self.now.now
-        state = LeaseState(Grant(name, 7, 0.0, now + ttl * TRUST, now), ttl, self.now)
-        for option, value in options.items():
-            setattr(state, option, value)
+        state = LeaseState(Grant(name, 7, 0.0, now + ttl * TRUST, now), ttl, now=self.now, **options)
         self.schedule.add(state)
         return state
 
@@ -117,7 +115,7 @@ def test_released_lease_is_neither_renewed_nor_lost(played: Played) -> None:
     state = played.state("a")
     played.now.now = 1010
     steps, _ = played.asked()
-    state.finish()
+    state.let_go()
     with pytest.raises(StopIteration):
         steps.send(("0", "{1}", "{released}"))
     assert state.lost() is None
@@ -132,7 +130,7 @@ def test_a_release_in_the_users_transaction_that_was_committed_is_no_loss(played
     played.now.now = 1010
     played.renew_due("{1}", "{released}")
     assert state.over
-    assert state.given_back
+    assert state.settled
     assert state.lost() is None
 
 
@@ -334,7 +332,7 @@ def test_give_back_of_a_late_renewal_leaves_time_to_renew_held_leases(played: Pl
     assert call.args == ('{"late"}', '{"7"}')
     assert call.within == 2
     assert late.lost() is not None
-    held.sent_at -= 1
+    held._sent_at -= 1
     played.state("late", 3)
     played.now.now = 1008
     steps, names = played.asked()
@@ -369,8 +367,8 @@ def test_lease_without_keep_alive_is_never_due(played: Played) -> None:
 def test_a_shorter_ttl_does_not_make_the_rounds_spin(played: Played) -> None:
     """The deadline does not move, but it was renewed all the same."""
     state = played.state("a", 3000)
-    state.confirm(1001, 1001 + 1, 0)
-    state.ttl = 1
+    state.renewal_confirmed(1001, 1001 + 1, 0)
+    state.change_ttl(1)
     played.now.now = 1001.4
     assert played.renew_due() == ["a"]
     assert played.schedule.due_at() > 1001.7
@@ -403,7 +401,7 @@ def test_lease_left_out_of_a_renewal_is_unreachable_too(played: Played) -> None:
     with pytest.raises(StopIteration):
         steps.throw(dblock.Unavailable("too slow"))
     short = played.state("short", 3)
-    short.unreachable = False
+    short.reply_received()
     played.now.now = 1016.1
     assert played.asked()[1] == ["long"]
     played.now.now = 1018

@@ -23,7 +23,7 @@ def test_danger_is_told_once_for_each_end() -> None:
     for _ in range(3):
         assert 0 < watched.look() <= 5
     assert len(told) == 1
-    state.confirm(clock.now(), clock.now() + 8, 0)
+    state.renewal_confirmed(clock.now(), clock.now() + 8, 0)
     for _ in range(3):
         watched.look()
     assert len(told) == 2
@@ -37,7 +37,7 @@ def test_next_check_comes_when_the_danger_begins_or_the_lease_ends() -> None:
 
 
 def test_ended_lease_is_not_checked_again() -> None:
-    for end in (LeaseState.finish, lambda state: state.lose(Reason.FORCED)):
+    for end in (LeaseState.let_go, lambda state: state.lose(Reason.FORCED)):
         state = hold_for(30)
         end(state)
         assert WatchedLease(state).look() == math.inf

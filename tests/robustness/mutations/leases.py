@@ -15,7 +15,7 @@ def _keep_renewing() -> None:
     from dblock._core import renewal
     from dblock._core.lease_state import LeaseState
 
-    strike_off, confirm = renewal.RenewalSchedule.discard, LeaseState.confirm
+    strike_off, confirm = renewal.RenewalSchedule.discard, LeaseState.renewal_confirmed
 
     def discard(self: renewal.RenewalSchedule, state: LeaseState) -> None:
         if state.loss is not None or not state.over:
@@ -23,18 +23,18 @@ def _keep_renewing() -> None:
 
     def miss(self: renewal.RenewalSchedule, state: LeaseState, ttl: float, why: str) -> None:
         strike_off(self, state)
-        state.miss(why)
+        state.renewal_refused(why)
 
     def confirmed(self: LeaseState, sent_at: float, trusted_until: float, expires_at: float) -> bool:
         if self.over:
-            self.sent_at = sent_at
+            self._sent_at = sent_at
             return True
         return confirm(self, sent_at, trusted_until, expires_at)
 
     renewal.RenewalSchedule.discard = discard  # type: ignore[method-assign]
     renewal.RenewalSchedule._miss = miss  # type: ignore[method-assign]
     renewal.due_at = lambda state: max(state.sent_at + state.ttl / renewal.RENEWALS_PER_TTL, state.retry_at)
-    LeaseState.confirm = confirmed  # type: ignore[method-assign]
+    LeaseState.renewal_confirmed = confirmed  # type: ignore[method-assign]
 
 
 def _say_freed() -> None:

@@ -78,7 +78,7 @@ def _never_lost() -> None:
     from dblock._core.lease_state import LeaseState
 
     LeaseState.lost = lambda self: None  # type: ignore[method-assign]
-    LeaseState.run_out = lambda self: None  # type: ignore[method-assign]
+    LeaseState.lost_by_clock = lambda self: None  # type: ignore[method-assign]
     LeaseState.remaining = lambda self: 0.0 if self.over else self.ttl  # type: ignore[method-assign]
 
 

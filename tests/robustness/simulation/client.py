@@ -286,9 +286,9 @@ class Client(Process):
     def join_queue(self, name: str, attempt: str) -> Waiter:
         return self._listener.join_queue(name, attempt)
 
-    def keep(self, state: LeaseState, keep_alive: bool) -> None:
+    def keep(self, state: LeaseState) -> None:
         """Look after a lease."""
-        ClientBase._keep(cast(Any, self), state, keep_alive)
+        ClientBase._keep(cast(Any, self), state)
 
     def defer_cleanup(self, name: str, attempt: str) -> None:
         """Have what could not be given up now given up later."""

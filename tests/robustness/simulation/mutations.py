@@ -133,7 +133,7 @@ def renewal_of_the_forced(run: Run) -> Iterator[None]:
 @_bug
 def keep_alive_outlives_release(run: Run) -> Iterator[None]:
     """Do not take note that a lease is being given back, and go on renewing it."""
-    with _instead(LeaseState, "finish", lambda state: None):
+    with _instead(LeaseState, "let_go", lambda state: None):
         yield
 
 

@@ -134,8 +134,8 @@ class Worker:
                 grant = yield from lock._acquiring(errand.timeout, attempt)
             if grant is None:
                 return None
-            state = LeaseState(grant, options.ttl, client.clock)
-            client.keep(state, options.keep_alive)
+            state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, now=client.clock)
+            client.keep(state)
         except (DblockError, Cancelled) as error:
             if _may_be_granted(error):
                 try:
