@@ -1,8 +1,10 @@
-"""The rounds of the keep-alive: which leases are renewed when, all together, three times in each lease's time.
+"""The renewal schedule: which leases the keep-alive renews and when. All leases of a client share one statement.
 
-What fails is tried again for as long as the leases can still be believed; then they are lost, by the clock alone. What
-was released is never renewed, nor what belongs to the parent of a fork: both are struck off the list, and the database
-would refuse them anyway, since a renewal names an exact grant.
+Each lease is renewed three times in its ttl. A failed renewal is retried while the trust window is open. After that the
+lease is lost by the clock alone: the schedule has no part in it.
+
+The schedule never renews a released lease, nor a lease of the parent of a fork. It drops both, and the database would
+refuse them anyway because a renewal names an exact grant.
 """
 
 from __future__ import annotations
@@ -18,78 +20,239 @@ from dblock._core.effects import GIVE_UP_WITHIN, Flow
 from dblock._core.grants import BRISK
 from dblock._core.lease_state import LeaseState
 from dblock._core.presence import Presence
+from dblock._core.replies import Renewal
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 
 logger = logging.getLogger("dblock")
 
 RENEWALS_PER_TTL = 3
-"""How often a lease is renewed in its time."""
+"""How often a lease is renewed in its ttl."""
 
 SLOWER = 2
-"""How much longer than the last answer the next may take, before another try is worth its time."""
+"""How many times as long as the last reply the next one may take before a retry is worth its time."""
+
+IMPATIENT = 2.5
+"""A lease is left out of a renewal if less than this many times the last overdue reply is left of its trust window."""
 
 LEAST_TIME = 0.1
-"""Seconds that an answer is given however little time is left."""
+"""Seconds that a reply may take however little time is left."""
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds before a renewal that failed is tried again: a twentieth of the ttl, within these bounds."""
+"""Seconds before a failed renewal is retried: a twentieth of the ttl, within these bounds."""
+
+Batch = list[tuple[LeaseState, float]]
+"""Leases to renew in one statement, each with the ttl that it has now: a renewal by hand may change the ttl before the
+reply arrives.
+"""
 
 
 class RenewalSchedule:
-    """Which leases are to be renewed and when, and the steps of renewing them. Waits for nothing."""
+    """The leases of a client, when each is due, and the steps of renewing them. Waits for nothing."""
 
     def __init__(self, service: LockFlows, now: Callable[[], float] = clock.now) -> None:
         self._flows = service
         self._now = now
         self._states: dict[LeaseState, None] = {}
         self._reached = False
+        """Whether the database replied to the last call."""
         self._took = 0.0
-        """How long the last answer took."""
+        """How long the last reply took."""
         self._answered_at = -math.inf
-        """When it came."""
+        """When the last reply arrived."""
         self._too_slow = 0.0
-        """How long the last answer was waited for in vain."""
+        """How long the last renewal waited for a reply that did not come; 0 if it came."""
         self._tie_now = False
-        """Whether there is a new presence to tie the leases to."""
+        """Whether there is a new presence to bind the leases to."""
 
     def add(self, state: LeaseState) -> None:
+        """Renew this lease from now on."""
         if state.keep_alive and not self._reached:
             state.reply_awaited()
         self._states[state] = None
 
+    def discard(self, state: LeaseState) -> None:
+        """Stop renewing this lease."""
+        self._states.pop(state, None)
+
+    def forget(self) -> None:
+        """Drop all leases."""
+        self._states = {}
+        self._reached = False
+        self._took = self._too_slow = 0.0
+
     def tie(self) -> None:
-        """Tie the leases to our new presence at once."""
+        """Bind the leases to the client's new presence at once."""
         self._tie_now = True
 
     def tied_to(self, presence: Presence) -> list[LeaseState]:
-        """Return what is tied to this presence, and not known to be lost."""
+        """Return the leases that are bound to this presence and have not ended."""
         return [state for state in list(self._states) if state.presence is presence and not state.ended]
 
     def reached(self) -> None:
-        """Take note that the database can be reached: what is lost now ran out for another reason."""
+        """Record that the database can be reached: a lease that is lost now has expired."""
         self._reached = True
         for state in list(self._states):
             state.reply_received()
 
-    def discard(self, state: LeaseState) -> None:
-        self._states.pop(state, None)
+    def held(self) -> list[LeaseState]:
+        """Return the leases that are held at this moment."""
+        return [state for state in list(self._states) if not state.over and state.ours and not state.lost_by_clock()]
+
+    def due_at(self) -> float:
+        """Return when the next renewal is due; infinite if there is nothing to renew."""
+        if self._tie_now and self._states:
+            return -math.inf
+        return min((due_at(state) for state in list(self._states)), default=math.inf)
+
+    def tick(self, abandoned: list[LeaseState]) -> Flow[list[LeaseState]]:
+        """Renew the leases that are due, then release the abandoned ones; return those that still need a release."""
+        yield from self.renew_due()
+        yield from self.release(self.releasable(abandoned))
+        return self.releasable(abandoned)
+
+    # Renewal.
+
+    def renew_due(self) -> Flow[None]:
+        """Renew the leases that are due, and with them those due half an interval later.
+
+        So leases that began at different times come to be renewed together.
+        """
+        now = self._now()
+        tie_now, self._tie_now = self._tie_now, False
+        presence = self._presence_to_bind(now)
+        batch = self._without_finished(self._due(now, presence, tie_now))
+        if not batch:
+            return
+        for state, _ in batch:
+            state.reply_awaited()
+        batch = self._without_impatient(now, batch)
+        _bind(batch, presence)
+        reply = yield from self._send(now, batch, presence)
+        if reply is None:
+            return
+        late = self._apply(batch, reply)
+        if late:
+            # Their holders know by now that the leases are lost. Waiters need not wait for another ttl.
+            with contextlib.suppress(DatabaseError):
+                yield from self._give_back(late)
+
+    def _presence_to_bind(self, now: float) -> Presence | None:
+        """Return the client's presence if the leases may be bound to it.
+
+        A lease still bound to another presence comes first: bound to two, it would be unclear which of them counts.
+        """
+        presence = self._flows.presence
+        if presence is None or not presence.stands(now):
+            return None
+        for state in list(self._states):
+            if state.presence not in (None, presence) and not state.presence.ended:
+                return None
+        return presence
+
+    def _due(self, now: float, presence: Presence | None, tie_now: bool) -> list[LeaseState]:
+        """Return the leases to renew now, because their time has come or because there is a new presence."""
+        return [
+            state
+            for state in list(self._states)
+            if state.keep_alive
+            and (
+                (tie_now and state.presence is not presence)
+                or max(state.sent_at + state.ttl / RENEWALS_PER_TTL / 2, state.retry_at) <= now
+            )
+        ]
+
+    def _without_finished(self, due: list[LeaseState]) -> Batch:
+        """Drop the leases that have ended or belong to another process; return the others."""
+        for state in due:
+            if state.over or not state.ours or state.lost_by_clock():
+                self.discard(state)
+        return [(state, state.ttl) for state in due if state in self._states]
+
+    def _without_impatient(self, now: float, batch: Batch) -> Batch:
+        """Leave out the leases with little time left, if the database is slower than they can wait.
+
+        Their short timeout would make the renewal of the others fail too. If all have little time left, none is left
+        out.
+        """
+        if not self._too_slow:
+            return batch
+        patient = [(state, ttl) for state, ttl in batch if state.trusted_until - now > IMPATIENT * self._too_slow]
+        return patient or batch
+
+    def _send(self, now: float, batch: Batch, presence: Presence | None) -> Flow[Renewal | None]:
+        """Send the renewal; the result is None if it failed and is to be retried."""
+        grants = [(state.name, state.token, ttl) for state, ttl in batch]
+        try:
+            reply = yield from self._flows.renew(grants, self._within(now, batch), presence)
+        except DblockError as error:
+            for state, ttl in batch:
+                self._retry(state, ttl)
+            self._reached = False
+            self._too_slow = self._now() - now
+            if isinstance(error, ClientClosed):
+                raise
+            many = "lease" if len(batch) == 1 else "leases"
+            logger.warning("keep-alive: renewal of %d %s failed, retrying: %s", len(batch), many, error)
+            return None
+        self._reached = True
+        self._answered_at = self._now()
+        self._took = self._answered_at - now
+        self._too_slow = 0.0
+        return reply
+
+    def _apply(self, batch: Batch, reply: Renewal) -> list[tuple[str, int]]:
+        """Extend or end each lease as the reply says; return the grants whose renewal came too late to be believed."""
+        late = []
+        for index, (state, ttl) in enumerate(batch):
+            why = reply.missed.get(index)
+            if why is not None:
+                self._miss(state, ttl, why)
+            elif not state.renewal_confirmed(reply.sent_at, reply.sent_at + ttl * TRUST, reply.moment + ttl):
+                if not state.over:
+                    late.append((state.name, state.token))
+                self.discard(state)
+        return late
+
+    def _within(self, now: float, batch: Batch) -> float:
+        """Return the seconds to wait for the reply to a renewal."""
+        left = [state.trusted_until - now for state, _ in batch]
+        # A reply from longer ago than the shortest ttl says nothing about the next one.
+        took = self._took if now - self._answered_at < min(ttl for _, ttl in batch) else 0.0
+        # A lease that the reply cannot reach in time, if it takes as long as the last, does not hurry the others.
+        least = min((one for one in left if one > took), default=max(left))
+        # Half of the time that is left, so that there is time to retry; but not less than the reply is likely to take.
+        return max(least / 2, min(SLOWER * took, least), LEAST_TIME)
+
+    def _miss(self, state: LeaseState, ttl: float, why: str) -> None:
+        """End a lease that the database did not renew, or retry if another transaction has locked its row."""
+        state.reply_received()
+        if why == "busy" or state.being_left:
+            self._retry(state, ttl)
+            return
+        self.discard(state)
+        state.renewal_refused(why)
+
+    def _retry(self, state: LeaseState, ttl: float) -> None:
+        state.retry_renewal(self._now() + min(max(ttl / 20, SHORTEST_PAUSE), LONGEST_PAUSE))
+
+    # Release.
 
     def releasable(self, abandoned: list[LeaseState]) -> list[LeaseState]:
-        """Return those that may still be held in the database."""
+        """Return the leases that the database may still record as held by this client."""
         now = self._now()
         return [
             state
             for state in abandoned
-            # Of those that are lost some may well be ours still; nobody else need wait for their end.
+            # A lease that was lost in doubt may still be granted to us, and waiters should not wait for its deadline.
             if (state.may_be_granted if state.loss else not state.settled) and now < state.trusted_until
         ]
 
     def release(self, abandoned: Iterable[LeaseState]) -> Flow[None]:
-        """Release what nobody has in hand any more; what could not be released yet can be tried again."""
+        """Release the leases that their holders have dropped. A release that fails can be retried."""
         return self._release(list(abandoned), self._give_back)
 
     def let_go(self, abandoned: list[LeaseState]) -> Flow[None]:
-        """Release all that is still held, and what was abandoned; there will be no other round."""
+        """Release all leases that are still held, and the abandoned ones, for the last time."""
         last = [*self.held(), *self.releasable(abandoned)]
         self._states = {}
         return self._release(last, lambda grants: self._flows.release_all(grants, GIVE_UP_WITHIN))
@@ -107,14 +270,17 @@ class RenewalSchedule:
         except ClientClosed:
             raise
         except DblockError as error:
-            logger.warning("%d leases could not be released: %s", len(held), error)
+            logger.warning("keep-alive: release of %d leases failed: %s", len(held), error)
             return
-        for place, state in enumerate(held):
-            if place not in busy:
+        for index, state in enumerate(held):
+            if index not in busy:
                 state.release_confirmed()
 
     def _give_back(self, grants: list[tuple[str, int]]) -> Flow[set[int]]:
-        """Give these back, unless that could cost what is held: that comes first."""
+        """Release these grants, unless the time that it takes could cost a lease that is held.
+
+        The result is the indexes of the grants that were not released.
+        """
         now = self._now()
         kept = [state.trusted_until for state in list(self._states) if state.keep_alive and not state.over]
         to_spare = min(kept, default=math.inf) - now - SLOWER * self._took
@@ -125,117 +291,17 @@ class RenewalSchedule:
         giving_up = min(max(within * BRISK, (until_due - within) / 2), GIVE_UP_WITHIN)
         return (yield from self._flows.release_all(grants, within, giving_up))
 
-    def held(self) -> list[LeaseState]:
-        """Return what is held at this moment."""
-        return [state for state in list(self._states) if not state.over and state.ours and not state.lost_by_clock()]
-
-    def forget(self) -> None:
-        """Strike everything off the list."""
-        self._states = {}
-        self._reached = False
-        self._took = self._too_slow = 0.0
-
-    def due_at(self) -> float:
-        """Return when the next round is due; never, if there is nothing to renew."""
-        if self._tie_now and self._states:
-            return -math.inf
-        return min((due_at(state) for state in list(self._states)), default=math.inf)
-
-    def tick(self, abandoned: list[LeaseState]) -> Flow[list[LeaseState]]:
-        """Renew what is due, and only then release what was abandoned; return what of it is still to be released."""
-        yield from self.renew_due()
-        yield from self.release(self.releasable(abandoned))
-        return self.releasable(abandoned)
-
-    def renew_due(self) -> Flow[None]:
-        """Renew what is due, and with it all that would be due half a round later, so that they come to go together."""
-        now = self._now()
-        tie_now, self._tie_now = self._tie_now, False
-        presence = self._flows.presence
-        tie = presence if presence is not None and presence.stands(now) else None
-        if any(state.presence not in (None, tie) and not state.presence.ended for state in list(self._states)):
-            tie = None  # one tie after the other, or nobody could say which of them counts
-        chosen = [
-            state
-            for state in list(self._states)
-            if state.keep_alive
-            and (
-                (tie_now and state.presence is not tie)
-                or max(state.sent_at + state.ttl / RENEWALS_PER_TTL / 2, state.retry_at) <= now
-            )
-        ]
-        for state in chosen:
-            if state.over or not state.ours or state.lost_by_clock():
-                self.discard(state)
-        # Each with the ttl that it has now, which a renewal by hand may change meanwhile.
-        asked = [(state, state.ttl) for state in chosen if state in self._states]
-        if not asked:
-            return
-        for state, _ in asked:
-            state.reply_awaited()
-        if self._too_slow:
-            # The database takes longer than those with least time left can wait. Let them not take the rest along.
-            patient = [(state, ttl) for state, ttl in asked if state.trusted_until - now > 2.5 * self._too_slow]
-            asked = patient or asked
-        for state, _ in asked:
-            if tie is not None and (state.presence is None or state.presence.ended):
-                state.bind(tie)
-        within = self._within(now, asked)
-        try:
-            answer = yield from self._flows.renew([(state.name, state.token, ttl) for state, ttl in asked], within, tie)
-        except DblockError as error:
-            for state, ttl in asked:
-                self._try_again(state, ttl)
-            self._reached = False
-            self._too_slow = self._now() - now
-            if isinstance(error, ClientClosed):
-                raise
-            many = "lease" if len(asked) == 1 else "leases"
-            logger.warning("%d %s could not be renewed, trying again: %s", len(asked), many, error)
-            return
-        self._reached = True
-        self._answered_at = self._now()
-        self._took = self._answered_at - now
-        self._too_slow = 0.0
-        late = []
-        for place, (state, ttl) in enumerate(asked):
-            why = answer.missed.get(place)
-            if why is not None:
-                self._miss(state, ttl, why)
-                continue
-            if not state.renewal_confirmed(answer.sent_at, answer.sent_at + ttl * TRUST, answer.moment + ttl):
-                if not state.over:
-                    late.append((state.name, state.token))
-                self.discard(state)
-        if late:
-            # Their holders know by now that they are lost; nobody need wait for another ttl, if it can be helped.
-            with contextlib.suppress(DatabaseError):
-                yield from self._give_back(late)
-
-    def _within(self, now: float, asked: list[tuple[LeaseState, float]]) -> float:
-        """Return how long to wait for the answer to a renewal."""
-        left = [state.trusted_until - now for state, _ in asked]
-        # What was long ago says nothing any more.
-        took = self._took if now - self._answered_at < min(ttl for _, ttl in asked) else 0.0
-        # What cannot be answered in time, by the last answer, does not hurry the others.
-        least = min((one for one in left if one > took), default=max(left))
-        # Half of it, so that there is time for another try; but not less than the answer is likely to take.
-        return max(least / 2, min(SLOWER * took, least), LEAST_TIME)
-
-    def _miss(self, state: LeaseState, ttl: float, why: str) -> None:
-        state.reply_received()
-        if why == "busy" or state.being_left:
-            self._try_again(state, ttl)
-            return
-        self.discard(state)
-        state.renewal_refused(why)
-
-    def _try_again(self, state: LeaseState, ttl: float) -> None:
-        state.retry_renewal(self._now() + min(max(ttl / 20, SHORTEST_PAUSE), LONGEST_PAUSE))
-
 
 def due_at(state: LeaseState) -> float:
-    """Return when a lease is to be renewed next; never, if it is not kept alive or over."""
+    """Return when a lease is due for renewal; infinite if it is not kept alive or its holder has let go."""
     if not state.keep_alive or state.over:
         return math.inf
     return max(state.sent_at + state.ttl / RENEWALS_PER_TTL, state.retry_at)
+
+
+def _bind(batch: Batch, presence: Presence | None) -> None:
+    """Bind each unbound lease to the presence. The lease counts as bound from before the request is sent."""
+    if presence is not None:
+        for state, _ in batch:
+            if state.presence is None or state.presence.ended:
+                state.bind(presence)
