@@ -1,10 +1,10 @@
-"""How a crowd is served: many waiters for one lock, in a few processes.
+"""Measure how a crowd is served: many waiters for one lock, in a few processes.
 
     python bench/crowd.py [--waiters 200] [--processes 4]
 
-Every process has one AsyncClient and its share of the waiters. When all stand in line the lock is freed; each
-takes it and frees it at once. Told: how long until all were served, whether in the order in which they lined up, how
-many connections the server had to bear, and what a waiter takes of a process's memory.
+Every process has one AsyncClient and its share of the waiters. When all waiters are in the queue, the lock is
+released. Each waiter acquires it and releases it at once. The program prints how long it took to serve all of them,
+whether they were served in the order of their tickets, the number of connections, and the memory per waiter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dblock.embedded import Server
 
 
 def memory() -> int:
-    """Return what this process has in memory, in bytes."""
+    """Return the resident memory of this process in bytes."""
     with open("/proc/self/statm") as found:
         return int(found.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -57,9 +57,9 @@ def run(dsn: str, waiters: int, barrier: Any, told: Any) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Serve a crowd of waiters.")
-    parser.add_argument("--waiters", type=int, default=200, help="how many in all (default: 200)")
-    parser.add_argument("--processes", type=int, default=4, help="in how many processes (default: 4)")
+    parser = argparse.ArgumentParser(description="Measure how a crowd of waiters is served.")
+    parser.add_argument("--waiters", type=int, default=200, help="number of waiters in all (default: 200)")
+    parser.add_argument("--processes", type=int, default=4, help="number of processes (default: 4)")
     options = parser.parse_args()
     folder = Path(tempfile.gettempdir()) / f"dblock-bench-{os.getpid()}"
     server = Server(folder, dies_with_us=True)
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def watch_order(owner: psycopg.Connection) -> None:
-    """Note the number of each ticket when it is redeemed, in the order in which that happens."""
+    """Record the number of each ticket when it is redeemed."""
     owner.execute("CREATE TABLE public.redeemed (place bigserial, number bigint)")
     owner.execute(
         """
@@ -103,7 +103,7 @@ def serve(dsn: str, owner: psycopg.Connection, waiters: int, processes: int) -> 
         each = [told.get(timeout=600) for _ in crowds]
         (connections,) = owner.execute(
             "SELECT count(*) - 3 FROM pg_stat_activity WHERE backend_type = 'client backend'"
-        ).fetchone() or (0,)  # without the holder's two and this one
+        ).fetchone() or (0,)  # without the holder's two connections and this one
         barrier.wait()
         began = time.monotonic()
         held.release()
@@ -113,10 +113,10 @@ def serve(dsn: str, owner: psycopg.Connection, waiters: int, processes: int) -> 
             one.join()
     order = [number for (number,) in owner.execute("SELECT number FROM public.redeemed ORDER BY place").fetchall()]
     (left,) = owner.execute("SELECT count(*) FROM lock_tickets").fetchone() or (0,)
-    print(f"{served} waiters in {processes} processes: all served within {took:.2f} s, {served / took:.0f} a second")
-    print(f"in the order of their tickets: {order == sorted(order)}; tickets left behind: {left}")
-    print(f"connections: {connections / processes:.1f} for each process")
-    print(f"memory: {max(each) / 1024:.1f} kB for each waiter")
+    print(f"{served} waiters in {processes} processes: all served within {took:.2f} s, {served / took:.0f} per second")
+    print(f"served in the order of their tickets: {order == sorted(order)}, tickets left behind: {left}")
+    print(f"connections: {connections / processes:.1f} per process")
+    print(f"memory: {max(each) / 1024:.1f} kB per waiter")
     return 0 if served == waiters and order == sorted(order) and not left else 1
 
 

@@ -1,14 +1,14 @@
-"""What a fence costs: each fenced write beside the same one without, pair by pair in one run.
+"""Measure the cost of a fence: each fenced write next to the same write without one, pair by pair in one run.
 
     python bench/fences.py [--pairs 2000]
 
-- put: FencedStore.put beside the same upsert through the same engine; and both with the last ten versions kept.
-- update: UPDATE of one row in a transaction that carries a token, beside the same on a table without a fence; per row
+- put: FencedStore.put next to the same upsert through the same engine, without versions and with the last ten.
+- update: UPDATE of one row in a transaction that carries a token, next to the same on a table without a fence, per row
   and per table.
-- keys: a put among a million keys beside one among a thousand.
+- keys: a put among a million keys next to a put among a thousand.
 
-Durable commits throughout. The server is started here and stopped here, with a core of its own where there are two.
-Read the ratios; the times mean little on another machine.
+Every commit is durable. The program starts and stops the server, on a separate core if the machine has two. Read the
+ratios: the times mean little on another machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIMITS = {
     ("update per table", "update"): 1.25,
     ("put among 1,000,000", "put among 1,000"): 1.20,
 }
-"""What the first one's median may be, in terms of the second's."""
+"""The largest allowed ratio of the first contender's median to the second's."""
 
 UPSERT = text(
     "INSERT INTO plain AS p (key, value, stored_at, stored_by)"
@@ -69,7 +69,7 @@ def contenders(dsn: str) -> dict[str, Callable[[int], object]]:
         raw.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v int, w text)".encode())
         raw.execute(f"INSERT INTO {table} SELECT n, 0, repeat('x', 100) FROM generate_series(1, 1000) AS n".encode())
     for schema, keys in (("fenced_store", 1_000), ("many", 1_000_000)):
-        print(f"filling in {keys:,} keys", file=sys.stderr)
+        print(f"inserting {keys:,} keys", file=sys.stderr)
         raw.execute(
             f"INSERT INTO {schema}.fences (resource, token, stored_at, version, value)"
             f" SELECT 'key ' || n, 1, now(), 1, '{{\"a\": 1}}' FROM generate_series(1, {keys}) AS n".encode()
@@ -121,11 +121,11 @@ def contenders(dsn: str) -> dict[str, Callable[[int], object]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=2000)
+    parser.add_argument("--pairs", type=int, default=2000, help="writes per contender (default: 2000)")
     pairs = parser.parse_args().pairs
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
     folder = Path(tempfile.mkdtemp(prefix="dblock-bench-"))
-    folder.chmod(0o755)  # root's server runs under an account of its own
+    folder.chmod(0o755)  # root's server runs under another account
     if len(cores) > 1:
         os.sched_setaffinity(0, {cores[1]})
     server = Server(folder / "data", dies_with_us=True)
@@ -137,7 +137,7 @@ def main() -> int:
         took: dict[str, list[float]] = {name: [] for name in runs}
         for number in range(-200, pairs):
             if number % 500 == 0:
-                print(f"{max(number, 0)} of {pairs}", file=sys.stderr)
+                print(f"{max(number, 0)} of {pairs} writes per contender", file=sys.stderr)
             for name, run in runs.items():
                 started = time.perf_counter()
                 run(number + 200)

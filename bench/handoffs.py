@@ -1,16 +1,16 @@
-"""How fast a contended lock goes from hand to hand: dblock and python-redis-lock, in one run.
+"""Compare how fast a contended lock changes hands: dblock and python-redis-lock, in one run.
 
     python bench/handoffs.py [--seconds 5] [--processes 8]
     python bench/handoffs.py --slow-disk
 
-Eight processes take and free one lock as fast as they can, for a few seconds; a contender at a time, in turns. The Jain
-index says how evenly they were served: 1 when all got the same, 1/8 when one got everything.
+Eight processes acquire and release one lock as fast as they can, for a few seconds. The contenders take turns. The
+Jain index measures how evenly the processes were served: 1 if all got the same share, 1/8 if one got everything.
 
-python-redis-lock wakes its waiters by a push too, on a Redis that writes every command to its disk before it answers,
-as a durable grant does. With --slow-disk each fsync of Postgres takes a millisecond more, and dblock runs against
-itself with one thing changed: the notification is sent inside a synchronous commit. That needs a C compiler.
+python-redis-lock also wakes its waiters by a push. It runs on a Redis that writes every command to its disk before it
+replies, as a durable grant does. With --slow-disk each fsync of Postgres takes a millisecond longer, and dblock runs
+against a variant of itself that sends the notification inside a synchronous commit. That needs a C compiler.
 
-Servers are started here and stopped here.
+The program starts and stops the servers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Lock = Callable[[], Any]
 
 
 class Result(NamedTuple):
-    """What one contender did in one round."""
+    """The result of one contender in one round."""
 
     rate: float
     jain: float
@@ -76,14 +76,14 @@ def redis_lock(where: str) -> Lock:
 
 
 def work(make: Callable[[str], Lock], where: str, seconds: float, ready: Any, go: Any, told: Any) -> None:
-    """Take and free the lock until the time is up; tell how often, and the longest wait."""
+    """Acquire and release the lock until the time is up, and report how often and the longest wait."""
     lock = make(where)
     with lock():
         pass
     ready.put(True)
     go.wait()
     count, longest = 0, 0.0
-    # The first round of all processes at once is a crowd that comes together, not a line.
+    # Not measured: at the start all processes join the queue at once.
     with lock():
         pass
     end = time.monotonic() + seconds
@@ -96,7 +96,7 @@ def work(make: Callable[[str], Lock], where: str, seconds: float, ready: Any, go
 
 
 def contend(make: Callable[[str], Lock], where: str, seconds: float, processes: int) -> Result:
-    """Let so many processes contend for one lock."""
+    """Run this many processes that contend for one lock."""
     context = multiprocessing.get_context("fork")
     ready, go, told = context.Queue(), context.Event(), context.Queue()
     workers = [context.Process(target=work, args=(make, where, seconds, ready, go, told)) for _ in range(processes)]
@@ -116,14 +116,14 @@ def contend(make: Callable[[str], Lock], where: str, seconds: float, processes: 
 
 @contextmanager
 def redis_server() -> Iterator[str | None]:
-    """Yield the port of a Redis that writes through to its disk, or None where there is none to start."""
+    """Yield the port of a Redis that writes every command to its disk, or None if it cannot be started."""
     program = shutil.which("redis-server")
     try:
         import redis_lock  # noqa: F401
     except ImportError:
         program = None
     if program is None:
-        print("redis-server or python-redis-lock is not installed, and is left out")
+        print("redis-server or python-redis-lock is not installed: skipping python-redis-lock")
         yield None
         return
     with socket.socket() as free:
@@ -143,16 +143,16 @@ def redis_server() -> Iterator[str | None]:
 
 
 def make_disk_slow(server: Server, folder: str) -> None:
-    """Have the server wait a millisecond longer for its disk, from its next start on."""
+    """Make each fsync of the server take a millisecond longer, from its next start on."""
     source, shim = Path(folder) / "slow.c", Path(folder) / "slow.so"
     source.write_text(SLOW_FSYNC)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
-    os.chmod(folder, 0o711)  # noqa: S103 - the server of root runs under another account, and must find it
+    os.chmod(folder, 0o711)  # noqa: S103 - root's server runs under another account, which must reach the file
     server.environment["LD_PRELOAD"] = str(shim)
 
 
 def notify_in_a_synchronous_commit(where: str) -> None:
-    """Change that one thing."""
+    """Change the functions to send the notification inside a synchronous commit."""
     with psycopg.connect(where, autocommit=True) as owner:
         owner.execute("SET search_path TO dblock, pg_temp")
         for name, right, wrong in (
@@ -166,7 +166,7 @@ def notify_in_a_synchronous_commit(where: str) -> None:
 
 
 def told(name: str, results: list[Result]) -> float:
-    """Print one contender's results, and return its median rate."""
+    """Print the results of one contender, and return its median rate."""
     rate = statistics.median(result.rate for result in results)
     jain, longest = min(result.jain for result in results), max(result.longest for result in results)
     print(f"{name:28} {rate:7.0f} hand-offs/s   Jain {jain:.4f}   longest wait {longest * 1000:.0f} ms")
@@ -174,9 +174,9 @@ def told(name: str, results: list[Result]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare how fast a contended lock goes from hand to hand.")
-    parser.add_argument("--seconds", type=float, default=5, help="how long each round takes (default: 5)")
-    parser.add_argument("--processes", type=int, default=8, help="how many contend (default: 8)")
+    parser = argparse.ArgumentParser(description="Compare how fast a contended lock changes hands.")
+    parser.add_argument("--seconds", type=float, default=5, help="duration of each round (default: 5)")
+    parser.add_argument("--processes", type=int, default=8, help="number of contending processes (default: 8)")
     parser.add_argument("--slow-disk", action="store_true", help="add 1 ms to each fsync, and vary the notification")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -204,23 +204,23 @@ def compare_peers(server: Server, options: argparse.Namespace) -> int:
     rate = told("dblock", ours)
     if theirs:
         ratio = rate / told("python-redis-lock, fsync", theirs)
-        print(f"dblock does {ratio:.2f} times as many")
+        print(f"dblock makes {ratio:.2f} times as many hand-offs")
     return 0
 
 
 def compare_disks(server: Server, options: argparse.Namespace) -> int:
-    results: dict[str, list[Result]] = {"as it is": [], "notified in the commit": []}
+    results: dict[str, list[Result]] = {"unchanged": [], "notified in the commit": []}
     for number in range(ROUNDS):
         print(f"round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
         for name in results:
             schema.uninstall(server.url)
             schema.install(server.url)
-            if name != "as it is":
+            if name != "unchanged":
                 notify_in_a_synchronous_commit(server.url)
             results[name].append(contend(dblock_lock, server.url, options.seconds, options.processes))
     rates = [told(name, found) for name, found in results.items()]
     ratio = rates[0] / rates[1]
-    print(f"with 1 ms more for each fsync: {ratio:.2f} times as many (at least 1.30){'  UNDER' * (ratio < 1.3)}")
+    print(f"1 ms more for each fsync: {ratio:.2f} times as many hand-offs (at least 1.30){'  UNDER' * (ratio < 1.3)}")
     return 1 if ratio < 1.3 else 0
 
 

@@ -1,18 +1,18 @@
-"""What a pair of acquire and release costs: dblock, raw psycopg and redis-py, in one interleaved run.
+"""Compare the cost of a pair of acquire and release: dblock, raw psycopg and redis-py, interleaved in one run.
 
     python bench/pairs.py [--pairs 3000]
 
-Every contender takes and frees one uncontended lock, in turns, one pair each, so that whatever else the machine does
-falls on all of them alike. Read the ratios; the times mean little on another machine.
+Each contender acquires and releases one uncontended lock. They take turns, one pair each, so that other load on the
+machine affects all of them alike. Read the ratios: the times mean little on another machine.
 
-- psycopg: the naive lock, two prepared statements on a raw connection, both durable. No token order, no late-answer
-  check, nothing but the two statements.
+- psycopg: the naive lock, two prepared statements on a raw connection, both durable. It has no token order and no
+  check for late replies: only the two statements.
 - dblock: a durable grant with its token, through the public Client.
-- efficiency: the same with durable=False, which waits for no disk and has no token.
-- redis-py: its Lock on a redis-server that never waits for its disk.
+- efficiency: an efficiency lock, which does not wait for the disk and has no token.
+- redis-py: its Lock, on a redis-server that never waits for its disk.
 
-Servers are started here and stopped here. Each client and its server get a core of their own where there are two,
-because the scheduler's choice between one core and two would otherwise weigh more than anything measured.
+The program starts and stops the servers. If the machine has two cores, the clients run on one and the servers on the
+other. Otherwise the scheduler's choice between one core and two would outweigh every measured difference.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dblock.admin import schema
 from dblock.embedded import Server
 
 LIMITS = {("dblock", "psycopg"): 1.25, ("dblock", "redis-py"): 1.30, ("efficiency", "redis-py"): 1.00}
-"""What the first one's median may be, in terms of the second's."""
+"""The largest allowed ratio of the first contender's median to the second's."""
 
 NAIVE_TABLE = "CREATE TABLE naive (name text PRIMARY KEY, token bigint, owner text, expires_at timestamptz)"
 NAIVE_ACQUIRE = """
@@ -95,7 +95,7 @@ def redis_pair(port: int) -> Callable[[], Any]:
 
 @contextmanager
 def redis_server() -> Iterator[int | None]:
-    """Yield the port of a Redis without persistence, or None where there is none to start."""
+    """Yield the port of a Redis without persistence, or None if redis-server is not installed."""
     program = shutil.which("redis-server")
     if program is None:
         yield None
@@ -129,20 +129,20 @@ CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 
 
 def move_to_core(number: int) -> None:
-    """Run here, with all that is started from here on, on one core, if there are two to choose from."""
+    """Pin this process, and every process that it starts from now on, to one core, if there are two."""
     if len(CORES) > 1:
         os.sched_setaffinity(0, {CORES[number]})
 
 
 def measure(contenders: dict[str, Callable[[], Any]], pairs: int) -> dict[str, list[float]]:
-    """Let the contenders take turns; return the time of each pair."""
+    """Run the contenders in turns, and return the time of each pair."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for pair in contenders.values():
         for _ in range(200):
             pair()
     for number in range(pairs):
         if number % 250 == 0 and sys.stderr.isatty():
-            print(f"\r{number} of {pairs} pairs each", end="", file=sys.stderr, flush=True)
+            print(f"\r{number} of {pairs} pairs per contender", end="", file=sys.stderr, flush=True)
         for name, pair in contenders.items():
             began = time.perf_counter()
             pair()
@@ -153,8 +153,8 @@ def measure(contenders: dict[str, Callable[[], Any]], pairs: int) -> dict[str, l
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare a pair of acquire and release.")
-    parser.add_argument("--pairs", type=int, default=3000, help="how many pairs each (default: 3000)")
+    parser = argparse.ArgumentParser(description="Compare the cost of a pair of acquire and release.")
+    parser.add_argument("--pairs", type=int, default=3000, help="pairs per contender (default: 3000)")
     pairs = parser.parse_args().pairs
     folder = Path(tempfile.gettempdir()) / f"dblock-bench-{os.getpid()}"
     server = Server(folder, dies_with_us=True)
@@ -171,7 +171,7 @@ def main() -> int:
                 "efficiency": dblock_pair(client, "b", durable=False),
             }
             if port is None:
-                print("redis-server is not installed; redis-py is left out (Debian: apt-get install redis-server)")
+                print("redis-server is not installed: skipping redis-py (on Debian, run apt-get install redis-server)")
             else:
                 contenders["redis-py"] = redis_pair(port)
             times = measure(contenders, pairs)
@@ -182,7 +182,7 @@ def main() -> int:
 
 
 def report(times: dict[str, list[float]]) -> int:
-    """Print a table and the ratios, and return 1 if one is over its limit."""
+    """Print a table and the ratios, and return 1 if a ratio is over its limit."""
     medians = {name: statistics.median(values) for name, values in times.items()}
     print(f"{'':10} {'median':>9} {'p90':>9} {'p99':>9}")
     for name, values in times.items():
