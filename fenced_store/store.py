@@ -83,7 +83,7 @@ class _StoreBase:
         self._writes: dict[tuple[str, ...], TextClause] = {}
         """The statement for each set of values that a write may come with: what is not there need not be sent."""
         self._read = text(f"SELECT {_COLUMNS} FROM {ours}.read(CAST(:key AS text))")
-        self._past = text(f"SELECT {_COLUMNS} FROM {ours}.past(CAST(:key AS text), CAST(:most AS integer))")
+        self._past = text(f"SELECT {_COLUMNS} FROM {ours}.history(CAST(:key AS text), CAST(:most AS integer))")
         self._claim = text(
             f"SELECT CAST({ours}.claim(CAST(:resources AS text[]), CAST(:token AS bigint), CAST(:who AS text),"
             " CAST(:patience AS double precision)) AS text)"

@@ -32,7 +32,7 @@ def upgrade() -> None:
             meta jsonb,
             presence uuid,
             waiting boolean NOT NULL DEFAULT false,
-            served bigint NOT NULL DEFAULT 0,
+            last_served_ticket bigint NOT NULL DEFAULT 0,
             -- The start of the server and its timeline, under which the newest token was minted.
             minted_server_start timestamptz,
             minted_timeline text COLLATE "C",
@@ -104,7 +104,7 @@ def upgrade() -> None:
     # Unlogged, because a mark means nothing after a crash, on a promoted standby or in a restored copy: there the
     # table is empty, and nobody looks dead.
     op.execute(
-        "CREATE UNLOGGED TABLE lock_presence (presence uuid PRIMARY KEY, mark bigint NOT NULL,"
+        "CREATE UNLOGGED TABLE lock_presence (presence uuid PRIMARY KEY, advisory_key bigint NOT NULL,"
         " session integer NOT NULL,"
         " incarnation timestamptz NOT NULL, grace interval NOT NULL, gone_since timestamptz)"
         " WITH (fillfactor = 50)"

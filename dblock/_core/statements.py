@@ -61,7 +61,7 @@ class Statements:
             f" (SELECT {prefix}.try_acquire($1, $2, $3, $4, $5, $6, presence => $7, fair => $8, ticket => $9) AS r"
             " OFFSET 0) AS a"
         ).encode()
-        self.try_acquire_again = self.try_acquire.replace(b"$6,", b"$6, sent_before => true,")
+        self.try_acquire_again = self.try_acquire.replace(b"$6,", b"$6, retry => true,")
         self.acquire = (
             "SELECT (r).granted, (r).token, date_part('epoch', (r).expires_at), (r).remaining, (r).ticket, (r).first,"
             " (r).watched, (r).fresh FROM (SELECT"
@@ -76,7 +76,7 @@ class Statements:
         self.abandon_ticket = f"SELECT {prefix}.abandon($1, $2, only_ticket => true)".encode()
 
         self.renew_all = (
-            f"SELECT date_part('epoch', moment), missed, reasons FROM {prefix}.renew_all($1, $2, $3, $4)"
+            f"SELECT date_part('epoch', renewed_at), failed, reasons FROM {prefix}.renew_all($1, $2, $3, $4)"
         ).encode()
         # A release does not wait for the disk: a crash that loses it only keeps the lock until its deadline.
         self.release = f"SELECT {prefix}.release($1, $2, durable => false)".encode()
@@ -84,9 +84,9 @@ class Statements:
         self.release_again = f"SELECT nullif({prefix}.release($1, $2, durable => false), false)".encode()
         self.release_all = f"SELECT busy FROM {prefix}.release_all($1, $2)".encode()
 
-        self.heartbeat = f"SELECT places, firsts, look_again, watched FROM {prefix}.heartbeat($1, $2)".encode()
-        self.leave = f"SELECT {prefix}.leave($1, $2)".encode()
-        self.leave_but = f"SELECT {prefix}.leave($1, but => $2)".encode()
+        self.heartbeat = f"SELECT tickets, firsts, next_check, watched FROM {prefix}.heartbeat($1, $2)".encode()
+        self.leave = f"SELECT {prefix}.leave_queue($1, $2)".encode()
+        self.leave_but = f"SELECT {prefix}.leave_queue($1, keep => $2)".encode()
         self.register_presence = f"SELECT {prefix}.register_presence($1, $2)".encode()
         self.withdraw_presence = f"SELECT lost FROM {prefix}.withdraw_presence($1, $2, $3)".encode()
 

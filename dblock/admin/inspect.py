@@ -59,11 +59,11 @@ class LockState:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Waiter:
     """A place in line."""
 
     name: str
-    place: int
+    position: int
     holder: str
     since: datetime
     seconds: float
@@ -77,7 +77,7 @@ class Event:
     name: str
     token: int | None
     event: str
-    """One of: expired, died, forced, broken; and where grants are recorded: granted, released."""
+    """One of: expired, died, forced, forced_now; and where grants are recorded: granted, released."""
     holder: str | None
     actor: str | None
     """Who did it, if somebody did."""
@@ -93,19 +93,22 @@ class Overview:
         self._schema = schema
 
     def locks(
-        self, pattern: str = "*", *, name: str | None = None, every: bool = False, most: int = 1000
+        self, pattern: str = "*", *, name: str | None = None, include_free: bool = False, limit: int = 1000
     ) -> list[LockState]:
-        """Return locks by name: those held or waited for, or `every` one; those that fit a pattern with * and ?."""
-        rows = self._call("list_locks(%s, %s, %s, %s)", [like(pattern), name, every, most])
+        """Return locks in the order of their names: those held or waited for, or with `include_free` every one.
+
+        The pattern takes * and ?.
+        """
+        rows = self._call("list_locks(%s, %s, %s, %s)", [like(pattern), name, include_free, limit])
         return [LockState(*row) for row in rows]
 
-    def waiters(self, name: str | None = None, *, most: int = 1000) -> list[Waiting]:
+    def waiters(self, name: str | None = None, *, limit: int = 1000) -> list[Waiter]:
         """Return who waits, for one lock or for all, in order."""
-        return [Waiting(*row) for row in self._call("list_waiters(%s, %s)", [name, most])]
+        return [Waiter(*row) for row in self._call("list_waiters(%s, %s)", [name, limit])]
 
-    def history(self, name: str | None = None, *, most: int = 100) -> list[Event]:
+    def history(self, name: str | None = None, *, limit: int = 100) -> list[Event]:
         """Return what befell the grants of one lock or of all, the newest first."""
-        return [Event(*row) for row in self._call("list_history(%s, %s)", [name, most])]
+        return [Event(*row) for row in self._call("list_history(%s, %s)", [name, limit])]
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
@@ -126,13 +129,13 @@ class Overview:
         """
         self._patiently("200ms", 50, "record_grants(%s)", [recorded])
 
-    def force_release(self, name: str, number: int, *, who: str, why: str, now: bool = False) -> bool:
+    def force_release(self, name: str, number: int, *, actor: str, reason: str, now: bool = False) -> bool:
         """Take a lock from the grant of this number, its token if it has one; False when that does not hold it.
 
         Its holder is told to let go, and nobody has the lock before it has, or before its deadline; with `now` the
         lock is free at once, and a holder that is still at work is a matter for the fence.
         """
-        rows = self._patiently("5s", 1, "force_release(%s, %s, %s, %s, %s)", [name, number, who, why, now])
+        rows = self._patiently("5s", 1, "force_release(%s, %s, %s, %s, %s)", [name, number, actor, reason, now])
         taken = bool(rows[0][0])
         if taken and now:
             with contextlib.suppress(DblockError):  # it is done; and the first in line finds out by itself, too
@@ -168,7 +171,7 @@ class Overview:
             with translated(self._schema):
                 return self._connection.execute(statement.encode(), arguments).fetchall()
         except AccessDenied as error:
-            right = "break" if call.startswith(("force", "wake")) else "see"
+            right = "force-release" if call.startswith(("force", "wake")) else "see"
             allow = "is the owner's to do" if call.startswith("record") else f"takes: dblock grant ROLE --may {right}"
             raise AccessDenied(f"This login may not do that in schema {self._schema!r}; it {allow}.") from error
 

@@ -12,7 +12,7 @@ API = (
     "heartbeat",
     "register_presence",
     "withdraw_presence",
-    "leave",
+    "leave_queue",
     "queue",
     "abandon",
     "renew",
@@ -26,17 +26,17 @@ API = (
 )
 """The functions that an application's role may call."""
 
-RIGHTS = {
+PRIVILEGES = {
     "lock": API,
     "see": ("list_locks", "list_waiters", "list_history", "grants_are_recorded", "schema_revision", "installation"),
-    "break": ("force_release", "wake_queue", "schema_revision", "installation"),
+    "force-release": ("force_release", "wake_queue", "schema_revision", "installation"),
 }
 """What a role can be allowed, and the functions that come with it."""
 
 
 def functions(may: Iterable[str]) -> list[str]:
     """Return the functions that come with these rights."""
-    return sorted({function for right in may for function in RIGHTS[right]})
+    return sorted({function for right in may for function in PRIVILEGES[right]})
 
 
 def grant_statements(role: str, schema: str, may: Iterable[str]) -> list[str]:

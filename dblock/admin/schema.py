@@ -20,7 +20,7 @@ from dblock._core.options import is_text, literal, quoted
 from dblock._core.schema_version import DEFAULT_SCHEMA, REVISION, check_name, check_revision
 from dblock._runtime.error_mapping import translated
 from dblock._runtime.target import Target, resolve
-from dblock.admin.privileges import RIGHTS, functions, grant_statements
+from dblock.admin.privileges import PRIVILEGES, functions, grant_statements
 from dblock.errors import (
     AccessDenied,
     InvalidArgument,
@@ -144,15 +144,17 @@ def ddl(schema: str = DEFAULT_SCHEMA) -> str:
 
 
 def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA, may: Iterable[str] = ("lock",)) -> None:
-    """Let a role lock and unlock, `see` what goes on, `break` a lock; it gets EXECUTE on functions and no table.
+    """Let a role lock and unlock, `see` what goes on, `force-release` a lock: EXECUTE on functions, and no table.
 
     It may that and no more: what an earlier call has granted goes.
     """
     check_name(schema)
     may = list(may)
-    unknown = [right for right in may if right not in RIGHTS]
+    unknown = [right for right in may if right not in PRIVILEGES]
     if unknown or not may:
-        raise InvalidArgument(f"A role may be allowed to {', '.join(RIGHTS)}; got {', '.join(unknown) or 'nothing'}.")
+        raise InvalidArgument(
+            f"A role may be allowed to {', '.join(PRIVILEGES)}; got {', '.join(unknown) or 'nothing'}."
+        )
     with translated(schema), resolve(target).connect() as connection:
         status_of(connection, schema).check()
         if not is_text(role):
@@ -223,9 +225,9 @@ def status_of(connection: psycopg.Connection[Any], schema: str) -> Status:
         named = connection.execute(
             "SELECT count(DISTINCT p.proname) FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace"
             " WHERE n.nspname = %s AND p.proname = ANY(%s)",
-            [schema, functions(RIGHTS)],
+            [schema, functions(PRIVILEGES)],
         ).fetchone()
-        whole = named == (len(functions(RIGHTS)),)
+        whole = named == (len(functions(PRIVILEGES)),)
     return Status(database, server, schema, revision, standby, whole)
 
 

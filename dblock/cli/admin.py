@@ -101,7 +101,7 @@ def status(asked: Asked) -> None:
 @click.argument("role", metavar="ROLE")
 @click.option(
     "--may",
-    type=click.Choice(["lock", "see", "break"]),
+    type=click.Choice(["lock", "see", "force-release"]),
     multiple=True,
     default=["lock"],
     show_default=True,
@@ -113,7 +113,7 @@ def grant(asked: Asked, role: str, may: tuple[str, ...]) -> None:
 
     target = asked.installed()
     schema.grant(target, role, asked.schema, may)
-    words = {"lock": "lock and unlock", "see": "see what goes on", "break": "break locks"}
+    words = {"lock": "lock and unlock", "see": "see what goes on", "force-release": "force-release locks"}
     allowed = ", ".join(words[one] for one in words if one in may)
     said = f"Role {role!r} may now {allowed} in schema {asked.schema!r} of {target}."
     asked.answer({"role": role, "schema": asked.schema, "may": sorted(set(may))}, lambda: click.echo(said))

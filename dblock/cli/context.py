@@ -117,7 +117,7 @@ def _complete_locks(context: click.Context, parameter: click.Parameter, incomple
         if target.embedded and not _runs():
             return []
         with overview(target, asked.schema) as found:
-            names = [lock.name for lock in found.locks(f"{incomplete}*", every=True, most=50)]
+            names = [lock.name for lock in found.locks(f"{incomplete}*", include_free=True, limit=50)]
             return [name for name in names if name.isprintable()]  # a shell would take others for several
     except (DblockError, OSError):
         return []

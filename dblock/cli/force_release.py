@@ -28,7 +28,7 @@ def break_lock(asked: Asked, name: str, why: str | None, now: bool, token: int |
     --now it is free at once, and a holder that is still at work is stopped by nothing but the fence.
     """
     with overview(asked.installed(), asked.schema) as look:
-        found = look.locks(name=name, every=True)
+        found = look.locks(name=name, include_free=True)
         if not found or found[0].state == "free":
             raise DblockError(f"Lock {name!r} is not held; there is nothing to break. See: dblock show {shown(name)!r}")
         lock = found[0]
@@ -47,9 +47,9 @@ def break_lock(asked: Asked, name: str, why: str | None, now: bool, token: int |
         confirmed(asked, yes, "Go ahead?")
         if why is None:
             why = "" if yes else click.prompt("Why? It will be remembered", default="", show_default=False, err=True)
-        if not look.force_release(name, lock.number, who=_who(), why=why, now=now):
+        if not look.force_release(name, lock.number, actor=_who(), reason=why, now=now):
             raise DblockError(f"Lock {name!r} is not held {under(lock)} any more; nothing was done.")
-        after = look.locks(name=name, every=True)
+        after = look.locks(name=name, include_free=True)
     remaining = after[0].remaining if after and after[0].token == lock.token else 0.0
 
     def said() -> None:

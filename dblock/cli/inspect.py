@@ -17,7 +17,7 @@ EVENTS = {
     "expired": "ran out unreleased",
     "died": "its holder died",
     "forced": "told to let go",
-    "broken": "taken away at once",
+    "forced_now": "taken away at once",
 }
 
 limit = click.option(
@@ -37,7 +37,7 @@ def list_locks(asked: Asked, pattern: str, every: bool, limit: int) -> None:
     PATTERN picks some of them by name, with * for any text and ? for any character.
     """
     with overview(asked.installed(), asked.schema) as look:
-        locks = look.locks(pattern, every=every, most=limit + 1)
+        locks = look.locks(pattern, include_free=every, limit=limit + 1)
     more, locks = len(locks) > limit, locks[:limit]
 
     def said() -> None:
@@ -77,9 +77,9 @@ def style(lock: LockState) -> str | None:
 def show(asked: Asked, name: str) -> None:
     """Show one lock: its holder, its deadline, its line, its history."""
     with overview(asked.installed(), asked.schema) as look:
-        found = look.locks(name=name, every=True)
+        found = look.locks(name=name, include_free=True)
         waiters = look.waiters(name)
-        history = look.history(name, most=20)
+        history = look.history(name, limit=20)
         recorded = look.grants_are_recorded()
     if not found and not history:
         raise DblockError(
@@ -91,7 +91,7 @@ def show(asked: Asked, name: str) -> None:
             _say_lock(lock)
         if waiters:
             click.echo("\nin line")
-            table(["#", "WHO", "FOR"], [[one.place, one.holder, seconds(one.seconds)] for one in waiters])
+            table(["#", "WHO", "FOR"], [[one.position, one.holder, seconds(one.seconds)] for one in waiters])
         click.echo(f"\nhistory{'' if recorded else ' (what went wrong; dblock history --record all has every grant)'}")
         if history:
             _say_history(history, with_name=False)
@@ -148,7 +148,7 @@ def history(asked: Asked, name: str | None, limit: int, record: str | None) -> N
             what = "every grant and release" if record == "all" else "only what goes wrong"
             asked.answer({"record": record}, lambda: click.echo(f"From now on the history has {what}."))
             return
-        events, recorded = look.history(name, most=limit), look.grants_are_recorded()
+        events, recorded = look.history(name, limit=limit), look.grants_are_recorded()
 
     def said() -> None:
         if events:
@@ -165,11 +165,11 @@ def history(asked: Asked, name: str | None, limit: int, record: str | None) -> N
 def waiters(asked: Asked, name: str | None, limit: int) -> None:
     """Tell who waits for which lock, in order, and for how long."""
     with overview(asked.installed(), asked.schema) as look:
-        found = look.waiters(name, most=limit)
+        found = look.waiters(name, limit=limit)
 
     def said() -> None:
         if found:
-            rows = [[one.name, one.place, one.holder, seconds(one.seconds)] for one in found]
+            rows = [[one.name, one.position, one.holder, seconds(one.seconds)] for one in found]
             table(["LOCK", "#", "WHO", "FOR"], rows)
         else:
             click.echo("Nobody waits.", err=True)

@@ -21,7 +21,7 @@ $$;
 
 -- Tells whether this transaction sees what others have committed since it began. What it saw then is no ground to declare
 -- somebody dead, or a line empty.
-CREATE OR REPLACE FUNCTION sees_newest() RETURNS boolean
+CREATE OR REPLACE FUNCTION sees_latest_commits() RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
     SELECT current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
@@ -35,36 +35,36 @@ $$;
 -- restore empties the unlogged table of marks. The grace is counted from when somebody first found the mark gone, so that a
 -- client whose session was closed under it has at least that long to say so or to stop believing in its leases.
 --
--- Whoever is to `take` what it holds also holds its row until the end of the transaction. A client that says that it is
+-- Whoever is to `for_takeover` what it holds also holds its row until the end of the transaction. A client that says that it is
 -- there all the same (withdraw_presence) waits for that, and then sees what was taken; or has the row first, and nobody takes anything.
-CREATE OR REPLACE FUNCTION presence_gone(presence uuid, take boolean) RETURNS double precision
+CREATE OR REPLACE FUNCTION remaining_grace(presence uuid, for_takeover boolean) RETURNS double precision
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
     seen record;
 BEGIN
-    SELECT p.mark, p.grace INTO seen
+    SELECT p.advisory_key, p.grace INTO seen
     FROM lock_presence AS p
-    WHERE p.presence = presence_gone.presence AND p.incarnation = pg_postmaster_start_time()
+    WHERE p.presence = remaining_grace.presence AND p.incarnation = pg_postmaster_start_time()
       -- The session itself would get its own mark a second time.
       AND p.session <> pg_backend_pid();
-    IF NOT FOUND OR NOT sees_newest() OR NOT pg_try_advisory_xact_lock_shared(seen.mark) THEN
+    IF NOT FOUND OR NOT sees_latest_commits() OR NOT pg_try_advisory_xact_lock_shared(seen.advisory_key) THEN
         RETURN NULL;
     END IF;
-    SELECT p.mark, p.grace, p.gone_since INTO seen
-    FROM lock_presence AS p WHERE p.presence = presence_gone.presence
+    SELECT p.advisory_key, p.grace, p.gone_since INTO seen
+    FROM lock_presence AS p WHERE p.presence = remaining_grace.presence
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN CASE WHEN NOT take THEN 1 END;
+        RETURN CASE WHEN NOT for_takeover THEN 1 END;
     END IF;
     IF seen.gone_since IS NULL THEN
-        UPDATE lock_presence AS p SET gone_since = clock_timestamp() WHERE p.presence = presence_gone.presence;
+        UPDATE lock_presence AS p SET gone_since = clock_timestamp() WHERE p.presence = remaining_grace.presence;
         RETURN extract(epoch FROM seen.grace);
     END IF;
-    IF take AND seen.gone_since + seen.grace <= clock_timestamp() THEN
+    IF for_takeover AND seen.gone_since + seen.grace <= clock_timestamp() THEN
         -- Written and not only held, so that an excuse in a transaction that sees only the past fails, and is sent again.
-        UPDATE lock_presence AS p SET gone_since = p.gone_since WHERE p.presence = presence_gone.presence;
+        UPDATE lock_presence AS p SET gone_since = p.gone_since WHERE p.presence = remaining_grace.presence;
     END IF;
     RETURN extract(epoch FROM seen.gone_since + seen.grace - clock_timestamp());
 END
@@ -84,7 +84,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM note_end(free_dead_holder.name, 'died', clock_timestamp());
+    PERFORM record_grant_end(free_dead_holder.name, 'died', clock_timestamp());
     UPDATE distributed_locks AS l
     SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
     WHERE l.name = free_dead_holder.name;
@@ -92,10 +92,10 @@ BEGIN
 END
 $$;
 
--- Finds the first in line that is alive. With `tidy`, the tickets before it whose clients are dead go; the line must be
+-- Finds the first in line that is alive. With `prune`, the tickets before it whose clients are dead go; the line must be
 -- held then. One whose presence is gone, but not yet for its grace, is passed over and keeps its place.
 CREATE OR REPLACE FUNCTION first_in_queue(
-    name text, tidy boolean, OUT number bigint, OUT attempt uuid, OUT client uuid
+    name text, prune boolean, OUT number bigint, OUT attempt uuid, OUT client uuid
 )
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -118,7 +118,7 @@ BEGIN
             IF (seen.seen_until > clock_timestamp()) IS NOT TRUE THEN
                 dead := dead || seen.client;
             ELSE
-                grace := CASE WHEN seen.presence IS NOT NULL THEN presence_gone(seen.presence, false) END;
+                grace := CASE WHEN seen.presence IS NOT NULL THEN remaining_grace(seen.presence, false) END;
                 IF grace IS NULL THEN
                     number := seen.number;
                     attempt := seen.attempt;
@@ -131,7 +131,7 @@ BEGIN
                 dead := dead || seen.presence;
             END IF;
         END IF;
-        IF tidy THEN
+        IF prune THEN
             DELETE FROM lock_tickets AS t WHERE t.name = first_in_queue.name AND t.number = seen.number;
         END IF;
     END LOOP;
@@ -146,7 +146,7 @@ AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM 1 FROM distributed_locks AS l WHERE l.name = queue_is_empty.name FOR NO KEY UPDATE SKIP LOCKED;
-    IF NOT FOUND OR NOT sees_newest() OR NOT lock_queue(queue_is_empty.name, false)
+    IF NOT FOUND OR NOT sees_latest_commits() OR NOT lock_queue(queue_is_empty.name, false)
         OR (SELECT f.number FROM first_in_queue(queue_is_empty.name, true) AS f) IS NOT NULL
     THEN
         RETURN false;
@@ -178,7 +178,7 @@ BEGIN
     END IF;
     -- lock_queue(), without the cost of a call; assigned, as below, because that is evaluated without a query.
     done := pg_advisory_xact_lock(hashtextextended(current_schema() || wake_next.name, 1)) IS NOT NULL;
-    SELECT t.number, t.attempt, t.client, c.seen_until, p.mark INTO next
+    SELECT t.number, t.attempt, t.client, c.seen_until, p.advisory_key INTO next
     FROM lock_tickets AS t
     LEFT JOIN lock_clients AS c ON c.client = t.client
     LEFT JOIN lock_presence AS p
@@ -188,14 +188,14 @@ BEGIN
     LIMIT 1;
     IF FOUND AND NOT (
         next.seen_until > clock_timestamp()
-        AND (next.mark IS NULL OR NOT pg_try_advisory_xact_lock_shared(next.mark))
+        AND (next.advisory_key IS NULL OR NOT pg_try_advisory_xact_lock_shared(next.advisory_key))
     ) IS TRUE THEN
         next := first_in_queue(wake_next.name, true);
     END IF;
     IF next.number IS NOT NULL THEN
         -- A channel of its own for each client, which reveals nothing but a random number.
         done := pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;
-    ELSIF sees_newest() AND NOT EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = wake_next.name) THEN
+    ELSIF sees_latest_commits() AND NOT EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = wake_next.name) THEN
         UPDATE distributed_locks AS l SET waiting = false WHERE l.name = wake_next.name;
     END IF;
     RETURN true;

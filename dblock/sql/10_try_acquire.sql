@@ -9,10 +9,10 @@
 -- Losing takes no row lock, so a crowd of losers does not hold up the holder's renewal.
 --
 -- `attempt` names this request. Sent again after its answer was lost, it finds the grant it
--- already made rather than a stranger in possession. With `sent_before` it waits for whoever is at work on the row, for
+-- already made rather than a stranger in possession. With `retry` it waits for whoever is at work on the row, for
 -- that may be the first sending, not yet committed.
 --
--- A holder whose process is known to be gone (see presence_gone) holds nothing. `presence` says by which session that can be
+-- A holder whose process is known to be gone (see remaining_grace) holds nothing. `presence` says by which session that can be
 -- known of this caller; without it the lease's time alone decides. Only a call with an `attempt` looks for that, and for
 -- whether those in line are alive: what it finds and notes should be committed at once.
 --
@@ -31,7 +31,7 @@ CREATE OR REPLACE FUNCTION try_acquire(
     meta jsonb DEFAULT NULL,
     attempt uuid DEFAULT NULL,
     durable boolean DEFAULT true,
-    sent_before boolean DEFAULT false,
+    retry boolean DEFAULT false,
     presence uuid DEFAULT NULL,
     fair boolean DEFAULT true,
     ticket bigint DEFAULT NULL,
@@ -85,12 +85,13 @@ BEGIN
         -- Only where nothing was written before in this transaction, which may be waiting for the disk on purpose.
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    IF try_acquire.sent_before THEN
+    IF try_acquire.retry THEN
         seeding := pg_advisory_xact_lock(hashtextextended(current_schema() || try_acquire.name, 0)) IS NULL;
         PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
     END IF;
     LOOP
-        SELECT l.minted_server_start, l.minted_timeline, l.served, l.expires_at > '-infinity' INTO started, timeline, passed, ran_out
+        SELECT l.minted_server_start, l.minted_timeline, l.last_served_ticket, l.expires_at > '-infinity'
+        INTO started, timeline, passed, ran_out
         FROM distributed_locks AS l
         WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND in_line)
         FOR UPDATE SKIP LOCKED;  -- the strongest, so that not even a proof's shared lock is passed over
@@ -110,7 +111,7 @@ BEGIN
                 END IF;
             END IF;
             IF ran_out THEN
-                PERFORM note_end(try_acquire.name, 'expired');
+                PERFORM record_grant_end(try_acquire.name, 'expired');
             END IF;
             -- A server, once started, mints on one timeline alone. Where this lock's last token was minted by this one, the
             -- timeline was entered, and its record need not be read.
@@ -135,7 +136,7 @@ BEGIN
                 holder = try_acquire.holder,
                 meta = try_acquire.meta,
                 presence = try_acquire.presence,
-                served = coalesce(try_acquire.ticket, l.served),
+                last_served_ticket = coalesce(try_acquire.ticket, l.last_served_ticket),
                 granted_at = moment,
                 released_at = NULL,
                 forced_at = NULL,
@@ -179,7 +180,7 @@ BEGIN
             -- Freed between the two looks, or free and in another's hands.
             CONTINUE;
         ELSIF looks = 1 AND NOT granted AND seen.presence IS NOT NULL AND try_acquire.attempt IS NOT NULL THEN
-            grace := presence_gone(seen.presence, true);
+            grace := remaining_grace(seen.presence, true);
             IF grace <= 0 THEN
                 PERFORM free_dead_holder(try_acquire.name, seen.token, seen.presence);
                 CONTINUE;

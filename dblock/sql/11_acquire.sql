@@ -103,7 +103,7 @@ BEGIN
     IF NOT free AND seen.presence IS NOT NULL AND seen.attempt IS DISTINCT FROM acquire.attempt
         AND (acquire.had_ticket OR NOT seen.waiting)
     THEN
-        grace := presence_gone(seen.presence, true);
+        grace := remaining_grace(seen.presence, true);
         IF grace <= 0 THEN
             free := free_dead_holder(acquire.name, seen.token, seen.presence);
         END IF;
@@ -139,7 +139,7 @@ BEGIN
     INSERT INTO lock_tickets AS t (name, number, attempt, client, presence, holder, since)
     SELECT acquire.name,
            -- Read here, for a ticket may have been redeemed since.
-           1 + greatest((SELECT l.served FROM distributed_locks AS l WHERE l.name = acquire.name), max(o.number)),
+           1 + greatest((SELECT l.last_served_ticket FROM distributed_locks AS l WHERE l.name = acquire.name), max(o.number)),
            acquire.attempt, acquire.client, acquire.presence, coalesce(acquire.holder, describe_session()), clock_timestamp()
     FROM lock_tickets AS o WHERE o.name = acquire.name
     -- Its own, after a lost answer. Or, in a transaction that does not see what came before it, another's: that fails, and
@@ -180,15 +180,15 @@ $$;
 
 -- Lets a client that waits be heard, and tells what has come of its places in line for these locks.
 --
--- `places` is how many tickets it has in all: fewer than it knows of means that some were passed over. `firsts` has
--- the attempts that are first in line, and for each of them `look_again` has the seconds after which there may be
+-- `tickets` is how many tickets it has in all: fewer than it knows of means that some were passed over. `firsts` has
+-- the attempts that are first in line, and for each of them `next_check` has the seconds after which there may be
 -- something to see: 0 for one whose lock is free.
 CREATE OR REPLACE FUNCTION heartbeat(
     client uuid,
     names text[],
-    OUT places bigint,
+    OUT tickets bigint,
     OUT firsts uuid[],
-    OUT look_again double precision[],
+    OUT next_check double precision[],
     OUT watched boolean[]
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
@@ -209,7 +209,7 @@ BEGIN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     PERFORM touch_client(heartbeat.client);
-    SELECT count(*) INTO places FROM lock_tickets AS t WHERE t.client = heartbeat.client;
+    SELECT count(*) INTO tickets FROM lock_tickets AS t WHERE t.client = heartbeat.client;
     FOREACH asked IN ARRAY coalesce(names, '{}') LOOP
         SELECT l.expires_at, l.presence, l.token INTO seen FROM distributed_locks AS l WHERE l.name = asked;
         CONTINUE WHEN NOT FOUND;
@@ -219,9 +219,9 @@ BEGIN
             date_part('epoch', seen.expires_at) - date_part('epoch', clock_timestamp()),
             0
         );
-        grace := CASE WHEN wait > 0 AND seen.presence IS NOT NULL THEN presence_gone(seen.presence, false) END;
+        grace := CASE WHEN wait > 0 AND seen.presence IS NOT NULL THEN remaining_grace(seen.presence, false) END;
         firsts := firsts || next.attempt;
-        look_again := look_again || greatest(least(wait, grace), 0);
+        next_check := next_check || greatest(least(wait, grace), 0);
         watched := watched || (wait > 0 AND seen.presence IS NOT NULL);
     END LOOP;
 END
@@ -235,7 +235,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    mark bigint := ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint;
+    advisory_key bigint := ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint;
     ignored text;
 BEGIN
     IF register_presence.presence IS NULL OR (date_part('epoch', register_presence.grace) BETWEEN 0.01 AND 86400) IS NOT TRUE THEN
@@ -247,12 +247,12 @@ BEGIN
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    PERFORM pg_advisory_lock(mark);
-    INSERT INTO lock_presence (presence, mark, session, incarnation, grace)
-    VALUES (register_presence.presence, mark, pg_backend_pid(), pg_postmaster_start_time(), register_presence.grace)
+    PERFORM pg_advisory_lock(advisory_key);
+    INSERT INTO lock_presence (presence, advisory_key, session, incarnation, grace)
+    VALUES (register_presence.presence, advisory_key, pg_backend_pid(), pg_postmaster_start_time(), register_presence.grace)
     ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
-        PERFORM pg_advisory_unlock(mark);
+        PERFORM pg_advisory_unlock(advisory_key);
         RAISE EXCEPTION 'Presence % is there already. Take a new name for each session.', register_presence.presence
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -272,8 +272,8 @@ BEGIN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     DELETE FROM lock_presence AS p WHERE p.presence = withdraw_presence.presence;
-    SELECT array_agg(a.place::integer ORDER BY a.place) INTO lost
-    FROM unnest(names, tokens) WITH ORDINALITY AS a (name, token, place)
+    SELECT array_agg(a.position::integer ORDER BY a.position) INTO lost
+    FROM unnest(names, tokens) WITH ORDINALITY AS a (name, token, position)
     WHERE NOT EXISTS (
         SELECT FROM distributed_locks AS l
         WHERE l.name = a.name AND l.token = a.token AND l.expires_at > clock_timestamp()
@@ -283,7 +283,7 @@ $$;
 
 -- Ends a client: its places in line go, all or those that it does not know of, and its presence. What it holds is its
 -- to release.
-CREATE OR REPLACE FUNCTION leave(client uuid, presence uuid DEFAULT NULL, but uuid[] DEFAULT '{}') RETURNS void
+CREATE OR REPLACE FUNCTION leave_queue(client uuid, presence uuid DEFAULT NULL, keep uuid[] DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
@@ -294,19 +294,19 @@ BEGIN
     IF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    FOR one IN SELECT DISTINCT t.name FROM lock_tickets AS t WHERE t.client = leave.client ORDER BY t.name LOOP
+    FOR one IN SELECT DISTINCT t.name FROM lock_tickets AS t WHERE t.client = leave_queue.client ORDER BY t.name LOOP
         PERFORM lock_queue(one, true);
         DELETE FROM lock_tickets AS t
-        WHERE t.client = leave.client AND t.name = one AND t.attempt <> ALL (leave.but)
+        WHERE t.client = leave_queue.client AND t.name = one AND t.attempt <> ALL (leave_queue.keep)
           -- Who has lined up while this was on its way could not be named.
-          AND (leave.but = '{}' OR t.since < clock_timestamp() - interval '3 seconds');
+          AND (leave_queue.keep = '{}' OR t.since < clock_timestamp() - interval '3 seconds');
         IF FOUND THEN
             PERFORM wake_if_free(one);
         END IF;
     END LOOP;
-    IF leave.but = '{}' THEN
-        DELETE FROM lock_clients AS c WHERE c.client = leave.client;
-        DELETE FROM lock_presence AS p WHERE p.presence = leave.presence;
+    IF leave_queue.keep = '{}' THEN
+        DELETE FROM lock_clients AS c WHERE c.client = leave_queue.client;
+        DELETE FROM lock_presence AS p WHERE p.presence = leave_queue.presence;
     END IF;
 END
 $$;

@@ -1,6 +1,6 @@
 -- Extends many leases in one statement, each under its exact token: what a client's keep-alive calls.
 --
--- Every lease that is not named in `missed` now lasts for its ttl, counted from `moment` or later. `missed` has the
+-- Every lease that is not named in `failed` now lasts for its ttl, counted from `renewed_at` or later. `failed` has the
 -- places (from 1) of the others, `reasons` why: `expired` (it ran out), `superseded` (granted to another since, or long gone),
 -- `released` (given back, or taken away by force), `forced` (its holder must let go; the deadline stays as it was), or
 -- `busy` (another transaction is at work on the row; it may well be ours still, ask again).
@@ -13,8 +13,8 @@ CREATE OR REPLACE FUNCTION renew_all(
     tokens bigint[],
     ttls interval[],
     presence uuid DEFAULT NULL,
-    OUT moment timestamptz,
-    OUT missed integer[],
+    OUT renewed_at timestamptz,
+    OUT failed integer[],
     OUT reasons text[]
 )
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
@@ -35,13 +35,13 @@ BEGIN
     ELSIF pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    moment := clock_timestamp();
+    renewed_at := clock_timestamp();
     WITH asked AS MATERIALIZED (
-        SELECT a.name, a.token, make_interval(secs => date_part('epoch', a.ttl)) AS lasting, a.place
-        FROM unnest(names, tokens, ttls) WITH ORDINALITY AS a (name, token, ttl, place)
+        SELECT a.name, a.token, make_interval(secs => date_part('epoch', a.ttl)) AS lasting, a.position
+        FROM unnest(names, tokens, ttls) WITH ORDINALITY AS a (name, token, ttl, position)
     ),
     held AS MATERIALIZED (
-        SELECT a.place, a.name, a.token, a.lasting
+        SELECT a.position, a.name, a.token, a.lasting
         FROM asked AS a JOIN distributed_locks AS l ON l.name = a.name AND l.token = a.token
         FOR NO KEY UPDATE OF l SKIP LOCKED
     ),
@@ -53,9 +53,9 @@ BEGIN
         FROM held AS h
         WHERE l.name = h.name AND l.token = h.token AND l.expires_at > clock_timestamp()
           AND l.forced_at IS NULL
-        RETURNING h.place
+        RETURNING h.position
     )
-    SELECT array_agg(a.place::integer ORDER BY a.place),
+    SELECT array_agg(a.position::integer ORDER BY a.position),
            array_agg(
                CASE
                    WHEN l.token IS DISTINCT FROM a.token THEN 'superseded'
@@ -64,11 +64,11 @@ BEGIN
                    WHEN l.forced_at IS NOT NULL THEN 'forced'
                    ELSE 'busy'
                END
-               ORDER BY a.place
+               ORDER BY a.position
            )
-    INTO missed, reasons
+    INTO failed, reasons
     FROM asked AS a
     LEFT JOIN distributed_locks AS l ON l.name = a.name
-    WHERE a.place NOT IN (SELECT r.place FROM renewed AS r);
+    WHERE a.position NOT IN (SELECT r.position FROM renewed AS r);
 END
 $$;

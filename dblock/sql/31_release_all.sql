@@ -16,10 +16,10 @@ BEGIN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     WITH asked AS MATERIALIZED (
-        SELECT a.name, a.token, a.place FROM unnest(names, tokens) WITH ORDINALITY AS a (name, token, place)
+        SELECT a.name, a.token, a.position FROM unnest(names, tokens) WITH ORDINALITY AS a (name, token, position)
     ),
     held AS MATERIALIZED (
-        SELECT a.place, a.name, a.token
+        SELECT a.position, a.name, a.token
         FROM asked AS a JOIN distributed_locks AS l ON l.name = a.name AND l.token = a.token
         FOR NO KEY UPDATE OF l SKIP LOCKED
     ),
@@ -28,12 +28,12 @@ BEGIN
         SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
         FROM held AS h
         WHERE l.name = h.name AND l.token = h.token AND l.expires_at > clock_timestamp()
-        RETURNING h.place, l.name, l.waiting
+        RETURNING h.position, l.name, l.waiting
     )
     SELECT (SELECT count(*) FROM freed),
            (SELECT array_agg(f.name ORDER BY f.name) FROM freed AS f WHERE f.waiting),
-           array_agg(a.place::integer ORDER BY a.place) FILTER (
-               WHERE l.token = a.token AND l.expires_at > clock_timestamp() AND a.place NOT IN (SELECT place FROM held)
+           array_agg(a.position::integer ORDER BY a.position) FILTER (
+               WHERE l.token = a.token AND l.expires_at > clock_timestamp() AND a.position NOT IN (SELECT position FROM held)
            )
     INTO released, awaited, busy
     FROM asked AS a

@@ -1,13 +1,13 @@
 -- What goes on, for those who look after it. Granted only by `dblock grant --may see`: other applications' locks are in it.
 
--- Tells of locks in the order of their names, of those that are held or waited for, or of `every` one that is remembered; by
--- name, or by a pattern as LIKE takes it. At most `most`. The token of a grant without durability is a negative number that
+-- Tells of locks in the order of their names, of those that are held or waited for, or of `include_free` one that is remembered; by
+-- name, or by a pattern as LIKE takes it. At most `max_rows`. The token of a grant without durability is a negative number that
 -- fences nothing, and 0 is before the first grant.
 CREATE OR REPLACE FUNCTION list_locks(
     pattern text DEFAULT '%',
     name text DEFAULT NULL,
-    every boolean DEFAULT false,
-    most integer DEFAULT 1000
+    include_free boolean DEFAULT false,
+    max_rows integer DEFAULT 1000
 )
 RETURNS TABLE (
     name text,
@@ -34,7 +34,7 @@ AS $$
     FROM distributed_locks AS l
     WHERE l.name LIKE list_locks.pattern AND (list_locks.name IS NULL OR l.name = list_locks.name)
       AND (
-          list_locks.every OR l.expires_at > clock_timestamp()
+          list_locks.include_free OR l.expires_at > clock_timestamp()
           OR (l.waiting AND EXISTS (
               SELECT FROM lock_tickets AS t
               JOIN lock_clients AS c ON c.client = t.client AND c.seen_until > clock_timestamp()
@@ -42,12 +42,12 @@ AS $$
           ))
       )
     ORDER BY l.name
-    LIMIT list_locks.most
+    LIMIT list_locks.max_rows
 $$;
 
 -- Tells who waits, for one lock or for all, in order; only those who are alive. `seconds` is for how long.
-CREATE OR REPLACE FUNCTION list_waiters(name text DEFAULT NULL, most integer DEFAULT 1000)
-RETURNS TABLE (name text, place bigint, holder text, since timestamptz, seconds double precision)
+CREATE OR REPLACE FUNCTION list_waiters(name text DEFAULT NULL, max_rows integer DEFAULT 1000)
+RETURNS TABLE (name text, "position" bigint, holder text, since timestamptz, seconds double precision)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
     SELECT t.name, row_number() OVER (PARTITION BY t.name ORDER BY t.number), t.holder, t.since,
@@ -56,11 +56,11 @@ AS $$
     JOIN lock_clients AS c ON c.client = t.client AND c.seen_until > clock_timestamp()
     WHERE list_waiters.name IS NULL OR t.name = list_waiters.name
     ORDER BY t.name, t.number
-    LIMIT list_waiters.most
+    LIMIT list_waiters.max_rows
 $$;
 
 -- Tells the history, of one lock or of all, the newest first.
-CREATE OR REPLACE FUNCTION list_history(name text DEFAULT NULL, most integer DEFAULT 100)
+CREATE OR REPLACE FUNCTION list_history(name text DEFAULT NULL, max_rows integer DEFAULT 100)
 RETURNS TABLE (
     at timestamptz, name text, token bigint, event text, holder text, actor text, reason text, number bigint
 )
@@ -71,7 +71,7 @@ AS $$
     FROM lock_history AS h
     WHERE list_history.name IS NULL OR h.name = list_history.name
     ORDER BY h.number DESC
-    LIMIT list_history.most
+    LIMIT list_history.max_rows
 $$;
 
 -- Tells whether grants and releases are noted in the history, and not only what went wrong.
@@ -79,6 +79,6 @@ CREATE OR REPLACE FUNCTION grants_are_recorded() RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
     SELECT EXISTS (
-        SELECT FROM pg_trigger AS t WHERE t.tgrelid = 'distributed_locks'::regclass AND t.tgname = 'note_grant'
+        SELECT FROM pg_trigger AS t WHERE t.tgrelid = 'distributed_locks'::regclass AND t.tgname = 'record_grant_change'
     )
 $$;

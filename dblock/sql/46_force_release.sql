@@ -9,9 +9,9 @@
 -- refuse a stale token are safe then. Call wake_queue() afterwards, in a transaction of its own, lest the first in line find
 -- out by itself, within a second.
 --
--- For the owner, and for whom `dblock grant --may break` allows it.
+-- For the owner, and for whom `dblock grant --may force-release` allows it.
 CREATE OR REPLACE FUNCTION force_release(
-    name text, token bigint, who text DEFAULT NULL, why text DEFAULT NULL, now boolean DEFAULT false
+    name text, token bigint, actor text DEFAULT NULL, reason text DEFAULT NULL, now boolean DEFAULT false
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
@@ -32,12 +32,12 @@ BEGIN
         ready := check_snapshot();
         RETURN false;
     END IF;
-    PERFORM note(
-        force_release.name, held.token, CASE WHEN force_release.now THEN 'broken' ELSE 'forced' END, held.holder,
+    PERFORM record_event(
+        force_release.name, held.token, CASE WHEN force_release.now THEN 'forced_now' ELSE 'forced' END, held.holder,
         clock_timestamp(),
         -- What the caller says of itself, and what is certain.
-        format('%s as %s', left(coalesce(force_release.who, describe_session()), 400), session_user),
-        left(force_release.why, 2048)
+        format('%s as %s', left(coalesce(force_release.actor, describe_session()), 400), session_user),
+        left(force_release.reason, 2048)
     );
     IF force_release.now THEN
         UPDATE distributed_locks AS l

@@ -45,7 +45,7 @@ BEGIN
             gone := gone + 1;
             -- A lease that ran out, and that no later grant has found.
             IF seen.expires_at > '-infinity' THEN
-                PERFORM note(seen.name, seen.token, 'expired', seen.holder, seen.expires_at);
+                PERFORM record_event(seen.name, seen.token, 'expired', seen.holder, seen.expires_at);
             END IF;
         END LOOP;
         EXIT WHEN gone >= batch OR tidied;
@@ -70,7 +70,7 @@ BEGIN
     UPDATE lock_presence AS p SET gone_since = clock_timestamp()
     FROM (
         SELECT o.presence FROM lock_presence AS o
-        WHERE o.gone_since IS NULL AND o.session <> pg_backend_pid() AND o.mark NOT IN (
+        WHERE o.gone_since IS NULL AND o.session <> pg_backend_pid() AND o.advisory_key NOT IN (
             SELECT (k.classid::bigint << 32) | k.objid::bigint
             FROM pg_locks AS k JOIN pg_database AS d ON d.oid = k.database AND d.datname = current_database()
             WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted

@@ -3,9 +3,9 @@
 DO $$
 DECLARE
     here CONSTANT oid := quote_ident(current_schema())::regnamespace;
-    -- What is granted apart from locking, by the function that tells who has it: `dblock grant --may see`, `--may break`.
-    seeing CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded}';
-    breaking CONSTANT text[] := '{force_release,wake_queue}';
+    -- What is granted apart from locking, by the function that tells who has it: `dblock grant --may see`, `--may force-release`.
+    inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded}';
+    forcing CONSTANT text[] := '{force_release,wake_queue}';
     thing record;
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %I FROM PUBLIC', current_schema());
@@ -32,9 +32,9 @@ BEGIN
         WHERE granted.pronamespace = here AND a.grantee NOT IN (0, granted.proowner)
           AND p.pronamespace = here AND p.prosecdef
           AND CASE granted.proname
-              WHEN 'list_locks' THEN p.proname = ANY (seeing)
-              WHEN 'force_release' THEN p.proname = ANY (breaking)
-              WHEN 'try_acquire' THEN p.proname <> ALL (seeing || breaking)
+              WHEN 'list_locks' THEN p.proname = ANY (inspecting)
+              WHEN 'force_release' THEN p.proname = ANY (forcing)
+              WHEN 'try_acquire' THEN p.proname <> ALL (inspecting || forcing)
               ELSE false
           END
     LOOP

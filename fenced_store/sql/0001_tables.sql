@@ -20,7 +20,7 @@ CREATE TABLE fences (
     -- Names the last write that carried no token, to know it again.
     attempt uuid,
     -- Left behind by a row that was deleted, or by a look at one: the only fences that may ever be forgotten.
-    left_behind boolean NOT NULL DEFAULT false,
+    purgeable boolean NOT NULL DEFAULT false,
     CONSTRAINT fences_pkey PRIMARY KEY (resource)
 ) WITH (
     -- Room on each page, and no column that changes is indexed, so that a write is a heap-only update.

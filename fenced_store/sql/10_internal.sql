@@ -50,7 +50,7 @@ END
 $$;
 
 -- Notes a refusal. Whatever goes wrong with the note, the refusal stands. The oldest go where there are many.
-CREATE OR REPLACE FUNCTION note_rejection(
+CREATE OR REPLACE FUNCTION insert_rejection(
     resource text, offered_token bigint, offered_write bigint, stored_token bigint, stored_write bigint,
     stored_at timestamptz, stored_by text, rejected text, refused boolean
 ) RETURNS void
@@ -64,10 +64,10 @@ BEGIN
     INSERT INTO rejections AS r (
         resource, offered_token, offered_write, stored_token, stored_write, stored_at, stored_by, rejected, refused
     ) VALUES (
-        left(note_rejection.resource, 1024), note_rejection.offered_token, note_rejection.offered_write,
-        note_rejection.stored_token, note_rejection.stored_write, note_rejection.stored_at,
-        left(note_rejection.stored_by, 512), left(coalesce(note_rejection.rejected, describe_session()), 512),
-        note_rejection.refused
+        left(insert_rejection.resource, 1024), insert_rejection.offered_token, insert_rejection.offered_write,
+        insert_rejection.stored_token, insert_rejection.stored_write, insert_rejection.stored_at,
+        left(insert_rejection.stored_by, 512), left(coalesce(insert_rejection.rejected, describe_session()), 512),
+        insert_rejection.refused
     ) RETURNING r.id INTO noted;
     -- Waits for nobody: whoever deletes them meanwhile does it for us.
     DELETE FROM rejections AS r
@@ -91,7 +91,7 @@ DECLARE
     );
 BEGIN
     IF warn_only THEN
-        PERFORM note_rejection(resource, offered, NULL, stored, NULL, stored_at, stored_by, NULL, false);
+        PERFORM insert_rejection(resource, offered, NULL, stored, NULL, stored_at, stored_by, NULL, false);
         RAISE WARNING '%', said USING HINT = 'This fence only warns; the write went through.';
         RETURN;
     END IF;

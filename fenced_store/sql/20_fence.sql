@@ -4,7 +4,7 @@
 -- The row is written even where the token is the same as before: a transaction of an isolation that shows it nothing newer
 -- than its beginning then fails here, rather than work on what it saw before the other one's commit.
 CREATE OR REPLACE FUNCTION raise_fence(
-    resource text, token bigint, write_number bigint DEFAULT 0, who text DEFAULT NULL
+    resource text, token bigint, write_number bigint DEFAULT 0, writer text DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
@@ -18,12 +18,12 @@ BEGIN
     FROM protections AS p
     WHERE p.per = 'row' AND (raise_fence.resource = p.resource OR starts_with(raise_fence.resource, p.resource || ':'));
     IF FOUND THEN
-        PERFORM hold_gate(table_resource, raise_fence.resource);
+        PERFORM lock_gate(table_resource, raise_fence.resource);
     END IF;
     INSERT INTO fences AS f (resource, token, write_number, stored_at, stored_by)
     VALUES (
         raise_fence.resource, raise_fence.token, coalesce(raise_fence.write_number, 0), clock_timestamp(),
-        left(coalesce(raise_fence.who, describe_session()), 512)
+        left(coalesce(raise_fence.writer, describe_session()), 512)
     )
     ON CONFLICT (resource) DO UPDATE SET
         token = excluded.token,
@@ -36,7 +36,7 @@ BEGIN
         value_token = coalesce(f.value_token, f.token),
         value_at = coalesce(f.value_at, f.stored_at),
         value_by = coalesce(f.value_by, f.stored_by),
-        left_behind = false
+        purgeable = false
     WHERE f.token <= excluded.token;
     IF NOT FOUND THEN
         SELECT f.token, f.stored_at, f.stored_by INTO found_there
@@ -49,9 +49,9 @@ END
 $$;
 
 -- Waits for those who are at work on a row or a table that is protected row by row, and keeps others out until the end of
--- the transaction. guard() goes through the same gates: 64 for the rows of a table, which share them because each one held
+-- the transaction. guard_row() goes through the same gates: 64 for the rows of a table, which share them because each one held
 -- takes memory that all sessions share, and a statement may write a million rows; and one for the table.
-CREATE OR REPLACE FUNCTION hold_gate(table_resource text, resource text) RETURNS void
+CREATE OR REPLACE FUNCTION lock_gate(table_resource text, resource text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
@@ -71,7 +71,7 @@ $$;
 -- `patience` bounds the waiting, in seconds; a longer one is an error, lock_not_available, and nothing is claimed. A fence that
 -- stands higher refuses with SQLSTATE FEN04: another was granted the lock since, or tokens have gone back.
 CREATE OR REPLACE FUNCTION claim(
-    resources text[], token bigint, who text DEFAULT NULL, patience double precision DEFAULT NULL
+    resources text[], token bigint, writer text DEFAULT NULL, patience double precision DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
@@ -116,10 +116,10 @@ BEGIN
             );
         END IF;
         IF one.table_resource IS NOT NULL THEN
-            PERFORM hold_gate(one.table_resource, one.resource);
+            PERFORM lock_gate(one.table_resource, one.resource);
         END IF;
         INSERT INTO fences AS f (resource, token, stored_at, stored_by)
-        VALUES (one.resource, claim.token, clock_timestamp(), left(coalesce(claim.who, describe_session()), 512))
+        VALUES (one.resource, claim.token, clock_timestamp(), left(coalesce(claim.writer, describe_session()), 512))
         ON CONFLICT (resource) DO UPDATE SET
             token = excluded.token,
             write_number = CASE WHEN f.token = excluded.token THEN f.write_number ELSE 0 END,
@@ -128,8 +128,8 @@ BEGIN
             value_token = coalesce(f.value_token, f.token),
             value_at = coalesce(f.value_at, f.stored_at),
             value_by = coalesce(f.value_by, f.stored_by),
-            left_behind = false
-        WHERE f.token < excluded.token OR f.token = excluded.token AND f.left_behind;
+            purgeable = false
+        WHERE f.token < excluded.token OR f.token = excluded.token AND f.purgeable;
         IF NOT FOUND THEN
             SELECT f.token INTO stands FROM fences AS f WHERE f.resource = one.resource;
             IF stands > claim.token THEN

@@ -13,7 +13,7 @@ CREATE OR REPLACE FUNCTION write(
     if_version bigint DEFAULT NULL,
     attempt uuid DEFAULT NULL,
     keep integer DEFAULT 10,
-    who text DEFAULT NULL,
+    writer text DEFAULT NULL,
     OUT outcome text,
     OUT version bigint,
     OUT stored_token bigint,
@@ -39,7 +39,7 @@ BEGIN
     IF write.if_version IS NULL THEN
         INSERT INTO fences AS f (resource, token, write_number, stored_at, stored_by, version, value, data)
         VALUES (
-            write.resource, write.token, write.write_number, clock_timestamp(), write.who, 1, write.value, write.data
+            write.resource, write.token, write.write_number, clock_timestamp(), write.writer, 1, write.value, write.data
         )
         ON CONFLICT (resource) DO UPDATE SET
             token = excluded.token,
@@ -53,13 +53,13 @@ BEGIN
             value_at = NULL,
             value_by = NULL,
             attempt = NULL,
-            left_behind = false
+            purgeable = false
         WHERE (excluded.token, excluded.write_number) > (f.token, f.write_number)
         RETURNING 'stored', f.version, f.token, f.write_number, f.stored_at
         INTO outcome, version, stored_token, stored_write, stored_at;
     ELSE
         INSERT INTO fences AS f (resource, token, write_number, stored_at, stored_by, version, value, data, attempt)
-        SELECT write.resource, coalesce(write.token, 0), write.write_number, clock_timestamp(), write.who,
+        SELECT write.resource, coalesce(write.token, 0), write.write_number, clock_timestamp(), write.writer,
                1, write.value, write.data, write.attempt
         WHERE write.if_version = 0 OR EXISTS (SELECT FROM fences AS o WHERE o.resource = write.resource)
         ON CONFLICT (resource) DO UPDATE SET
@@ -74,7 +74,7 @@ BEGIN
             value_at = NULL,
             value_by = NULL,
             attempt = excluded.attempt,
-            left_behind = false
+            purgeable = false
         WHERE (write.token IS NULL OR (excluded.token, excluded.write_number) > (f.token, f.write_number))
           AND write.if_version = CASE WHEN f.value IS NULL AND f.data IS NULL THEN 0 ELSE f.version END
         RETURNING 'stored', f.version, f.token, f.write_number, f.stored_at
@@ -85,7 +85,7 @@ BEGIN
             INSERT INTO versions (
                 resource, version, token, write_number, stored_at, stored_by, value, data, attempt
             ) VALUES (
-                write.resource, write.version, write.stored_token, write.stored_write, write.stored_at, write.who,
+                write.resource, write.version, write.stored_token, write.stored_write, write.stored_at, write.writer,
                 write.value, write.data, write.attempt
             );
             IF write.version > write.keep THEN
@@ -116,9 +116,9 @@ BEGIN
         IF NOT FOUND THEN
             outcome := 'stale';
             version := seen.version;
-            PERFORM note_rejection(
+            PERFORM insert_rejection(
                 write.resource, write.token, write.write_number, stored_token, stored_write, stored_at, seen.stored_by,
-                write.who, true
+                write.writer, true
             );
         END IF;
         RETURN;
@@ -155,9 +155,9 @@ AS $$
 $$;
 
 -- Reads the latest versions of a key, the newest first.
-CREATE OR REPLACE FUNCTION past(
+CREATE OR REPLACE FUNCTION history(
     resource text,
-    most integer DEFAULT NULL,
+    max_rows integer DEFAULT NULL,
     OUT value jsonb,
     OUT data bytea,
     OUT version bigint,
@@ -169,7 +169,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
     SELECT v.value, v.data, v.version, v.token, v.stored_at, v.stored_by
     FROM versions AS v
-    WHERE v.resource = past.resource
+    WHERE v.resource = history.resource
     ORDER BY v.version DESC
-    LIMIT past.most
+    LIMIT history.max_rows
 $$;

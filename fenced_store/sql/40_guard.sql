@@ -13,7 +13,7 @@ BEGIN
         IF NOT strict THEN
             RETURN NULL;
         ELSIF warn_only THEN
-            PERFORM note_rejection(resource, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false);
+            PERFORM insert_rejection(resource, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false);
             RAISE WARNING 'Resource % was written by a transaction that carries no fencing token.', quote_literal(resource)
                 USING HINT = 'This fence only warns; the write went through.';
             RETURN NULL;
@@ -34,7 +34,7 @@ $$;
 
 -- Checks the token of a transaction that writes a row against that row's, and against what was claimed for the row or its
 -- table, or left behind by a deletion. Returns the token to store with the row; NULL to leave it as it is.
-CREATE OR REPLACE FUNCTION guard(
+CREATE OR REPLACE FUNCTION guard_row(
     table_resource text, row_resource text, stored bigint, stored_at timestamptz, strict boolean, warn_only boolean
 ) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
@@ -60,7 +60,7 @@ BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         -- Such a transaction sees no claim that is newer than its beginning; but it runs into it here, and fails.
         ready := check_resource(table_resource) AND check_resource(row_resource);
-        INSERT INTO fences AS f (resource, token, stored_at, left_behind)
+        INSERT INTO fences AS f (resource, token, stored_at, purgeable)
         VALUES (table_resource, 0, clock_timestamp(), true), (row_resource, 0, clock_timestamp(), true)
         ON CONFLICT DO NOTHING;
     END IF;
@@ -73,7 +73,7 @@ BEGIN
         RETURN NULL;
     END IF;
     IF offered < stored THEN
-        PERFORM refuse(row_resource, offered, stored, guard.stored_at, NULL, warn_only);
+        PERFORM refuse(row_resource, offered, stored, guard_row.stored_at, NULL, warn_only);
         RETURN NULL;
     END IF;
     RETURN offered;
@@ -81,17 +81,17 @@ END
 $$;
 
 -- Leaves a fence behind for a row that is deleted or renamed.
-CREATE OR REPLACE FUNCTION leave_fence(row_resource text, token bigint) RETURNS void
+CREATE OR REPLACE FUNCTION preserve_fence(row_resource text, token bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
     ready boolean;
 BEGIN
-    IF leave_fence.token > 0 THEN
+    IF preserve_fence.token > 0 THEN
         ready := check_resource(row_resource);
-        INSERT INTO fences AS f (resource, token, stored_at, stored_by, left_behind)
-        VALUES (row_resource, leave_fence.token, clock_timestamp(), left(describe_session(), 512), true)
+        INSERT INTO fences AS f (resource, token, stored_at, stored_by, purgeable)
+        VALUES (row_resource, preserve_fence.token, clock_timestamp(), left(describe_session(), 512), true)
         ON CONFLICT (resource) DO UPDATE
         SET token = excluded.token, write_number = 0, stored_at = excluded.stored_at, stored_by = excluded.stored_by
         WHERE f.token < excluded.token;
@@ -100,14 +100,14 @@ END
 $$;
 
 -- Tells the token of the fence that stands for a row, for one that is put back without a token of its own; 0 for none.
-CREATE OR REPLACE FUNCTION standing_fence(row_resource text) RETURNS bigint
+CREATE OR REPLACE FUNCTION current_fence(row_resource text) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
     SELECT coalesce(max(f.token), 0) FROM fences AS f WHERE f.resource = row_resource
 $$;
 
 -- Returns the highest token of all fences that stand for rows of a table, or for the table; 0 for none.
-CREATE OR REPLACE FUNCTION highest_of(table_resource text) RETURNS bigint
+CREATE OR REPLACE FUNCTION highest_fence(table_resource text) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
     SELECT coalesce(max(f.token), 0)
@@ -117,7 +117,7 @@ AS $$
 $$;
 
 -- Takes the fence of a table as a whole with the token that the transaction carries.
-CREATE OR REPLACE FUNCTION guard_whole(table_resource text, strict boolean, warn_only boolean) RETURNS void
+CREATE OR REPLACE FUNCTION guard_table(table_resource text, strict boolean, warn_only boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
@@ -164,23 +164,23 @@ BEGIN
     END IF;
     -- Claims of rows wait for us from here on, or are done and seen below.
     PERFORM pg_advisory_xact_lock(hashtext(table_resource), 64);
-    above := greatest(highest, highest_of(table_resource));
+    above := greatest(highest, highest_fence(table_resource));
     IF offered < above THEN
         PERFORM refuse(table_resource, offered, above, NULL, NULL, warn_only);
     ELSIF offered IS NOT NULL THEN
         PERFORM raise_fence(table_resource, offered);
         RETURN;
     END IF;
-    PERFORM leave_fence(table_resource, above);
+    PERFORM preserve_fence(table_resource, above);
 END
 $$;
 
 -- The trigger of a table that is protected as a whole. Its arguments: the resource, whether strict, whether it only warns.
-CREATE OR REPLACE FUNCTION guard_table() RETURNS trigger
+CREATE OR REPLACE FUNCTION guard_table_trigger() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 BEGIN
-    PERFORM guard_whole(TG_ARGV[0], TG_ARGV[1]::boolean, TG_ARGV[2]::boolean);
+    PERFORM guard_table(TG_ARGV[0], TG_ARGV[1]::boolean, TG_ARGV[2]::boolean);
     IF TG_LEVEL = 'STATEMENT' THEN
         RETURN NULL;
     END IF;

@@ -18,28 +18,28 @@ $$;
 --
 -- Each begins with concat(), which asks the type's own output function: a cast may be one that a user has made, and would be
 -- run with the rights of whoever the trigger runs for.
-CREATE OR REPLACE FUNCTION as_text(kind oid, sorting oid) RETURNS text
+CREATE OR REPLACE FUNCTION key_expression(column_type oid, column_collation oid) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
 AS $$
 DECLARE
     base record;
 BEGIN
-    SELECT t.oid, t.typtype, t.typbasetype INTO base FROM pg_type AS t WHERE t.oid = kind;
+    SELECT t.oid, t.typtype, t.typbasetype INTO base FROM pg_type AS t WHERE t.oid = column_type;
     IF base.typtype = 'd' THEN
-        RETURN as_text(base.typbasetype, sorting);
-    ELSIF EXISTS (SELECT FROM pg_collation AS c WHERE c.oid = sorting AND NOT c.collisdeterministic) THEN
+        RETURN key_expression(base.typbasetype, column_collation);
+    ELSIF EXISTS (SELECT FROM pg_collation AS c WHERE c.oid = column_collation AND NOT c.collisdeterministic) THEN
         RETURN NULL;
     END IF;
     RETURN CASE
-        WHEN base.typtype = 'e' OR kind IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'oid'::regtype,
+        WHEN base.typtype = 'e' OR column_type IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'oid'::regtype,
             'bool'::regtype, 'uuid'::regtype, 'text'::regtype, 'varchar'::regtype, 'name'::regtype, 'time'::regtype,
             'inet'::regtype, 'cidr'::regtype, 'macaddr'::regtype) THEN 'concat(%s.%I)'
-        WHEN kind = 'bpchar'::regtype THEN 'rtrim(concat(%s.%I), '' '')'
-        WHEN kind = 'numeric'::regtype THEN 'trim_scale(concat(%s.%I)::numeric)::text'
-        WHEN kind = 'bytea'::regtype THEN 'encode(concat(%s.%I)::bytea, ''hex'')'
-        WHEN kind = 'date'::regtype THEN 'to_jsonb(concat(%s.%I)::date) #>> ''{}'''
-        WHEN kind = 'timestamp'::regtype THEN 'to_jsonb(concat(%s.%I)::timestamp) #>> ''{}'''
-        WHEN kind = 'timestamptz'::regtype
+        WHEN column_type = 'bpchar'::regtype THEN 'rtrim(concat(%s.%I), '' '')'
+        WHEN column_type = 'numeric'::regtype THEN 'trim_scale(concat(%s.%I)::numeric)::text'
+        WHEN column_type = 'bytea'::regtype THEN 'encode(concat(%s.%I)::bytea, ''hex'')'
+        WHEN column_type = 'date'::regtype THEN 'to_jsonb(concat(%s.%I)::date) #>> ''{}'''
+        WHEN column_type = 'timestamp'::regtype THEN 'to_jsonb(concat(%s.%I)::timestamp) #>> ''{}'''
+        WHEN column_type = 'timestamptz'::regtype
             THEN 'to_jsonb(concat(%s.%I)::timestamptz AT TIME ZONE ''UTC'') #>> ''{}'''
     END;
 END
@@ -83,18 +83,18 @@ END
 $$;
 
 -- Tells whether values of a type are short and need no escaping, so that a key of one of them is its own text.
-CREATE OR REPLACE FUNCTION is_plain(kind oid) RETURNS boolean
+CREATE OR REPLACE FUNCTION is_plain_type(column_type oid) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 AS $$
-    SELECT kind IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'oid'::regtype, 'uuid'::regtype, 'bool'::regtype)
+    SELECT column_type IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'oid'::regtype, 'uuid'::regtype, 'bool'::regtype)
 $$;
 
 -- Names the function that guards the rows of a table by a key. Of one name there is only ever one body.
-CREATE OR REPLACE FUNCTION guard_name(target regclass, resource text, key text[]) RETURNS text
+CREATE OR REPLACE FUNCTION guard_function_name(target regclass, resource text, key text[]) RETURNS text
 LANGUAGE sql STABLE SET search_path FROM CURRENT
 AS $$
     SELECT 'guard_' || left(md5(concat_ws(' ', resource, key::text, (
-        SELECT string_agg(as_text(a.atttypid, a.attcollation) || is_plain(a.atttypid), ' ' ORDER BY u.place)
+        SELECT string_agg(key_expression(a.atttypid, a.attcollation) || is_plain_type(a.atttypid), ' ' ORDER BY u.place)
         FROM unnest(key) WITH ORDINALITY AS u (name, place)
         JOIN pg_attribute AS a ON a.attrelid = target AND a.attname = u.name AND a.attnum > 0 AND NOT a.attisdropped
     ))), 24)
@@ -102,12 +102,12 @@ $$;
 
 -- Makes the function that guards the rows of a table with this key, and lets the table's owner make a trigger of it. On any
 -- other table it does no harm: whatever the rows are made of, no code of their owner's is run.
-CREATE OR REPLACE FUNCTION make_guard(target regclass, key text[]) RETURNS text
+CREATE OR REPLACE FUNCTION create_guard(target regclass, key text[]) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 DECLARE
     resource CONSTANT text := resource_of(target);
-    its_name CONSTANT text := format('%I.%I', current_schema(), guard_name(target, resource, key));
+    its_name CONSTANT text := format('%I.%I', current_schema(), guard_function_name(target, resource, key));
     settings text := 'SET search_path FROM CURRENT';
     plain boolean := cardinality(key) = 1;
     new_parts text[] := '{}';
@@ -120,7 +120,7 @@ BEGIN
             USING ERRCODE = 'wrong_object_type';
     END IF;
     FOR one IN
-        SELECT u.name, as_text(a.atttypid, a.attcollation) AS pattern, is_plain(a.atttypid) AS plain
+        SELECT u.name, key_expression(a.atttypid, a.attcollation) AS pattern, is_plain_type(a.atttypid) AS plain
         FROM unnest(key) WITH ORDINALITY AS u (name, place)
         JOIN pg_attribute AS a ON a.attrelid = target AND a.attname = u.name AND a.attnum > 0 AND NOT a.attisdropped
         ORDER BY u.place
@@ -159,29 +159,29 @@ BEGIN
     IF TG_WHEN = 'AFTER' THEN
         -- It may have waited for a row with this key to be deleted, and that one's fence was left behind meanwhile.
         IF NEW.fence_token > 0 AND NOT warn_only THEN
-            PERFORM guard(%1$L, %1$L || ':' || %2$s, 0, NULL, is_strict, warn_only);
+            PERFORM guard_row(%1$L, %1$L || ':' || %2$s, 0, NULL, is_strict, warn_only);
         END IF;
         RETURN NULL;
     END IF;
     IF TG_OP = 'INSERT' THEN
         is_now := %1$L || ':' || %2$s;
-        token := guard(%1$L, is_now, 0, NULL, is_strict, warn_only);
-        NEW.fence_token := coalesce(token, standing_fence(is_now));
+        token := guard_row(%1$L, is_now, 0, NULL, is_strict, warn_only);
+        NEW.fence_token := coalesce(token, current_fence(is_now));
         NEW.fence_at := CASE WHEN token IS NOT NULL THEN clock_timestamp() END;
         RETURN NEW;
     END IF;
     was := %1$L || ':' || %3$s;
-    token := guard(%1$L, was, OLD.fence_token, OLD.fence_at, is_strict, warn_only);
+    token := guard_row(%1$L, was, OLD.fence_token, OLD.fence_at, is_strict, warn_only);
     IF TG_OP = 'DELETE' THEN
-        PERFORM leave_fence(was, greatest(token, OLD.fence_token));
+        PERFORM preserve_fence(was, greatest(token, OLD.fence_token));
         RETURN OLD;
     END IF;
     is_now := %1$L || ':' || %2$s;
     IF is_now <> was THEN
-        PERFORM leave_fence(was, greatest(token, OLD.fence_token));
-        token := coalesce(guard(%1$L, is_now, 0, NULL, is_strict, warn_only), token);
-        -- Should it move to another partition, it will be inserted there as a row without a past.
-        PERFORM leave_fence(is_now, greatest(token, OLD.fence_token));
+        PERFORM preserve_fence(was, greatest(token, OLD.fence_token));
+        token := coalesce(guard_row(%1$L, is_now, 0, NULL, is_strict, warn_only), token);
+        -- Should it move to another partition, it will be inserted there as a row without a history.
+        PERFORM preserve_fence(is_now, greatest(token, OLD.fence_token));
     END IF;
     -- Whatever the statement itself says about these two.
     NEW.fence_token := greatest(token, OLD.fence_token);
@@ -211,12 +211,12 @@ END
 $$;
 
 -- Notes what the triggers of a table say, once they are there: only its owner can have made them.
-CREATE OR REPLACE FUNCTION note_protection(target regclass) RETURNS text
+CREATE OR REPLACE FUNCTION record_protection(target regclass) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    named CONSTANT text := resource_of(note_protection.target);
+    named CONSTANT text := resource_of(record_protection.target);
     said text[];
     per text;
     its_key text[];
@@ -229,28 +229,28 @@ BEGIN
             FROM unnest(string_to_array(regexp_replace(encode(t.tgargs, 'hex'), '(..)', '\1 ', 'g'), '00 '))
                  WITH ORDINALITY AS pieces (piece, place)
             WHERE place <= t.tgnargs
-        ), CASE WHEN p.proname = 'guard_table' THEN 'table' ELSE 'row' END
+        ), CASE WHEN p.proname = 'guard_table_trigger' THEN 'table' ELSE 'row' END
     INTO said, per
     FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
-    WHERE t.tgrelid = note_protection.target AND t.tgname = 'zz_fenced_store'
+    WHERE t.tgrelid = record_protection.target AND t.tgname = 'zz_fenced_store'
       AND p.pronamespace = quote_ident(current_schema())::regnamespace
-      AND (p.proname = 'guard_table' OR starts_with(p.proname, 'guard_'));
+      AND (p.proname = 'guard_table_trigger' OR starts_with(p.proname, 'guard_'));
     IF NOT FOUND OR said[1] <> named
         OR per = 'row' AND NOT EXISTS (
             SELECT FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
-            WHERE t.tgrelid = note_protection.target AND t.tgname = 'zz_fenced_store'
-              AND p.proname = guard_name(note_protection.target, named, said[5:])
+            WHERE t.tgrelid = record_protection.target AND t.tgname = 'zz_fenced_store'
+              AND p.proname = guard_function_name(record_protection.target, named, said[5:])
         )
     THEN
-        RAISE EXCEPTION '% has no fence that could be noted.', note_protection.target USING ERRCODE = 'undefined_object';
+        RAISE EXCEPTION '% has no fence that could be noted.', record_protection.target USING ERRCODE = 'undefined_object';
     END IF;
     its_key := CASE WHEN per = 'row' THEN said[5:] END;
     -- That of a table which was dropped.
     DELETE FROM protections AS p
-    WHERE p.resource = named AND p.target <> note_protection.target
-       OR p.resource <> named AND p.target = note_protection.target;
+    WHERE p.resource = named AND p.target <> record_protection.target
+       OR p.resource <> named AND p.target = record_protection.target;
     INSERT INTO protections AS p (resource, target, per, strict, warn_only, own_columns, key)
-    VALUES (named, note_protection.target, per, said[2]::boolean, said[3]::boolean, said[4]::boolean, its_key)
+    VALUES (named, record_protection.target, per, said[2]::boolean, said[3]::boolean, said[4]::boolean, its_key)
     ON CONFLICT (resource) DO UPDATE SET
         per = excluded.per, strict = excluded.strict, warn_only = excluded.warn_only, key = excluded.key,
         own_columns = excluded.own_columns;
@@ -259,7 +259,7 @@ END
 $$;
 
 -- Forgets a table that has no fence any more, and drops what guarded it.
-CREATE OR REPLACE FUNCTION note_unprotection(target regclass) RETURNS void
+CREATE OR REPLACE FUNCTION record_unprotection(target regclass) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
@@ -267,29 +267,29 @@ DECLARE
     was record;
 BEGIN
     IF EXISTS (
-        SELECT FROM pg_trigger AS t WHERE t.tgrelid = note_unprotection.target AND t.tgname = 'zz_fenced_store'
+        SELECT FROM pg_trigger AS t WHERE t.tgrelid = record_unprotection.target AND t.tgname = 'zz_fenced_store'
     ) THEN
-        RAISE EXCEPTION '% still has its fence.', note_unprotection.target USING ERRCODE = 'object_in_use';
+        RAISE EXCEPTION '% still has its fence.', record_unprotection.target USING ERRCODE = 'object_in_use';
     END IF;
     LOCK TABLE protections IN EXCLUSIVE MODE;
-    DELETE FROM protections AS p WHERE p.target = note_unprotection.target RETURNING p.resource, p.key INTO was;
+    DELETE FROM protections AS p WHERE p.target = record_unprotection.target RETURNING p.resource, p.key INTO was;
     IF FOUND AND was.key IS NOT NULL THEN
         EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()',
-            current_schema(), guard_name(note_unprotection.target, was.resource, was.key));
+            current_schema(), guard_function_name(record_unprotection.target, was.resource, was.key));
     END IF;
 END
 $$;
 
 -- Tells whether a fence has added the columns of this table that only a fence needs.
-CREATE OR REPLACE FUNCTION owns_columns(target regclass) RETURNS boolean
+CREATE OR REPLACE FUNCTION owns_fence_columns(target regclass) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
-    SELECT coalesce(bool_or(p.own_columns), false) FROM protections AS p WHERE p.target = owns_columns.target
+    SELECT coalesce(bool_or(p.own_columns), false) FROM protections AS p WHERE p.target = owns_fence_columns.target
 $$;
 
 -- Tells whether the columns of a fence are on a table, and are what they should be; NULL where neither is there. With another
 -- type, reading one could run code of the table's owner with the rights of whoever reads.
-CREATE OR REPLACE FUNCTION has_columns(target regclass) RETURNS boolean
+CREATE OR REPLACE FUNCTION has_fence_columns(target regclass) RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
     SELECT CASE WHEN count(*) > 0 THEN
@@ -305,22 +305,22 @@ AS $$
 $$;
 
 -- Takes the lock of a table by its number: it may be renamed while its name is waited for.
-CREATE OR REPLACE FUNCTION lock_exactly(target regclass, strength text) RETURNS void
+CREATE OR REPLACE FUNCTION lock_table(target regclass, mode text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 BEGIN
-    IF (strength IN ('ACCESS SHARE', 'ACCESS EXCLUSIVE')) IS NOT TRUE THEN
+    IF (mode IN ('ACCESS SHARE', 'ACCESS EXCLUSIVE')) IS NOT TRUE THEN
         RAISE EXCEPTION 'A table is locked for ACCESS SHARE or ACCESS EXCLUSIVE, not for %.',
-            quote_nullable(left(strength, 100))
+            quote_nullable(left(mode, 100))
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = target) THEN
         RAISE EXCEPTION 'There is no table %.', coalesce(target::text, 'of no name') USING ERRCODE = 'undefined_object';
     END IF;
-    EXECUTE format('LOCK TABLE %s IN %s MODE', target, strength);
+    EXECUTE format('LOCK TABLE %s IN %s MODE', target, mode);
     IF NOT EXISTS (
         SELECT FROM pg_locks AS l
         WHERE l.locktype = 'relation' AND l.relation = target AND l.pid = pg_backend_pid() AND l.granted
-          AND l.mode = replace(initcap(strength), ' ', '') || 'Lock'
+          AND l.mode = replace(initcap(lock_table.mode), ' ', '') || 'Lock'
           AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
     ) THEN
         RAISE EXCEPTION '% was renamed meanwhile. Try again.', target USING ERRCODE = 'object_in_use';
@@ -339,14 +339,14 @@ DECLARE
     highest bigint;
     its_owner name;
 BEGIN
-    PERFORM lock_exactly(target, 'ACCESS SHARE');
+    PERFORM lock_table(target, 'ACCESS SHARE');
     SELECT r.rolname INTO its_owner
     FROM pg_class AS c JOIN pg_roles AS r ON r.oid = c.relowner
     WHERE c.oid = target AND r.rolname <> current_user AND NOT r.rolsuper;
     IF FOUND THEN
         RAISE EXCEPTION 'Table % belongs to role %, and only that role may look for its highest token.', target, its_owner
             USING ERRCODE = 'insufficient_privilege', HINT = 'To look could run code of that role''s. Connect as that role.';
-    ELSIF has_columns(target) IS NOT TRUE
+    ELSIF has_fence_columns(target) IS NOT TRUE
         OR NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = target AND c.relkind IN ('r', 'p'))
     THEN
         RAISE EXCEPTION 'Table % is protected row by row, and its columns fence_token and fence_at are not what they were.',
@@ -358,7 +358,7 @@ END
 $$;
 
 -- The trigger before TRUNCATE of a table that is protected row by row. Runs as whoever empties the table, who must own it.
-CREATE OR REPLACE FUNCTION guard_emptying() RETURNS trigger
+CREATE OR REPLACE FUNCTION guard_truncate_trigger() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 BEGIN
@@ -382,7 +382,7 @@ DECLARE
     it record;
     resource text;
     qualified text;
-    guard_name text;
+    guard_function text;
     columns text[] := key;
     one record;
     arguments text;
@@ -403,7 +403,7 @@ BEGIN
     ELSIF it.nspname = current_schema() OR it.nspname IN ('pg_catalog', 'information_schema') THEN
         RAISE EXCEPTION '% is not a table of yours.', target USING ERRCODE = 'wrong_object_type';
     END IF;
-    PERFORM lock_exactly(target, 'ACCESS EXCLUSIVE');
+    PERFORM lock_table(target, 'ACCESS EXCLUSIVE');
     resource := resource_of(target);
     SELECT c.oid, c.relname, c.relkind, n.nspname INTO it
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = target;
@@ -434,7 +434,7 @@ BEGIN
             IF one.attnum IS NULL OR one.name IN ('fence_token', 'fence_at') THEN
                 RAISE EXCEPTION '% has no column % to tell its rows apart by.', qualified, quote_nullable(one.name)
                     USING ERRCODE = 'undefined_column';
-            ELSIF as_text(one.atttypid, one.attcollation) IS NULL OR one.attgenerated <> '' OR NOT one.attnotnull THEN
+            ELSIF key_expression(one.atttypid, one.attcollation) IS NULL OR one.attgenerated <> '' OR NOT one.attnotnull THEN
                 RAISE EXCEPTION 'Column % of % cannot tell rows apart for a fence: %.', quote_literal(one.name), qualified,
                     CASE
                         WHEN one.attgenerated <> '' THEN 'it is generated, and known too late'
@@ -460,7 +460,7 @@ BEGIN
         RAISE EXCEPTION 'A key is for a table that is protected per row.' USING ERRCODE = 'invalid_parameter_value';
     END IF;
 
-    adds := per = 'row' AND owns_columns(target);
+    adds := per = 'row' AND owns_fence_columns(target);
     -- What it had before goes, but for the tokens: they pass to the table's own fence if the rows' are to go.
     PERFORM unprotect_table(
         target, per <> 'row', false,
@@ -471,21 +471,21 @@ BEGIN
             USING ERRCODE = 'duplicate_object';
     END IF;
     IF per = 'row' THEN
-        IF NOT has_columns(target) THEN
+        IF NOT has_fence_columns(target) THEN
             RAISE EXCEPTION '% already has a column fence_token or fence_at of another kind, which is not ours.', qualified
                 USING ERRCODE = 'duplicate_column',
                 HINT = 'A table may bring both: fence_token bigint NOT NULL DEFAULT 0, fence_at timestamptz.';
-        ELSIF has_columns(target) IS NULL THEN
+        ELSIF has_fence_columns(target) IS NULL THEN
             -- Rewrites nothing.
             adds := true;
             EXECUTE format(
                 'ALTER TABLE %s ADD COLUMN fence_token bigint NOT NULL DEFAULT 0, ADD COLUMN fence_at timestamptz', qualified
             );
         END IF;
-        guard_name := make_guard(target, columns);
+        guard_function := create_guard(target, columns);
         kind := 'ROW';
     ELSE
-        guard_name := ours || '.guard_table';
+        guard_function := ours || '.guard_table_trigger';
         -- A statement's trigger on a partitioned table does not see what is written to its partitions directly.
         kind := CASE it.relkind WHEN 'p' THEN 'ROW' ELSE 'STATEMENT' END;
     END IF;
@@ -495,27 +495,27 @@ BEGIN
         (SELECT string_agg(quote_literal(c), ', ' ORDER BY place) FROM unnest(columns) WITH ORDINALITY AS u (c, place)));
     -- The last of its kind by its name, so that it sees what the others have made of a row.
     EXECUTE format('CREATE TRIGGER zz_fenced_store BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
-        qualified, kind, guard_name, arguments);
+        qualified, kind, guard_function, arguments);
     IF per = 'row' THEN
         EXECUTE format('CREATE TRIGGER zz_fenced_store_inserted AFTER INSERT ON %s FOR EACH ROW EXECUTE FUNCTION %s(%s)',
-            qualified, guard_name, arguments);
+            qualified, guard_function, arguments);
         EXECUTE format(
             'CREATE TRIGGER zz_fenced_store_renamed AFTER UPDATE ON %s FOR EACH ROW WHEN (%s) EXECUTE FUNCTION %s(%s)',
             qualified, (SELECT string_agg(format('OLD.%1$I IS DISTINCT FROM NEW.%1$I', c), ' OR ') FROM unnest(columns) AS c),
-            guard_name, arguments);
+            guard_function, arguments);
     END IF;
     FOR leaf IN SELECT t.relid FROM pg_partition_tree(target) AS t UNION SELECT target LOOP
         EXECUTE format('CREATE TRIGGER zz_fenced_store_truncate BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION %s(%s)',
-            leaf, CASE per WHEN 'row' THEN ours || '.guard_emptying' ELSE guard_name END, arguments);
+            leaf, CASE per WHEN 'row' THEN ours || '.guard_truncate_trigger' ELSE guard_function END, arguments);
     END LOOP;
-    RETURN note_protection(target);
+    RETURN record_protection(target);
 END
 $$;
 
 -- Takes the fence off a table; false where there was none. The highest token of its rows stays with the table's own fence,
 -- so that a fence put on later does not begin below it.
 CREATE OR REPLACE FUNCTION unprotect_table(
-    target regclass, drop_columns boolean DEFAULT true, must_exist boolean DEFAULT true, sum_up boolean DEFAULT true
+    target regclass, drop_columns boolean DEFAULT true, must_exist boolean DEFAULT true, keep_highest boolean DEFAULT true
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
@@ -531,16 +531,16 @@ BEGIN
         END IF;
         RETURN false;
     END IF;
-    PERFORM lock_exactly(target, 'ACCESS EXCLUSIVE');
-    IF was.per = 'row' AND (drop_columns OR sum_up) THEN
-        highest := greatest(highest_token(target), highest_of(was.resource));
+    PERFORM lock_table(target, 'ACCESS EXCLUSIVE');
+    IF was.per = 'row' AND (drop_columns OR keep_highest) THEN
+        highest := greatest(highest_token(target), highest_fence(was.resource));
     ELSE
-        highest := highest_of(was.resource);
+        highest := highest_fence(was.resource);
     END IF;
-    IF drop_columns OR sum_up THEN
-        PERFORM leave_fence(was.resource, highest);
+    IF drop_columns OR keep_highest THEN
+        PERFORM preserve_fence(was.resource, highest);
         -- It may have been renamed, and would be protected under its new name then.
-        PERFORM leave_fence(
+        PERFORM preserve_fence(
             (SELECT format('%I.%I', n.nspname, c.relname)
              FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = target), highest
         );
@@ -558,11 +558,11 @@ BEGIN
     LOOP
         EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store_truncate ON %s', leaf);
     END LOOP;
-    IF was.per = 'row' AND drop_columns AND owns_columns(target) THEN
+    IF was.per = 'row' AND drop_columns AND owns_fence_columns(target) THEN
         EXECUTE format('ALTER TABLE %s DROP COLUMN fence_token, DROP COLUMN fence_at', target);
     END IF;
     IF must_exist THEN
-        PERFORM note_unprotection(target);
+        PERFORM record_unprotection(target);
     END IF;
     RETURN true;
 END

@@ -1,14 +1,14 @@
 -- Notes a refusal that ended in an error, and so undid its own note. For the client that was told of it, over another
 -- connection.
 CREATE OR REPLACE FUNCTION record_rejection(
-    resource text, offered bigint, stored bigint, stored_at timestamptz, stored_by text, who text DEFAULT NULL
+    resource text, offered bigint, stored bigint, stored_at timestamptz, stored_by text, writer text DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 BEGIN
-    PERFORM note_rejection(
+    PERFORM insert_rejection(
         record_rejection.resource, record_rejection.offered, NULL, record_rejection.stored, NULL, record_rejection.stored_at,
-        record_rejection.stored_by, record_rejection.who, true
+        record_rejection.stored_by, record_rejection.writer, true
     );
 END
 $$;
@@ -42,7 +42,7 @@ BEGIN
         RAISE EXCEPTION 'Fences are kept for a day at least; got %.', coalesce(older_than::text, 'nothing')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    DELETE FROM fences AS f WHERE f.left_behind AND f.stored_at < clock_timestamp() - older_than;
+    DELETE FROM fences AS f WHERE f.purgeable AND f.stored_at < clock_timestamp() - older_than;
     GET DIAGNOSTICS gone = ROW_COUNT;
     RETURN gone;
 END

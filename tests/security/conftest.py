@@ -17,7 +17,7 @@ from dblock._runtime import target
 from dblock.admin import schema
 from tests.support.shell import Shell
 
-KINDS = ("nobody", "lock", "see", "break", "fence")
+KINDS = ("nobody", "lock", "see", "force-release", "fence")
 """What a role was granted: nothing; one of dblock's rights; or fenced_store, by `dblock fence grant`."""
 
 _numbers = itertools.count()
@@ -28,7 +28,7 @@ Connect = Callable[[str], psycopg.Connection]
 @pytest.fixture(scope="session")
 def kinds(server: str) -> Iterator[dict[str, str]]:
     """A role of each kind that may log in, by kind; what it may is granted in each database anew."""
-    names = {kind: f"dblock_{kind}_{os.getpid()}_{next(_numbers)}" for kind in KINDS}
+    names = {kind: f"dblock_{kind.replace('-', '_')}_{os.getpid()}_{next(_numbers)}" for kind in KINDS}
     with psycopg.connect(server, autocommit=True) as admin:
         for name in names.values():
             admin.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'app'").format(sql.Identifier(name)))

@@ -43,9 +43,10 @@ DECLARE
         WHEN NEW.token = OLD.token AND NEW.expires_at < OLD.expires_at AND NEW.expires_at > '-infinity'
             THEN 'a deadline came nearer'
         WHEN NEW.expires_at > clock_timestamp() + interval '24:00:01' THEN 'held for more than a day'
-        WHEN NEW.served < OLD.served THEN 'a ticket was served twice'
+        WHEN NEW.last_served_ticket < OLD.last_served_ticket THEN 'a ticket was served twice'
         WHEN OLD.name = 'held' AND OLD.token > 0 AND (
-            to_jsonb(OLD) - '{waiting,served}'::text[] <> to_jsonb(NEW) - '{waiting,served}'::text[]
+            to_jsonb(OLD) - '{waiting,last_served_ticket}'::text[]
+            <> to_jsonb(NEW) - '{waiting,last_served_ticket}'::text[]
         ) THEN 'the bystander''s'
     END;
 BEGIN
@@ -114,7 +115,9 @@ def run(
         [HELD, WATCHED, attempt, presence],
     ).fetchone() or (0,)
     bystander.execute("SELECT fenced_store.write(%s, %s, 1, '1', NULL)", [HELD, token])
-    before = owner.execute("SELECT to_jsonb(l) - 'waiting' - 'served' FROM distributed_locks AS l").fetchone()
+    before = owner.execute(
+        "SELECT to_jsonb(l) - 'waiting' - 'last_served_ticket' FROM distributed_locks AS l"
+    ).fetchone()
     began = owner.execute("SELECT pg_postmaster_start_time()").fetchone()
     tables = [
         oid for (oid,) in owner.execute(
@@ -123,7 +126,7 @@ def run(
         ).fetchall()
     ]  # fmt: skip
     fuzzers = []
-    for number, kind in enumerate(("lock", "lock", "lock", "fence", "fence", "see", "break")):
+    for number, kind in enumerate(("lock", "lock", "lock", "fence", "fence", "see", "force-release")):
         session = connect(kind)
         session.execute("SET statement_timeout = '10s'")
         fuzzers.append(Fuzzer(session, f"{seed}/{number}", tables, frozenset({token, attempt, presence})))
@@ -140,7 +143,7 @@ def run(
         there = owner.execute("SELECT session FROM lock_presence WHERE presence = %s", [presence]).fetchone()
         assert (held, there) == ((True,), (bystander.info.backend_pid,)), f"the bystander's, DBLOCK_FUZZ_SEED={seed}"
     after = owner.execute(
-        "SELECT to_jsonb(l) - 'waiting' - 'served' FROM distributed_locks AS l WHERE name = %s", [HELD]
+        "SELECT to_jsonb(l) - 'waiting' - 'last_served_ticket' FROM distributed_locks AS l WHERE name = %s", [HELD]
     )
     assert after.fetchone() == before, f"the bystander's lock, DBLOCK_FUZZ_SEED={seed}"
     assert owner.execute("SELECT pg_postmaster_start_time()").fetchone() == began

@@ -74,7 +74,7 @@ async def test_every_name_is_a_lock_of_its_own(clients: Clients, owner: psycopg.
         assert await leases[name].release()
     for name in stays:
         await leases[name].renew()
-    assert owner.execute("SELECT count(*) FROM list_locks(every => false)").fetchone() == (len(stays),)
+    assert owner.execute("SELECT count(*) FROM list_locks(include_free => false)").fetchone() == (len(stays),)
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE, ids=lambda name: ascii(name)[:20])

@@ -23,26 +23,27 @@ from tests.security.conftest import KINDS, Connect
 from tests.support.shell import until
 
 OWNER_ALONE: frozenset[str] = frozenset()
-LOCK, SEE, BREAK, FENCE = (frozenset({kind}) for kind in KINDS[1:])
+LOCK, SEE, FORCE, FENCE = (frozenset({kind}) for kind in KINDS[1:])
 
 MAY_CALL = {
     "dblock": {
         **dict.fromkeys(
             (
-                "try_acquire", "acquire", "heartbeat", "register_presence", "withdraw_presence", "leave", "queue",
+                "try_acquire", "acquire", "heartbeat", "register_presence", "withdraw_presence", "leave_queue", "queue",
                 "abandon",
                 "renew", "renew_all", "release", "release_all", "assert_held", "holder",
             ),
             LOCK,
         ),
         **dict.fromkeys(("list_locks", "list_waiters", "list_history", "grants_are_recorded"), SEE),
-        **dict.fromkeys(("force_release", "wake_queue"), BREAK),
-        **dict.fromkeys(("schema_revision", "installation"), LOCK | SEE | BREAK),
+        **dict.fromkeys(("force_release", "wake_queue"), FORCE),
+        **dict.fromkeys(("schema_revision", "installation"), LOCK | SEE | FORCE),
         **dict.fromkeys(
             (
                 "check_request", "commit_durably", "check_snapshot", "describe_session", "current_timeline",
-                "enter_timeline", "note", "note_end", "note_grant", "record_grants", "lock_queue", "sees_newest",
-                "presence_gone", "free_dead_holder", "first_in_queue", "queue_is_empty", "wake_next", "wake_if_free",
+                "enter_timeline", "record_event", "record_grant_end", "record_grant_change",
+                "record_grants", "lock_queue", "sees_latest_commits",
+                "remaining_grace", "free_dead_holder", "first_in_queue", "queue_is_empty", "wake_next", "wake_if_free",
                 "touch_client", "raise_tokens", "show_tokens", "reap",
             ),
             OWNER_ALONE,
@@ -51,18 +52,21 @@ MAY_CALL = {
     "fenced_store": {
         **dict.fromkeys(
             (
-                "raise_fence", "claim", "write", "read", "past", "guard", "guard_whole", "guard_truncate",
-                "guard_table", "leave_fence", "standing_fence", "highest_of", "as_text", "has_columns",
-                "highest_token", "guard_emptying", "guard_name", "is_plain", "lock_exactly", "resource_of",
-                "make_guard", "note_protection", "note_unprotection", "owns_columns", "row_key", "protect_table",
+                "raise_fence", "claim", "write", "read", "history", "guard_row", "guard_table", "guard_truncate",
+                "guard_table_trigger", "preserve_fence", "current_fence", "highest_fence", "key_expression",
+                "has_fence_columns",
+                "highest_token", "guard_truncate_trigger", "guard_function_name", "is_plain_type", "lock_table",
+                "resource_of",
+                "create_guard", "record_protection", "record_unprotection", "owns_fence_columns",
+                "row_key", "protect_table",
                 "unprotect_table", "protected_tables", "record_rejection", "revision",
             ),
             FENCE,
         ),
         **dict.fromkeys(
             (
-                "check_resource", "check_token", "describe_session", "commit_durably", "note_rejection", "refuse",
-                "hold_gate", "carried_token", "high_water", "purge_deleted_fences",
+                "check_resource", "check_token", "describe_session", "commit_durably", "insert_rejection", "refuse",
+                "lock_gate", "carried_token", "high_water", "purge_deleted_fences",
             ),
             OWNER_ALONE,
         ),
@@ -229,12 +233,12 @@ ASKED = {
         "acquire('held', attempt => {mine}, client => {mine})", "heartbeat({mine}, '{{held}}')",
         "abandon('held', {mine})", "release('held', 0)", "assert_held('held', 0)", "renew('held', 0)",
         "renew_all('{{held}}', '{{0}}', '{{30 s}}')", "release_all('{{held}}', '{{0}}')",
-        "withdraw_presence({mine}, '{{held}}', '{{0}}')", "leave({mine})", "register_presence({mine}, '1 s')",
+        "withdraw_presence({mine}, '{{held}}', '{{0}}')", "leave_queue({mine})", "register_presence({mine}, '1 s')",
         "installation()",
         "schema_revision()",
     ],
-    "see": ["list_locks(every => true)", "list_waiters()", "list_history()", "grants_are_recorded()"],
-    "break": ["force_release('held', 0)", "wake_queue('held')"],
+    "see": ["list_locks(include_free => true)", "list_waiters()", "list_history()", "grants_are_recorded()"],
+    "force-release": ["force_release('held', 0)", "wake_queue('held')"],
     "nobody": [],
     "fence": [],
 }  # fmt: skip
@@ -290,10 +294,10 @@ def test_role_that_sees_an_advisory_key_can_neither_take_nor_end_it(
 ) -> None:
     """That an advisory lock is held is shown to all, in pg_locks. It is its session's all the same."""
     lease = client.lock("held", ttl=20).acquire()
-    (mark,) = until(lambda: owner.execute("SELECT mark FROM lock_presence").fetchone(), "a presence")
+    (key,) = until(lambda: owner.execute("SELECT advisory_key FROM lock_presence").fetchone(), "a presence")
     session = connect(kind)
-    assert session.execute("SELECT pg_advisory_unlock(%s::bigint)", [mark]).fetchone() == (False,)
-    assert session.execute("SELECT pg_try_advisory_lock_shared(%s::bigint)", [mark]).fetchone() == (False,)
+    assert session.execute("SELECT pg_advisory_unlock(%s::bigint)", [key]).fetchone() == (False,)
+    assert session.execute("SELECT pg_try_advisory_lock_shared(%s::bigint)", [key]).fetchone() == (False,)
     with pytest.raises(InsufficientPrivilege):
         session.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
@@ -307,7 +311,7 @@ def test_force_release_privilege_allows_that_and_no_more(
     connect: Connect, client: dblock.Client, owner: psycopg.Connection
 ) -> None:
     lease = client.lock("held", ttl=20).acquire()
-    session = connect("break")
+    session = connect("force-release")
     # Only by its exact grant, which somebody who may see has to tell.
     for guess in (0, -1, lease.token + 1, None):
         assert session.execute("SELECT dblock.force_release('held', %s::bigint, now => true)", [guess]).fetchone() == (

@@ -76,7 +76,7 @@ CALLS: dict[str, dict[str, list[tuple[str, Right]]]] = {
         "try_acquire": [
             (f"try_acquire('a', '30 s', 'me', '{{}}', '{ATTEMPT}', presence => '{PRESENCE}')",
              one(True, 1, ..., 30.0, False)),
-            (f"try_acquire('a', '30 s', 'me', '{{}}', '{ATTEMPT}', sent_before => true)",
+            (f"try_acquire('a', '30 s', 'me', '{{}}', '{ATTEMPT}', retry => true)",
              one(True, 1, ..., ..., False)),
             ("try_acquire('b', durable => false)", one(True, ..., ..., 30.0, False)),
         ],
@@ -94,7 +94,7 @@ CALLS: dict[str, dict[str, list[tuple[str, Right]]]] = {
         "list_history": [("list_history('a')", lambda got: got == [])],
         "grants_are_recorded": [("grants_are_recorded()", one(False))],
         "abandon": [(f"abandon('a', '{CLIENT}')", one(True))],
-        "leave": [(f"leave('{CLIENT}', '{PRESENCE}')", anything)],
+        "leave_queue": [(f"leave_queue('{CLIENT}', '{PRESENCE}')", anything)],
         "wake_queue": [("wake_queue('a')", anything)],
         "force_release": [("force_release('a', 1, 'x', 'y')", one(True))],
         "release": [("release('a', 1)", one(True)), ("release('a', 1)", one(False))],
@@ -109,25 +109,25 @@ CALLS: dict[str, dict[str, list[tuple[str, Right]]]] = {
             ("write('k', 4, 1, '1', NULL)", one("stale", 1, 5, 1, ...)),
         ],
         "read": [("read('k')", one({"a": 1}, None, 1, 5, ..., None))],
-        "past": [("past('k')", one({"a": 1}, None, 1, 5, ..., None))],
-        "guard": [("guard('t', 't:1', 0, NULL, false, false)", one(None))],
-        "guard_whole": [("guard_whole('t', false, false)", anything)],
+        "history": [("history('k')", one({"a": 1}, None, 1, 5, ..., None))],
+        "guard_row": [("guard_row('t', 't:1', 0, NULL, false, false)", one(None))],
+        "guard_table": [("guard_table('t', false, false)", anything)],
         "guard_truncate": [("guard_truncate('t', 0, false, false)", anything)],
-        "leave_fence": [("leave_fence('left', 9)", anything)],
-        "standing_fence": [("standing_fence('left')", one(9))],
-        "highest_of": [("highest_of('left')", one(9))],
+        "preserve_fence": [("preserve_fence('left', 9)", anything)],
+        "current_fence": [("current_fence('left')", one(9))],
+        "highest_fence": [("highest_fence('left')", one(9))],
         "resource_of": [("resource_of('public.whole')", one("public.whole"))],
-        "make_guard": [("make_guard('public.rows', '{id}')", one(...))],
-        "note_protection": [("note_protection('public.whole')", one("public.whole"))],
-        "note_unprotection": [("note_unprotection('public.plain')", anything)],
-        "owns_columns": [("owns_columns('public.rows')", one(True))],
+        "create_guard": [("create_guard('public.rows', '{id}')", one(...))],
+        "record_protection": [("record_protection('public.whole')", one("public.whole"))],
+        "record_unprotection": [("record_unprotection('public.plain')", anything)],
+        "owns_fence_columns": [("owns_fence_columns('public.rows')", one(True))],
         "protected_tables": [("protected_tables()", lambda got: got == [("public.rows",), ("public.whole",)])],
         "record_rejection": [("record_rejection('k', 1, 2, NULL, NULL)", anything)],
     },
 }  # fmt: skip
 """A call of each function that runs with its owner's rights, and the right answer to it, in this order."""
 
-TRIGGERS = ("guard_table",)
+TRIGGERS = ("guard_table_trigger",)
 """Those that are called by writing to a protected table."""
 
 
@@ -141,13 +141,13 @@ def attacker(connect: Connect, owner: psycopg.Connection, kinds: dict[str, str])
         "SELECT fenced_store.protect_table('public.whole', per => 'table')",
         f"GRANT ALL ON public.rows, public.whole TO {role}", f"CREATE SCHEMA evil AUTHORIZATION {role}",
         f"GRANT CREATE ON SCHEMA public TO {role}",
-        f"GRANT {kinds['fence']}, {kinds['see']}, {kinds['break']} TO {role}",
+        f"GRANT {kinds['fence']}, {kinds['see']}, {kinds['force-release']} TO {role}",
     ):  # fmt: skip
         owner.execute(statement.encode())
     session = connect("lock")
     lay_ambush(session, shadowed(owner))
     yield session
-    owner.execute(f"REVOKE {kinds['fence']}, {kinds['see']}, {kinds['break']} FROM {role}".encode())
+    owner.execute(f"REVOKE {kinds['fence']}, {kinds['see']}, {kinds['force-release']} FROM {role}".encode())
 
 
 def shadowed(owner: psycopg.Connection) -> list[str]:

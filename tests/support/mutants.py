@@ -13,7 +13,7 @@ TOKEN_IN_VALUES = """
 CREATE OR REPLACE FUNCTION try_acquire(
     name text, ttl interval DEFAULT '30 seconds', holder text DEFAULT NULL, meta jsonb DEFAULT NULL,
     attempt uuid DEFAULT NULL, durable boolean DEFAULT true,
-    sent_before boolean DEFAULT false, presence uuid DEFAULT NULL, fair boolean DEFAULT true,
+    retry boolean DEFAULT false, presence uuid DEFAULT NULL, fair boolean DEFAULT true,
     ticket bigint DEFAULT NULL,
     OUT granted boolean, OUT token bigint, OUT expires_at timestamptz, OUT remaining double precision,
     OUT waiting boolean

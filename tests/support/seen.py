@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from dblock.admin.inspect import Event, LockState, Waiting
+from dblock.admin.inspect import Event, LockState, Waiter
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
@@ -26,9 +26,9 @@ def free(name: str, token: int | None = 1, *, released: bool = True, waiting: in
                      waiting)  # fmt: skip
 
 
-def place(name: str, number: int, holder: str, seconds: float = 1.0) -> Waiting:
+def place(name: str, number: int, holder: str, seconds: float = 1.0) -> Waiter:
     """Return a place in line."""
-    return Waiting(name, number, holder, NOON, seconds)
+    return Waiter(name, number, holder, NOON, seconds)
 
 
 def note(number: int, event: str, name: str = "a", token: int | None = 1, holder: str = "ann") -> Event:

@@ -88,7 +88,7 @@ def listeners(patient: Patient) -> Iterator[Finding]:
         f"SELECT count(*) FROM {patient.within('lock_presence')} AS p"
         " WHERE p.incarnation = pg_postmaster_start_time() AND EXISTS (SELECT FROM pg_locks AS l"
         "  WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid = p.session"
-        "  AND (l.classid::bigint << 32) | l.objid::bigint = p.mark)"
+        "  AND (l.classid::bigint << 32) | l.objid::bigint = p.advisory_key)"
     )
     if count > patient.limits.listeners:
         yield Finding(

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from dblock._core.options import quoted
 from dblock.admin.doctor.patient import Check, Finding, Patient
-from dblock.admin.privileges import RIGHTS
+from dblock.admin.privileges import PRIVILEGES
 
-SHARED = set.intersection(*map(set, RIGHTS.values()))
+SHARED = set.intersection(*map(set, PRIVILEGES.values()))
 """The functions that come with every right, and so tell of none."""
 
 NOT_OURS_ANYWAY = " NOT r.rolsuper AND NOT pg_has_role(r.oid, n.nspowner, 'MEMBER')"
@@ -32,7 +32,7 @@ def incomplete_grant(patient: Patient) -> Iterator[Finding]:
     for role in _roles(patient):
         lacking = {
             right: [name for name in functions if name in role.lacks]
-            for right, functions in RIGHTS.items()
+            for right, functions in PRIVILEGES.items()
             if right in _meant(role)
         }
         if any(lacking.values()):
@@ -102,10 +102,10 @@ def may_not_lock(patient: Patient) -> Iterator[Finding]:
         "SELECT has_schema_privilege(n.oid, 'USAGE'), ARRAY(SELECT p.proname::text FROM pg_proc AS p"
         "  WHERE p.pronamespace = n.oid AND p.proname = ANY ($1) AND NOT has_function_privilege(p.oid, 'EXECUTE'))"
         " FROM pg_namespace AS n WHERE n.oid = $2",
-        list(RIGHTS["lock"]),
+        list(PRIVILEGES["lock"]),
         patient.oid,
     )
-    if not enters or len(lacks) >= len(set(RIGHTS["lock"]) - SHARED):
+    if not enters or len(lacks) >= len(set(PRIVILEGES["lock"]) - SHARED):
         yield Finding(
             "note",
             f"This login, role {patient.user!r}, may not lock in schema {patient.schema!r}.",
@@ -133,7 +133,7 @@ def _roles(patient: Patient) -> list[_Role]:
 
 def _meant(role: _Role) -> list[str]:
     """Return the rights that a role was given at least a part of."""
-    return [right for right, functions in RIGHTS.items() if (set(functions) - SHARED) & set(role.given)]
+    return [right for right, functions in PRIVILEGES.items() if (set(functions) - SHARED) & set(role.given)]
 
 
 def _grant(patient: Patient, role: _Role) -> str:

@@ -38,7 +38,7 @@ def graph(asked: Asked, pattern: str, every: bool, form: str | None, output: str
     if asked.as_json and form is not None:
         raise click.UsageError("--json and --format are two forms of the same; give one of them.")
     with overview(asked.installed(), asked.schema) as look, look.one_moment():
-        locks, waiters = look.locks(most=MOST + 1), look.waiters(most=MOST + 1)
+        locks, waiters = look.locks(limit=MOST + 1), look.waiters(limit=MOST + 1)
     found = part(build(locks, waiters), pattern, every=every)
     if len(locks) > MOST or len(waiters) > MOST:
         click.echo(f"There are more than {MOST} locks or waiters; only so many were looked at.", err=True)

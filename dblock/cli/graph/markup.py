@@ -28,7 +28,7 @@ def mermaid(graph: Graph) -> str:
         if (holder := holder_of(graph.locks[name])) is not None:
             links.append((f"    {identity} -->|held by| {people[holder]}", graph.is_stuck(lock=name)))
         for place in graph.lines.get(name, []):
-            said = mermaid_text(f"{place.place}, for {seconds(place.seconds)}")
+            said = mermaid_text(f"{place.position}, for {seconds(place.seconds)}")
             stuck = graph.is_stuck(who=place.holder, lock=name)
             links.append((f'    {people[place.holder]} -.->|"{said}"| {identity}', stuck))
     lines += [link for link, _ in links]
@@ -74,7 +74,7 @@ def dot(graph: Graph) -> str:
             red = f' [color="{RED}", penwidth=2]' if graph.is_stuck(lock=name) else ""
             lines.append(f"    {identity} -> {people[holder]}{red}")
         for place in graph.lines.get(name, []):
-            said = dot_text(f"{place.place}, for {seconds(place.seconds)}")
+            said = dot_text(f"{place.position}, for {seconds(place.seconds)}")
             red = f', color="{RED}", penwidth=2' if graph.is_stuck(who=place.holder, lock=name) else ""
             lines.append(f'    {people[place.holder]} -> {identity} [label="{said}", style=dashed{red}]')
     return "\n".join([*lines, "}"]) + "\n"

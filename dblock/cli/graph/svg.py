@@ -201,7 +201,7 @@ def _edges(graph: Graph, boxes: dict[Node, Box], bottom: float) -> tuple[list[st
         for place in line:
             waiter, lock = boxes["who", place.holder], boxes["lock", name]
             stuck = graph.is_stuck(who=place.holder, lock=name)
-            said = f"{place.place}, for {seconds(place.seconds)}"
+            said = f"{place.position}, for {seconds(place.seconds)}"
             tip = lock.x + lock.width
             alone = sum(other.holder == place.holder for other in line) == 1
             said_before = said_of.get(place.holder, 0)

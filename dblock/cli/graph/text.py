@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import NamedTuple
 
-from dblock.admin.inspect import LockState, Waiting
+from dblock.admin.inspect import LockState, Waiter
 from dblock.cli.graph.waits import Graph, holder_of, roots
 from dblock.cli.output import seconds, shown
 
@@ -106,14 +106,14 @@ def _line(graph: Graph, name: str, indent: str, drawn: set[str]) -> list[Line]:
     """Draw a lock's line, and beneath each who waits what it holds itself."""
     lines: list[Line] = []
     # What is still to be drawn, the next one last: so a chain of any length takes no recursion.
-    todo: list[Line | tuple[str, Waiting, bool]] = [*_places(graph, name, indent)]
+    todo: list[Line | tuple[str, Waiter, bool]] = [*_places(graph, name, indent)]
     while todo:
         one = todo.pop()
         if isinstance(one, list):
             lines.append(one)
             continue
         before, place, last = one
-        number = f"{place.place}  "
+        number = f"{place.position}  "
         below = before + ("   " if last else "│  ") + " " * len(number)
         again = place.holder in drawn and place.holder in graph.holds
         itself = holder_of(graph.locks[place.name]) == place.holder
@@ -126,7 +126,7 @@ def _line(graph: Graph, name: str, indent: str, drawn: set[str]) -> list[Line]:
         lines.append(said)
         if not again:
             drawn.add(place.holder)
-            deeper: list[Line | tuple[str, Waiting, bool]] = []
+            deeper: list[Line | tuple[str, Waiter, bool]] = []
             for held in graph.holds.get(place.holder, []):
                 deeper.append([Part(below, "dim"), *_held(graph, held)])
                 deeper += reversed(_places(graph, held, below))
@@ -134,6 +134,6 @@ def _line(graph: Graph, name: str, indent: str, drawn: set[str]) -> list[Line]:
     return lines
 
 
-def _places(graph: Graph, name: str, indent: str) -> list[tuple[str, Waiting, bool]]:
+def _places(graph: Graph, name: str, indent: str) -> list[tuple[str, Waiter, bool]]:
     line = graph.lines.get(name, [])
     return [(indent, place, place is line[-1]) for place in reversed(line)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from dblock.admin.inspect import LockState, Waiting
+from dblock.admin.inspect import LockState, Waiter
 
 
 class Step(NamedTuple):
@@ -32,11 +32,11 @@ class Graph:
     """Locks, holders, lines, and the circles among them."""
 
     locks: dict[str, LockState] = field(default_factory=dict)
-    lines: dict[str, list[Waiting]] = field(default_factory=dict)
+    lines: dict[str, list[Waiter]] = field(default_factory=dict)
     """By the lock's name, in order."""
     holds: dict[str, list[str]] = field(default_factory=dict)
     """The locks that a participant holds."""
-    waits: dict[str, list[Waiting]] = field(default_factory=dict)
+    waits: dict[str, list[Waiter]] = field(default_factory=dict)
     """A participant's places in lines."""
     circles: list[list[Step]] = field(default_factory=list)
 
@@ -68,14 +68,14 @@ class Graph:
         return {step.lock for step in self._stuck}
 
 
-def build(locks: Iterable[LockState], waiters: Iterable[Waiting]) -> Graph:
+def build(locks: Iterable[LockState], waiters: Iterable[Waiter]) -> Graph:
     """Make the graph of everything."""
     graph = Graph()
     for lock in sorted(locks, key=lambda one: one.name):
         graph.locks[lock.name] = lock
         if (holder := holder_of(lock)) is not None:
             graph.holds.setdefault(holder, []).append(lock.name)
-    for place in sorted(waiters, key=lambda one: (one.name, one.place)):
+    for place in sorted(waiters, key=lambda one: (one.name, one.position)):
         if place.name not in graph.locks:
             graph.locks[place.name] = LockState(place.name, 0, None, None, None, None, None, None, 0.0, 0)
         graph.lines.setdefault(place.name, []).append(place)
@@ -169,7 +169,7 @@ def facts(graph: Graph) -> dict[str, Any]:
                 "kind": "waits",
                 "from": f"participant:{place.holder}",
                 "to": f"lock:{place.name}",
-                "place": place.place,
+                "position": place.position,
                 "since": place.since,
                 "seconds": place.seconds,
             }

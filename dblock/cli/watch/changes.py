@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from dblock.admin.inspect import Event, LockState, Waiting
+from dblock.admin.inspect import Event, LockState, Waiter
 
 SURE = 0.5
 """Seconds by which clocks and answers may be off when a deadline is compared with the time since a look."""
@@ -38,7 +38,7 @@ class Opened:
 
     name: str
     lock: LockState | None
-    line: list[Waiting]
+    line: list[Waiter]
     history: list[Event]
 
 
@@ -67,7 +67,7 @@ class Happening:
 
     at: datetime
     kind: str
-    """One of: granted, handed_over, freed, ran_out, died, forced, broken, refused, warned."""
+    """One of: granted, handed_over, freed, ran_out, died, forced, forced_now, refused, warned."""
     name: str
     """The lock's, or the resource's."""
     token: int | None = None
@@ -81,7 +81,7 @@ class Happening:
     """The token that was in the way of one that was refused."""
 
 
-NOTED = {"expired": "ran_out", "died": "died", "forced": "forced", "broken": "broken"}
+NOTED = {"expired": "ran_out", "died": "died", "forced": "forced", "forced_now": "forced_now"}
 """What of the history is told. Grants and releases, where they are noted at all, are seen by the looks."""
 
 
@@ -120,7 +120,7 @@ class Happenings:
         """Take in the next look, and return what happened, in order."""
         notes = [one for one in reversed(look.history) if self._notes.is_new(one.number)]
         noted = [told for one in notes if (told := self._told(one))]
-        ended = {grant_of(one) for one in noted if one.kind in ("died", "broken", "ran_out")}
+        ended = {grant_of(one) for one in noted if one.kind in ("died", "forced_now", "ran_out")}
         before = {lock.name: lock for lock in self.last.locks}
         after = {lock.name: lock for lock in look.locks}
         seen: list[Happening] = []

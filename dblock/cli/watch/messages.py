@@ -15,7 +15,7 @@ STYLES = {
     "ran_out": "yellow",
     "died": "red",
     "forced": "yellow",
-    "broken": "red",
+    "forced_now": "red",
     "refused": "bold red",
     "warned": "yellow",
 }
@@ -36,7 +36,7 @@ def said(one: Happening) -> str:
         "ran_out": f"ran out on {who}, unreleased",
         "died": f"its holder {who} died",
         "forced": f"{who} was told to let go{by}{why}",
-        "broken": f"taken from {who} at once{by}{why}",
+        "forced_now": f"taken from {who} at once{by}{why}",
         "refused": f"refused {offered} of {who}{way}",
         "warned": f"would refuse {offered} of {who}{way}",
     }[one.kind]

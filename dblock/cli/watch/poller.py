@@ -107,10 +107,10 @@ class Looking:
         connection = self._connection
         overview = Overview(connection, self._schema)
         with bounded(connection, PATIENCE):
-            locks = overview.locks(self._pattern, most=MOST + 1)
+            locks = overview.locks(self._pattern, limit=MOST + 1)
             more, locks = len(locks) > MOST, locks[:MOST]
             gone = self._gone(overview, locks)
-            history = overview.history(most=100)
+            history = overview.history(limit=100)
             refusals = _refusals(connection) if self._sees_fences else None
             opened = self._opened(overview, self.opened)
         now = datetime.now().astimezone()
@@ -121,13 +121,13 @@ class Looking:
         if self._last is None:
             return {}
         names = doubtful(self._last, locks, time.monotonic())
-        return {lock.name: lock for name in names for lock in overview.locks(name=name, every=True, most=1)}
+        return {lock.name: lock for name in names for lock in overview.locks(name=name, include_free=True, limit=1)}
 
     def _opened(self, overview: Overview, name: str | None) -> Opened | None:
         if name is None:
             return None
-        found = overview.locks(name=name, every=True, most=1)
-        return Opened(name, found[0] if found else None, overview.waiters(name), overview.history(name, most=50))
+        found = overview.locks(name=name, include_free=True, limit=1)
+        return Opened(name, found[0] if found else None, overview.waiters(name), overview.history(name, limit=50))
 
 
 def _may_see_fences(connection: psycopg.Connection[Any]) -> bool:

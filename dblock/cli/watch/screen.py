@@ -211,7 +211,7 @@ def _opened(seen: Seen, now: float) -> list[Text]:
         ]
     lines += [Text(""), Text(f" IN LINE ({len(detail.line)})", "bold")]
     for place in detail.line:
-        lines.append(Text(f" {place.place:>4}  {shown(place.holder)}, for {seconds(place.seconds + since)}"))
+        lines.append(Text(f" {place.position:>4}  {shown(place.holder)}, for {seconds(place.seconds + since)}"))
     lines += [Text(""), Text(" HISTORY", "bold")]
     for event in detail.history:
         what = EVENTS.get(event.event, shown(event.event))

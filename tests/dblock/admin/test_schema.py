@@ -295,7 +295,7 @@ def test_every_definer_function_fixes_its_search_path(owner: psycopg.Connection)
     definers = owner.execute(
         "SELECT proname FROM pg_proc WHERE pronamespace = 'dblock'::regnamespace AND prosecdef"
     ).fetchall()
-    assert {name for (name,) in definers} == {name for right in privileges.RIGHTS.values() for name in right}
+    assert {name for (name,) in definers} == {name for right in privileges.PRIVILEGES.values() for name in right}
 
 
 def test_the_command_line_installs_tells_and_removes(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:

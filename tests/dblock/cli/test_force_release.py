@@ -56,7 +56,7 @@ def test_the_first_in_line_is_woken(dsn: str, lease: dblock.Lease, owner: psycop
     owner.execute("SELECT acquire('job', attempt => gen_random_uuid(), client => %s)", [waiter])
     owner.execute(f'LISTEN "dblock_{waiter.hex}"'.encode())
     with overview(resolve(dsn)) as look:
-        assert look.force_release("job", lease.token, who="me", why="", now=True)
+        assert look.force_release("job", lease.token, actor="me", reason="", now=True)
     assert len(list(owner.notifies(timeout=5, stop_after=1))) == 1
 
 
@@ -201,9 +201,9 @@ def test_only_who_may(shell: Shell, lease: dblock.Lease, dsn: str, role: str, ow
     schema.grant(dsn, role, may=["lock", "see"])
     refused = shell.run("break", "job", "--yes", "--now", dsn=as_role)
     assert refused.code == 1
-    assert "--may break" in refused.err
+    assert "--may force-release" in refused.err
     assert holds(owner)
-    schema.grant(dsn, role, may=["see", "break"])
+    schema.grant(dsn, role, may=["see", "force-release"])
     assert shell.run("break", "job", "--yes", "--now", dsn=as_role).code == 0
     assert not holds(owner)
 

@@ -241,7 +241,7 @@ def test_what_ends_when_asked_is_not_killed(shell: Shell, tmp_path: Path) -> Non
     process = shell.start("run", "job", "--ttl", "2", "--grace", "0.8", "--", "sh", "-c", line)
     until((tmp_path / "on").exists)
     with overview(resolve(shell.dsn)) as look:
-        assert look.force_release("job", look.locks(name="job")[0].number, who="me", why="test")
+        assert look.force_release("job", look.locks(name="job")[0].number, actor="me", reason="test")
     done = ended(process)
     assert (done.code, done.out) == (LOST, "bye\n")
     assert "forced" in done.err

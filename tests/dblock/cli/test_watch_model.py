@@ -71,7 +71,7 @@ def test_an_end_is_told_once() -> None:
         ("ran_out", "a"),
         ("handed_over", "a"),
     ]
-    for event in ("died", "broken"):
+    for event in ("died", "forced_now"):
         assert told(first, look(1, history=[note(1, event)])) == [(event, "a")]
 
 

@@ -711,7 +711,7 @@ def test_a_grant_found_by_its_second_sending_is_as_durable_as_the_first(
 ) -> None:
     """The first was cut off while it waited for a standby. The second must wait for one too."""
     url, owner = unreplicated
-    attempt = "SELECT dblock.try_acquire('a', attempt => '0f1e2d3c4b5a69788796a5b4c3d2e1f0', sent_before => {})"
+    attempt = "SELECT dblock.try_acquire('a', attempt => '0f1e2d3c4b5a69788796a5b4c3d2e1f0', retry => {})"
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     for sending in ("false", said):
         session = psycopg.connect(url, autocommit=True)

@@ -241,7 +241,7 @@ async def test_a_waiter_whose_place_was_passed_over_takes_a_new_one(
     waiting = asyncio.create_task(clients().lock("a").acquire())
     await in_line(owner, 1)
     with owner.transaction():
-        owner.execute("UPDATE distributed_locks SET served = 7")
+        owner.execute("UPDATE distributed_locks SET last_served_ticket = 7")
         owner.execute("DELETE FROM lock_tickets")  # as if it had not been heard of for too long
     await in_line(owner, 1)
     deadline = time.monotonic() + 5

@@ -60,7 +60,7 @@ def test_a_try_is_one_call_that_carries_all_it_needs(service: LockFlows, wanted:
     assert attempt is not None
     assert len(attempt) == 32
     assert call.again is not None
-    assert b"sent_before => true" in call.again
+    assert b"retry => true" in call.again
     assert finish(steps, GRANTED).token == 7
 
 

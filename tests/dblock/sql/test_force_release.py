@@ -12,7 +12,7 @@ from dblock.admin import privileges, schema
 from tests.support import mutants
 from tests.support.sessions import Session, Sessions
 
-RENEW = "SELECT missed, reasons FROM renew_all(ARRAY['a'], ARRAY[%s::bigint], ARRAY['60 s'::interval])"
+RENEW = "SELECT failed, reasons FROM renew_all(ARRAY['a'], ARRAY[%s::bigint], ARRAY['60 s'::interval])"
 FORCE = "SELECT force_release('a', %s, 'ann@desk', 'stuck since noon')"
 
 
@@ -153,7 +153,7 @@ def test_history_records_actor_and_reason_of_a_force_release(sessions: Sessions)
     session.do("SELECT force_release('a', 1, repeat('x', 9000), repeat('y', 9000), true)")
     event, actor, length = session.do("SELECT event, actor, length(reason) FROM list_history('a')")
     (login,) = session.do("SELECT session_user")
-    assert (event, length) == ("broken", 2048)
+    assert (event, length) == ("forced_now", 2048)
     assert actor == f"{'x' * 400} as {login}", "what is certain can be pushed out by nothing"
 
 
@@ -163,10 +163,10 @@ def test_roles_may_what_they_were_granted_and_no_more(dsn: str, role: str, owner
     calls = {
         "lock": ["try_acquire('b')", "holder('a')"],
         "see": ["list_locks()", "list_waiters()", "list_history()", "grants_are_recorded()"],
-        "break": ["force_release('a', 1)", "wake_queue('a')"],
-        None: ["record_grants(true)", "reap()", "note('a', 1, 'forced', 'x', now())", "raise_tokens(1)"],
+        "force-release": ["force_release('a', 1)", "wake_queue('a')"],
+        None: ["record_grants(true)", "reap()", "record_event('a', 1, 'forced', 'x', now())", "raise_tokens(1)"],
     }
-    for may in (["lock"], ["see"], ["lock", "see"], ["see", "break"], ["lock", "see", "break"]):
+    for may in (["lock"], ["see"], ["lock", "see"], ["see", "force-release"], ["lock", "see", "force-release"]):
         schema.grant(dsn, role, may=may)
         with psycopg.connect(as_role, autocommit=True) as connection:
             for right, functions in calls.items():
@@ -181,7 +181,7 @@ def test_roles_may_what_they_were_granted_and_no_more(dsn: str, role: str, owner
 
 def test_new_function_is_granted_to_roles_that_had_its_kind(dsn: str, role: str, owner: psycopg.Connection) -> None:
     """The functions' files are run again by an upgrade, and with them what roles may call: that and no more."""
-    for may, taken in (("see", "list_history"), ("lock", "queue"), ("break", "wake_queue")):
+    for may, taken in (("see", "list_history"), ("lock", "queue"), ("force-release", "wake_queue")):
         schema.grant(dsn, role, may=[may])
         owner.execute(f'REVOKE EXECUTE ON FUNCTION {taken} FROM "{role}"'.encode())
         schema.install(dsn, repair=True)
@@ -190,4 +190,4 @@ def test_new_function_is_granted_to_roles_that_had_its_kind(dsn: str, role: str,
             " AND has_function_privilege(%s, oid, 'EXECUTE')",
             [role],
         ).fetchall()
-        assert {name for (name,) in found} == {*privileges.RIGHTS[may]}
+        assert {name for (name,) in found} == {*privileges.PRIVILEGES[may]}

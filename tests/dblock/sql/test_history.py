@@ -53,7 +53,7 @@ def test_grants_and_releases_are_noted_where_that_is_asked_for(owner: psycopg.Co
     owner.execute("SELECT try_acquire('a', holder => 'two')")
     owner.execute("SELECT force_release('a', 2, now => true)")
     assert events(owner) == [
-        ("broken", 2, "two"), ("granted", 2, "two"), ("released", 1, "one"), ("granted", 1, "one"),
+        ("forced_now", 2, "two"), ("granted", 2, "two"), ("released", 1, "one"), ("granted", 1, "one"),
     ]  # fmt: skip
     owner.execute("SELECT record_grants(false)")
     owner.execute("SELECT release('a', token) FROM try_acquire('a')")
@@ -68,12 +68,12 @@ def test_history_of_an_efficiency_grant_shows_no_token(owner: psycopg.Connection
 
 
 def kept_after_many(owner: psycopg.Connection) -> int:
-    owner.execute("SELECT note('a', n, 'expired', 'x', now()) FROM generate_series(1, 500) AS n")
+    owner.execute("SELECT record_event('a', n, 'expired', 'x', now()) FROM generate_series(1, 500) AS n")
     return len(owner.execute("SELECT FROM list_history('a', 1000)").fetchall())
 
 
 def test_the_newest_hundred_of_each_lock_are_kept(owner: psycopg.Connection) -> None:
-    owner.execute("SELECT note('b', 1, 'expired', 'x', now())")
+    owner.execute("SELECT record_event('b', 1, 'expired', 'x', now())")
     assert kept_after_many(owner) == 100
     assert owner.execute("SELECT max(token), min(token) FROM list_history('a', 1000)").fetchone() == (500, 401)
     assert events(owner, "b") == [("expired", 1, "x")], "another lock's went"
@@ -85,8 +85,8 @@ def test_history_test_catches_a_history_without_a_limit(owner: psycopg.Connectio
 
 
 def test_the_reaper_takes_what_is_older_than_a_month(owner: psycopg.Connection) -> None:
-    owner.execute("SELECT note('a', 1, 'expired', 'old', now() - interval '31 days')")
-    owner.execute("SELECT note('a', 2, 'expired', 'new', now() - interval '29 days')")
+    owner.execute("SELECT record_event('a', 1, 'expired', 'old', now() - interval '31 days')")
+    owner.execute("SELECT record_event('a', 2, 'expired', 'new', now() - interval '29 days')")
     owner.execute("SELECT reap('0 s')")
     assert events(owner) == [("expired", 2, "new")]
 
@@ -103,11 +103,11 @@ def test_the_reaper_notes_what_ran_out_and_was_never_granted_again(owner: psycop
     ("arguments", "names"),
     [
         ("", ["held", "awaited"]),
-        ("every => true", ["held", "awaited", "free"]),
+        ("include_free => true", ["held", "awaited", "free"]),
         ("pattern => 'h%%'", ["held"]),
         ("name => 'held'", ["held"]),
         ("name => 'free'", []),
-        ("every => true, most => 1", ["awaited"]),
+        ("include_free => true, max_rows => 1", ["awaited"]),
     ],
 )
 def test_locks_are_told(owner: psycopg.Connection, arguments: str, names: list[str]) -> None:
@@ -132,7 +132,7 @@ def test_waiters_are_told_in_order(owner: psycopg.Connection) -> None:
                 "SELECT acquire(%s, attempt => gen_random_uuid(), client => gen_random_uuid(), holder => %s)",
                 [name, who],
             )
-    rows = owner.execute("SELECT name, place, holder FROM list_waiters()").fetchall()
+    rows = owner.execute("SELECT name, position, holder FROM list_waiters()").fetchall()
     assert rows == [("a", 1, "first"), ("a", 2, "second"), ("b", 1, "first"), ("b", 2, "second")]
     assert owner.execute("SELECT holder FROM list_waiters('b', 1)").fetchall() == [("first",)]
     owner.execute("UPDATE lock_clients SET seen_until = now() - interval '1 s'")

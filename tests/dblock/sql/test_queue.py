@@ -100,7 +100,7 @@ def test_waiter_that_leaves_the_queue_passes_a_free_lock_on(sessions: Sessions) 
     listen(ear, HERE, THERE)
     assert session.do("SELECT abandon('a', %s)", FIRST) == (True,)
     assert heard(ear) == [(f"dblock_{THERE.hex}", str(SECOND))]
-    session.do("SELECT leave(%s)", THERE)
+    session.do("SELECT leave_queue(%s)", THERE)
     assert heard(ear) == [(f"dblock_{HERE.hex}", str(THIRD))]
     assert session.do("SELECT abandon('a', %s)", FIRST) == (False,), "there was nothing to give back"
 
@@ -177,12 +177,12 @@ def test_the_line_is_told_in_order_and_without_the_dead(sessions: Sessions) -> N
 def test_a_look_tells_who_is_first_and_what_there_is_to_see(sessions: Sessions) -> None:
     session = sessions.open()
     held_with_three_in_line(session)
-    places, firsts, look_again, watched = session.do("SELECT * FROM heartbeat(%s, '{a,b}')", HERE)
-    assert (places, firsts, watched) == (2, [FIRST], [False])
-    assert 29 < look_again[0] <= 30
+    tickets, firsts, next_check, watched = session.do("SELECT * FROM heartbeat(%s, '{a,b}')", HERE)
+    assert (tickets, firsts, watched) == (2, [FIRST], [False])
+    assert 29 < next_check[0] <= 30
     assert session.do("SELECT * FROM heartbeat(%s, '{a}')", THERE) == (1, None, None, None)
     session.do(FREE)
-    assert session.do("SELECT firsts, look_again FROM heartbeat(%s, '{a}')", HERE) == ([FIRST], [0])
+    assert session.do("SELECT firsts, next_check FROM heartbeat(%s, '{a}')", HERE) == ([FIRST], [0])
 
 
 # Interleavings: two sessions, held open at the step that matters.
@@ -275,7 +275,7 @@ def test_a_notification_is_never_sent_in_a_transaction_that_waits_for_the_disk(s
     held_with_three_in_line(session)
     session.do("SELECT release('a', 1, durable => true)")
     assert heard(ear) == []
-    assert session.do("SELECT firsts, look_again FROM heartbeat(%s, '{a}')", HERE) == ([FIRST], [0]), "it finds out"
+    assert session.do("SELECT firsts, next_check FROM heartbeat(%s, '{a}')", HERE) == ([FIRST], [0]), "it finds out"
 
 
 def test_a_stricter_isolation_makes_no_two_tickets_of_one_number(sessions: Sessions) -> None:
@@ -411,8 +411,8 @@ def test_a_ticket_learns_of_a_presence_that_came_after_it(sessions: Sessions) ->
 
 
 def test_presence_test_catches_a_withdrawal_that_does_not_wait(sessions: Sessions, owner: psycopg.Connection) -> None:
-    held, written = "presence_gone.presence\n    FOR UPDATE SKIP LOCKED;", "    IF take AND seen.gone_since"
-    wrong = mutants.altered("05_line.sql", held, "presence_gone.presence;")
+    held, written = "remaining_grace.presence\n    FOR UPDATE SKIP LOCKED;", "    IF for_takeover AND seen.gone_since"
+    wrong = mutants.altered("05_line.sql", held, "remaining_grace.presence;")
     assert written in wrong
     mutants.replace(owner, wrong.replace(written, "    IF false AND seen.gone_since"))
     assert taken_at_the_moment_of_the_excuse(sessions) == (None,)
@@ -518,12 +518,12 @@ def test_many_released_together_wake_each_its_next(sessions: Sessions) -> None:
 def test_leave_queue_removes_every_ticket_but_those_to_keep(sessions: Sessions) -> None:
     session = sessions.open()
     held_with_three_in_line(session)
-    session.do("SELECT leave(%s, but => %s)", HERE, [THIRD])
+    session.do("SELECT leave_queue(%s, keep => %s)", HERE, [THIRD])
     assert session.do("SELECT count(*) FROM lock_tickets") == (3,), "they have only just come"
     session.do("UPDATE lock_tickets SET since = since - interval '5 s'")
-    session.do("SELECT leave(%s, but => %s)", HERE, [THIRD])
+    session.do("SELECT leave_queue(%s, keep => %s)", HERE, [THIRD])
     assert session.do("SELECT array_agg(number ORDER BY number) FROM lock_tickets") == ([2, 3],)
-    session.do("SELECT leave(%s)", HERE)
+    session.do("SELECT leave_queue(%s)", HERE)
     assert session.do("SELECT array_agg(number) FROM lock_tickets") == ([2],)
     assert session.do("SELECT array_agg(client) FROM lock_clients") == ([THERE],)
 

@@ -169,9 +169,12 @@ def test_reaper_never_marks_a_living_presence_as_gone(owner: psycopg.Connection,
         owner.execute(ALL)
         gone = "SELECT count(*), count(gone_since) FROM lock_presence"
         assert owner.execute(gone).fetchone() == (64, 0)
-        signs = "SELECT count(DISTINCT (mark < 0, mark::bit(64) & x'0000000080000000' = 0::bit(64))) FROM lock_presence"
+        signs = (
+            "SELECT count(DISTINCT (advisory_key < 0, advisory_key::bit(64) & x'0000000080000000' = 0::bit(64)))"
+            " FROM lock_presence"
+        )
         assert owner.execute(signs).fetchone() == (4,)
-    held = "SELECT count(*) FROM pg_locks JOIN lock_presence ON mark = (classid::bigint << 32) | objid::bigint"
+    held = "SELECT count(*) FROM pg_locks JOIN lock_presence ON advisory_key = (classid::bigint << 32) | objid::bigint"
     while owner.execute(held).fetchone() != (0,):
         pass
     owner.execute(ALL)
@@ -190,10 +193,12 @@ def test_a_presence_that_somebody_looks_at_is_not_waited_for(
         [gone_since],
     )
     with psycopg.connect(dsn) as other:
-        other.execute("SELECT FROM dblock.lock_presence WHERE mark = 2 FOR UPDATE")
+        other.execute("SELECT FROM dblock.lock_presence WHERE advisory_key = 2 FOR UPDATE")
         owner.execute("SET lock_timeout = '1s'")
         assert owner.execute(ALL).fetchone() == (1,)
-        left = owner.execute("SELECT mark FROM lock_presence WHERE gone_since IS NOT NULL ORDER BY 1").fetchall()
+        left = owner.execute(
+            "SELECT advisory_key FROM lock_presence WHERE gone_since IS NOT NULL ORDER BY 1"
+        ).fetchall()
         assert left == ([(2,)] if gone_since else [(1,), (3,)])
 
 
@@ -221,7 +226,7 @@ def test_history_that_another_transaction_clears_away_is_not_waited_for(
     )
     with psycopg.connect(dsn) as other:
         other.execute("SET search_path = dblock")
-        other.execute("SELECT note('b', 1, 'expired', NULL, clock_timestamp())")
+        other.execute("SELECT record_event('b', 1, 'expired', NULL, clock_timestamp())")
         owner.execute("SET lock_timeout = '1s'")
         assert owner.execute(ALL).fetchone() == (1,)
         assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (2,), "those that the other has"

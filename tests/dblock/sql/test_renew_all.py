@@ -8,7 +8,7 @@ import pytest
 from tests.support import mutants
 from tests.support.sessions import Sessions
 
-RENEW = "SELECT missed, reasons FROM renew_all(%s, %s, %s)"
+RENEW = "SELECT failed, reasons FROM renew_all(%s, %s, %s)"
 
 
 def left(session: object, name: str) -> float:

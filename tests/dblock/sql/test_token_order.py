@@ -75,7 +75,7 @@ def test_an_attempt_that_was_sent_before_waits_for_its_first_sending(sessions: S
         first.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
     first.do("BEGIN")
     _, token = first.do(attempt + ")")
-    waiting = again.start(attempt + ", sent_before => true)")
+    waiting = again.start(attempt + ", retry => true)")
     again.wait_until_blocked()
     first.do("COMMIT")
     assert waiting.result(20) == (True, token)

@@ -143,17 +143,18 @@ def test_every_function_that_a_role_may_call_is_there_and_guarded(owner: psycopg
     ).fetchall()
     assert {name for name, _, _ in rows} == set(schema.API)
     as_the_user = {
-        "protect_table", "unprotect_table", "row_key", "as_text", "has_columns", "highest_token", "guard_emptying",
-        "guard_name", "lock_exactly", "is_plain",
+        "protect_table", "unprotect_table", "row_key", "key_expression", "has_fence_columns",
+        "highest_token", "guard_truncate_trigger",
+        "guard_function_name", "lock_table", "is_plain_type",
     }  # fmt: skip
     for name, as_owner, settings in rows:
         assert as_owner == (name not in as_the_user), name
         assert "search_path=fenced_store, pg_temp" in settings or name in (
-            "as_text",
+            "key_expression",
             "row_key",
-            "has_columns",
-            "guard_name",
-            "is_plain",
+            "has_fence_columns",
+            "guard_function_name",
+            "is_plain_type",
         ), name
 
 
@@ -175,8 +176,8 @@ def test_the_command_line_does_it_all(bare_dsn: str, capsys: pytest.CaptureFixtu
         assert "public.orders  per row, by id, line, strictly" in capsys.readouterr().out
         assert run(bare_dsn, "log") == 0
         assert "Nobody was refused." in capsys.readouterr().out
-        connection.execute("SELECT fenced_store.write('k', 8, 1, '1', NULL, who => 'new')")
-        connection.execute("SELECT fenced_store.write('k', 7, 1, '1', NULL, who => 'old')")
+        connection.execute("SELECT fenced_store.write('k', 8, 1, '1', NULL, writer => 'new')")
+        connection.execute("SELECT fenced_store.write('k', 7, 1, '1', NULL, writer => 'old')")
         assert run(bare_dsn, "log", "--resource", "k", "--limit", "5") == 0
         assert "k refused token 7 of old against token 8 by new" in capsys.readouterr().out
         assert run(bare_dsn, "high-water") == 0

@@ -428,7 +428,7 @@ async def test_a_role_with_the_grant_can_raise_a_fence_and_not_lower_it(
             "SELECT * FROM fenced_store.fences",
             "DELETE FROM fenced_store.rejections",
             "SELECT fenced_store.purge_deleted_fences('1 day')",
-            "SELECT fenced_store.note_rejection('k', 1, 1, 1, 1, NULL, NULL, NULL, true)",
+            "SELECT fenced_store.insert_rejection('k', 1, 1, 1, 1, NULL, NULL, NULL, true)",
             "CREATE TABLE fenced_store.mine ()",
             "CREATE FUNCTION fenced_store.refuse() RETURNS void LANGUAGE sql AS ''",
         ):
@@ -450,16 +450,16 @@ async def test_a_role_with_the_grant_can_raise_a_fence_and_not_lower_it(
         ("claim('{k}', 1, patience => 'NaN')", "22023"),
         ("claim('{k}', 1, patience => 'infinity')", "22023"),
         ("claim('{k}', 1, patience => 1e300)", "22023"),
-        ("leave_fence(NULL, 1)", "22023"),
-        ("leave_fence(repeat('x', 1025), 1)", "22023"),
-        ("make_guard(0, '{id}')", "42809"),
-        ("make_guard('pg_class', NULL)", "22023"),
-        ("make_guard('pg_class', '{nothing}')", "22023"),
-        ("make_guard('pg_class', '{relacl}')", "22023"),
-        ("lock_exactly(0, 'ACCESS SHARE')", "42704"),
-        ("lock_exactly(NULL, 'ACCESS SHARE')", "42704"),
-        ("lock_exactly('pg_class', 'ACCESS SHARE MODE; SELECT 1; --')", "22023"),
-        ("lock_exactly('pg_class', NULL)", "22023"),
+        ("preserve_fence(NULL, 1)", "22023"),
+        ("preserve_fence(repeat('x', 1025), 1)", "22023"),
+        ("create_guard(0, '{id}')", "42809"),
+        ("create_guard('pg_class', NULL)", "22023"),
+        ("create_guard('pg_class', '{nothing}')", "22023"),
+        ("create_guard('pg_class', '{relacl}')", "22023"),
+        ("lock_table(0, 'ACCESS SHARE')", "42704"),
+        ("lock_table(NULL, 'ACCESS SHARE')", "42704"),
+        ("lock_table('pg_class', 'ACCESS SHARE MODE; SELECT 1; --')", "22023"),
+        ("lock_table('pg_class', NULL)", "22023"),
         ("highest_token(0)", "42704"),
         ("protect_table(NULL)", "42704"),
     ],
@@ -476,4 +476,4 @@ def test_what_need_not_be_said_may_be_null(owner: psycopg.Connection) -> None:
     assert owner.execute("SELECT token, write_number FROM fenced_store.fences").fetchone() == (2, 0)
     # Under any path, for it has its own.
     owner.execute("SET search_path TO public")
-    assert owner.execute("SELECT fenced_store.guard_name('pg_class', 'k', '{oid}')").fetchone() is not None
+    assert owner.execute("SELECT fenced_store.guard_function_name('pg_class', 'k', '{oid}')").fetchone() is not None

@@ -563,8 +563,8 @@ def test_whoever_writes_the_table_needs_no_rights_on_fences(dsn: str, owner: psy
         ).fetchone()  # type: ignore[misc]
         for statement in (
             f"SELECT {guard}()",
-            "SELECT fenced_store.guard('a', 'b', 0, NULL, false, false)",
-            "SELECT fenced_store.leave_fence('public.orders:1', 99)",
+            "SELECT fenced_store.guard_row('a', 'b', 0, NULL, false, false)",
+            "SELECT fenced_store.preserve_fence('public.orders:1', 99)",
             "ALTER TABLE orders DISABLE TRIGGER zz_fenced_store",
             "DROP TRIGGER zz_fenced_store ON orders",
         ):
@@ -632,7 +632,7 @@ def test_nobody_else_makes_another_guard_of_a_table(
     made = protect(dsn, "orders")
     store.claim(made.row(1), fence=9)
     for key in ("{v}", "{}"):
-        hostile.execute("SELECT fenced_store.make_guard('public.orders', %s)", [key])
+        hostile.execute("SELECT fenced_store.create_guard('public.orders', %s)", [key])
         refused(owner, 8, "UPDATE orders SET v = 'stale' WHERE id = 1")
     carrying(owner, 9, "UPDATE orders SET v = 'x' WHERE id = 1")
 
@@ -687,19 +687,19 @@ def test_nobody_but_its_owner_says_how_a_table_is_protected(
     dsn: str, owner: psycopg.Connection, hostile: psycopg.Connection
 ) -> None:
     made = protect(dsn, "orders", strict=True)
-    for call in ("note_unprotection('public.orders')", "unprotect_table('public.orders')"):
+    for call in ("record_unprotection('public.orders')", "unprotect_table('public.orders')"):
         with pytest.raises(psycopg.Error):
             hostile.execute(f"SELECT fenced_store.{call}".encode())
-    hostile.execute("SELECT fenced_store.note_protection('public.orders')")
+    hostile.execute("SELECT fenced_store.record_protection('public.orders')")
     assert protected(dsn) == [made]
     # A trigger that claims to be the fence of another table.
     hostile.execute("CREATE TABLE bait (id int PRIMARY KEY)")
     hostile.execute(
         "CREATE TRIGGER zz_fenced_store BEFORE INSERT ON bait EXECUTE FUNCTION"
-        " fenced_store.guard_table('public.other', 'f', 'f', 'f')"
+        " fenced_store.guard_table_trigger('public.other', 'f', 'f', 'f')"
     )
     with pytest.raises(psycopg.Error, match="no fence that could be noted"):
-        hostile.execute("SELECT fenced_store.note_protection('bait')")
+        hostile.execute("SELECT fenced_store.record_protection('bait')")
 
 
 def test_a_table_that_changes_hands_stays_protected(

@@ -111,9 +111,11 @@ def _sizes(found: Measured, dsn: str, many: int) -> None:
 def _lists(found: Measured, dsns: list[str]) -> None:
     with overview(resolve(dsns[0])) as of_few, overview(resolve(dsns[1])) as of_many:
         few, many = in_turns(5, of_few.locks, of_many.locks)
-        few_all, many_all = in_turns(5, lambda: of_few.locks(every=True), lambda: of_many.locks(every=True))
+        few_all, many_all = in_turns(
+            5, lambda: of_few.locks(include_free=True), lambda: of_many.locks(include_free=True)
+        )
         found.claims[f"the list of what is held has all {HELD}"] = len(of_many.locks()) == HELD
-        found.claims["the list of all stops at its limit"] = len(of_many.locks(every=True, most=100)) == 100
+        found.claims["the list of all stops at its limit"] = len(of_many.locks(include_free=True, limit=100)) == 100
     found.figures["list_locks: what is held"] = f"{ms(many)} ({ms(few)} among few): it reads the whole table"
     found.figures["list_locks: the first 1000 of all"] = f"{ms(many_all)} ({ms(few_all)} among few)"
     command = [sys.executable, "-m", "dblock", "--dsn", dsns[1], "ls"]

@@ -94,7 +94,7 @@ BUGS = (
         workers=2,
         seconds=5.0,
         options={"locks": 2, "ttl": 6.0, "kept_alive": 1.0, "brief": 1.6, "long": 0.0},
-        slow_edits=(Edit(RENEWAL, "    moment := clock", "    PERFORM pg_sleep(0.7);\n    moment := clock"),),
+        slow_edits=(Edit(RENEWAL, "    renewed_at := clock", "    PERFORM pg_sleep(0.7);\n    renewed_at := clock"),),
         edits=(REVIVING,),
     ),
     Bug(
@@ -126,7 +126,7 @@ BUGS = (
         "takes the lock from a holder that is there, as if its process had died",
         ("loss told first", "linearizability"),
         options={"locks": 1, "ttl": 2.0, "long": 0.2},
-        edits=(Edit("05_line.sql", " OR NOT pg_try_advisory_xact_lock_shared(seen.mark) THEN", " THEN"),),
+        edits=(Edit("05_line.sql", " OR NOT pg_try_advisory_xact_lock_shared(seen.advisory_key) THEN", " THEN"),),
     ),
     Bug(
         "excuse not heard",

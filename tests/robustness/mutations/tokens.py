@@ -7,7 +7,7 @@ from tests.support.mutants import TOKEN_IN_VALUES
 
 GRANT = "10_try_acquire.sql"
 MINTING = "pg_catalog.nextval('token_sequence'::pg_catalog.regclass)"
-FIRST_LOOK = "        SELECT l.minted_server_start, l.minted_timeline, l.served, l.expires_at > '-infinity' INTO"
+FIRST_LOOK = "        SELECT l.minted_server_start, l.minted_timeline, l.last_served_ticket"
 CROWD = {"locks": 1, "tried": 0.7, "long": 0.0}
 
 BUGS = (

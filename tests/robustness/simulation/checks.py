@@ -187,14 +187,14 @@ class Checks:
 
     def freed(self, row: Row, why: str, by: int | str | None) -> None:
         now, name = self.world.now, row.name
-        named = {"released": row.token, "broken": row.token, "abandoned": row.attempt, "died": row.presence}
+        named = {"released": row.token, "forced_now": row.token, "abandoned": row.attempt, "died": row.presence}
         if by != named[why] or row.expires_at <= now:
             raise Violation("exact grant", f"{name}: {why} by {by}, but it is {row}")
         if why == "died":
             mark = self.database.store.marks[str(by)]
             if mark.session in self.database.store.sessions or self._ended.get(mark.session, now) + mark.grace > now:
                 raise Violation("exact grant", f"{name}: taken from {short(row.attempt)} as if it were dead")
-        if why == "broken":
+        if why == "forced_now":
             self._excused.add(row.token)
         self._endings[row.token] = why, self.world.now
         self._held.pop(name, None)

@@ -309,11 +309,20 @@ class Both:
     def _compare_tables(self) -> None:
         rows = self._connection.execute(
             "SELECT name, greatest(token, 0), date_part('epoch', expires_at), replace(attempt::text, '-', ''),"
-            " replace(presence::text, '-', ''), waiting, served, forced_at IS NOT NULL"
+            " replace(presence::text, '-', ''), waiting, last_served_ticket, forced_at IS NOT NULL"
             " FROM dblock.distributed_locks ORDER BY name"
         ).fetchall()
         assert rows == [
-            (r.name, max(r.token, 0), r.expires_at, r.attempt, r.presence, r.waiting, r.served, bool(r.forced_at))
+            (
+                r.name,
+                max(r.token, 0),
+                r.expires_at,
+                r.attempt,
+                r.presence,
+                r.waiting,
+                r.last_served_ticket,
+                bool(r.forced_at),
+            )
             for _, r in sorted(self.store.tables.rows.items())
         ], self._story(f"Postgres has {rows}, memory {self.store.tables.rows}")
         tickets = self._connection.execute(

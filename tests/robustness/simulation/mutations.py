@@ -219,7 +219,7 @@ def tickets_by_length(run: Run) -> Iterator[None]:
 @_bug
 def dead_never_passed_over(run: Run) -> Iterator[None]:
     """Wait for those in line who are dead."""
-    run.store.first_in_queue = lambda name, tidy: next(  # type: ignore[method-assign]
+    run.store.first_in_queue = lambda name, prune: next(  # type: ignore[method-assign]
         iter(run.store.tables.tickets.get(name, ())), None
     )
     yield
@@ -313,12 +313,12 @@ def grace_overstayed(run: Run) -> Iterator[None]:
 def grace_too_short(run: Run) -> Iterator[None]:
     """Take the locks of those whose connection is closed at once."""
     store = run.store
-    presence_gone = store.presence_gone
+    remaining_grace = store.remaining_grace
 
     def at_once(presence: str) -> float | None:
-        return None if presence_gone(presence) is None else 0.0
+        return None if remaining_grace(presence) is None else 0.0
 
-    store.presence_gone = at_once  # type: ignore[method-assign]
+    store.remaining_grace = at_once  # type: ignore[method-assign]
     yield
 
 

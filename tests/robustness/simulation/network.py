@@ -195,7 +195,7 @@ class Network:
 def _told(sql: bytes, args: Args) -> str:
     text = sql.decode()
     what = text.partition('"dblock".')[2].partition("(")[0] if '"dblock".' in text else text
-    again = " (again)" if "sent_before" in text or "nullif" in text else ""
+    again = " (again)" if "retry =>" in text or "nullif" in text else ""
     shown = [_shown(arg) for arg in args]
     return f"{what}({', '.join(shown)}){again}"
 

@@ -67,8 +67,8 @@ class WaitingRoom:
         self.observer.removed(ticket, why)
         self.tables.tickets[ticket.name].remove(ticket)
 
-    def first_in_queue(self, name: str, tidy: bool) -> Ticket | None:
-        """Find the first that is alive; with `tidy` the dead before it go."""
+    def first_in_queue(self, name: str, prune: bool) -> Ticket | None:
+        """Find the first that is alive; with `prune` the dead before it go."""
         dead: set[str] = set()
         away: set[str] = set()
         for ticket in list(self.tables.tickets.get(name, ())):
@@ -78,19 +78,19 @@ class WaitingRoom:
                 if self.tables.clients.get(ticket.client, float("-inf")) <= self.now():
                     dead.add(ticket.client)
                 else:
-                    grace = None if ticket.presence is None else self.presence_gone(ticket.presence)
+                    grace = None if ticket.presence is None else self.remaining_grace(ticket.presence)
                     if grace is None or ticket.presence is None:
                         return ticket
                     if grace > 0:
                         away.add(ticket.presence)
                         continue
                     dead.add(ticket.presence)
-            if tidy:
+            if prune:
                 self.remove(ticket, "dead")
         return None
 
     def queue_is_empty(self, name: str) -> bool:
-        if self.first_in_queue(name, tidy=True) is not None or self.tables.tickets.get(name):
+        if self.first_in_queue(name, prune=True) is not None or self.tables.tickets.get(name):
             return False
         self.tables.rows[name].waiting = False
         return True
@@ -99,7 +99,7 @@ class WaitingRoom:
         """Wake the first in line of a lock that was freed just now."""
         if self.durable:
             return
-        found = self.first_in_queue(name, tidy=True)
+        found = self.first_in_queue(name, prune=True)
         if found is not None:
             self.notify(found.client, found.attempt)
         elif not self.tables.tickets.get(name):
@@ -123,37 +123,37 @@ class WaitingRoom:
         firsts = []
         for name in names:
             row = self.tables.rows.get(name)
-            found = None if row is None else self.first_in_queue(name, tidy=False)
+            found = None if row is None else self.first_in_queue(name, prune=False)
             if row is None or found is None or found.client != client:
                 continue
             wait = max(row.expires_at - self.now(), 0.0)
             watched = wait > 0 and row.presence is not None
             if wait > 0 and row.presence is not None:
-                grace = self.presence_gone(row.presence)
+                grace = self.remaining_grace(row.presence)
                 wait = wait if grace is None else max(min(wait, grace), 0.0)
             firsts.append((found.attempt, wait, watched))
         return places, firsts
 
-    def leave(self, client: str, presence: str | None = None, but: frozenset[str] = frozenset()) -> None:
+    def leave_queue(self, client: str, presence: str | None = None, keep: frozenset[str] = frozenset()) -> None:
         for name in sorted(self.tables.tickets):
             gone = [
                 ticket
                 for ticket in self.tables.tickets[name]
                 if ticket.client == client
-                and ticket.attempt not in but
-                and (not but or ticket.since < self.now() - LEFT_AFTER)
+                and ticket.attempt not in keep
+                and (not keep or ticket.since < self.now() - LEFT_AFTER)
             ]
             for ticket in gone:
                 self.remove(ticket, "left")
             if gone:
                 self.wake_if_free(name)
-        if not but:
+        if not keep:
             self.tables.clients.pop(client, None)
             self.marks.pop(presence or "", None)
 
     # Who is there.
 
-    def presence_gone(self, presence: str) -> float | None:
+    def remaining_grace(self, presence: str) -> float | None:
         mark = self.marks.get(presence)
         if mark is None or mark.incarnation != self.incarnation or mark.session == self.session:
             return None

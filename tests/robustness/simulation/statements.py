@@ -41,8 +41,8 @@ def _performer(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
     name = found.group(1).decode()
     if name == "release" and b"nullif" in sql:
         name = "release_again"
-    elif name == "leave" and b"but =>" in sql:
-        name = "leave_but"
+    elif name == "leave_queue" and b"keep =>" in sql:
+        name = "leave_queue_but"
     elif name == "abandon" and b"only_ticket" in sql:
         name = "leave_place"
     claims = b"fenced_store.claim(" in sql
@@ -158,13 +158,13 @@ def _heartbeat(store: Store, fence: Fence | None, args: Args) -> Row:
     return (str(places), *("{" + ",".join(_text(one) for one in column) + "}" for column in columns))
 
 
-def _leave(store: Store, fence: Fence | None, args: Args) -> Row:
-    store.leave(_text(args[0]), args[1])
+def _leave_queue(store: Store, fence: Fence | None, args: Args) -> Row:
+    store.leave_queue(_text(args[0]), args[1])
     return ("",)
 
 
-def _leave_but(store: Store, fence: Fence | None, args: Args) -> Row:
-    store.leave(_text(args[0]), but=frozenset(_items(args[1])))
+def _leave_queue_but(store: Store, fence: Fence | None, args: Args) -> Row:
+    store.leave_queue(_text(args[0]), keep=frozenset(_items(args[1])))
     return ("",)
 
 
@@ -188,8 +188,8 @@ _FUNCTIONS: dict[str, Callable[[Store, Fence | None, Args], Row | None]] = {
     "abandon": _abandon,
     "leave_place": _leave_place,
     "heartbeat": _heartbeat,
-    "leave": _leave,
-    "leave_but": _leave_but,
+    "leave_queue": _leave_queue,
+    "leave_queue_but": _leave_queue_but,
     "register_presence": _register_presence,
     "withdraw_presence": _withdraw_presence,
 }

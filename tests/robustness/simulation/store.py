@@ -75,7 +75,7 @@ class Store(WaitingRoom):
             elif looks == 1 and remaining == 0:
                 continue
             elif looks == 1 and not granted and row.presence is not None and attempt is not None:
-                grace = self.presence_gone(row.presence)
+                grace = self.remaining_grace(row.presence)
                 if grace is not None and grace <= 0:
                     self.free(row, "died", row.presence)
                     continue
@@ -97,7 +97,7 @@ class Store(WaitingRoom):
             if ticket.number == number and ticket.attempt == attempt:
                 self.remove(ticket, "redeemed")
                 return True
-            if ticket.number > row.served:
+            if ticket.number > row.last_served_ticket:
                 return False
         return False
 
@@ -114,7 +114,7 @@ class Store(WaitingRoom):
         """Give a free lock away; the one place where tokens are minted."""
         row.token = self.mint(row) if durable else -1 - self.chance.randrange(1 << 52)
         row.attempt, row.presence = attempt, presence
-        row.served = row.served if ticket is None else ticket
+        row.last_served_ticket = row.last_served_ticket if ticket is None else ticket
         row.released_at, row.forced_at = float("-inf"), None
         row.ttl = ttl
         row.expires_at = self.now() + ttl
@@ -150,7 +150,7 @@ class Store(WaitingRoom):
         free = until <= self.now()
         grace: float | None = None
         if not free and mark is not None and was_held_by != attempt and (had_ticket or not was_waiting):
-            grace = self.presence_gone(mark)
+            grace = self.remaining_grace(mark)
             if grace is not None and grace <= 0:
                 self.free(row, "died", mark)
                 free = True
@@ -160,7 +160,7 @@ class Store(WaitingRoom):
             if line:
                 first = line[0].attempt == attempt
                 if not first and had_ticket:
-                    found = self.first_in_queue(name, tidy=True)
+                    found = self.first_in_queue(name, prune=True)
                     first = found is None or found.attempt == attempt
         if (free and (first or not fair)) or (not free and was_held_by == attempt):
             answer = self.try_acquire(name, ttl, attempt, durable, presence, fair=False)
@@ -189,7 +189,7 @@ class Store(WaitingRoom):
     def line_up(self, row: Row, attempt: str, client: str, presence: str | None) -> Ticket:
         """Leave a ticket at the end of the line."""
         line = self.tables.tickets.setdefault(row.name, [])
-        number = 1 + max(row.served, line[-1].number if line else 0)
+        number = 1 + max(row.last_served_ticket, line[-1].number if line else 0)
         line.append(Ticket(row.name, number, attempt, client, presence, self.now()))
         return line[-1]
 
@@ -255,7 +255,7 @@ class Store(WaitingRoom):
         if row is None or row.token != token or row.expires_at <= self.now():
             return False
         if now:
-            self.free(row, "broken", token)
+            self.free(row, "forced_now", token)
         else:
             row.forced_at = self.now()
         self.durable = True

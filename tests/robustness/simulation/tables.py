@@ -28,7 +28,7 @@ class Row:
     attempt: str | None = None
     presence: str | None = None
     waiting: bool = False
-    served: int = 0
+    last_served_ticket: int = 0
     minted: tuple[int, int] | None = None
     """By which start of the server its token was minted, and on which timeline."""
 

@@ -141,12 +141,12 @@ class Operator:
         turn = next(self._turns)
         note = worker.recorder.note
         with overview(self._target) as look:
-            note("list", "", locks=len(look.locks(every=turn % 2 == 0)), waiting=len(look.waiters()))
+            note("list", "", locks=len(look.locks(include_free=turn % 2 == 0)), waiting=len(look.waiters()))
             look.history()
             held = [one for one in look.locks("mutex *") if one.token]
             if turn % 5 == 0 and held:
                 one = worker.dice.choice(held)
-                taken = look.force_release(one.name, one.number, who="the soak", why="now and then")
+                taken = look.force_release(one.name, one.number, actor="the soak", reason="now and then")
                 note("force", one.name, token=one.number, freed=taken)
         if turn % 5 == 0:
             began = time.monotonic()

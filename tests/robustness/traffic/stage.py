@@ -33,7 +33,7 @@ CREATE TABLE public.witness (number bigserial, event text, name text, token bigi
 CREATE FUNCTION public.note_grant() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     INSERT INTO public.witness (event, name, token, ticket)
-    VALUES ('granted', NEW.name, NEW.token, NULLIF(NEW.served, OLD.served));
+    VALUES ('granted', NEW.name, NEW.token, NULLIF(NEW.last_served_ticket, OLD.last_served_ticket));
     RETURN NULL;
 END $$;
 CREATE TRIGGER witness AFTER UPDATE ON dblock.distributed_locks FOR EACH ROW

@@ -57,7 +57,7 @@ def _break(worker: Worker, name: str) -> None:
     worker.recorder.do(
         "force",
         name,
-        lambda: overview.force_release(name, token, who="operator", why="to see what happens", now=now),
+        lambda: overview.force_release(name, token, actor="operator", reason="to see what happens", now=now),
         unknown=(dblock.DblockError, psycopg.Error),
         # Told gently, the lock is not free yet.
         told=lambda taken: {"taken": taken, "freed": taken and now},
