@@ -5,7 +5,7 @@ SHELL := bash
 
 REPORT := robustness-report
 
-help: ## Show what can be made
+help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
 install: ## Install dblock for development, with the embedded Postgres
@@ -14,13 +14,13 @@ install: ## Install dblock for development, with the embedded Postgres
 check: ## Run the whole gate: lint, types, tests (the same as plain pytest)
 	pytest
 
-long: ## Run everything, the runs that take minutes too
+long: ## Run every test, including those that take minutes
 	pytest --long
 
 quick: ## Run the tests that take seconds
 	pytest tests/dblock/core tests/dblock/runtime tests/dblock/sql tests/dblock/client tests/dblock/admin
 
-format: ## Put the code in its usual form
+format: ## Format the code, and fix what ruff can fix
 	ruff check --fix . ; ruff format .
 
 bench: ## Compare pairs, hand-offs and crowds with raw psycopg and two Redis clients (needs redis-server)
@@ -37,19 +37,19 @@ robustness: ## Play every fault, hunt every seeded bug, and write a report with 
 	( echo '## Limits' && echo && python -m tests.robustness.limits ) | tee $(REPORT)/section-limits.md
 	python -m tests.robustness all --out $(REPORT)
 
-robustness-quick: ## The part of it that every change has to pass; plain pytest runs it too
+robustness-quick: ## Run the part of it that every change must pass (included in plain pytest)
 	pytest -n 2 tests/robustness tests/security
 
-soak: ## An hour of mixed traffic, and whether anything grew
+soak: ## Run an hour of mixed traffic, and check that nothing grows
 	python -m tests.robustness.soak --minutes 60 --out $(REPORT)/soak
 
-model: ## Search the model of the protocol for what must not happen (needs spin and gcc)
+model: ## Search every state of the protocol's model for violations (needs spin and gcc)
 	python spec/check.py
 
 containers: ## Run the tests against every supported Postgres, in Docker
 	for version in 14 15 16 17 18; do DBLOCK_TEST_IMAGE=postgres:$$version pytest --postgres=container || exit 1; done
 
-demo: ## Tell the story of two workers and one lock
+demo: ## Play two workers, one lock and a freeze
 	dblock demo
 
 .PHONY: help install check long quick format bench robustness robustness-quick soak model containers demo
