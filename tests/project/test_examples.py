@@ -148,10 +148,20 @@ def test_every_program_is_tested_and_listed() -> None:
     assert programs == set(PROGRAMS) == set(re.findall(r"^\| \[(\w+)\.py\]", listed, re.MULTILINE))
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+    others = ["CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md", "spec/README.md"]
+    for page in [*PAGES, *(ROOT / other for other in others)]:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            found = page.parent / target if target else page
+            assert found.exists(), f"{page.relative_to(ROOT)} links to {target}"
+            if anchor:
+                assert anchor in anchors(found), f"{page.relative_to(ROOT)} links to {target}#{anchor}"
 
 
 def test_the_readmes_commands_are_the_ones_that_ci_runs() -> None:
