@@ -28,7 +28,7 @@ from tests.support.facade import AsyncClients, Clients, SyncClients
 from tests.support.servers import private_server, running_server
 from tests.support.sessions import Sessions
 
-pytest_plugins = ["tests.support.groups", "tests.support.quality"]
+pytest_plugins = ["tests.support.stages"]
 
 _numbers = itertools.count()
 
@@ -44,14 +44,6 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, si
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--postgres", default="embedded", metavar="embedded|container|DSN", help="the server to test on")
-    parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--long"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="takes minutes; run with --long"))
 
 
 @pytest.fixture(autouse=True)

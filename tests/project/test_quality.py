@@ -1,14 +1,20 @@
-"""The gate is one command: the linter, the formatter and the type checker run as tests."""
+"""The linter, the formatter and the type checker are part of the gate."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from tests.support.quality import TOOLS, Checks
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("tool", TOOLS, ids=" ".join)
-def test_the_whole_tree_is_clean(tool: list[str], request: pytest.FixtureRequest) -> None:
-    code, said = request.config.stash[Checks.key].result(tool)
-    assert code == 0, said
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tool", ["ruff check .", "ruff format --check .", "mypy"])
+def test_the_whole_tree_is_clean(tool: str) -> None:
+    # Nice, because the tests that run at the same time wait for moments that pass.
+    command = ["nice", "-n", "10", sys.executable, "-m", *tool.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

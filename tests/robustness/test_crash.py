@@ -14,6 +14,7 @@ import dblock
 from dblock.embedded import Server
 from tests.robustness.faults.server import kill_everything
 from tests.support import mutants
+from tests.support.stages import first
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -83,13 +84,14 @@ def lost_in_crashes(server: Server, kills: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("own_server", [SETTINGS], indirect=True, ids=["lazy"])
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [1, *first(0, [4]), pytest.param(20, marks=pytest.mark.long)])
 def test_every_acknowledged_grant_outlives_a_crash_and_no_token_repeats(own_server: Server, kills: int) -> None:
     acknowledged, gone = lost_in_crashes(own_server, kills)
     assert acknowledged > 50 * kills
     assert gone == 0
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("own_server", [SETTINGS], indirect=True, ids=["lazy"])
 def test_crash_run_catches_grants_that_do_not_wait_for_the_disk(own_server: Server) -> None:
     with psycopg.connect(own_server.url, autocommit=True) as owner:

@@ -17,6 +17,8 @@ import dblock
 from dblock._core.effects import Flow
 from tests.support.proxy import Proxy
 
+pytestmark = pytest.mark.second_stage
+
 TTL = 2.0
 
 

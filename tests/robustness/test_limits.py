@@ -17,12 +17,14 @@ def is_so(found: Measured) -> Measured:
     return found
 
 
+@pytest.mark.second_stage
 def test_among_many_names_nothing_is_missing_and_the_reaper_takes_what_is_idle() -> None:
     # How long it takes is measured where nothing else runs, in test_a_million_names.
     found = is_so(names.measure(5_000, 500, 150, durable=False))
     assert found.numbers["bytes"] < 600
 
 
+@pytest.mark.second_stage
 def test_a_snapshot_held_open_makes_the_table_grow_only_while_it_is() -> None:
     is_so(snapshots.measure(1_500, durable=False))
 

@@ -16,8 +16,14 @@ BUGS = all_bugs()
 
 
 def some(quick: tuple[str, ...]) -> list[object]:
-    """Mark as long all but a few."""
-    return [pytest.param(bug, id=name, marks=() if name in quick else pytest.mark.long) for name, bug in BUGS.items()]
+    """Mark as long all but a few, and of these all but the first for the second stage."""
+    return [pytest.param(bug, id=name, marks=_when(name, quick)) for name, bug in BUGS.items()]
+
+
+def _when(name: str, quick: tuple[str, ...]) -> list[pytest.MarkDecorator]:
+    if name not in quick:
+        return [pytest.mark.long]
+    return [] if name == quick[0] else [pytest.mark.second_stage]
 
 
 @pytest.mark.parametrize("bug", some(QUICK))

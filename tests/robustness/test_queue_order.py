@@ -16,6 +16,8 @@ import pytest
 import dblock
 from tests.support import mutants
 
+pytestmark = pytest.mark.second_stage
+
 PROCESSES, CLIENTS, TASKS = 4, 8, 3
 
 WATCHED = """

@@ -6,6 +6,8 @@ import threading
 import time
 from collections import defaultdict
 
+import pytest
+
 import dblock
 from dblock._runtime.target import resolve
 from dblock.admin.reaper import Reaper
@@ -13,6 +15,7 @@ from dblock.admin.reaper import Reaper
 CLIENTS, NAMES, SECONDS = 16, 6, 5.0
 
 
+@pytest.mark.second_stage
 def test_reaping_at_full_speed_takes_nothing_that_lives(dsn: str) -> None:
     tokens: dict[str, list[int]] = defaultdict(list)
     troubles: list[str] = []

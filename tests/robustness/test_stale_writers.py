@@ -27,6 +27,7 @@ from tests.support.frozen import KINDS, Resources
 from tests.support.mutants import altered_fence
 from tests.support.s3 import new_bucket, running_s3
 from tests.support.service import running_service
+from tests.support.stages import first
 
 AT_ONCE = 5
 TTL = 0.6
@@ -121,11 +122,14 @@ def story(
     return told, [resources.read(kind, name, fenced) for name in names], should_be
 
 
+ORDER = sorted(KINDS, key=lambda kind: kind not in ("key", "row", "http"))
+"""The kinds of resource, those first that have the least in common."""
+
 HOW = pytest.mark.parametrize("how", ["first write", "claim alone"])
 
 
 @HOW
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first(3, ORDER))
 @pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
 def test_a_stale_write_is_refused_every_time(
     stage: tuple[str, Holders, Resources], kind: str, how: str, rounds: int
@@ -137,7 +141,7 @@ def test_a_stale_write_is_refused_every_time(
         assert there == should_be
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first(3, ORDER))
 def test_stale_writer_without_a_fence_does_harm(stage: tuple[str, Holders, Resources], kind: str) -> None:
     if kind == "key":
         stage[2]._raw.execute("CREATE TABLE IF NOT EXISTS keys (id text PRIMARY KEY, v text)")
@@ -194,6 +198,7 @@ def test_sixteen_writers_with_shuffled_tokens(dsn: str, total: int) -> None:
     assert len(accepted) > total / 50, "too few were accepted for this to prove much"
 
 
+@pytest.mark.second_stage
 def test_stale_writer_run_catches_a_fence_that_accepts_lower_tokens(dsn: str, owner: psycopg.Connection) -> None:
     wrong = altered_fence(
         "30_store.sql",

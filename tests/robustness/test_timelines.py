@@ -53,6 +53,7 @@ def test_no_token_repeats_or_falls_after_a_failover_that_lost_some(own_server: S
     assert tokens == sorted(set(tokens))
 
 
+@pytest.mark.second_stage
 def test_failover_run_catches_tokens_that_ignore_the_timeline(own_server: Server) -> None:
     with psycopg.connect(own_server.url, autocommit=True) as owner:
         mutants.replace(owner, mutants.altered("10_try_acquire.sql", "PERFORM enter_timeline();", "NULL;"))
@@ -70,6 +71,7 @@ def test_a_standby_grants_nothing_and_says_what_to_do(own_server: Server) -> Non
         assert schema.status(resolve(standby.url)).standby
 
 
+@pytest.mark.second_stage
 def test_a_second_promotion_goes_further_still(own_server: Server) -> None:
     tokens = grant(own_server, 3)
     with standby_of(own_server) as second:

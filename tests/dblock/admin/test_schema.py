@@ -21,6 +21,7 @@ from dblock._core.schema_version import REVISION
 from dblock._runtime.target import resolve
 from dblock.admin import privileges, schema, tables
 from tests.support.sessions import Sessions
+from tests.support.stages import first
 
 CATALOG = """
     SELECT 'function', p.proname, pg_get_functiondef(p.oid), p.proacl::text FROM pg_proc AS p
@@ -119,7 +120,7 @@ def test_an_install_that_fails_leaves_nothing(bare_dsn: str, monkeypatch: pytest
     assert namespaces(bare_dsn) == before
 
 
-@pytest.mark.parametrize("name", ["locks", "Quoted Name", 'with"quote', "ünïcode", "50%", "a:b%s", "$make$"])
+@pytest.mark.parametrize("name", first(2, ['with"quote', "a:b%s", "locks", "Quoted Name", "ünïcode", "50%", "$make$"]))
 def test_any_schema_name_works(bare_dsn: str, name: str) -> None:
     target = resolve(bare_dsn)
     schema.install(target, name)

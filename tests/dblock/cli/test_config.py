@@ -212,6 +212,7 @@ def test_ctrl_c_in_the_middle_is_one_line(bare: Shell, arguments: list[str]) -> 
     assert (done.code, done.err) == (130, "dblock: interrupted\n")
 
 
+@pytest.mark.second_stage
 def test_every_answer_can_be_json(shell: Shell, role: str) -> None:
     for arguments in (
         ["install"], ["status"], ["grant", role, "--may", "see"], ["token", "show"], ["token", "raise", "--above", "9"],

@@ -63,6 +63,7 @@ def role_dsn(dsn: str, role: str) -> str:
     return conninfo.make_conninfo(dsn, user=role, password="app")
 
 
+@pytest.mark.second_stage
 def test_three_at_once_tell_the_truth_each_in_its_own_way(shell: Shell, dsn: str, role_dsn: str) -> None:
     """In words and as a picture; at a terminal; as JSON, by a role that may do little."""
     picture = shell.folder / "demo.svg"
@@ -138,6 +139,7 @@ def _is_drawn(picture: str) -> None:
         assert text in texts
 
 
+@pytest.mark.second_stage
 def test_ended_in_the_middle_it_leaves_nothing(shell: Shell, dsn: str) -> None:
     """While a worker is frozen, and one stands in line; two demos, each ended in another way."""
     started = {number: shell.start("demo", "--svg", f"{number}.svg") for number in (signal.SIGTERM, signal.SIGKILL)}

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.support.shell import Shell
+
+pytestmark = pytest.mark.second_stage
 
 
 def test_ls_is_quick(shell: Shell) -> None:

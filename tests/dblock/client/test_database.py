@@ -29,6 +29,7 @@ from tests.support.forks import in_a_child
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 from tests.support.sessions import Sessions
+from tests.support.stages import sync_first
 
 
 async def test_a_database_without_the_schema_says_what_to_run(clients: Clients, bare_dsn: str) -> None:
@@ -148,6 +149,7 @@ async def test_retried_release_does_not_free_the_lock_of_the_next_holder(clients
         await client.close()
 
 
+@sync_first
 async def test_a_call_that_is_not_answered_is_given_up_and_undone(
     clients: Clients, sessions: Sessions, owner: psycopg.Connection
 ) -> None:
@@ -181,6 +183,7 @@ async def test_a_server_that_lets_us_in_and_then_says_nothing_is_an_error_in_bou
         assert time.monotonic() - started < 8
 
 
+@sync_first
 async def test_a_silent_network_is_an_error_in_bounded_time(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn, patience=1)

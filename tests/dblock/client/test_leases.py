@@ -21,6 +21,7 @@ from dblock._runtime import shutdown
 from tests.support.facade import Clients
 from tests.support.forks import in_a_child
 from tests.support.proxy import Proxy
+from tests.support.stages import first, sync_first
 
 RUN_OUT = "UPDATE distributed_locks SET expires_at = clock_timestamp()"
 TAKE_OVER = RUN_OUT + "; SELECT token FROM try_acquire('a', '1 hour')"
@@ -108,6 +109,7 @@ async def test_a_database_that_does_not_answer_is_the_reason_too(clients: Client
         proxy.flow()
 
 
+@sync_first
 async def test_a_renewal_whose_answer_is_lost_does_not_lose_the_lease(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
@@ -119,6 +121,7 @@ async def test_a_renewal_whose_answer_is_lost_does_not_lose_the_lease(clients: C
         assert await lease.release() is True
 
 
+@sync_first
 async def test_connections_that_fall_silent_do_not_lose_the_lease(clients: Clients) -> None:
     """Of those that were open nothing is heard any more, and nobody says why; the database is as well as ever."""
     with Proxy(clients.dsn) as proxy:
@@ -130,6 +133,7 @@ async def test_connections_that_fall_silent_do_not_lose_the_lease(clients: Clien
         proxy.cut()
 
 
+@sync_first
 async def test_a_pool_that_is_all_busy_does_not_starve_the_keep_alive(clients: Clients) -> None:
     client = clients(pool_size=1, patience=10)
     lease = await client.lock("a", ttl=0.6).acquire()
@@ -303,6 +307,7 @@ async def test_a_closed_client_has_released_what_it_held(clients: Clients, owner
     assert not kept.lost.is_set()
 
 
+@sync_first
 async def test_close_has_released_the_lease_though_replies_take_over_a_second(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
@@ -371,7 +376,7 @@ ASYNC = (
 )
 
 
-@pytest.mark.parametrize("how", ["pass", "sys.exit(3)", "1 / 0", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize("how", first(1, ["pass", "sys.exit(3)", "1 / 0", "raise KeyboardInterrupt"]))
 @pytest.mark.parametrize("script", [SYNC, ASYNC], ids=["sync", "async"])
 def test_the_end_of_the_interpreter_releases_what_is_held(
     dsn: str, owner: psycopg.Connection, script: str, how: str

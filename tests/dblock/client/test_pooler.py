@@ -16,6 +16,7 @@ from dblock.admin import schema
 from tests.dblock.client.test_waiting import in_line
 from tests.support.facade import Clients
 from tests.support.pooler import needs_pgbouncer, pooled
+from tests.support.stages import sync_first
 
 pytestmark = needs_pgbouncer
 
@@ -27,6 +28,7 @@ def pooled_dsn(dsn: str) -> Iterator[str]:
         yield through
 
 
+@sync_first
 async def test_locking_works_through_a_transaction_pooler(clients: Clients, pooled_dsn: str) -> None:
     inside = 0
     tokens: list[int] = []
@@ -57,6 +59,7 @@ def test_a_pooler_is_recognised_before_anything_is_prepared_behind_it(pooled_dsn
             assert client._runner.prepares is prepares
 
 
+@sync_first
 async def test_waiters_are_served_through_a_pooler_that_passes_on_no_notifications(
     clients: Clients, pooled_dsn: str, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:

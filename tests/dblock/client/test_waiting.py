@@ -16,6 +16,7 @@ from dblock._runtime import listening
 from dblock._runtime.target import Target
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
+from tests.support.stages import sync_first
 
 BOUND = 1.5
 """Seconds after which a waiter has found out by itself, whatever became of its notification."""
@@ -310,6 +311,7 @@ async def test_a_ticket_without_a_waiter_holds_up_nobody(clients: Clients, owner
     assert (await asyncio.wait_for(waiting, 5)).token > held.token
 
 
+@sync_first
 async def test_a_wait_is_quiet(clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dblock")
     held = await clients().lock("a").acquire()
@@ -354,6 +356,7 @@ async def test_a_place_that_could_not_be_given_up_is_given_up_later(
     await waiting_elsewhere
 
 
+@sync_first
 async def test_tickets_that_nobody_waits_at_are_found_though_the_client_waits_elsewhere(
     clients: Clients, owner: psycopg.Connection
 ) -> None:

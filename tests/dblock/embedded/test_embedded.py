@@ -22,6 +22,7 @@ from dblock.embedded import Server, account
 from dblock.embedded.binaries import find
 from dblock.embedded.processes import pids_working_in
 from tests.support.servers import memory, new_folder
+from tests.support.stages import first
 
 
 def wait_until_gone(pid: int) -> None:
@@ -207,7 +208,7 @@ def test_a_start_killed_in_the_middle_of_making_the_data_folder_is_made_good(
 
 
 @pytest.mark.usefixtures("fresh_data")
-@pytest.mark.parametrize("missing", ["PG_VERSION", "global/pg_control"])
+@pytest.mark.parametrize("missing", first(1, ["PG_VERSION", "global/pg_control"]))
 def test_a_data_folder_that_is_not_whole_is_kept_aside(
     folder: Path, caplog: pytest.LogCaptureFixture, missing: str
 ) -> None:
@@ -519,6 +520,7 @@ def test_the_server_logs_to_its_folder_and_not_to_our_terminal(folder: Path, cap
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("wheel")
 def test_the_demo_tells_its_story_and_leaves_nothing_running(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "dblock.cli", "demo"], capture_output=True, text=True, timeout=60)

@@ -29,6 +29,21 @@ CHECKS = pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: 
 KINDS = [
     "key", "transaction", "row", "s3", "gcs", "memory", "files", "service that shows it again", "service that holds it",
 ]  # fmt: skip
+SLOW = {"s3", "service that shows it again", "service that holds it"}
+MANY = ("many_", "a_claim_holds_against_a_write_under_way")
+"""How the names of checks begin that make a resource work hard."""
+
+
+def _promises() -> Iterator[Any]:
+    """Pair every kind with every check. Slow kinds make the hard checks in the second stage."""
+    for kind in KINDS:
+        for check in conformance.CHECKS:
+            later = kind in SLOW and check.__name__.startswith(MANY)
+            marks = [pytest.mark.second_stage] if later else []
+            yield pytest.param(kind, check, id=f"{kind}-{check.__name__}", marks=marks)
+
+
+PROMISES = list(_promises())
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +74,7 @@ def gcs() -> Iterator[GCSStore]:
         yield bucket
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def opens(request: pytest.FixtureRequest, shared: tuple[str, Engine, Path]) -> Iterator[Open]:
     dsn, engine, folder = shared
     kind = request.param
@@ -88,7 +103,7 @@ def opens(request: pytest.FixtureRequest, shared: tuple[str, Engine, Path]) -> I
         store.close()
 
 
-@CHECKS
+@pytest.mark.parametrize(("opens", "check"), PROMISES, indirect=["opens"])
 def test_it_keeps_the_promise(
     request: pytest.FixtureRequest, opens: Open, check: Callable[[Open], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +398,7 @@ def test_every_check_finds_something_out() -> None:
     assert {check for _, check, _ in BROKEN} == set(conformance.CHECKS) - {checks.accepts_what_rises}
 
 
+@pytest.mark.second_stage
 def test_the_checks_do_not_depend_on_asserts() -> None:
     """They check in an interpreter that leaves assert out, too."""
     script = """

@@ -1291,6 +1291,7 @@ def service(dsn: str, owner: psycopg.Connection) -> Iterator[str]:
 CLIENTS = 64
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("folder", ["held", "stored"])
 async def test_sixty_four_clients_at_once(service: str, owner: psycopg.Connection, folder: str) -> None:
     """Whatever they send: what is accepted rises, what is refused says why, and nothing is a 500."""

@@ -418,6 +418,7 @@ def test_a_claim_loses_no_value_that_came_meanwhile(s3: S3Store) -> None:
     assert (found.data, found.token) == (b"second", 7), "the claim looked again"
 
 
+@pytest.mark.second_stage
 def test_sixteen_writers_are_accepted_in_order(s3_address: str, s3: S3Store) -> None:
     """By the server's own account of what it did, one after the other."""
     pairs = [(token, number) for token in range(1, 31) for number in range(1, 5)]
@@ -463,6 +464,7 @@ for path in sys.stdin:
 """
 
 
+@pytest.mark.second_stage
 def test_two_processes_race_for_one_version(s3_address: str, s3: S3Store) -> None:
     """Both have looked at the same ETag, and write at the same moment: the higher is there in the end, and the lower
     was first or is told why not.

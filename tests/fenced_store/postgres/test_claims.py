@@ -17,6 +17,7 @@ from fenced_store import AsyncFencedStore, FencedStore, StaleTokenError
 from tests.support.facade import AsyncClients, Clients
 from tests.support.proxy import Proxy
 from tests.support.sessions import Sessions
+from tests.support.stages import sync_first
 
 
 def elsewhere(clients: Clients, dsn: str) -> Any:
@@ -115,6 +116,7 @@ async def test_a_transaction_past_the_fence_is_waited_for(clients: Clients, sess
     assert (await waiting).token > 0
 
 
+@sync_first
 async def test_it_is_not_waited_for_without_end(clients: Clients, sessions: Sessions) -> None:
     older = sessions.open()
     older.do("BEGIN")
@@ -143,6 +145,7 @@ async def test_a_claim_elsewhere_is_not_waited_for_without_end(clients: Clients,
         await closing
 
 
+@sync_first
 async def test_a_claim_elsewhere_keeps_to_the_locks_timeout(clients: Clients, sessions: Sessions) -> None:
     older = sessions.open()
     older.do("BEGIN")
