@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dblock._runtime.forks import importing
 
 if TYPE_CHECKING:
+    from dblock._core.clock import monotonic
     from dblock._core.lease_state import Reason
     from dblock._core.replies import Holder, Waiter
     from dblock.client import AsyncClient, Client
@@ -64,6 +65,7 @@ __all__ = [
     "SchemaTooNew",
     "Unavailable",
     "Waiter",
+    "monotonic",
 ]
 
 _HOME = {
@@ -78,6 +80,7 @@ _HOME = {
     "Lock": "lock",
     "Reason": "_core.lease_state",
     "Waiter": "_core.replies",
+    "monotonic": "_core.clock",
 }
 """Where each name lives; all the others are errors."""
 

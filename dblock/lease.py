@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Callable
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dblock._core.acquire import POLL_FIRST, TRUST, LockFlows
-from dblock._core.effects import Flow, Sleep
+from dblock._core import clock
+from dblock._core.lease_flows import LeaseFlows
 from dblock._core.lease_state import LeaseState, Reason
-from dblock._core.options import Seconds, check_ttl
+from dblock._core.options import Seconds, check_seconds
 from dblock._core.replies import moment
 from dblock._runtime.backing import TaskBacking, ThreadBacking
-from dblock._runtime.callbacks import WatchedLease, check_before, check_callback
-from dblock._runtime.lost_event import AsyncLostEvent, LostEvent
+from dblock._runtime.callbacks import AsyncCallbackTimer, WatchedLease, check_before, check_callback
 from dblock._runtime.user_transaction import UserTransaction
 from dblock.errors import ClientClosed, DatabaseError, LeaseLost, NoFencingToken
 
@@ -35,15 +35,83 @@ ThreadSelf = TypeVar("ThreadSelf", bound="ThreadLease")
 TaskSelf = TypeVar("TaskSelf", bound="TaskLease")
 
 
+class _LostEventBase:
+    """An event that is set when the lease is lost."""
+
+    def __init__(self, state: LeaseState) -> None:
+        self._state = state
+
+    def is_set(self) -> bool:
+        """Return whether the lease is lost at this very moment."""
+        return self._state.lost() is not None
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why the lease was lost; None if it was not."""
+        loss = self._state.lost()
+        return loss.reason if loss else None
+
+    @property
+    def last_held(self) -> datetime:
+        """The last moment at which the lease was known to be held, by this machine's wall clock."""
+        return self._state.last_held
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.reason or 'not set'}>"
+
+
+class LostEvent(_LostEventBase):
+    """The loss of a lease, as an event that a thread can wait for."""
+
+    def wait(self, timeout: Seconds | None = None) -> bool:
+        """Wait until the lease is lost and return True. Return False if the timeout or a release comes first."""
+        give_up = math.inf if timeout is None else clock.now() + check_seconds("timeout", timeout)
+        ended = threading.Event()
+        cancel = self._state.at_end(ended.set)
+        try:
+            while not self.is_set() and not self._state.over:
+                now = clock.now()
+                if now >= give_up:
+                    return False
+                ended.wait(max(min(self._state.trusted_until, give_up) - now, 0.0))
+            return self.is_set()
+        finally:
+            cancel()
+
+
+class AsyncLostEvent(_LostEventBase):
+    """The loss of a lease, as an event that a task can wait for."""
+
+    def __init__(self, state: LeaseState, callbacks: AsyncCallbackTimer) -> None:
+        super().__init__(state)
+        self._callbacks = callbacks
+
+    async def wait(self) -> bool:
+        """Wait until the lease is lost and return True. Return False if it is released first."""
+        import asyncio
+
+        from dblock._runtime.asyncio_compat import wait_and_clear
+
+        ended = asyncio.Event()
+        cancel = self._state.at_end(lambda: self._callbacks.in_loop(ended.set))
+        try:
+            while not self.is_set() and not self._state.over:
+                await wait_and_clear(ended, max(self._state.trusted_until - clock.now(), 0.001))
+            return self.is_set()
+        finally:
+            cancel()
+
+
 class _LeaseBase:
     """What every kind of lease knows and computes."""
 
-    _flows: LockFlows
+    _client: Any
     _watched: WatchedLease | None = None
 
-    def __init__(self, state: LeaseState, abandon: Callable[[LeaseState], object]) -> None:
+    def __init__(self, client: ThreadBacking | TaskBacking, state: LeaseState) -> None:
         self._state = state
-        state.release_if_forgotten(self, abandon)
+        self._flows = LeaseFlows(client._flows, state)
+        state.release_if_forgotten(self, client._keepalive.abandon)
 
     @property
     def name(self) -> str:
@@ -64,93 +132,52 @@ class _LeaseBase:
         """Return the seconds for which this lease may still be believed without asking; 0 when it is over."""
         return self._state.remaining()
 
+    @property
+    def ttl(self) -> float:
+        """The seconds for which each renewal extends the lease."""
+        return self._state.ttl
+
+    @property
+    def trusted_until(self) -> float:
+        """The end of the trust window on the clock of `dblock.monotonic()`. Each renewal moves it.
+
+        Hand it to a process or thread that must stop by itself. It does not say whether the lease was lost or released
+        before that moment: `lost` and `remaining()` do.
+        """
+        return self._state.trusted_until
+
     def raise_if_lost(self) -> None:
         """Raise LeaseLost, with the reason, unless this lease may be believed at this moment."""
         if not self._state.remaining():
             raise self._state.error()
 
-    def _renewing(self, ttl: Seconds | None) -> Flow[None]:
-        state = self._state
-        seconds = state.ttl if ttl is None else check_ttl(self.name, ttl)
-        self._raise_if_gone()
-        while True:
-            answer = yield from self._flows.renew([(state.name, state.token, seconds)])
-            why = answer.missed.get(0)
-            if why != "busy":
-                break
-            # Another transaction is at work on the row, perhaps the user's own. Ask for as long as we may believe.
-            yield Sleep(POLL_FIRST)
-            self._raise_if_gone()
-        if why is not None:
-            state.renewal_refused(why)
-        elif state.renewal_confirmed(answer.sent_at, answer.sent_at + seconds * TRUST, answer.moment + seconds):
-            state.change_ttl(seconds)
-        self.raise_if_lost()
+    def on_lost(self, callback: Callable[[LeaseLost], object]) -> None:
+        """Call `callback` when the lease is lost, and not when it is released.
 
-    def _learning_why(self) -> Flow[None]:
-        """Take note of the loss of a lease that the database does not know to be held, and of the reason."""
-        state = self._state
-        state.leave_refused()
-        with contextlib.suppress(DatabaseError):
-            answer = yield from self._flows.renew([(state.name, state.token, state.ttl)])
-            why = answer.missed.get(0)
-            if why is not None and why != "busy":
-                state.renewal_refused(why)
-
-    def _raise_if_gone(self) -> None:
-        """Raise unless the lease can be renewed; one whose release may have been rolled back can."""
-        state = self._state
-        if state.over or not state.ours or state.lost_by_clock():
-            raise state.error()
-
-    def _releasing(self) -> Flow[bool]:
-        state = self._state
-        if self._finished:
-            return False
-        # In doubt somebody may have taken it before; that a second sending finds nothing to free proves nothing then.
-        doubtful = state.in_doubt
-        state.let_go()
-        believed_until = -math.inf if doubtful else state.trusted_until
-        released = yield from self._flows.release(state.name, state.token, believed_until)
-        if released or state.settled:
-            state.release_confirmed()
-            return released
-        # It cannot be renewed, and the database says why. If it can after all, a renewal had come in between.
-        why: str | None = "superseded"
-        with contextlib.suppress(DatabaseError):
-            answer = yield from self._flows.renew([(state.name, state.token, state.ttl)])
-            why = answer.missed.get(0)
-            if why in (None, "busy", "forced"):
-                released = yield from self._flows.release(state.name, state.token, believed_until)
-        if released:
-            state.release_confirmed()
-        else:
-            freed = Reason.UNREACHABLE if doubtful else Reason.FORCED
-            known = {"expired": Reason.EXPIRED, "released": freed, "forced": Reason.FORCED}
-            state.release_refused(known.get(why or "", Reason.SUPERSEDED))
-        return released
-
-    @property
-    def _finished(self) -> bool:
-        """Whether there is nothing for this process to give back: it was given back, or lost, or is not ours."""
-        state = self._state
-        return state.settled or not state.ours or (not state.over and state.lost_by_clock() is not None)
-
-    @property
-    def _may_be_held(self) -> bool:
-        """Whether it was given up in doubt, or on demand, and the database may hold it for us still.
-
-        Nobody need wait for its end then.
+        A `Client` calls it in a new thread. An `AsyncClient` calls it in the event loop, and runs a coroutine function
+        as a task.
         """
-        state = self._state
-        return state.ours and state.may_be_granted
+        check_callback(callback)
+        state, call = self._state, self._client._callbacks.call
+        state.at_end(lambda: call(callback, state.error()) if state.loss else None)
+        self._client._callbacks.add(self._watch())
+
+    def on_danger(self, callback: Callable[[float], object], *, before: Seconds) -> None:
+        """Call `callback` with the seconds left when fewer than `before` are left, once for each trust window.
+
+        It is called in the same place as the callback of `on_lost`.
+        """
+        check_callback(callback)
+        call = self._client._callbacks.call
+        self._watch().add_danger(check_before(before, self._state), lambda left: call(callback, left))
+        self._client._callbacks.add(self._watch())
 
     def _check_end(self, released: bool, error: BaseException | None) -> None:
         """Raise LeaseLost at the end of a body that lost its lease and does not raise anything itself."""
         if not released and error is None and self._state.loss is not None:
             raise self._state.error()
 
-    def _wants(self) -> WatchedLease:
+    def _watch(self) -> WatchedLease:
         if self._watched is None:
             self._watched = WatchedLease(self._state)
         return self._watched
@@ -167,53 +194,33 @@ class ThreadLease(_LeaseBase):
     """A grant in hand, for threads."""
 
     def __init__(self, client: ThreadBacking, state: LeaseState) -> None:
-        super().__init__(state, client._keepalive.abandon)
-        self._client = client
-        self._flows = client._flows
+        super().__init__(client, state)
+        self._client: ThreadBacking = client
 
     @property
     def lost(self) -> LostEvent:
         """An event that is set when the lease is lost, with the reason; one can wait for it."""
         return LostEvent(self._state)
 
-    def on_lost(self, callback: Callable[[LeaseLost], object]) -> None:
-        """Have this called, in a thread of its own, when the lease is lost; not when it is released."""
-        check_callback(callback)
-        state, call = self._state, self._client._callbacks.call
-        state.at_end(lambda: call(callback, state.error()) if state.loss else None)
-        self._client._callbacks.add(self._wants())
-
-    def on_danger(self, callback: Callable[[float], object], *, before: Seconds) -> None:
-        """Have this called, in a thread of its own, when less than so many seconds are left; anew after a renewal."""
-        check_callback(callback)
-        call = self._client._callbacks.call
-        self._wants().add_danger(check_before(before, self._state), lambda left: call(callback, left))
-        self._client._callbacks.add(self._wants())
-
     def renew(self, ttl: Seconds | None = None) -> None:
         """Extend the lease to a full ttl from now, its own or a new one; raise LeaseLost when it is not held any more.
 
         A shorter ttl than before does not bring the deadline nearer.
         """
-        self._client._run(self._renewing(ttl))
+        self._client._run(self._flows.renew(ttl))
 
     def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
+        keepalive = self._client._keepalive
         try:
-            if self._state.left and not self._finished:
-                # Released in the user's transaction, which may not have ended; whoever waited here might wait for it.
-                self._state.let_go()
-                self._client._keepalive.abandon(self._state)
-                return True
-            if self._may_be_held:
-                self._client._keepalive.abandon(self._state)
-            return not self._finished and self._client._run(self._releasing())
+            released = self._flows.release_without_asking(keepalive.abandon)
+            return self._client._run(self._flows.release()) if released is None else released
         except BaseException:
-            # The caller is told, or leaves, before it is known to be released; the keep-alive sees to it.
-            self._client._keepalive.abandon(self._state)
+            # The caller leaves before the release is confirmed. The keep-alive retries it.
+            keepalive.abandon(self._state)
             raise
         finally:
-            self._client._keepalive.discard(self._state)
+            keepalive.discard(self._state)
 
     def release_in(self, connection: Any) -> None:
         """Give the lock back as part of the transaction under way on this connection, a psycopg or SQLAlchemy one.
@@ -225,7 +232,7 @@ class ThreadLease(_LeaseBase):
         with self._state.leaving():
             released = transaction.call("release", self.name, self._state.token)
         if not released:
-            self._client._run(self._learning_why())
+            self._client._run(self._flows.learn_why())
             raise self._state.error()
 
     def assert_held(self, connection: Any) -> None:
@@ -236,7 +243,7 @@ class ThreadLease(_LeaseBase):
         transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
         self.raise_if_lost()
         if not transaction.call("assert_held", self.name, self._state.token):
-            self._client._run(self._learning_why())
+            self._client._run(self._flows.learn_why())
             raise self._state.error()
 
     def __enter__(self: ThreadSelf) -> ThreadSelf:
@@ -259,9 +266,8 @@ class TaskLease(_LeaseBase):
     """A grant in hand, for asyncio."""
 
     def __init__(self, client: TaskBacking, state: LeaseState) -> None:
-        super().__init__(state, client._keepalive.abandon)
-        self._client = client
-        self._flows = client._flows
+        super().__init__(client, state)
+        self._client: TaskBacking = client
         self._body: asyncio.Task[Any] | None = None
         self._cancelled_body = False
         self._cancelling = 0
@@ -271,44 +277,25 @@ class TaskLease(_LeaseBase):
         """An event that is set when the lease is lost, with the reason; one can await it."""
         return AsyncLostEvent(self._state, self._client._callbacks)
 
-    def on_lost(self, callback: Callable[[LeaseLost], object | Awaitable[object]]) -> None:
-        """Have this called, or run as a task, when the lease is lost; not when it is released."""
-        check_callback(callback)
-        state, call = self._state, self._client._callbacks.call
-        state.at_end(lambda: call(callback, state.error()) if state.loss else None)
-        self._client._callbacks.add(self._wants())
-
-    def on_danger(self, callback: Callable[[float], object | Awaitable[object]], *, before: Seconds) -> None:
-        """Have this called, or run as a task, when less than so many seconds are left; and again after a renewal."""
-        check_callback(callback)
-        call = self._client._callbacks.call
-        self._wants().add_danger(check_before(before, self._state), lambda left: call(callback, left))
-        self._client._callbacks.add(self._wants())
-
     async def renew(self, ttl: Seconds | None = None) -> None:
         """Extend the lease to a full ttl from now, its own or a new one; raise LeaseLost when it is not held any more.
 
         A shorter ttl than before does not bring the deadline nearer.
         """
-        await self._client._run(self._renewing(ttl))
+        await self._client._run(self._flows.renew(ttl))
 
     async def release(self) -> bool:
         """Give the lock back; False means that it was no longer held under this token."""
+        keepalive = self._client._keepalive
         try:
-            if self._state.left and not self._finished:
-                # Released in the user's transaction, which may not have ended; whoever waited here might wait for it.
-                self._state.let_go()
-                self._client._keepalive.abandon(self._state)
-                return True
-            if self._may_be_held:
-                self._client._keepalive.abandon(self._state)
-            return not self._finished and await self._client._run(self._releasing())
+            released = self._flows.release_without_asking(keepalive.abandon)
+            return await self._client._run(self._flows.release()) if released is None else released
         except BaseException:
-            # The caller is told, or leaves, before it is known to be released; the keep-alive sees to it.
-            self._client._keepalive.abandon(self._state)
+            # The caller leaves before the release is confirmed. The keep-alive retries it.
+            keepalive.abandon(self._state)
             raise
         finally:
-            self._client._keepalive.discard(self._state)
+            keepalive.discard(self._state)
 
     async def release_in(self, connection: Any) -> None:
         """Give the lock back as part of the transaction under way on this connection, a psycopg or SQLAlchemy one.
@@ -320,7 +307,7 @@ class TaskLease(_LeaseBase):
         with self._state.leaving():
             released = await transaction.call_async("release", self.name, self._state.token)
         if not released:
-            await self._client._run(self._learning_why())
+            await self._client._run(self._flows.learn_why())
             raise self._state.error()
 
     async def assert_held(self, connection: Any) -> None:
@@ -331,7 +318,7 @@ class TaskLease(_LeaseBase):
         transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
         self.raise_if_lost()
         if not await transaction.call_async("assert_held", self.name, self._state.token):
-            await self._client._run(self._learning_why())
+            await self._client._run(self._flows.learn_why())
             raise self._state.error()
 
     async def __aenter__(self: TaskSelf) -> TaskSelf:
@@ -345,7 +332,7 @@ class TaskLease(_LeaseBase):
         self._body = asyncio.current_task()
         self._cancelling = _cancelling(self._body)
         self._state.at_end(lambda: self._client._callbacks.in_loop(self._cancel_body))
-        self._client._callbacks.add(self._wants())
+        self._client._callbacks.add(self._watch())
 
     def _cancel_body(self) -> None:
         if self._state.loss is not None and self._body is not None:

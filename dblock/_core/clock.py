@@ -1,4 +1,4 @@
-"""The clock that trust windows are counted on: it never jumps, and on Linux it goes on while the machine sleeps."""
+"""The clock on which trust windows are counted. It never jumps. On Linux it runs on while the machine sleeps."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ import time
 if hasattr(time, "CLOCK_BOOTTIME"):
 
     def now() -> float:
-        """Return the seconds since some moment in the past."""
+        """Return the seconds since a fixed moment in the past."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 else:
     now = time.monotonic
+
+
+def monotonic() -> float:
+    """Return the time on dblock's monotonic clock, in seconds. Compare it with `lease.trusted_until`.
+
+    It is CLOCK_BOOTTIME on Linux, so it runs on while the machine sleeps, and `time.monotonic()` elsewhere.
+    """
+    return now()

@@ -37,7 +37,7 @@ def test_the_public_names_are_these_and_no_more() -> None:
         "AccessDenied", "AsyncClient", "AsyncEfficiencyLease", "AsyncLease", "AsyncLock", "Client", "ClientClosed",
         "DatabaseError", "DblockError", "EfficiencyLease", "EmbeddedError", "Holder", "InvalidArgument", "Lease",
         "LeaseLost", "Lock", "LockTimeout", "NoFencingToken", "NotWritable", "Reason", "SchemaError", "SchemaMissing",
-        "SchemaOutdated", "SchemaTooNew", "Unavailable", "Waiter",
+        "SchemaOutdated", "SchemaTooNew", "Unavailable", "Waiter", "monotonic",
     ]  # fmt: skip
     for name in dblock.__all__:
         assert getattr(dblock, name).__doc__, name

@@ -129,7 +129,7 @@ def _run_under(asked: Asked, lease: Lease, supervisor: Supervisor, grace: float,
         "DBLOCK_DEADLINE": lease.expires_at.isoformat(),
     }
     try:
-        code = supervisor.run(lease, line, environment, grace, margin=min(lease._state.ttl / 20, MOST_MARGIN))
+        code = supervisor.run(lease, line, environment, grace, margin=min(lease.ttl / 20, MOST_MARGIN))
     except CannotStart as error:
         if error.number == errno.ENOENT:
             asked.remark(f"{shown(line[0])!r} was not found. Is it installed, and in PATH?")

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from dblock._core import clock
-from dblock._core.lease_state import LeaseState, Reason
+from dblock._core.lease_state import Reason
 from dblock.cli.run import tree
 from dblock.cli.run.keeper import STUCK, TICK, fork_keeper
 from dblock.cli.run.tty import our_tty
@@ -83,7 +83,6 @@ class Supervisor:
         self, lease: Lease, command: Sequence[str], environment: dict[str, str], grace: float, margin: float
     ) -> int:
         """Run a command to its end, and return its exit code; 128 and its number for a signal."""
-        hold = lease._state
         woken, wakes = os.pipe()
         for end in (woken, wakes):
             os.set_blocking(end, False)
@@ -98,12 +97,12 @@ class Supervisor:
             tree.adopt()
             self._started = True
             self._tell(
-                start=list(command), environment=environment, grace=grace, margin=margin, until=hold.trusted_until,
+                start=list(command), environment=environment, grace=grace, margin=margin, until=lease.trusted_until,
                 # Beside others in a pipeline the terminal may be theirs to read; the command gets it when it asks.
                 foreground=tty is not None and tty.is_ours() and os.isatty(0) and os.isatty(1),
             )  # fmt: skip
             while not self._gone:
-                self._tell_of_lease(hold)
+                self._tell_of_lease(lease)
                 if clock.now() >= self._told_until - margin / 2:
                     # The keeper should have seen to it by now, if it runs at all.
                     self._kill_all()
@@ -130,17 +129,17 @@ class Supervisor:
             os.close(woken)
             os.close(wakes)
 
-    def _tell_of_lease(self, hold: LeaseState) -> None:
-        lost = hold.lost()
-        until = hold.trusted_until
-        if lost is not None:
-            self.why = lost.reason
-            if lost.reason is not Reason.FORCED:
+    def _tell_of_lease(self, lease: Lease) -> None:
+        reason = lease.lost.reason
+        until = lease.trusted_until
+        if reason is not None:
+            self.why = reason
+            if reason is not Reason.FORCED:
                 until = 0.0
         if until != self._told_until:
             self._told_until = until
             self._tell(until=until)
-        if lost is not None and not self._asked:
+        if reason is not None and not self._asked:
             # To let go at once; with time to, if it was told to: its deadline stays.
             self._asked = True
             self._tell(end=True)

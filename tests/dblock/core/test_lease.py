@@ -49,12 +49,12 @@ class Held:
         self.lease = Lease(cast(Any, self.client), self.state)
 
     def renewing(self, ttl: float) -> Any:
-        steps = self.lease._renewing(ttl)
+        steps = self.lease._flows.renew(ttl)
         next(steps)
         return steps
 
     def releasing(self) -> Any:
-        steps = self.lease._releasing()
+        steps = self.lease._flows.release()
         next(steps)
         return steps
 
@@ -127,7 +127,7 @@ def test_a_release_that_failed_can_be_made_again() -> None:
     assert held.lease.remaining() == 0
     assert answer(held.releasing(), ("t",)) is True
     with pytest.raises(StopIteration) as done:
-        next(held.lease._releasing())
+        next(held.lease._flows.release())
     assert done.value.value is False
 
 
@@ -149,9 +149,9 @@ def test_a_release_that_fails_does_not_hide_what_the_body_raised() -> None:
 
 def test_concurrent_releases_do_not_make_a_loss() -> None:
     held = Held()
-    first = held.lease._releasing()
+    first = held.lease._flows.release()
     next(first)
-    second = held.lease._releasing()
+    second = held.lease._flows.release()
     next(second)
     assert answer(first, ("t",)) is True
     assert answer(second, ("f",)) is False

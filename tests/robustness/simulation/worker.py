@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dblock._core.effects import Flow, Sleep
+from dblock._core.lease_flows import LeaseFlows
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import LockOptions, lock_options
 from dblock.errors import DatabaseError, DblockError, LeaseLost
@@ -44,7 +45,7 @@ class Lease(_LeaseBase):
     def __init__(self, client: Client, state: LeaseState) -> None:
         # Without minding it: when an object goes out of use is Python's to say. An errand that forgets says so.
         self._state = state
-        self._flows = client.service
+        self._flows = LeaseFlows(client.service, state)
 
     @property
     def state(self) -> LeaseState:
@@ -156,7 +157,7 @@ class Worker:
             self._write(self.client, errand.resource, state.token, number)
             if errand.renews and number == 1:
                 try:
-                    yield from lease._renewing(None)
+                    yield from lease._flows.renew(None)
                 except DatabaseError as error:
                     if self.client.world.tracing:
                         self._say(f"{state.name}: could not renew: {error}")
@@ -168,12 +169,11 @@ class Worker:
     def _release(self, lease: Lease) -> Flow[None]:
         """Give the lock back, as ThreadLease.release does."""
         state, keeper = lease.state, self.client.keeper
-        released, since = False, self.client.world.now
+        since = self.client.world.now
         try:
-            if lease._may_be_held:
-                keeper.abandon(state)
-            if not lease._finished:
-                released = yield from lease._releasing()
+            released = lease._flows.release_without_asking(keeper.abandon)
+            if released is None:
+                released = yield from lease._flows.release()
         except (DblockError, Cancelled):
             keeper.abandon(state)
             raise
