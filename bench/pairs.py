@@ -64,7 +64,7 @@ def naive_pair(dsn: str) -> Callable[[], Any]:
 
 
 def dblock_pair(client: dblock.Client, name: str, durable: bool) -> Callable[[], Any]:
-    lock: dblock.Lock[Any] = client.lock(name, durable=durable)  # type: ignore[call-overload]
+    lock: dblock.Lock[Any] = client.lock(name) if durable else client.efficiency_lock(name)
 
     def pair() -> None:
         lease = lock.try_acquire()

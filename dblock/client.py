@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dblock._core.effects import GIVE_UP_WITHIN, Flow
 from dblock._core.options import DEFAULT_TTL, Claimer, Seconds, lock_options
@@ -45,7 +45,6 @@ class Client(ClientBase):
         """In the child of a fork nobody is opening this client."""
         self._opening = threading.Lock()
 
-    @overload
     def lock(
         self,
         name: str,
@@ -54,50 +53,38 @@ class Client(ClientBase):
         timeout: Seconds | None = None,
         meta: Any = None,
         keep_alive: bool = True,
-        durable: Literal[True] = True,
         fair: bool = True,
         claims: Sequence[str | Claimer] = (),
-    ) -> Lock[Lease]: ...
+    ) -> Lock[Lease]:
+        """Return a lock with these options. Nothing is sent yet.
 
-    @overload
-    def lock(
-        self,
-        name: str,
-        *,
-        ttl: Seconds = DEFAULT_TTL,
-        timeout: Seconds | None = None,
-        meta: Any = None,
-        keep_alive: bool = True,
-        durable: Literal[False],
-        fair: bool = True,
-        claims: Sequence[str | Claimer] = (),
-    ) -> Lock[EfficiencyLease]: ...
+        A lease lasts for `ttl`. The keep-alive renews it in the background unless `keep_alive` is False. `timeout`
+        bounds the wait of `acquire` and `with`: None waits without end, and 0 tries once. `meta` is any JSON to show
+        beside the holder. With `fair=False` the lock may be granted ahead of the waiters in its queue: more grants in a
+        second, and no bound on how long a waiter waits.
 
-    def lock(
-        self,
-        name: str,
-        *,
-        ttl: Seconds = DEFAULT_TTL,
-        timeout: Seconds | None = None,
-        meta: Any = None,
-        keep_alive: bool = True,
-        durable: bool = True,
-        fair: bool = True,
-        claims: Sequence[str | Claimer] = (),
-    ) -> Lock[Any]:
-        """Name a lock and the terms on which to hold it; nothing is sent yet.
-
-        The lease lasts for `ttl`, and is renewed in the background unless `keep_alive` is False. `timeout` bounds the
-        wait of `acquire` and `with`: None waits without end, 0 tries once. `meta` is any JSON that others should
-        see beside the holder. With `durable=False` a grant does not wait for the disk: a crash of the database may
-        forget it, and it has no fencing token. With `fair=False` it may be taken before those who wait in line: more
-        grants in a second, and no bound on how long anybody waits.
-
-        `claims` are resources of fenced_store: the grant itself raises their fences, so that a stale holder is refused
-        before the new one's first write. A name is one in the lock's own database; `store.claims(…)` is for others, and
-        is claimed right after the grant.
+        `claims` are resources of fenced_store. The grant itself raises their fences, so that a stale holder is refused
+        before the new holder's first write. A name is a resource in the lock's own database. For other databases give
+        `store.claims(…)`, which is claimed right after the grant.
         """
-        return Lock(self, lock_options(name, ttl, timeout, meta, durable, keep_alive, fair, claims))
+        return Lock(self, lock_options(name, ttl, timeout, meta, True, keep_alive, fair, claims), Lease)
+
+    def efficiency_lock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        timeout: Seconds | None = None,
+        meta: Any = None,
+        keep_alive: bool = True,
+        fair: bool = True,
+    ) -> Lock[EfficiencyLease]:
+        """Return a lock for work that is only wasted when it is done twice. Nothing is sent yet.
+
+        Its grants do not wait for the disk. A crash of the database may forget one, so they have no fencing token and
+        claim nothing. The options are those of `lock`, and both kinds of lock exclude each other.
+        """
+        return Lock(self, lock_options(name, ttl, timeout, meta, False, keep_alive, fair), EfficiencyLease)
 
     def close(self) -> None:
         """Release what is still held, and close the connections."""
@@ -186,7 +173,6 @@ class AsyncClient(ClientBase):
         """In the child of a fork there is no event loop yet, and nothing is open."""
         self._loop = self._runner = None
 
-    @overload
     def lock(
         self,
         name: str,
@@ -195,50 +181,38 @@ class AsyncClient(ClientBase):
         timeout: Seconds | None = None,
         meta: Any = None,
         keep_alive: bool = True,
-        durable: Literal[True] = True,
         fair: bool = True,
         claims: Sequence[str | Claimer] = (),
-    ) -> AsyncLock[AsyncLease]: ...
+    ) -> AsyncLock[AsyncLease]:
+        """Return a lock with these options. Nothing is sent yet.
 
-    @overload
-    def lock(
-        self,
-        name: str,
-        *,
-        ttl: Seconds = DEFAULT_TTL,
-        timeout: Seconds | None = None,
-        meta: Any = None,
-        keep_alive: bool = True,
-        durable: Literal[False],
-        fair: bool = True,
-        claims: Sequence[str | Claimer] = (),
-    ) -> AsyncLock[AsyncEfficiencyLease]: ...
+        A lease lasts for `ttl`. The keep-alive renews it in the background unless `keep_alive` is False. `timeout`
+        bounds the wait of `acquire` and `async with`: None waits without end, and 0 tries once. `meta` is any JSON to
+        show beside the holder. With `fair=False` the lock may be granted ahead of the waiters in its queue: more
+        grants in a second, and no bound on how long a waiter waits.
 
-    def lock(
-        self,
-        name: str,
-        *,
-        ttl: Seconds = DEFAULT_TTL,
-        timeout: Seconds | None = None,
-        meta: Any = None,
-        keep_alive: bool = True,
-        durable: bool = True,
-        fair: bool = True,
-        claims: Sequence[str | Claimer] = (),
-    ) -> AsyncLock[Any]:
-        """Name a lock and the terms on which to hold it; nothing is sent yet.
-
-        The lease lasts for `ttl`, and is renewed in the background unless `keep_alive` is False. `timeout` bounds the
-        wait of `acquire` and `async with`: None waits without end, 0 tries once. `meta` is any JSON that others should
-        see beside the holder. With `durable=False` a grant does not wait for the disk: a crash of the database may
-        forget it, and it has no fencing token. With `fair=False` it may be taken before those who wait in line: more
-        grants in a second, and no bound on how long anybody waits.
-
-        `claims` are resources of fenced_store: the grant itself raises their fences, so that a stale holder is refused
-        before the new one's first write. A name is one in the lock's own database; `store.claims(…)` is for others, and
-        is claimed right after the grant.
+        `claims` are resources of fenced_store. The grant itself raises their fences, so that a stale holder is refused
+        before the new holder's first write. A name is a resource in the lock's own database. For other databases give
+        `store.claims(…)`, which is claimed right after the grant.
         """
-        return AsyncLock(self, lock_options(name, ttl, timeout, meta, durable, keep_alive, fair, claims))
+        return AsyncLock(self, lock_options(name, ttl, timeout, meta, True, keep_alive, fair, claims), AsyncLease)
+
+    def efficiency_lock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        timeout: Seconds | None = None,
+        meta: Any = None,
+        keep_alive: bool = True,
+        fair: bool = True,
+    ) -> AsyncLock[AsyncEfficiencyLease]:
+        """Return a lock for work that is only wasted when it is done twice. Nothing is sent yet.
+
+        Its grants do not wait for the disk. A crash of the database may forget one, so they have no fencing token and
+        claim nothing. The options are those of `lock`, and both kinds of lock exclude each other.
+        """
+        return AsyncLock(self, lock_options(name, ttl, timeout, meta, False, keep_alive, fair), AsyncEfficiencyLease)
 
     async def close(self) -> None:
         """Release what is still held, and close the connections."""

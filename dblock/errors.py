@@ -91,8 +91,8 @@ class NoFencingToken(DblockError):
     def __init__(self, name: str) -> None:
         self.name = name
         super().__init__(
-            f"Lock {name!r} was acquired with durable=False. After a crash its grant may be forgotten, so it carries "
-            "no fencing token and cannot protect a resource. Acquire it with durable=True if it should."
+            f"Lock {name!r} is an efficiency lock: a crash of the database may forget its grant, so it has no fencing "
+            "token and cannot protect a resource. Use client.lock() if it should."
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ import inspect
 import math
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +20,7 @@ from dblock._core.options import LockOptions, Seconds, check_timeout
 from dblock._core.replies import Grant, Holder, Waiter, new_attempt
 from dblock._runtime.backing import TaskBacking, ThreadBacking
 from dblock.errors import ClientClosed, DblockError, InvalidArgument, LockTimeout, Unavailable
-from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease, TaskLease, ThreadLease
+from dblock.lease import TaskLease, ThreadLease
 
 L = TypeVar("L", bound="ThreadLease | TaskLease")
 ThreadL = TypeVar("ThreadL", bound=ThreadLease)
@@ -35,8 +36,11 @@ _OWN_TIMEOUT: Any = object()
 class _LockBase(Generic[L]):
     """What both kinds of lock know."""
 
-    def __init__(self, client: ThreadBacking | TaskBacking, options: LockOptions) -> None:
+    def __init__(
+        self, client: ThreadBacking | TaskBacking, options: LockOptions, kind: Callable[[Any, LeaseState], L]
+    ) -> None:
         self._client: Any = client
+        self._kind = kind
         self._flows = client._flows
         self._options = options
         self._contention = Contention()
@@ -54,6 +58,11 @@ class _LockBase(Generic[L]):
 
     def _acquiring(self, timeout: float | None, attempt: str) -> Flow[Grant | None]:
         return self._flows.acquire(self._options, timeout, attempt, self._contention)
+
+    def _lease(self, grant: Grant) -> L:
+        state = LeaseState(grant, self._options.ttl, keep_alive=self._options.keep_alive)
+        self._client._keep(state)
+        return self._kind(self._client, state)
 
     def _timed_out(self, seconds: float | None) -> LockTimeout:
         return LockTimeout(self.name, seconds or 0.0, bool(self._options.claims or self._options.claimers))
@@ -90,8 +99,8 @@ class _LockBase(Generic[L]):
 class Lock(_LockBase[ThreadL]):
     """A lock, for threads. Made by `Client.lock`."""
 
-    def __init__(self, client: ThreadBacking, options: LockOptions) -> None:
-        super().__init__(client, options)
+    def __init__(self, client: ThreadBacking, options: LockOptions, kind: type[ThreadL]) -> None:
+        super().__init__(client, options, kind)
         if any(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
             raise InvalidArgument(
                 f"A claim of lock {self.name!r} is asynchronous, for an AsyncClient. Give the claims of a FencedStore."
@@ -139,13 +148,6 @@ class Lock(_LockBase[ThreadL]):
         waiters: list[Waiter] = self._client._run(self._flows.queue(self.name))
         return waiters
 
-    def _lease(self, grant: Grant) -> ThreadL:
-        state = LeaseState(grant, self._options.ttl, keep_alive=self._options.keep_alive)
-        self._client._keep(state)
-        kind: Any = Lease if self._options.durable else EfficiencyLease
-        lease: ThreadL = kind(self._client, state)
-        return lease
-
     def _claimed(self, lease: ThreadL, timeout: float | None, began: float) -> ThreadL | None:
         """Have claimed what is to be claimed elsewhere, before the caller learns of the grant; None if it takes too
         long.
@@ -175,8 +177,8 @@ class Lock(_LockBase[ThreadL]):
 class AsyncLock(_LockBase[TaskL]):
     """A lock, for asyncio. Made by `AsyncClient.lock`."""
 
-    def __init__(self, client: TaskBacking, options: LockOptions) -> None:
-        super().__init__(client, options)
+    def __init__(self, client: TaskBacking, options: LockOptions, kind: type[TaskL]) -> None:
+        super().__init__(client, options, kind)
         if not all(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
             raise InvalidArgument(
                 f"A claim of lock {self.name!r} would keep the event loop waiting. Give the claims of an "
@@ -224,13 +226,6 @@ class AsyncLock(_LockBase[TaskL]):
         """Ask who waits for the lock, since when, in order."""
         waiters: list[Waiter] = await self._client._run(self._flows.queue(self.name))
         return waiters
-
-    def _lease(self, grant: Grant) -> TaskL:
-        state = LeaseState(grant, self._options.ttl, keep_alive=self._options.keep_alive)
-        self._client._keep(state)
-        kind: Any = AsyncLease if self._options.durable else AsyncEfficiencyLease
-        lease: TaskL = kind(self._client, state)
-        return lease
 
     async def _claimed(self, lease: TaskL, timeout: float | None, began: float) -> TaskL | None:
         """Have claimed what is to be claimed elsewhere, before the caller learns of the grant; None if it takes too

@@ -76,7 +76,7 @@ def lock_options(
         if not isinstance(value, bool):
             raise InvalidArgument(f"The option {option} of lock {_shown(name)} is True or False; got {value!r}.")
     encoded = encode_meta(name, meta)
-    here, elsewhere = check_claims(name, claims, durable)
+    here, elsewhere = check_claims(name, claims)
     return LockOptions(
         name,
         seconds,
@@ -91,9 +91,7 @@ def lock_options(
     )
 
 
-def check_claims(
-    name: str, claims: Sequence[str | Claimer], durable: bool
-) -> tuple[tuple[str, ...], tuple[Claimer, ...]]:
+def check_claims(name: str, claims: Sequence[str | Claimer]) -> tuple[tuple[str, ...], tuple[Claimer, ...]]:
     """Return the resources to claim in the lock's own database, and those who claim elsewhere."""
     if isinstance(claims, str) or not isinstance(claims, Iterable):
         raise InvalidArgument(f"The claims of lock {_shown(name)} are a list of resources; got {brief(claims)}.")
@@ -104,8 +102,6 @@ def check_claims(
                 f"A claim of lock {_shown(name)} is a resource's name, text of 1 to 1024 bytes without NUL, or what "
                 f"claims elsewhere, such as store.claims(…); got {brief(one)}."
             )
-    if claims and not durable:
-        raise InvalidArgument(f"Lock {_shown(name)} has durable=False, so it has no token to claim anything with.")
     here = tuple(one for one in claims if isinstance(one, str))
     return here, tuple(one for one in claims if not isinstance(one, str))
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import dblock
 
-_LOCAL = {"lock", "remaining", "raise_if_lost", "on_lost", "on_danger"}
+_LOCAL = {"lock", "efficiency_lock", "remaining", "raise_if_lost", "on_lost", "on_danger"}
 """Methods that do no I/O, and are plain functions of both kinds."""
 
 
@@ -134,7 +134,7 @@ class _Blocking:
         attribute = getattr(self._inner, name)
         if not callable(attribute):
             return attribute
-        if name == "lock":
+        if name in ("lock", "efficiency_lock"):
             return lambda *args, **options: _Blocking(attribute(*args, **options), self._loop)
         if not inspect.iscoroutinefunction(attribute):
             return attribute

@@ -167,7 +167,7 @@ def test_told_twice_it_says_so_and_offers_more(shell: Shell, lease: dblock.Lease
 
 def test_a_lock_without_durability_can_be_broken(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
     with dblock.Client(dsn) as client:
-        client.lock("job", durable=False, ttl=60, keep_alive=False).acquire()
+        client.efficiency_lock("job", ttl=60, keep_alive=False).acquire()
         assert "without durability" in shell.run("break", "job", "--yes", "--now").out
         assert not holds(owner)
 
@@ -175,7 +175,7 @@ def test_a_lock_without_durability_can_be_broken(shell: Shell, dsn: str, owner: 
 def test_one_without_durability_that_has_changed_hands(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
     command = shell.command("break", "job", "--now")
     with dblock.Client(dsn) as client, Terminal(command, columns=200) as terminal:
-        lock = client.lock("job", durable=False, ttl=60, keep_alive=False)
+        lock = client.efficiency_lock("job", ttl=60, keep_alive=False)
         first = lock.acquire()
         terminal.wait_for("without durability")
         first.release()

@@ -13,7 +13,7 @@ from tests.support.facade import Clients
 
 async def test_efficiency_locks_exclude_each_other_and_durable_locks(clients: Clients) -> None:
     client = clients()
-    quick = client.lock("a", durable=False)
+    quick = client.efficiency_lock("a")
     async with quick:
         assert await quick.try_acquire() is None
         assert await client.lock("a").try_acquire() is None
@@ -23,8 +23,8 @@ async def test_efficiency_locks_exclude_each_other_and_durable_locks(clients: Cl
 
 async def test_efficiency_leases_have_no_token_and_a_type_of_their_own(clients: Clients) -> None:
     client = clients()
-    quick, durable = await client.lock("a", durable=False).acquire(), await client.lock("b").acquire()
-    with pytest.raises(dblock.NoFencingToken, match="durable=False"):
+    quick, durable = await client.efficiency_lock("a").acquire(), await client.lock("b").acquire()
+    with pytest.raises(dblock.NoFencingToken, match="efficiency lock"):
         quick.token  # noqa: B018
     kinds = (dblock.EfficiencyLease, dblock.AsyncEfficiencyLease)
     inner = [getattr(lease, "_inner", lease) for lease in (quick, durable)]
@@ -39,12 +39,12 @@ async def test_efficiency_locks_take_no_token_from_the_sequence(clients: Clients
     client = clients()
     first = await client.lock("a").acquire()
     for _ in range(5):
-        await (await client.lock("b", durable=False).acquire()).release()
+        await (await client.efficiency_lock("b").acquire()).release()
     assert (await client.lock("c").acquire()).token == first.token + 1
 
 
 async def test_efficiency_leases_are_kept_alive_and_released(clients: Clients, owner: psycopg.Connection) -> None:
-    lease = await clients().lock("a", ttl=0.4, durable=False).acquire()
+    lease = await clients().efficiency_lock("a", ttl=0.4).acquire()
     await asyncio.sleep(1)
     assert lease.remaining() > 0
     await lease.renew()
@@ -54,9 +54,9 @@ async def test_efficiency_leases_are_kept_alive_and_released(clients: Clients, o
 
 async def test_an_old_holder_cannot_touch_a_new_one(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients()
-    old = await client.lock("a", ttl=60, durable=False).acquire()
+    old = await client.efficiency_lock("a", ttl=60).acquire()
     owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
-    new = await client.lock("a", durable=False).acquire()
+    new = await client.efficiency_lock("a").acquire()
     with pytest.raises(dblock.LeaseLost) as lost:
         await old.renew()
     assert lost.value.token is None

@@ -369,7 +369,7 @@ def test_a_lease_is_a_fence_and_an_efficiency_lease_is_not(
     lease = client.lock("a").acquire()
     assert store.put("k", 1, fence=lease).token == lease.token
     assert f"lock {lease.name!r}" in str(store.get("k"))
-    wasteful = client.lock("b", durable=False).acquire()
+    wasteful = client.efficiency_lock("b").acquire()
     with pytest.raises(dblock.NoFencingToken):
         # The type checker refuses it too; were it not to, the next line would be an error of its own.
         store.put("k", 2, fence=wasteful)  # type: ignore[arg-type]

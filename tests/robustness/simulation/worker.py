@@ -125,7 +125,7 @@ class Worker:
         attempt = client.world.name()
         self._asks(attempt, options)
         self.waits_since = client.world.now
-        lock = self._locks.setdefault(options, _LockBase(client, options))  # type: ignore[arg-type]
+        lock = self._locks.setdefault(options, _LockBase(client, options, Lease))  # type: ignore[arg-type]
         if client.world.tracing:
             self._say(f"{options.name}: wants it, attempt {short(attempt)}, timeout {errand.timeout}")
         try:
