@@ -1,9 +1,8 @@
 """Run the migrations of dblock's own schema.
 
-Reached through `dblock.admin.schema`, which hands over an open connection (or none, to print the DDL instead),
-with the schema to work in already first in the search path. Tables change by migrations, which are frozen
-once released. Functions have no history worth replaying: on the way up their current bodies,
-`dblock/sql/*.sql`, replace whatever was there.
+`dblock.admin.schema` runs this file. It passes an open connection (or none, to print the DDL instead) whose search
+path begins with the schema. Tables change by migrations, which are frozen once released. Functions have no
+migrations: an upgrade replaces them with their current bodies in `dblock/sql/*.sql`.
 """
 
 from alembic import context
@@ -17,7 +16,7 @@ connection: Connection | None = context.config.attributes.get("connection")
 if connection is None:
     context.configure(
         dialect_name="postgresql",
-        # With this style a percent sign in a function's body is printed once, not twice.
+        # With this style a percent sign in a function's body is not doubled.
         dialect_opts={"paramstyle": "named"},
         version_table=VERSION_TABLE,
         version_table_schema=schema,
@@ -28,7 +27,7 @@ else:
 with context.begin_transaction():
     if connection is None:
         for statement in context.config.attributes["preamble"]:
-            # A name in it may hold what SQLAlchemy takes for a parameter.
+            # SQLAlchemy would take a colon in a name for a parameter.
             context.execute(statement.replace(":", "\\:"))
     context.run_migrations()
     if context.config.attributes["upgrading"]:

@@ -1,4 +1,4 @@
-"""Create the table of locks and the sequence of tokens."""
+"""Create the tables of locks, tickets, clients, presences and history, and the sequence of tokens."""
 
 from alembic import op
 
@@ -9,22 +9,22 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # For 99_privileges.sql: no role has been granted anything yet, whatever default privileges say.
+    # Tells 99_privileges.sql that no role has a privilege yet, whatever the default privileges say.
     op.execute("SET LOCAL dblock.first_install = 'on'")
-    # CACHE 1, because a session that hoards tokens would hand out old ones later. NO CYCLE,
-    # because a token that starts over would pass no fence.
+    # CACHE 1, because a session that caches tokens would issue old ones later. NO CYCLE, because a fence would refuse
+    # tokens that start over.
     op.execute("CREATE SEQUENCE token_sequence AS bigint START 1 CACHE 1 NO CYCLE")
     op.execute(
         """
         CREATE TABLE distributed_locks (
-            -- Compared byte by byte: a collation may change under an index with the operating
-            -- system, and uniqueness with it.
+            -- Compared byte by byte. An upgrade of the operating system may change a collation
+            -- under an index, and break its uniqueness.
             name text COLLATE "C" NOT NULL,
             token bigint NOT NULL,
             expires_at timestamptz NOT NULL,
             granted_at timestamptz,
             released_at timestamptz,
-            -- When the holder was told to let go; its lease is not renewed any more.
+            -- When the holder was told to release. Its lease is not renewed any more.
             forced_at timestamptz,
             ttl interval,
             attempt uuid,
@@ -33,13 +33,13 @@ def upgrade() -> None:
             presence uuid,
             waiting boolean NOT NULL DEFAULT false,
             last_served_ticket bigint NOT NULL DEFAULT 0,
-            -- The start of the server and its timeline, under which the newest token was minted.
+            -- The server start and the timeline under which the newest token was minted.
             minted_server_start timestamptz,
             minted_timeline text COLLATE "C",
             CONSTRAINT distributed_locks_pkey PRIMARY KEY (name)
         ) WITH (
-            -- Half of each page is left free and no column that changes is indexed, so that every grant,
-            -- renewal and release is a heap-only update that the next one can clean up after.
+            -- Half of each page stays free and no column that changes is indexed, so every grant,
+            -- renewal and release is a heap-only update whose old row the next update can prune.
             fillfactor = 50,
             autovacuum_vacuum_scale_factor = 0.0,
             autovacuum_vacuum_threshold = 2000,
@@ -51,9 +51,9 @@ def upgrade() -> None:
     )
     op.execute(
         "COMMENT ON TABLE distributed_locks IS "
-        "'One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.'"
+        "'One row per lock: its newest grant. Free once expires_at has passed. A release sets it to -infinity.'"
     )
-    # Numbered within each lock, in the order of arrival. What is indexed never changes.
+    # Tickets are numbered per lock, in the order of arrival. No indexed column ever changes.
     op.execute(
         """
         CREATE TABLE lock_tickets (
@@ -74,13 +74,13 @@ def upgrade() -> None:
         """
     )
     op.execute("CREATE INDEX lock_tickets_client_idx ON lock_tickets (client)")
-    op.execute("COMMENT ON TABLE lock_tickets IS 'One row a waiter: its place in the line for a lock.'")
+    op.execute("COMMENT ON TABLE lock_tickets IS 'One row per waiter: its position in the queue for a lock.'")
     op.execute(
         "CREATE TABLE lock_clients (client uuid PRIMARY KEY, seen_until timestamptz NOT NULL)"
         " WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000)"
     )
-    op.execute("COMMENT ON TABLE lock_clients IS 'One row a client that waits: until when it counts as alive.'")
-    # What befell the grants of a lock, the newest hundred events of each; see 04_history.sql.
+    op.execute("COMMENT ON TABLE lock_clients IS 'One row per waiting client: until when it counts as alive.'")
+    # The newest hundred events of each lock, see 04_history.sql.
     op.execute(
         """
         CREATE TABLE lock_history (
@@ -99,10 +99,10 @@ def upgrade() -> None:
     op.execute("CREATE INDEX lock_history_name_idx ON lock_history (name, number)")
     op.execute(
         "COMMENT ON TABLE lock_history IS"
-        " 'One row an event: a lease that ran out, a holder that died, a forced release.'"
+        " 'One row per event: a lease that expired, a holder that died, a forced release.'"
     )
-    # Unlogged, because a mark means nothing after a crash, on a promoted standby or in a restored copy: there the
-    # table is empty, and nobody looks dead.
+    # Unlogged, because a presence means nothing after a crash, on a promoted standby or in a restored copy. There the
+    # table is empty, so no client counts as dead.
     op.execute(
         "CREATE UNLOGGED TABLE lock_presence (presence uuid PRIMARY KEY, advisory_key bigint NOT NULL,"
         " session integer NOT NULL,"
@@ -111,10 +111,10 @@ def upgrade() -> None:
     )
     op.execute(
         "COMMENT ON TABLE lock_presence IS"
-        " 'One row a session by which a client can be seen to live: the advisory lock that it holds.'"
+        " 'One row per session that shows that its client is alive: the key of the advisory lock that it holds.'"
     )
-    # One row, for good: the timeline on which tokens were last minted, and a name for this installation, to tell it
-    # from one in another database.
+    # Always one row: the timeline on which tokens were last minted, and the UUID of this installation, which tells it
+    # from an installation in another database.
     op.execute(
         "CREATE TABLE token_timeline"
         " (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton), timeline bigint NOT NULL,"
@@ -126,7 +126,7 @@ def upgrade() -> None:
     )
     op.execute(
         "COMMENT ON TABLE token_timeline IS"
-        " 'The timeline on which tokens were last minted; on another they jump ahead.'"
+        " 'The timeline on which tokens were last minted. On another timeline tokens jump ahead.'"
     )
     op.execute(
         "COMMENT ON SEQUENCE token_sequence IS "
@@ -135,7 +135,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # The schema holds nothing but ours, so every function in it goes.
+    # The schema holds only dblock's objects, so drop every function in it.
     op.execute(
         """
         DO $$

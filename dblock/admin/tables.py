@@ -1,7 +1,7 @@
-"""dblock's tables as SQLAlchemy metadata: to inspect, to query as their owner, to show to Alembic.
+"""dblock's tables as SQLAlchemy metadata: to inspect them, to query them as their owner, to show them to Alembic.
 
-The migrations make the tables; this only describes them, and a test holds the two together. An application that
-autogenerates migrations in the same database should leave our schema out (see docs/guides/install.md).
+The migrations create the tables. This module only describes them, and a test keeps the two equal. If your application
+autogenerates migrations in the same database, exclude dblock's schema (see docs/guides/install.md).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dblock._core.schema_version import DEFAULT_SCHEMA
 
 
 def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
-    """Return a description of the tables as they are at this version's revision."""
+    """Return a description of the tables at this version's revision."""
     tables = MetaData(schema=schema)
     Sequence("token_sequence", metadata=tables, data_type=BigInteger, cache=1, cycle=False)
     Table(
@@ -51,7 +51,7 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("last_served_ticket", BigInteger, nullable=False, server_default=text("0")),
         Column("minted_server_start", DateTime(timezone=True)),
         Column("minted_timeline", Text(collation="C")),
-        comment="One row a lock: its newest grant. Free when expires_at has passed; -infinity once released.",
+        comment="One row per lock: its newest grant. Free once expires_at has passed. A release sets it to -infinity.",
     )
     Table(
         "lock_tickets",
@@ -65,14 +65,14 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("since", DateTime(timezone=True), nullable=False),
         UniqueConstraint("attempt", "name", name="lock_tickets_attempt_key"),
         Index("lock_tickets_client_idx", "client"),
-        comment="One row a waiter: its place in the line for a lock.",
+        comment="One row per waiter: its position in the queue for a lock.",
     )
     Table(
         "lock_clients",
         tables,
         Column("client", Uuid, primary_key=True),
         Column("seen_until", DateTime(timezone=True), nullable=False),
-        comment="One row a client that waits: until when it counts as alive.",
+        comment="One row per waiting client: until when it counts as alive.",
     )
     Table(
         "lock_history",
@@ -86,7 +86,7 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("actor", Text),
         Column("reason", Text),
         Index("lock_history_name_idx", "name", "number"),
-        comment="One row an event: a lease that ran out, a holder that died, a forced release.",
+        comment="One row per event: a lease that expired, a holder that died, a forced release.",
     )
     Table(
         "lock_presence",
@@ -98,7 +98,7 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("grace", Interval, nullable=False),
         Column("gone_since", DateTime(timezone=True)),
         prefixes=["UNLOGGED"],
-        comment="One row a session by which a client can be seen to live: the advisory lock that it holds.",
+        comment="One row per session that shows that its client is alive: the key of the advisory lock that it holds.",
     )
     Table(
         "token_timeline",
@@ -106,6 +106,6 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("singleton", Boolean, CheckConstraint("singleton"), primary_key=True, server_default="true"),
         Column("timeline", BigInteger, nullable=False),
         Column("installation", Uuid, nullable=False, server_default=text("gen_random_uuid()")),
-        comment="The timeline on which tokens were last minted; on another they jump ahead.",
+        comment="The timeline on which tokens were last minted. On another timeline tokens jump ahead.",
     )
     return tables

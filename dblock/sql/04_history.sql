@@ -1,8 +1,10 @@
--- The history of a lock: what befell its grants. Always noted: a lease that ran out (`expired`, found by the next grant or
--- the reaper), a holder whose process died (`died`), a holder told to let go (`forced`), a lock taken away (`forced_now`). Grants and releases
--- (`granted`, `released`) only where record_grants() has said so: a row for each costs a good part of the grant itself.
+-- The history of a lock: what happened to its grants. These events are always recorded: a lease
+-- that expired (`expired`, found by the next grant or by the reaper), a holder whose process died
+-- (`died`), a holder that was told to release (`forced`), a lock that was freed by force at once
+-- (`forced_now`). Grants and releases (`granted`, `released`) are recorded only after
+-- record_grants(true), because a row for each costs a good part of the grant itself.
 
--- Notes an event, and lets go of what is older than the lock's last hundred.
+-- Records an event, and deletes events older than the lock's newest hundred.
 CREATE OR REPLACE FUNCTION record_event(
     name text, token bigint, event text, holder text, at timestamptz, actor text DEFAULT NULL, reason text DEFAULT NULL
 ) RETURNS void
@@ -20,7 +22,8 @@ BEGIN
 END
 $$;
 
--- Notes how the grant in a lock's row ended, its row held, before another takes its place; by itself at its deadline.
+-- Records how the grant in a lock's row ended. The caller has locked the row, and has not yet
+-- replaced the grant. Without `at`, the grant ended at its deadline.
 CREATE OR REPLACE FUNCTION record_grant_end(name text, event text, at timestamptz DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -31,7 +34,8 @@ BEGIN
 END
 $$;
 
--- Notes a grant or its release, where that is asked for. A lock that the dead held, or that was taken away, says so itself.
+-- Records a grant or a release, as a trigger that record_grants() creates. A holder that died and a
+-- lock that was freed by force have an event already.
 CREATE OR REPLACE FUNCTION record_grant_change() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
@@ -45,20 +49,5 @@ BEGIN
         PERFORM record_event(OLD.name, OLD.token, 'released', OLD.holder, clock_timestamp());
     END IF;
     RETURN NULL;
-END
-$$;
-
--- Has every grant and release noted from now on, or no more. For the owner alone.
-CREATE OR REPLACE FUNCTION record_grants(recorded boolean) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
-AS $$
-BEGIN
-    IF recorded THEN
-        CREATE OR REPLACE TRIGGER record_grant_change AFTER UPDATE ON distributed_locks FOR EACH ROW
-            WHEN (NEW.token <> OLD.token OR (NEW.expires_at = '-infinity' AND OLD.expires_at > '-infinity'))
-            EXECUTE FUNCTION record_grant_change();
-    ELSE
-        DROP TRIGGER IF EXISTS record_grant_change ON distributed_locks;
-    END IF;
 END
 $$;

@@ -1,29 +1,31 @@
--- Grants the lock if nobody holds it and nobody waits for it in line. Waits neither for a holder nor for another transaction that is at work on the
--- lock's row (granting it, releasing it, relying on it): the lock is then simply not to be had at this moment, and
--- `remaining` says 0.
+-- Grants the lock if it is free and its queue is empty. Waits neither for a holder nor for another
+-- transaction that has locked the row (to grant the lock, release it or prove it). In the second
+-- case the lock is not granted, and `remaining` is 0.
 --
--- The token is minted while the lock's row is held, after the last look at it, so that the
--- order of tokens is the order of grants. A row is never born granted: it is seeded free and
--- then granted like any other. (Minting in the INSERT would let a session that was
--- overtaken between minting and inserting be granted an older token than its predecessor's.)
--- Losing takes no row lock, so a crowd of losers does not hold up the holder's renewal.
+-- The token is minted while this transaction holds the row, after the last check of the row, so
+-- token order is grant order. A new row is inserted free, and then granted like any other. (If the
+-- INSERT minted the token, a session that is overtaken between minting and inserting would get a
+-- lower token than its predecessor.) A call that is not granted takes no row lock, so a crowd of
+-- such calls does not delay the holder's renewal.
 --
--- `attempt` names this request. Sent again after its answer was lost, it finds the grant it
--- already made rather than a stranger in possession. With `retry` it waits for whoever is at work on the row, for
--- that may be the first sending, not yet committed.
+-- `attempt` identifies this request. If its reply is lost, a retry finds the grant that it already
+-- made, instead of an unknown holder. With `retry` the call waits for a transaction that has locked
+-- the row, because that may be the first call, not yet committed.
 --
--- A holder whose process is known to be gone (see remaining_grace) holds nothing. `presence` says by which session that can be
--- known of this caller; without it the lease's time alone decides. Only a call with an `attempt` looks for that, and for
--- whether those in line are alive: what it finds and notes should be committed at once.
+-- A holder whose process is known to be gone (see remaining_grace) holds nothing. `presence` ties
+-- the grant to the caller's session in the same way. Without it, only the ttl decides. Only a call
+-- with an `attempt` checks whether the holder and the waiters are alive, because what it finds and
+-- records should be committed at once.
 --
--- With `fair => false` it takes a free lock before those who wait in line. With a `ticket`, which acquire() gave to the
--- same attempt, it redeems it if nobody is ahead. `waiting` in the answer means that the lock is free, and kept for others.
+-- With `fair => false` the call takes a free lock ahead of its queue. With a `ticket`, which
+-- acquire() gave to the same attempt, it redeems the ticket if no ticket is ahead. `waiting` in the
+-- reply means that the lock is free and reserved for its queue.
 --
--- With `durable => false` the grant is not waited for to reach the disk, and so carries no fencing token: `token` is then
--- a negative number of no order, to renew and release with.
+-- With `durable => false` the grant does not wait for the disk and carries no fencing token.
+-- `token` is then a random negative number, to renew and release with.
 --
--- `remaining` is the time left in seconds: of this grant, or of the holder's in the way. It is there
--- so that no client compares `expires_at` with a clock of its own.
+-- `remaining` is the time left in seconds, of this grant or of the holder's lease. Clients need it
+-- so that they never compare `expires_at` with their own clock.
 CREATE OR REPLACE FUNCTION try_acquire(
     name text,
     ttl interval DEFAULT '30 seconds',
@@ -46,28 +48,28 @@ AS $$
 #variable_conflict use_column
 DECLARE
     ready boolean;
-    -- In seconds alone: a day or a month of the calendar may be longer or shorter than it looks.
-    lasting interval;
+    -- Only seconds: a day or a month of the calendar may last longer or shorter.
+    lease_time interval;
     seconds double precision;
-    -- Where the lock's last token was minted: by which start of a server, and on which timeline, as WAL files are named.
-    started timestamptz;
+    -- The server start and the timeline under which the lock's last token was minted.
+    minted_start timestamptz;
     timeline text;
-    passed bigint;
-    -- Whether the last holder let its lease run out.
-    ran_out boolean;
-    looks integer := 0;
+    last_served bigint;
+    -- Whether the last lease expired without a release.
+    has_expired boolean;
+    checks integer := 0;
     seeding boolean;
     moment timestamptz;
     seen record;
-    -- Whether others in line come first.
-    in_line boolean := try_acquire.fair AND try_acquire.ticket IS NULL;
+    -- Whether a ticket in the queue comes first.
+    honours_queue boolean := try_acquire.fair AND try_acquire.ticket IS NULL;
     grace double precision;
     ignored text;
 BEGIN
     IF octet_length(try_acquire.name) BETWEEN 1 AND 512 AND date_part('epoch', try_acquire.ttl) BETWEEN 0.1 AND 86400
         AND octet_length(try_acquire.holder) <= 512 AND try_acquire.meta IS NULL
     THEN
-        -- The usual, without the cost of a call.
+        -- Hot path: the usual arguments need no call of check_request().
     ELSE
         ready := check_request(try_acquire.name, try_acquire.ttl, try_acquire.holder, try_acquire.meta);
         IF try_acquire.holder IS NULL THEN
@@ -75,14 +77,14 @@ BEGIN
         END IF;
     END IF;
     seconds := date_part('epoch', try_acquire.ttl);
-    lasting := make_interval(secs => seconds);
+    lease_time := make_interval(secs => seconds);
     IF try_acquire.durable THEN
-        -- commit_durably(), without the cost of a call.
+        -- Hot path: commit_durably() inlined.
         IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
             ignored := set_config('synchronous_commit', 'on', true);
         END IF;
     ELSIF pg_current_xact_id_if_assigned() IS NULL THEN
-        -- Only where nothing was written before in this transaction, which may be waiting for the disk on purpose.
+        -- Hot path: commit_asynchronously() inlined.
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     IF try_acquire.retry THEN
@@ -91,17 +93,17 @@ BEGIN
     END IF;
     LOOP
         SELECT l.minted_server_start, l.minted_timeline, l.last_served_ticket, l.expires_at > '-infinity'
-        INTO started, timeline, passed, ran_out
+        INTO minted_start, timeline, last_served, has_expired
         FROM distributed_locks AS l
-        WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND in_line)
-        FOR UPDATE SKIP LOCKED;  -- the strongest, so that not even a proof's shared lock is passed over
+        WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND honours_queue)
+        FOR UPDATE SKIP LOCKED;  -- the strongest lock: it also conflicts with the KEY SHARE of assert_held()
         IF FOUND THEN
             IF try_acquire.ticket IS NOT NULL THEN
                 DELETE FROM lock_tickets AS t
                 WHERE t.name = try_acquire.name AND t.number = try_acquire.ticket AND t.attempt = try_acquire.attempt
                   AND NOT EXISTS (
                       SELECT FROM lock_tickets AS o
-                      WHERE o.name = try_acquire.name AND o.number > passed AND o.number < try_acquire.ticket
+                      WHERE o.name = try_acquire.name AND o.number > last_served AND o.number < try_acquire.ticket
                   );
                 IF NOT FOUND THEN
                     granted := false;
@@ -110,18 +112,18 @@ BEGIN
                     RETURN;
                 END IF;
             END IF;
-            IF ran_out THEN
+            IF has_expired THEN
                 PERFORM record_grant_end(try_acquire.name, 'expired');
             END IF;
-            -- A server, once started, mints on one timeline alone. Where this lock's last token was minted by this one, the
-            -- timeline was entered, and its record need not be read.
+            -- A server mints on one timeline from its start on. If this start minted the lock's
+            -- last token, the timeline was entered then, and the record need not be read.
             IF try_acquire.durable AND (
-                started = pg_postmaster_start_time() AND timeline = left(pg_walfile_name(pg_current_wal_lsn()), 8)
+                minted_start = pg_postmaster_start_time() AND timeline = left(pg_walfile_name(pg_current_wal_lsn()), 8)
             ) IS NOT TRUE THEN
                 IF (SELECT t.timeline <> current_timeline() FROM token_timeline AS t) THEN
                     PERFORM enter_timeline();
                 END IF;
-                started := pg_postmaster_start_time();
+                minted_start := pg_postmaster_start_time();
                 timeline := left(pg_walfile_name(pg_current_wal_lsn()), 8);
             END IF;
             moment := clock_timestamp();
@@ -130,7 +132,7 @@ BEGIN
                     WHEN try_acquire.durable THEN pg_catalog.nextval('token_sequence'::pg_catalog.regclass)
                     ELSE -1 - floor(random() * (1::bigint << 52))::bigint
                 END,
-                minted_server_start = started,
+                minted_server_start = minted_start,
                 minted_timeline = timeline,
                 attempt = try_acquire.attempt,
                 holder = try_acquire.holder,
@@ -140,8 +142,8 @@ BEGIN
                 granted_at = moment,
                 released_at = NULL,
                 forced_at = NULL,
-                ttl = lasting,
-                expires_at = moment + lasting
+                ttl = lease_time,
+                expires_at = moment + lease_time
             WHERE l.name = try_acquire.name
             RETURNING true, l.token, l.expires_at, seconds, false
             INTO granted, token, expires_at, remaining, waiting;
@@ -149,12 +151,13 @@ BEGIN
         END IF;
 
         SELECT l.token, l.attempt, l.expires_at, l.waiting, l.presence,
-               -- Subtracted as numbers: Postgres before 17 refuses to subtract from an infinite time.
+               -- Subtract numbers: Postgres before 17 cannot subtract from an infinite timestamp.
                date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp()) AS remaining
         INTO seen
         FROM distributed_locks AS l WHERE l.name = try_acquire.name;
         IF NOT FOUND THEN
-            -- Two who made the same row would wait for each other's end; the second is sent away instead.
+            -- Two sessions that insert the same row would wait for each other's commit. So the
+            -- second one is not granted instead.
             IF NOT pg_try_advisory_xact_lock(hashtextextended(current_schema() || try_acquire.name, 0)) THEN
                 granted := false;
                 remaining := 0;
@@ -169,17 +172,17 @@ BEGIN
 
         remaining := greatest(seen.remaining, 0);
         granted := coalesce(remaining > 0 AND seen.attempt = try_acquire.attempt, false);
-        waiting := remaining = 0 AND seen.waiting AND in_line;
-        looks := looks + 1;
-        IF looks = 1 AND waiting THEN
-            -- Free, and kept for those in line; unless none of them lives any more.
+        waiting := remaining = 0 AND seen.waiting AND honours_queue;
+        checks := checks + 1;
+        IF checks = 1 AND waiting THEN
+            -- Free and reserved for its queue, unless no client in the queue is alive.
             IF try_acquire.attempt IS NOT NULL THEN
                 CONTINUE WHEN queue_is_empty(try_acquire.name);
             END IF;
-        ELSIF looks = 1 AND remaining = 0 THEN
-            -- Freed between the two looks, or free and in another's hands.
+        ELSIF checks = 1 AND remaining = 0 THEN
+            -- Freed after the first query, or free and locked by another transaction.
             CONTINUE;
-        ELSIF looks = 1 AND NOT granted AND seen.presence IS NOT NULL AND try_acquire.attempt IS NOT NULL THEN
+        ELSIF checks = 1 AND NOT granted AND seen.presence IS NOT NULL AND try_acquire.attempt IS NOT NULL THEN
             grace := remaining_grace(seen.presence, true);
             IF grace <= 0 THEN
                 PERFORM free_dead_holder(try_acquire.name, seen.token, seen.presence);
@@ -191,7 +194,8 @@ BEGIN
         token := CASE WHEN granted THEN seen.token END;
         expires_at := CASE WHEN seen.remaining > 0 THEN seen.expires_at END;
         IF granted AND try_acquire.durable THEN
-            -- The first sending may have been cut off before its commit was safe; this one waits for its own.
+            -- The first call may have been interrupted before its commit was durable. This write
+            -- makes the retry wait for a durable commit of its own.
             UPDATE distributed_locks AS l SET attempt = l.attempt
             WHERE l.name = try_acquire.name AND l.token = seen.token;
         END IF;

@@ -1,13 +1,16 @@
--- Extends many leases in one statement, each under its exact token: what a client's keep-alive calls.
+-- Extends many leases in one statement, each under its exact token. The client's keep-alive calls
+-- it.
 --
--- Every lease that is not named in `failed` now lasts for its ttl, counted from `renewed_at` or later. `failed` has the
--- places (from 1) of the others, `reasons` why: `expired` (it ran out), `superseded` (granted to another since, or long gone),
--- `released` (given back, or taken away by force), `forced` (its holder must let go; the deadline stays as it was), or
--- `busy` (another transaction is at work on the row; it may well be ours still, ask again).
+-- Every lease that is not in `failed` now lasts for its ttl, counted from `renewed_at` or later.
+-- `failed` has the positions (from 1) of the others, and `reasons` why: `expired`, `superseded`
+-- (the lock was granted again, or its row is gone), `released` (or freed by force at once),
+-- `forced` (the holder must release, and the deadline stays), or `busy` (another transaction has
+-- locked the row, so the lease may still be held: retry).
 --
--- It waits for no row, so that one lease whose row is in use cannot hold up the renewal of the rest. Each row is held before
--- the clock is read for it, and no deadline comes nearer; see renew(). Leases with tokens are renewed durably; where
--- there are none, nobody waits for the disk. With a `presence` the leases end, from here on, also with that.
+-- The statement waits for no row, so one lease whose row is locked cannot delay the renewal of the
+-- rest. Each row is locked before the clock is read for it, and no deadline comes nearer: see
+-- renew(). The commit is durable if one of the leases has a token, and asynchronous otherwise. A
+-- `presence` ties the leases to that session from here on.
 CREATE OR REPLACE FUNCTION renew_all(
     names text[],
     tokens bigint[],
@@ -33,22 +36,23 @@ BEGIN
     IF 0 < ANY (tokens) THEN
         ready := commit_durably();
     ELSIF pg_current_xact_id_if_assigned() IS NULL THEN
+        -- Hot path: commit_asynchronously() inlined.
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     renewed_at := clock_timestamp();
     WITH asked AS MATERIALIZED (
-        SELECT a.name, a.token, make_interval(secs => date_part('epoch', a.ttl)) AS lasting, a.position
+        SELECT a.name, a.token, make_interval(secs => date_part('epoch', a.ttl)) AS lease_time, a.position
         FROM unnest(names, tokens, ttls) WITH ORDINALITY AS a (name, token, ttl, position)
     ),
     held AS MATERIALIZED (
-        SELECT a.position, a.name, a.token, a.lasting
+        SELECT a.position, a.name, a.token, a.lease_time
         FROM asked AS a JOIN distributed_locks AS l ON l.name = a.name AND l.token = a.token
         FOR NO KEY UPDATE OF l SKIP LOCKED
     ),
     renewed AS (
         UPDATE distributed_locks AS l
-        SET expires_at = greatest(least(l.expires_at, clock_timestamp() + l.ttl), clock_timestamp() + h.lasting),
-            ttl = greatest(l.ttl, h.lasting),
+        SET expires_at = greatest(least(l.expires_at, clock_timestamp() + l.ttl), clock_timestamp() + h.lease_time),
+            ttl = greatest(l.ttl, h.lease_time),
             presence = coalesce(renew_all.presence, l.presence)
         FROM held AS h
         WHERE l.name = h.name AND l.token = h.token AND l.expires_at > clock_timestamp()

@@ -1,9 +1,11 @@
--- Frees the lock only if this exact grant still holds it; false means that it does not: it ran out, the lock was granted
--- to another, or was released before. The first who waits in line, and nobody else, is woken.
+-- Frees the lock only if this exact grant still holds it, and wakes the first waiter and no other.
+-- False means that the grant does not hold it: the lease expired, the lock was granted again, or it
+-- was released before.
 --
--- With `durable => false` the transaction commits asynchronously: losing the release in a crash only
--- keeps the lock until its deadline. The setting is the whole transaction's, so it is left alone where something was
--- written before; what is written afterwards it covers too, so let a release stand alone, or come last.
+-- With `durable => false` the transaction commits asynchronously: a crash that loses the release
+-- only keeps the lock until its deadline. This setting applies to the whole transaction, so it
+-- stays as it is if the transaction has written before, and it covers what the transaction writes
+-- afterwards. Call release in its own transaction, or as the last statement.
 CREATE OR REPLACE FUNCTION release(name text, token bigint, durable boolean DEFAULT true)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
@@ -12,17 +14,18 @@ AS $$
 DECLARE
     ignored text;
     ready boolean;
-    others boolean;
+    queued boolean;
 BEGIN
+    -- Hot path: commit_asynchronously() and free_lock() inlined.
     IF NOT release.durable AND pg_current_xact_id_if_assigned() IS NULL THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     UPDATE distributed_locks AS l
     SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
     WHERE l.name = release.name AND l.token = release.token AND l.expires_at > clock_timestamp()
-    RETURNING l.waiting INTO others;
+    RETURNING l.waiting INTO queued;
     IF FOUND THEN
-        IF others THEN
+        IF queued THEN
             ready := wake_next(release.name);
         END IF;
         RETURN true;

@@ -1,20 +1,18 @@
--- Frees many locks in one statement, each only if its exact grant still holds it; what a client calls at its end, and for
--- leases that nobody has in hand any more.
+-- Frees many locks in one statement, each only if its exact grant still holds it. A client calls it
+-- when it closes, and for leases that its program has dropped.
 --
--- It waits for no row. `busy` has the places (from 1) of those whose row another transaction is at work on: ask again.
--- Commits asynchronously where it stands alone, as release() does.
+-- It waits for no row. `busy` has the positions (from 1) of the locks whose row another transaction
+-- has locked: retry these. In its own transaction it commits asynchronously, like release().
 CREATE OR REPLACE FUNCTION release_all(names text[], tokens bigint[], OUT released integer, OUT busy integer[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    ignored text;
-    awaited text[];
+    ready boolean;
+    queued text[];
     one text;
 BEGIN
-    IF pg_current_xact_id_if_assigned() IS NULL THEN
-        ignored := set_config('synchronous_commit', 'off', true);
-    END IF;
+    ready := commit_asynchronously();
     WITH asked AS MATERIALIZED (
         SELECT a.name, a.token, a.position FROM unnest(names, tokens) WITH ORDINALITY AS a (name, token, position)
     ),
@@ -33,12 +31,13 @@ BEGIN
     SELECT (SELECT count(*) FROM freed),
            (SELECT array_agg(f.name ORDER BY f.name) FROM freed AS f WHERE f.waiting),
            array_agg(a.position::integer ORDER BY a.position) FILTER (
-               WHERE l.token = a.token AND l.expires_at > clock_timestamp() AND a.position NOT IN (SELECT position FROM held)
+               WHERE l.token = a.token AND l.expires_at > clock_timestamp()
+                 AND a.position NOT IN (SELECT h.position FROM held AS h)
            )
-    INTO released, awaited, busy
+    INTO released, queued, busy
     FROM asked AS a
     LEFT JOIN distributed_locks AS l ON l.name = a.name;
-    FOREACH one IN ARRAY coalesce(awaited, '{}') LOOP
+    FOREACH one IN ARRAY coalesce(queued, '{}') LOOP
         PERFORM wake_next(one);
     END LOOP;
 END

@@ -1,9 +1,11 @@
--- Nobody but the owner may call anything until `dblock grant ROLE` says so, and nobody else touches a table at all,
--- whatever ALTER DEFAULT PRIVILEGES would have. A role that was granted before may also call what is new.
+-- Lets only the owner call functions until `dblock grant ROLE`, and lets no other role touch a
+-- table, whatever ALTER DEFAULT PRIVILEGES says. A role that has a privilege already may also call
+-- the functions that this revision adds to it.
 DO $$
 DECLARE
     here CONSTANT oid := quote_ident(current_schema())::regnamespace;
-    -- What is granted apart from locking, by the function that tells who has it: `dblock grant --may see`, `--may force-release`.
+    -- The functions of `dblock grant --may see` and of `--may force-release`. Below, the privilege to
+    -- call the first function of each list, or try_acquire, shows which roles have it.
     inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded}';
     forcing CONSTANT text[] := '{force_release,wake_queue}';
     thing record;

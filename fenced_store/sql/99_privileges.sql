@@ -1,4 +1,5 @@
--- Nobody but the owner may call anything until a grant says so, and nobody else touches a table at all.
+-- Lets only the owner call functions until `dblock fence grant`, and lets no other role touch a
+-- table.
 DO $$
 DECLARE
     here CONSTANT oid := quote_ident(current_schema())::regnamespace;
@@ -10,7 +11,8 @@ BEGIN
         FROM pg_namespace AS n, aclexplode(n.nspacl) AS a
         WHERE n.oid = here AND a.grantee <> n.nspowner AND a.privilege_type = 'CREATE'
     LOOP
-        -- Whoever may create here could put a function in the place of one that ours would call with their owner's rights.
+        -- A role that may create objects here could shadow a function that the functions of this
+        -- schema call with their owner's privileges.
         EXECUTE format('REVOKE CREATE ON SCHEMA %I FROM %s', current_schema(), thing.grantee);
     END LOOP;
     IF current_setting('fenced_store.first_install', true) = 'on' THEN
@@ -28,7 +30,7 @@ BEGIN
         FROM pg_class AS c, aclexplode(c.relacl) AS a
         WHERE c.relnamespace = here AND a.grantee <> c.relowner AND c.relkind IN ('r', 'S')
     LOOP
-        -- What ALTER DEFAULT PRIVILEGES has given away.
+        -- Privileges from ALTER DEFAULT PRIVILEGES.
         EXECUTE format('REVOKE ALL ON %s %s FROM %s', thing.kind, thing.name, thing.grantee);
     END LOOP;
 END

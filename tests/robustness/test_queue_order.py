@@ -113,7 +113,7 @@ def test_queue_order_run_catches_a_ticket_redeemed_out_of_turn(dsn: str, owner: 
     mutants.replace(
         owner,
         mutants.altered(
-            "05_line.sql", "    ORDER BY t.number\n    LIMIT 1;", "    ORDER BY t.number DESC\n    LIMIT 1;"
+            "07_queue.sql", "    ORDER BY t.number\n    LIMIT 1;", "    ORDER BY t.number DESC\n    LIMIT 1;"
         ),
     )
     assert backwards(contend(dsn, owner, 3)) > 0

@@ -201,7 +201,7 @@ def test_sixteen_writers_with_shuffled_tokens(dsn: str, total: int) -> None:
 @pytest.mark.second_stage
 def test_stale_writer_run_catches_a_fence_that_accepts_lower_tokens(dsn: str, owner: psycopg.Connection) -> None:
     wrong = altered_fence(
-        "30_store.sql",
+        "20_write.sql",
         "(excluded.token, excluded.write_number) > (f.token, f.write_number)",
         "(excluded.token, excluded.write_number) >= (f.token - 20, 0)",
     )

@@ -40,7 +40,8 @@ MAY_CALL = {
         **dict.fromkeys(("schema_revision", "installation"), LOCK | SEE | FORCE),
         **dict.fromkeys(
             (
-                "check_request", "commit_durably", "check_snapshot", "describe_session", "current_timeline",
+                "check_request", "commit_durably", "commit_asynchronously", "free_lock",
+                "check_snapshot", "describe_session", "current_timeline",
                 "enter_timeline", "record_event", "record_grant_end", "record_grant_change",
                 "record_grants", "lock_queue", "sees_latest_commits",
                 "remaining_grace", "free_dead_holder", "first_in_queue", "queue_is_empty", "wake_next", "wake_if_free",

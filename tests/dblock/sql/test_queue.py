@@ -209,7 +209,7 @@ def test_waiter_that_joins_during_a_release_sees_the_release(sessions: Sessions)
 
 
 def test_queue_test_catches_a_check_before_the_queue_is_locked(sessions: Sessions, owner: psycopg.Connection) -> None:
-    held, waited_for = "at_once := pg_try_advisory_xact_lock(line);", "PERFORM pg_advisory_xact_lock(line);"
+    held, waited_for = "at_once := pg_try_advisory_xact_lock(queue_key);", "PERFORM pg_advisory_xact_lock(queue_key);"
     wrong = mutants.altered("11_acquire.sql", held, "at_once := true;")
     assert waited_for in wrong
     mutants.replace(owner, wrong.replace(waited_for, "").replace("FOR NO KEY UPDATE;", ";"))
@@ -412,7 +412,7 @@ def test_a_ticket_learns_of_a_presence_that_came_after_it(sessions: Sessions) ->
 
 def test_presence_test_catches_a_withdrawal_that_does_not_wait(sessions: Sessions, owner: psycopg.Connection) -> None:
     held, written = "remaining_grace.presence\n    FOR UPDATE SKIP LOCKED;", "    IF for_takeover AND seen.gone_since"
-    wrong = mutants.altered("05_line.sql", held, "remaining_grace.presence;")
+    wrong = mutants.altered("05_presence.sql", held, "remaining_grace.presence;")
     assert written in wrong
     mutants.replace(owner, wrong.replace(written, "    IF false AND seen.gone_since"))
     assert taken_at_the_moment_of_the_excuse(sessions) == (None,)
@@ -567,12 +567,12 @@ def test_no_setting_of_a_session_gives_a_lock_another_line(sessions: Sessions) -
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("register_presence(NULL, '1 s')", "takes a name and a grace of 10 ms to 24 h; got none and 00:00:01"),
+        ("register_presence(NULL, '1 s')", "needs a UUID and a grace of 10 ms to 24 h; got none and 00:00:01"),
         (f"register_presence('{FIRST}', NULL)", "got .* and none"),
         (f"register_presence('{FIRST}', '9 ms')", "10 ms to 24 h"),
         (f"register_presence('{FIRST}', '178000000 years')", "10 ms to 24 h"),
         (f"register_presence('{FIRST}', '1 year -360 days 1 hour')", "10 ms to 24 h"),
-        ("heartbeat(NULL, '{a}')", "To look in line takes a client"),
+        ("heartbeat(NULL, '{a}')", "heartbeat needs a client"),
     ],
 )
 def test_heartbeat_and_presence_refuse_missing_or_unbounded_arguments(
@@ -587,7 +587,7 @@ def test_a_presence_that_is_there_already_leaves_no_second_mark(sessions: Sessio
     session = sessions.open()
     marks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
     session.do("SELECT register_presence(%s, '1 s')", FIRST)
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="is there already"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="already registered"):
         session.do("SELECT register_presence(%s, '1 s')", FIRST)
     session.do("ROLLBACK")
     assert session.do(marks) == (1,)

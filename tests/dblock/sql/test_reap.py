@@ -93,7 +93,7 @@ def test_two_reapers_do_not_wait_for_each_other(sessions: Sessions) -> None:
 
 
 def test_a_reaper_that_takes_the_living_is_caught(owner: psycopg.Connection, client: dblock.Client) -> None:
-    mutants.replace(owner, mutants.altered("70_reap.sql", "l.expires_at <= clock_timestamp() - idle", "true"))
+    mutants.replace(owner, mutants.altered("93_reap.sql", "l.expires_at <= clock_timestamp() - idle", "true"))
     client.lock("a").acquire()
     assert owner.execute(ALL).fetchone() == (1,)
 

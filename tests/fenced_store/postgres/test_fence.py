@@ -261,7 +261,7 @@ def test_engines_can_raise_ours_everywhere(engine: Any, dsn: str) -> None:
     with pytest.raises(StaleTokenError), engine.begin() as connection:
         connection.execute(text("SET LOCAL fenced_store.token = '6'"))
         connection.execute(text(SPEND))
-    with pytest.raises(InvalidArgument, match="'six', which is no fencing token"), engine.begin() as connection:
+    with pytest.raises(InvalidArgument, match="'six', which is not a fencing token"), engine.begin() as connection:
         connection.execute(text("SET LOCAL fenced_store.token = 'six'"))
         connection.execute(text(SPEND))
     assert [one.offered for one in fenced_store.rejections(dsn)] == [6]

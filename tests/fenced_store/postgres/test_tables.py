@@ -425,13 +425,13 @@ def test_any_name_that_postgres_takes_can_be_protected(
         ("orders", {"key": "x" * 64}, "column's name"),
         ("orders", {"key": "fence_token"}, "has no column"),
         ("orders", {"per": "page"}, "per row or per table"),
-        ("orders", {"per": "table", "key": "id"}, "A key is for"),
+        ("orders", {"per": "table", "key": "id"}, "takes a key"),
         ("orders", {"strict": "yes"}, "strict is True or False"),
-        ("seen", {}, "is no table"),
+        ("seen", {}, "is not a table"),
         ("heap", {}, "has no primary key"),
-        ("taken", {}, "which is not ours"),
-        ("fenced_store.fences", {}, "not a table of yours"),
-        ("pg_catalog.pg_class", {}, "not a table of yours"),
+        ("taken", {}, "of another type"),
+        ("fenced_store.fences", {}, "belongs to Postgres or to fenced_store"),
+        ("pg_catalog.pg_class", {}, "belongs to Postgres or to fenced_store"),
     ],
     ids=ascii,
 )
@@ -698,7 +698,7 @@ def test_nobody_but_its_owner_says_how_a_table_is_protected(
         "CREATE TRIGGER zz_fenced_store BEFORE INSERT ON bait EXECUTE FUNCTION"
         " fenced_store.guard_table_trigger('public.other', 'f', 'f', 'f')"
     )
-    with pytest.raises(psycopg.Error, match="no fence that could be noted"):
+    with pytest.raises(psycopg.Error, match="no fence that could be recorded"):
         hostile.execute("SELECT fenced_store.record_protection('bait')")
 
 
@@ -740,7 +740,7 @@ def test_columns_that_were_there_before_stay(dsn: str, owner: psycopg.Connection
     assert owner.execute("SELECT fence_token FROM orders WHERE id = 1").fetchone() == (8,)
     owner.execute("ALTER TABLE orders DROP fence_token, DROP fence_at")
     owner.execute("ALTER TABLE orders ADD fence_token bigint GENERATED ALWAYS AS (0) STORED, ADD fence_at timestamptz")
-    with pytest.raises(InvalidArgument, match="not ours"):
+    with pytest.raises(InvalidArgument, match="of another type"):
         protect(dsn, "orders")
 
 
@@ -857,7 +857,7 @@ def test_fences_left_behind_can_be_forgotten_when_they_are_old(
     assert owner.execute("SELECT fenced_store.purge_deleted_fences('1 day')").fetchone() == (2,)
     left = owner.execute("SELECT resource FROM fenced_store.fences ORDER BY resource").fetchall()
     assert left == [("claimed",), ("public.orders",)]
-    with pytest.raises(psycopg.Error, match="a day at least"):
+    with pytest.raises(psycopg.Error, match="at least a day"):
         owner.execute("SELECT fenced_store.purge_deleted_fences('1 hour')")
 
 

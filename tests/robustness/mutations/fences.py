@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.robustness.mutations import Bug, Edit
 
-STORE = "30_store.sql"
+STORE = "20_write.sql"
 LATE = {"late": 0.3, "kept_alive": 0.3}
 """Many writers whose lease has run out."""
 
@@ -63,7 +63,7 @@ BUGS = (
         ("bank", "fence"),
         workload="bank",
         options=LATE,
-        edits=(_fence("20_fence.sql", "    WHERE f.token <= excluded.token;\n", "    ;\n"),),
+        edits=(_fence("10_raise_fence.sql", "    WHERE f.token <= excluded.token;\n", "    ;\n"),),
     ),
     Bug(
         "protected row unguarded",
@@ -72,8 +72,8 @@ BUGS = (
         workload="set_add:row",
         options=LATE,
         edits=(
-            _fence("40_guard.sql", " AND f.token > greatest(offered, stored)\n", " AND false\n"),
-            _fence("40_guard.sql", "    IF offered < stored THEN\n", "    IF false THEN\n"),
+            _fence("31_guards.sql", " AND f.token > greatest(offered, stored)\n", " AND false\n"),
+            _fence("31_guards.sql", "    IF offered < stored THEN\n", "    IF false THEN\n"),
         ),
     ),
     Bug(

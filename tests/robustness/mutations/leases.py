@@ -115,7 +115,7 @@ BUGS = (
         options={"brief": 0.05},
         edits=(
             Edit(
-                "70_reap.sql",
+                "93_reap.sql",
                 "            WHERE l.expires_at <= clock_timestamp() - idle\n",
                 "            WHERE true\n",
             ),
@@ -126,7 +126,7 @@ BUGS = (
         "takes the lock from a holder that is there, as if its process had died",
         ("loss told first", "linearizability"),
         options={"locks": 1, "ttl": 2.0, "long": 0.2},
-        edits=(Edit("05_line.sql", " OR NOT pg_try_advisory_xact_lock_shared(seen.advisory_key) THEN", " THEN"),),
+        edits=(Edit("05_presence.sql", " OR NOT pg_try_advisory_xact_lock_shared(seen.advisory_key) THEN", " THEN"),),
     ),
     Bug(
         "excuse not heard",
@@ -137,7 +137,7 @@ BUGS = (
         options={"locks": 1, "ttl": 4.0, "brief": 2.0, "long": 0.0, "kept_alive": 0.0},
         edits=(
             Edit(
-                "11_acquire.sql",
+                "41_withdraw_presence.sql",
                 "    DELETE FROM lock_presence AS p WHERE p.presence = withdraw_presence.presence;\n",
                 "",
             ),
@@ -149,7 +149,7 @@ BUGS = (
         ("loss told first", "linearizability"),
         workload="force",
         workers=2,
-        edits=(Edit("46_force_release.sql", "    IF force_release.now THEN\n", "    IF true THEN\n"),),
+        edits=(Edit("80_force_release.sql", "    IF force_release.now THEN\n", "    IF true THEN\n"),),
     ),
     Bug(
         "forced, and renewed",
@@ -178,7 +178,7 @@ BUGS = (
         options={"hold": 0, "locks": 16},
         edits=(
             Edit(
-                "00_internal.sql",
+                "03_timeline.sql",
                 "greatest(last_value + (1::bigint << 40), (current_timeline() - 1) << 40)",
                 "last_value",
             ),

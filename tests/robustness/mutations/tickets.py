@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.robustness.mutations import Bug, Edit
 
-LINE = "05_line.sql"
+QUEUE = "07_queue.sql"
 WAKING = (
-    "        done := pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;\n"
+    "        ignored := pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;\n"
 )
 CROWD = {"locks": 1, "long": 0.0, "kept_alive": 1.0}
 
@@ -17,7 +17,7 @@ BUGS = (
         ("hand-over in time",),
         seconds=4.0,
         options=CROWD,
-        edits=(Edit(LINE, WAKING, "        NULL;\n"),),
+        edits=(Edit(QUEUE, WAKING, "        NULL;\n"),),
     ),
     Bug(
         "all woken",
@@ -27,7 +27,7 @@ BUGS = (
         options=CROWD,
         edits=(
             Edit(
-                LINE,
+                QUEUE,
                 WAKING,
                 "        PERFORM pg_notify('dblock_' || replace(t.client::text, '-', ''), t.attempt::text)\n"
                 "        FROM lock_tickets AS t WHERE t.name = wake_next.name;\n",
@@ -43,13 +43,13 @@ BUGS = (
         options=CROWD | {"ttl": 0.5, "brief": 0.1},
         edits=(
             Edit(
-                LINE,
+                QUEUE,
                 "            IF (seen.seen_until > clock_timestamp()) IS NOT TRUE THEN\n",
                 "            IF false THEN\n",
             ),
-            Edit(LINE, "CASE WHEN seen.presence IS NOT NULL THEN remaining_grace(seen.presence, false) END;", "NULL;"),
+            Edit(QUEUE, "CASE WHEN seen.presence IS NOT NULL THEN remaining_grace(seen.presence, false) END;", "NULL;"),
             Edit(
-                LINE,
+                QUEUE,
                 "        next.seen_until > clock_timestamp()\n        AND (next.advisory_key IS NULL",
                 "        true\n        AND (true OR next.advisory_key IS NULL",
             ),

@@ -1,6 +1,7 @@
 """Who waits and who is there: the part of the store that is about lines and presences.
 
-Written after dblock/sql/05_line.sql, and what of 11_acquire.sql is not about granting.
+Written after dblock/sql: 05_presence, 07_queue, 12_heartbeat, 13_leave_queue, 40_register_presence and
+41_withdraw_presence.
 """
 
 from __future__ import annotations

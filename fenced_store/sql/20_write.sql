@@ -1,9 +1,11 @@
--- Writes a key of the store, or deletes it where there is neither a value nor data. With a token: if (token, write number) is
--- greater than what is stored. With `if_version`: if that is the version now, 0 standing for a key that is not there. With
--- both: if both hold.
+-- Writes a key of the store, or deletes it if `value` and `data` are NULL. With a token, the write
+-- is accepted if (token, write number) is greater than the stored pair. With `if_version`, it is
+-- accepted if the key has that version, where 0 means that the key does not exist. With both, both
+-- must hold.
 --
--- `outcome` is one of: stored; repeated, the very same write was accepted before; stale, a higher pair is stored; conflict,
--- the version is another. A refusal is no error here, because an error would undo its own note.
+-- `outcome` is `stored`, `repeated` (the same write was accepted before), `stale` (a higher pair is
+-- stored) or `conflict` (the version differs). A rejection raises no error, because an error would
+-- roll back the record of the rejection.
 CREATE OR REPLACE FUNCTION write(
     resource text,
     token bigint,
@@ -28,11 +30,14 @@ DECLARE
     seen record;
     ignored text;
 BEGIN
-    IF (octet_length(write.resource) BETWEEN 1 AND 1024 AND coalesce(write.token >= 1, write.if_version >= 0)) IS NOT TRUE THEN
-        -- One of these says what is wrong.
+    IF (
+        octet_length(write.resource) BETWEEN 1 AND 1024 AND coalesce(write.token >= 1, write.if_version >= 0)
+    ) IS NOT TRUE THEN
+        -- One of these checks raises the error.
         ready := check_resource(write.resource) AND check_token(write.resource, write.token);
     END IF;
     write_number := coalesce(write.write_number, 0);
+    -- Hot path: commit_durably() inlined.
     IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
         ignored := set_config('synchronous_commit', 'on', true);
     END IF;
@@ -108,7 +113,7 @@ BEGIN
             outcome := 'repeated';
             RETURN;
         END IF;
-        -- It may have been accepted, and written over since.
+        -- The write may have been accepted and overwritten since.
         SELECT 'repeated', v.version INTO outcome, version
         FROM versions AS v
         WHERE v.resource = write.resource AND v.token = write.token AND v.write_number = write.write_number
@@ -134,42 +139,4 @@ BEGIN
         version := CASE WHEN seen.value IS NULL AND seen.data IS NULL THEN 0 ELSE seen.version END;
     END IF;
 END
-$$;
-
--- Reads a key of the store. No row where nothing was ever written, or it was deleted.
-CREATE OR REPLACE FUNCTION read(
-    resource text,
-    OUT value jsonb,
-    OUT data bytea,
-    OUT version bigint,
-    OUT token bigint,
-    OUT stored_at timestamptz,
-    OUT stored_by text
-) RETURNS SETOF record
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
-AS $$
-    SELECT f.value, f.data, f.version, coalesce(f.value_token, f.token), coalesce(f.value_at, f.stored_at),
-           coalesce(f.value_by, f.stored_by)
-    FROM fences AS f
-    WHERE f.resource = read.resource AND (f.value IS NOT NULL OR f.data IS NOT NULL)
-$$;
-
--- Reads the latest versions of a key, the newest first.
-CREATE OR REPLACE FUNCTION history(
-    resource text,
-    max_rows integer DEFAULT NULL,
-    OUT value jsonb,
-    OUT data bytea,
-    OUT version bigint,
-    OUT token bigint,
-    OUT stored_at timestamptz,
-    OUT stored_by text
-) RETURNS SETOF record
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
-AS $$
-    SELECT v.value, v.data, v.version, v.token, v.stored_at, v.stored_by
-    FROM versions AS v
-    WHERE v.resource = history.resource
-    ORDER BY v.version DESC
-    LIMIT history.max_rows
 $$;

@@ -1,4 +1,4 @@
--- Tells who holds the lock at this moment; no row means nobody.
+-- Returns the current holder of the lock. No row means that the lock is free.
 CREATE OR REPLACE FUNCTION holder(name text)
 RETURNS TABLE (
     token bigint,
@@ -13,9 +13,9 @@ AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-        -- A grant without durability has no fencing token.
+        -- A grant that is not durable has no fencing token.
         SELECT CASE WHEN l.token > 0 THEN l.token END, l.holder, l.meta, l.granted_at, l.expires_at,
-               -- Subtracted as numbers: Postgres before 17 refuses to subtract from an infinite time.
+               -- Subtract numbers: Postgres before 17 cannot subtract from an infinite timestamp.
                date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp())
         FROM distributed_locks AS l
         WHERE l.name = holder.name AND l.expires_at > clock_timestamp();

@@ -1,31 +1,36 @@
--- Deletes locks that have been free since before `idle`, at most `batch` of them, and returns how many went.
+-- Deletes the rows of locks that have been free for longer than `idle`, at most `batch` of them,
+-- and returns how many it deleted. For the owner only.
 --
--- Takes nothing that lives: a row is locked first and looked at again under the lock, and one that somebody else has
--- locked (to grant it, say) is passed over. Lowers no token: the sequence goes on, whatever becomes of the rows. Any
--- number may run at once. A lock that somebody waits for stays; the traces of clients that are long dead go, with the
--- places in line that they left behind, and so does the history of more than 30 days ago. For the owner alone.
+-- It never deletes a live row: each row is locked and then checked again, and a row that another
+-- transaction has locked (to grant it, for example) is skipped. It never lowers a token, because
+-- the sequence does not depend on the rows. Any number of reapers may run at once. A lock with a
+-- live waiter stays. The reaper also deletes the records of clients that died long ago, their
+-- tickets, and history that is older than 30 days.
 CREATE OR REPLACE FUNCTION reap(idle interval DEFAULT '1 day', batch integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 DECLARE
-    gone integer := 0;
-    tidied boolean := false;
+    deleted integer := 0;
+    pruned boolean := false;
     seen record;
-    one text;
+    queued text;
 BEGIN
     IF idle IS NULL OR idle < '0 seconds' OR batch IS NULL OR batch < 1 THEN
-        RAISE EXCEPTION 'A reaper takes what was idle for 0 seconds or more, at least one row at a time; got % and %.',
+        RAISE EXCEPTION 'reap needs an idle time of 0 seconds or more and a batch of at least 1; got % and %.',
             idle, batch
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     DELETE FROM lock_tickets AS t
-    WHERE NOT EXISTS (SELECT FROM lock_clients AS c WHERE c.client = t.client AND c.seen_until > clock_timestamp() - idle)
+    WHERE NOT EXISTS (
+        SELECT FROM lock_clients AS c WHERE c.client = t.client AND c.seen_until > clock_timestamp() - idle
+    )
       AND t.since <= clock_timestamp() - idle;
     DELETE FROM lock_clients AS c WHERE c.seen_until <= clock_timestamp() - greatest(idle, '1 minute');
     DELETE FROM lock_presence AS p
     USING (
         SELECT o.presence FROM lock_presence AS o
-        WHERE o.incarnation <> pg_postmaster_start_time() OR o.gone_since <= clock_timestamp() - greatest(idle, '1 minute')
+        WHERE o.incarnation <> pg_postmaster_start_time()
+           OR o.gone_since <= clock_timestamp() - greatest(idle, '1 minute')
         FOR UPDATE SKIP LOCKED
     ) AS old
     WHERE p.presence = old.presence;
@@ -37,36 +42,41 @@ BEGIN
                 WHERE l.expires_at <= clock_timestamp() - idle
                   AND NOT l.waiting
                   AND coalesce(l.released_at, '-infinity') <= clock_timestamp() - idle
-                LIMIT batch - gone
+                LIMIT batch - deleted
                 FOR UPDATE SKIP LOCKED
             ))
             RETURNING d.name, d.token, d.holder, d.expires_at
         LOOP
-            gone := gone + 1;
-            -- A lease that ran out, and that no later grant has found.
+            deleted := deleted + 1;
+            -- The lease expired, and no later grant has recorded that.
             IF seen.expires_at > '-infinity' THEN
                 PERFORM record_event(seen.name, seen.token, 'expired', seen.holder, seen.expires_at);
             END IF;
         END LOOP;
-        EXIT WHEN gone >= batch OR tidied;
-        -- What reads all of a table comes when nothing else is left, and not again with each of a thousand batches.
-        -- It waits for nobody: what was taken above is nobody's until our end. A grant in somebody's long transaction, or
-        -- another reaper, may be at work on the same.
+        EXIT WHEN deleted >= batch OR pruned;
+        -- Scan whole tables only when no row is left to delete, and not again with each of a
+        -- thousand batches. Wait for no row, because other sessions wait for the rows deleted above
+        -- until this transaction ends. A grant in a long transaction or another reaper may have
+        -- locked the same rows.
         DELETE FROM lock_history AS h
         WHERE h.number = ANY (ARRAY(
             SELECT o.number FROM lock_history AS o
             WHERE o.at <= clock_timestamp() - greatest(idle, '30 days')
             FOR UPDATE SKIP LOCKED
         ));
-        FOR one IN SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch LOOP
-            PERFORM queue_is_empty(one);
-            tidied := true;
+        FOR queued IN
+            SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch
+        LOOP
+            PERFORM queue_is_empty(queued);
+            pruned := true;
         END LOOP;
-        EXIT WHEN NOT tidied;
+        EXIT WHEN NOT pruned;
     END LOOP;
-    -- Presences that are gone and that nobody has looked at: noted now, and taken the next time. Whether a mark is held is
-    -- looked up and not tried: all that were tried would be ours until the end, and the server has room for so many locks
-    -- only. Last, because a client that is there all the same has to say so within moments, and would wait for our end.
+    -- Mark presences that have ended and that no session has checked, so that a later run deletes
+    -- them. Look the advisory locks up instead of trying them: this transaction would keep every
+    -- lock that it tried, and the server's lock table is limited. This comes last, because a client
+    -- that is still alive must withdraw its presence within its grace, and would wait for this
+    -- transaction.
     UPDATE lock_presence AS p SET gone_since = clock_timestamp()
     FROM (
         SELECT o.presence FROM lock_presence AS o
@@ -78,6 +88,6 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     ) AS dead
     WHERE p.presence = dead.presence;
-    RETURN gone;
+    RETURN deleted;
 END
 $$;

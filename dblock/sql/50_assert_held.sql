@@ -1,7 +1,7 @@
 -- Proves a lease in the transaction that relies on it: true if this exact grant holds the lock now.
 --
--- From then until that transaction ends nobody else is granted the lock, even if the lease runs out meanwhile: the row
--- stays shared-locked, which a grant does not get past and a renewal does.
+-- From then until the transaction ends, no other client is granted the lock, even if the lease
+-- expires. The row keeps a KEY SHARE lock, which blocks a grant but not a renewal.
 CREATE OR REPLACE FUNCTION assert_held(name text, token bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$

@@ -1,0 +1,47 @@
+-- Returns how many seconds of grace a presence has left after its session has ended. Zero or less
+-- means that other clients may take its locks. NULL means that the session is alive, or that
+-- nothing is known about it.
+--
+-- A presence is a session that holds an advisory lock under a random key. The lock ends with the
+-- session. A key counts only in the incarnation of the server in which it was registered: a restart
+-- changes the postmaster's start time, and a crash, a promotion or a restore empties the unlogged
+-- table. The grace starts when a session first finds the advisory lock gone. So a client whose
+-- session was closed has at least that long to withdraw its presence or to stop trusting its
+-- leases.
+--
+-- A session that takes the locks of a presence (`for_takeover`) keeps the presence's row locked
+-- until the end of its transaction. A client that withdraws the presence (withdraw_presence) either
+-- waits for that and then sees which locks were taken, or locks the row first, and no lock is taken.
+CREATE OR REPLACE FUNCTION remaining_grace(presence uuid, for_takeover boolean) RETURNS double precision
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    seen record;
+BEGIN
+    SELECT p.advisory_key, p.grace INTO seen
+    FROM lock_presence AS p
+    WHERE p.presence = remaining_grace.presence AND p.incarnation = pg_postmaster_start_time()
+      -- A session could lock its own key a second time, and so would find itself dead.
+      AND p.session <> pg_backend_pid();
+    IF NOT FOUND OR NOT sees_latest_commits() OR NOT pg_try_advisory_xact_lock_shared(seen.advisory_key) THEN
+        RETURN NULL;
+    END IF;
+    SELECT p.advisory_key, p.grace, p.gone_since INTO seen
+    FROM lock_presence AS p WHERE p.presence = remaining_grace.presence
+    FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN CASE WHEN NOT for_takeover THEN 1 END;
+    END IF;
+    IF seen.gone_since IS NULL THEN
+        UPDATE lock_presence AS p SET gone_since = clock_timestamp() WHERE p.presence = remaining_grace.presence;
+        RETURN extract(epoch FROM seen.grace);
+    END IF;
+    IF for_takeover AND seen.gone_since + seen.grace <= clock_timestamp() THEN
+        -- Write the row instead of only locking it. A withdrawal in a transaction with an older
+        -- snapshot then fails, and its client retries it.
+        UPDATE lock_presence AS p SET gone_since = p.gone_since WHERE p.presence = remaining_grace.presence;
+    END IF;
+    RETURN extract(epoch FROM seen.gone_since + seen.grace - clock_timestamp());
+END
+$$;

@@ -1,0 +1,48 @@
+-- Returns locks in the order of their names: those that are held or waited for or, with
+-- `include_free`, every lock that has a row. Selects them by `name` or by a LIKE `pattern`. The
+-- token of a grant that is not durable is a negative number that fences nothing. Token 0 means that
+-- the lock was never granted.
+--
+-- `dblock grant --may see` allows the four functions 70 to 73, because they show the locks of other
+-- applications.
+CREATE OR REPLACE FUNCTION list_locks(
+    pattern text DEFAULT '%',
+    name text DEFAULT NULL,
+    include_free boolean DEFAULT false,
+    max_rows integer DEFAULT 1000
+)
+RETURNS TABLE (
+    name text,
+    token bigint,
+    holder text,
+    meta jsonb,
+    granted_at timestamptz,
+    expires_at timestamptz,
+    released_at timestamptz,
+    forced_at timestamptz,
+    remaining double precision,
+    waiting bigint
+)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+    SELECT l.name, l.token, CASE WHEN l.expires_at > clock_timestamp() THEN l.holder END,
+           CASE WHEN l.expires_at > clock_timestamp() THEN l.meta END, l.granted_at,
+           CASE WHEN l.expires_at > '-infinity' THEN l.expires_at END, l.released_at, l.forced_at,
+           -- Subtract numbers: Postgres before 17 cannot subtract from an infinite timestamp.
+           greatest(date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp()), 0),
+           (SELECT count(*) FROM lock_tickets AS t
+            JOIN lock_clients AS c ON c.client = t.client AND c.seen_until > clock_timestamp()
+            WHERE t.name = l.name)
+    FROM distributed_locks AS l
+    WHERE l.name LIKE list_locks.pattern AND (list_locks.name IS NULL OR l.name = list_locks.name)
+      AND (
+          list_locks.include_free OR l.expires_at > clock_timestamp()
+          OR (l.waiting AND EXISTS (
+              SELECT FROM lock_tickets AS t
+              JOIN lock_clients AS c ON c.client = t.client AND c.seen_until > clock_timestamp()
+              WHERE t.name = l.name
+          ))
+      )
+    ORDER BY l.name
+    LIMIT list_locks.max_rows
+$$;
