@@ -219,12 +219,12 @@ class LeaseState:
 
     @property
     def presence(self) -> Presence | None:
-        """The presence that the lease is bound to: if its session ends, waiters take the lock after a short grace."""
+        """The presence that the lease is tied to: if its session ends, waiters take the lock after a short grace."""
         return self._presence
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the lease is bound to a presence that may have ended in the eyes of others."""
+        """Whether the lease is tied to a presence that may have ended in the eyes of others."""
         presence = self._presence
         return presence is not None and not presence.stands(self._now())
 
@@ -309,8 +309,8 @@ class LeaseState:
         """Renew the lease for this many seconds from now on."""
         self._ttl = ttl
 
-    def bind(self, presence: Presence) -> None:
-        """Bind the lease to a presence, for good. Called before the database can learn of it."""
+    def tie(self, presence: Presence) -> None:
+        """Tie the lease to a presence, for good. Called before the database can learn of it."""
         self._presence = presence
 
     # Events of release.

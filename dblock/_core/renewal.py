@@ -62,7 +62,7 @@ class RenewalSchedule:
         self._too_slow = 0.0
         """How long the last renewal waited for a reply that did not come; 0 if it came."""
         self._tie_now = False
-        """Whether there is a new presence to bind the leases to."""
+        """Whether there is a new presence to tie the leases to."""
 
     def add(self, state: LeaseState) -> None:
         """Renew this lease from now on."""
@@ -81,11 +81,11 @@ class RenewalSchedule:
         self._took = self._too_slow = 0.0
 
     def tie(self) -> None:
-        """Bind the leases to the client's new presence at once."""
+        """Tie the leases to the client's new presence at once."""
         self._tie_now = True
 
     def tied_to(self, presence: Presence) -> list[LeaseState]:
-        """Return the leases that are bound to this presence and have not ended."""
+        """Return the leases that are tied to this presence and have not ended."""
         return [state for state in list(self._states) if state.presence is presence and not state.ended]
 
     def reached(self) -> None:
@@ -119,14 +119,14 @@ class RenewalSchedule:
         """
         now = self._now()
         tie_now, self._tie_now = self._tie_now, False
-        presence = self._presence_to_bind(now)
+        presence = self._presence_to_tie(now)
         batch = self._without_finished(self._due(now, presence, tie_now))
         if not batch:
             return
         for state, _ in batch:
             state.reply_awaited()
         batch = self._without_impatient(now, batch)
-        _bind(batch, presence)
+        _tie(batch, presence)
         reply = yield from self._send(now, batch, presence)
         if reply is None:
             return
@@ -136,10 +136,10 @@ class RenewalSchedule:
             with contextlib.suppress(DatabaseError):
                 yield from self._give_back(late)
 
-    def _presence_to_bind(self, now: float) -> Presence | None:
-        """Return the client's presence if the leases may be bound to it.
+    def _presence_to_tie(self, now: float) -> Presence | None:
+        """Return the client's presence if the leases may be tied to it.
 
-        A lease still bound to another presence comes first: bound to two, it would be unclear which of them counts.
+        A lease still tied to another presence comes first; tied to two, it would be unclear which of them counts.
         """
         presence = self._flows.presence
         if presence is None or not presence.stands(now):
@@ -299,9 +299,9 @@ def due_at(state: LeaseState) -> float:
     return max(state.sent_at + state.ttl / RENEWALS_PER_TTL, state.retry_at)
 
 
-def _bind(batch: Batch, presence: Presence | None) -> None:
-    """Bind each unbound lease to the presence. The lease counts as bound from before the request is sent."""
+def _tie(batch: Batch, presence: Presence | None) -> None:
+    """Tie each untied lease to the presence. The lease counts as tied from before the request is sent."""
     if presence is not None:
         for state, _ in batch:
             if state.presence is None or state.presence.ended:
-                state.bind(presence)
+                state.tie(presence)

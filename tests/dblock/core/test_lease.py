@@ -176,7 +176,7 @@ def test_a_release_sent_again_that_finds_nothing_counts_as_done_only_if_nobody_c
     held = Held()
     presence = Presence("there", 0.15, 0, clock.now())
     presence.stands = lambda now: stands  # type: ignore[method-assign]
-    held.state.bind(presence)
+    held.state.tie(presence)
     steps = held.releasing()
     if released:
         assert answer(steps, (None,)) is True
@@ -192,7 +192,7 @@ def test_third_release_after_a_busy_row_is_not_reported_as_done_in_doubt() -> No
     held = Held()
     presence = Presence("there", 0.15, 0, clock.now())
     presence.stands = lambda now: False  # type: ignore[method-assign]
-    held.state.bind(presence)
+    held.state.tie(presence)
     steps = held.releasing()
     steps.send((None,))
     steps.send(("0", "{1}", "{busy}"))

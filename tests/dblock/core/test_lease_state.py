@@ -80,7 +80,7 @@ def _trust_window_ends(state: LeaseState, now: Clock) -> None:
 def _presence_in_doubt(state: LeaseState, now: Clock) -> None:
     presence = Presence("there", 0.15, 0, now.now)
     presence.stands = lambda now: False  # type: ignore[method-assign]
-    state.bind(presence)
+    state.tie(presence)
     state.lost()
 
 
@@ -96,7 +96,7 @@ TRANSITIONS: dict[str, tuple[Callable[[LeaseState, Clock], object], list[Status]
     "a renewal is refused: released": (lambda state, now: state.renewal_refused("released"), [LO, RD, RG, RD, LO]),
     "a renewal is refused: superseded": (lambda state, now: state.renewal_refused("superseded"), [LO, RD, RG, RD, LO]),
     "the ttl changes": (lambda state, now: state.change_ttl(5), [H, LV, RG, RD, LO]),
-    "the lease is bound": (lambda state, now: state.bind(Presence("there", 1, 0, now.now)), [H, LV, RG, RD, LO]),
+    "the lease is tied": (lambda state, now: state.tie(Presence("there", 1, 0, now.now)), [H, LV, RG, RD, LO]),
     "a release is sent in a transaction": (_leaving, [LV, LV, RG, RD, LO]),
     "a release cannot be sent in a transaction": (_leaving_failed, [H, LV, RG, RD, LO]),
     "a release in a transaction is refused": (lambda state, now: state.leave_refused(), [H, H, RG, RD, LO]),
