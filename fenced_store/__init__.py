@@ -1,10 +1,10 @@
-"""The side of the resource: keys, transactions and tables that refuse a writer whose fencing token is stale.
+"""The resource side of a lock: keys, transactions and tables that refuse a writer whose fencing token is stale.
 
     store = FencedStore(engine)
     with client.lock("invoice:42") as lease:
-        store.put("invoice:42", body, fence=lease)  # StaleTokenError when a newer holder wrote, or claimed it
+        store.put("invoice:42", body, fence=lease)  # StaleTokenError if a newer holder wrote or claimed it
 
-A token is a whole number, from dblock or from any other lock service that hands out rising ones.
+A token is an integer from dblock, or from any other lock service whose tokens rise with every grant.
 """
 
 import logging
@@ -28,7 +28,7 @@ from fenced_store.errors import (
     VersionConflict,
 )
 from fenced_store.fencing import fence
-from fenced_store.integrations.orm import FencedMixin, raise_ours
+from fenced_store.integrations.orm import FencedMixin, translate_errors
 from fenced_store.schema import ddl, grant, install, uninstall
 from fenced_store.store import AsyncFencedStore, FencedStore
 from fenced_store.tables import Protection, protect, protected, unprotect
@@ -61,9 +61,9 @@ __all__ = [
     "install",
     "protect",
     "protected",
-    "raise_ours",
     "rejections",
     "row",
+    "translate_errors",
     "uninstall",
     "unprotect",
 ]

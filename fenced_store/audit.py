@@ -1,7 +1,8 @@
-"""Who was refused, and how far tokens have come.
+"""The log of rejections, and the highest token seen.
 
-A refusal that is an error undoes everything in its transaction, its own note included. So the client that was told of
-it writes the note, over a short connection of its own. That may fail; the refusal stands all the same.
+A rejection that is raised as an error rolls back its transaction, and would roll back its own log entry too. The client
+that receives the error therefore records it, over a short connection of its own. If that fails, the rejection still
+stands.
 """
 
 from __future__ import annotations
@@ -16,53 +17,58 @@ from typing import Any
 import psycopg
 from sqlalchemy import text
 
-from fenced_store._postgres.engines import Where, transaction
+from fenced_store._postgres.engines import Database, transaction
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_resource, check_schema, literal, quoted
 from fenced_store.errors import InvalidArgument, StaleTokenError
-from fenced_store.schema import bindable, check_installed
+from fenced_store.schema import check_installed, quoted_for_text
 
-NOTE_WITHIN = 2
-"""Seconds that a note may take to connect, and then to be written."""
+RECORD_TIMEOUT = 2
+"""Seconds for connecting to record a rejection, and again for the statement."""
 
-logger = logging.getLogger("fenced_store")
+_log = logging.getLogger("fenced_store")
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """One refusal."""
+    """One rejected write, or one that a warn-only fence let through."""
 
     resource: str
     offered: int | None
-    """The token that was refused; None for a writer that carried none."""
+    """The rejected token; None for a writer without a token."""
     stored: int | None
-    """The token that was in the way."""
+    """The higher token that the resource had seen."""
     stored_at: datetime | None
     stored_by: str | None
-    """Who had superseded the one that was refused."""
+    """The writer that had superseded the rejected writer."""
     rejected_at: datetime
     rejected: str
-    """Who was refused."""
+    """The rejected writer."""
     refused: bool
-    """False where the fence only warned."""
+    """False if the fence only warned."""
     lock: str | None
-    """The dblock lock granted with the token in the way, if it is in the same database and was not granted since."""
+    """The dblock lock granted with the stored token, if it is in this database and was not granted again since."""
     holder: str | None
-    """Its holder."""
+    """The holder of that lock."""
 
 
 def rejections(
-    where: Where, resource: str | None = None, *, limit: int = 100, schema: str = DEFAULT_SCHEMA, locks: str = "dblock"
+    database: Database,
+    resource: str | None = None,
+    *,
+    limit: int = 100,
+    schema: str = DEFAULT_SCHEMA,
+    locks: str = "dblock",
 ) -> list[Rejection]:
-    """Return the latest refusals, the newest first; for the owner of the schema.
+    """Return the latest rejections, newest first. Only the owner of the schema may read them.
 
-    `locks` is the schema of the dblock whose grants they are joined with, if it is in the same database.
+    `locks` is the schema of dblock. If it is in the same database, each rejection is joined with its lock's grant.
     """
     check_schema(schema)
     if resource is not None:
         check_resource(resource)
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise InvalidArgument(f"A limit is a whole number from 1; got {limit!r:.80}.")
-    with transaction(where, schema) as connection:
+        raise InvalidArgument(f"limit is a whole number from 1; got {limit!r:.80}.")
+    with transaction(database, schema) as connection:
         check_installed(connection, schema)
         grants = f"{quoted(check_schema(locks))}.distributed_locks"
         may_read = connection.execute(
@@ -76,75 +82,80 @@ def rejections(
         names, join = "NULL, NULL", ""
         if may_read:
             names = "l.name, l.holder"
-            # By whom as well: a token that is somebody else's number is no grant of ours.
+            # Join on the holder as well: a token of another lock service may equal the token of a dblock grant.
             join = f"LEFT JOIN {grants} AS l ON l.token = r.stored_token AND starts_with(r.stored_by, l.holder)"
             join = join.replace(":", r"\:")
         found = connection.execute(
             text(
                 "SELECT r.resource, r.offered_token, r.stored_token, r.stored_at, r.stored_by, r.rejected_at,"
                 f" r.rejected, r.refused, {names}"
-                f" FROM {bindable(schema)}.rejections AS r {join}"
-                " WHERE CAST(:resource AS text) IS NULL OR r.resource = :resource ORDER BY r.id DESC LIMIT :most"
+                f" FROM {quoted_for_text(schema)}.rejections AS r {join}"
+                " WHERE CAST(:resource AS text) IS NULL OR r.resource = :resource ORDER BY r.id DESC LIMIT :limit"
             ),
-            {"resource": resource, "most": limit},
+            {"resource": resource, "limit": limit},
         )
         return [Rejection(*row) for row in found]
 
 
-def high_water(where: Where, schema: str = DEFAULT_SCHEMA) -> int:
-    """Return the highest token that any fence here has seen, protected tables included; 0 for none."""
+def high_water(database: Database, schema: str = DEFAULT_SCHEMA) -> int:
+    """Return the highest token that any fence in this schema has seen, protected tables included; 0 for none."""
     check_schema(schema)
-    with transaction(where, schema) as connection:
+    with transaction(database, schema) as connection:
         check_installed(connection, schema)
-        return int(connection.execute(text(f"SELECT {bindable(schema)}.high_water()")).scalar_one())
+        return int(connection.execute(text(f"SELECT {quoted_for_text(schema)}.high_water()")).scalar_one())
 
 
-def note(driver: Any, schema: str, error: StaleTokenError, who: str) -> None:
-    """Write a refusal down, or log that it could not be; the caller waits for a moment and no longer."""
+def record_rejection(driver: Any, schema: str, error: StaleTokenError, writer: str) -> None:
+    """Record a rejection, or log that this failed. The caller waits for at most twice RECORD_TIMEOUT."""
 
-    def write(conninfo: str, statement: bytes) -> None:
+    def record(conninfo: str, statement: bytes) -> None:
         try:
             with psycopg.connect(conninfo, autocommit=True) as connection:
                 connection.execute(statement)
         except Exception as failed:
-            logger.warning("a refusal by %r could not be noted: %s", error.resource, failed)
+            _warn(error, failed)
 
     try:
-        writing = threading.Thread(target=write, args=(_beside(driver), _record(schema, error, who)), daemon=True)
-        writing.start()
-        writing.join(2 * NOTE_WITHIN)
+        args = (_conninfo_of(driver), _record_statement(schema, error, writer))
+        recorder = threading.Thread(target=record, args=args, daemon=True)
+        recorder.start()
+        recorder.join(2 * RECORD_TIMEOUT)
     except Exception as failed:
-        logger.warning("a refusal by %r could not be noted: %s", error.resource, failed)
+        _warn(error, failed)
 
 
-async def note_async(driver: Any, schema: str, error: StaleTokenError, who: str) -> None:
-    """Write a refusal down, or log that it could not be; the caller waits for a moment and no longer."""
+async def record_rejection_async(driver: Any, schema: str, error: StaleTokenError, writer: str) -> None:
+    """Record a rejection, or log that this failed. The caller waits for at most twice RECORD_TIMEOUT."""
 
-    async def write() -> None:
-        async with await psycopg.AsyncConnection.connect(_beside(driver), autocommit=True) as connection:
-            await connection.execute(_record(schema, error, who))
+    async def record() -> None:
+        async with await psycopg.AsyncConnection.connect(_conninfo_of(driver), autocommit=True) as connection:
+            await connection.execute(_record_statement(schema, error, writer))
 
     try:
-        await asyncio.wait_for(write(), 2 * NOTE_WITHIN)
+        await asyncio.wait_for(record(), 2 * RECORD_TIMEOUT)
     except Exception as failed:
-        logger.warning("a refusal by %r could not be noted: %s", error.resource, failed)
+        _warn(error, failed)
 
 
-def _beside(driver: Any) -> str:
-    """Return how to connect to where this connection leads."""
+def _warn(error: StaleTokenError, failed: Exception) -> None:
+    _log.warning("rejection by resource %r was not recorded: %s", error.resource, failed)
+
+
+def _conninfo_of(driver: Any) -> str:
+    """Return the conninfo of a connection, to open another one to the same database."""
     info = getattr(driver, "info", None)
     if not isinstance(info, psycopg.ConnectionInfo):
-        raise TypeError(f"only psycopg's connections tell where they lead, and this is {type(driver).__module__}'s")
+        raise TypeError(f"only psycopg's connections say which database they use; this is {type(driver).__module__}'s")
     return psycopg.conninfo.make_conninfo(
-        info.dsn, password=info.password or None, connect_timeout=NOTE_WITHIN, application_name="fenced_store"
+        info.dsn, password=info.password or None, connect_timeout=RECORD_TIMEOUT, application_name="fenced_store"
     )
 
 
-def _record(schema: str, error: StaleTokenError, who: str) -> bytes:
-    """Return the note as one statement without parameters, so that it is one message and prepares nothing."""
+def _record_statement(schema: str, error: StaleTokenError, writer: str) -> bytes:
+    """Return SQL without parameters, so that it is sent as one message and prepares no statement."""
     at = f"{literal(error.stored_at.isoformat())}::timestamptz" if error.stored_at else "NULL"
     by = literal(error.stored_by) if error.stored_by else "NULL"
     return (
-        f"SET statement_timeout = '{NOTE_WITHIN} s'; SELECT {quoted(schema)}.record_rejection("
-        f"{literal(error.resource)}, {error.offered}, {error.stored}, {at}, {by}, {literal(who)})"
+        f"SET statement_timeout = '{RECORD_TIMEOUT} s'; SELECT {quoted(schema)}.record_rejection("
+        f"{literal(error.resource)}, {error.offered}, {error.stored}, {at}, {by}, {literal(writer)})"
     ).encode()

@@ -1,18 +1,18 @@
-"""What can go wrong, each with what is needed to act on it.
+"""The errors of fenced_store. Each carries the values that a caller needs to act on it.
 
 FencedStoreError
-├── StaleTokenError     a newer holder has written, or claimed, the resource
-│   └── FenceAhead      a claim found a fence above its token: another was granted the lock, or tokens have gone back
-├── MissingToken        a strict fence met a transaction that carries no token
-├── ClaimTimeout        a claim had to wait for too long for a transaction that is past the fence
+├── StaleTokenError     a newer holder has written or claimed the resource
+│   └── FenceAhead      a claim found the fence above its token: the lock was granted again, or tokens have gone back
+├── MissingToken        a strict fence refused a transaction that carries no token
+├── ClaimTimeout        a claim waited too long for a transaction that has passed the fence
 ├── VersionConflict     compare-and-set found another version
-├── OutcomeUnknown      the answer was lost; the same write can be sent again
-├── FenceBroken         the transaction ended inside its fence, and another was begun
-├── ObjectBusy          others changed an object again and again; nothing was stored
-├── ObjectDamaged       what is stored of an object is not what a fence has left there
-├── AccessDenied        the role may not do this
-├── NotInstalled        the schema is not there, or is of another revision
-└── InvalidArgument     (also a ValueError) what was asked for cannot be
+├── OutcomeUnknown      the reply was lost; retry the same write
+├── FenceBroken         the transaction ended inside its fence, or rolled back past it
+├── ObjectBusy          other writers changed an object every time; nothing was stored
+├── ObjectDamaged       the stored object is not what a fenced write has left there
+├── AccessDenied        the role lacks a privilege
+├── NotInstalled        the schema is missing, or has another revision
+└── InvalidArgument     (also a ValueError) an argument is invalid
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import json
 from datetime import datetime
 from typing import Any
 
-STALE, MISSING, NO_TOKEN, AHEAD = "FEN01", "FEN02", "FEN03", "FEN04"
-"""The SQLSTATEs that are ours: a token too low, no token, what cannot be a token, a claim below the fence."""
+STALE, MISSING, INVALID_TOKEN, AHEAD = "FEN01", "FEN02", "FEN03", "FEN04"
+"""The SQLSTATEs of fenced_store: a token too low, no token, an invalid token, a claim below the fence."""
 
 
 class FencedStoreError(Exception):
-    """The base of all errors of this package."""
+    """The base class of all errors of this package."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), str(self), self.__dict__)
+        return _rebuild, (type(self), str(self), self.__dict__)
 
 
-def _rebuilt(kind: type[FencedStoreError], message: str, state: dict[str, Any]) -> FencedStoreError:
+def _rebuild(kind: type[FencedStoreError], message: str, state: dict[str, Any]) -> FencedStoreError:
     error = kind.__new__(kind)
     Exception.__init__(error, message)
     error.__dict__.update(state)
@@ -40,7 +40,7 @@ def _rebuilt(kind: type[FencedStoreError], message: str, state: dict[str, Any]) 
 
 
 class StaleTokenError(FencedStoreError):
-    """A token lower than the one that the resource has seen: its holder was superseded, and must not go on."""
+    """The token is lower than one that the resource has seen. Its holder was superseded, and must stop writing."""
 
     def __init__(
         self,
@@ -55,25 +55,25 @@ class StaleTokenError(FencedStoreError):
         when = f" at {stored_at.isoformat(sep=' ', timespec='milliseconds')}" if stored_at else ""
         by = f" by {stored_by}" if stored_by else ""
         if offered == stored and numbers is not None:
-            # The lease may be as good as ever: its own writes have overtaken each other.
+            # The lease may still be valid: its own writes have overtaken each other.
             which = "another write under the same number" if numbers[0] == numbers[1] else "a later write"
-            said = (
+            refusal = (
                 f"refuses write {numbers[0]} under token {offered}: {which} of the same holder was stored{when}{by}. "
-                "Let one thread or task write a key under one lease."
+                "Under one lease, let only one thread or task write a key."
             )
         else:
-            said = (
-                f"refuses token {offered}: token {stored} was stored{when}{by}. The lease that token {offered} came "
-                "with is over: acquire the lock anew and do the work again from the start."
+            refusal = (
+                f"refuses token {offered}: token {stored} was stored{when}{by}. The lease of token {offered} is over. "
+                "Acquire the lock again and redo the work from the start."
             )
-        super().__init__(f"Resource {shown(resource)} {said}")
+        super().__init__(f"Resource {abbreviated(resource)} {refusal}")
         self.resource = resource
         self.offered = offered
         self.stored = stored
         self.stored_at = stored_at
         self.stored_by = stored_by
         self.numbers = numbers
-        """The write numbers, offered and stored, where the tokens are the same."""
+        """The write numbers, offered and stored, if the tokens are equal."""
 
 
 class MissingToken(FencedStoreError):
@@ -81,96 +81,95 @@ class MissingToken(FencedStoreError):
 
     def __init__(self, resource: str) -> None:
         super().__init__(
-            f"Resource {shown(resource)} refuses a transaction that carries no fencing token. Write inside fence(...), "
-            "or execute SET LOCAL fenced_store.token = '…' first."
+            f"Resource {abbreviated(resource)} refuses a transaction that carries no fencing token. Write inside "
+            "fence(...), or execute SET LOCAL fenced_store.token = '…' first."
         )
         self.resource = resource
 
 
 class FenceAhead(StaleTokenError):
-    """A claim found a fence above its token: another was granted the lock since, or tokens have gone back."""
+    """A claim found the fence above its token: the lock was granted again since, or tokens have gone back."""
 
     def __init__(self, resource: str, offered: int, stored: int) -> None:
         FencedStoreError.__init__(
             self,
-            f"Resource {shown(resource)} refuses to be claimed with token {offered}: its fence stands at token "
-            f"{stored}. If "
-            "another was granted the lock since, acquire it anew. If not, tokens have gone back, by a restore "
-            "perhaps: raise "
-            f"them above, with dblock by: dblock token raise --above {stored}",
+            f"Resource {abbreviated(resource)} refuses to be claimed with token {offered}: its fence stands at token "
+            f"{stored}. If the lock was granted again since, acquire it again. If not, tokens have gone back, perhaps "
+            f"because of a restore. Raise them; with dblock, run: dblock token raise --above {stored}",
         )
         self.resource, self.offered, self.stored = resource, offered, stored
         self.stored_at = self.stored_by = self.numbers = None
 
 
 class ClaimTimeout(FencedStoreError, TimeoutError):
-    """A transaction that is past a fence has kept a claim waiting for too long; nothing was claimed."""
+    """A claim waited too long for a transaction that has passed the fence. Nothing was claimed."""
 
 
 class VersionConflict(FencedStoreError):
-    """Another version is stored than the one that the write was to replace."""
+    """The stored version is not the version that the write expected to replace."""
 
     def __init__(self, key: str, expected: int, version: int) -> None:
-        now = f"it is at version {version}" if version else "it is not there"
-        was = f"at version {expected}" if expected else "absent"
-        super().__init__(f"Key {shown(key)} was expected {was}, and {now}. Read it again and decide anew.")
+        actual = f"is at version {version}" if version else "does not exist"
+        wanted = f"at version {expected}" if expected else "not to exist"
+        super().__init__(
+            f"Key {abbreviated(key)} {actual}; the write expected it {wanted}. Read the key and decide again."
+        )
         self.key = key
         self.expected = expected
         self.version = version
 
 
 class OutcomeUnknown(FencedStoreError):
-    """The database did not answer; the write may have been stored or not. `write` sends the very same one again."""
+    """The reply was lost, so the write may or may not have been stored. To retry the same write, pass `write`."""
 
-    def __init__(self, key: str, write: int, said: str) -> None:
+    def __init__(self, key: str, write: int, cause: str) -> None:
         super().__init__(
-            f"Whether key {shown(key)} was written is not known: {said} Send the same again with write={write}; if it "
-            "was stored, it will be answered as done."
+            f"The outcome of writing key {abbreviated(key)} is unknown: {cause} Send the same write again with "
+            f"write={write}. If it was stored, the retry succeeds and changes nothing."
         )
         self.key = key
         self.write = write
 
 
 class FenceBroken(FencedStoreError):
-    """The transaction that a fence was taken in has ended inside its body, and another one was begun there."""
+    """Inside the body of `fence`, its transaction ended or rolled back past the fence, so its work is unprotected."""
 
 
 class ObjectBusy(FencedStoreError, TimeoutError):
-    """Others have changed an object each time before the write could; nothing was stored."""
+    """Other writers changed the object before each attempt of this write. Nothing was stored."""
 
     def __init__(self, path: str, tries: int) -> None:
         super().__init__(
-            f"Object {shown(path)} was changed by others each of {tries} times before this write could be done; "
-            f"nothing "
-            "was stored. Write it under one lock."
+            f"Object {abbreviated(path)} was changed by other writers before each of {tries} attempts; nothing was "
+            "stored. Let one lock guard all writes of this object."
         )
         self.path = path
 
 
 class ObjectDamaged(FencedStoreError):
-    """What is stored of an object is not what a fence has left there: somebody has gone around it, or it was lost."""
+    """The stored object is not what a fenced write has left: a writer bypassed the fence, or data was lost."""
 
-    def __init__(self, path: str, what: str) -> None:
-        super().__init__(f"Object {shown(path)} is damaged: {what}")
+    def __init__(self, path: str, damage: str) -> None:
+        super().__init__(f"Object {abbreviated(path)} is damaged: {damage}")
         self.path = path
 
 
 class AccessDenied(FencedStoreError):
-    """The database refused: the role may not do this. The message says what it needs."""
+    """The database refused: the role lacks a privilege. The message says which."""
 
 
 class NotInstalled(FencedStoreError):
-    """The schema of fenced_store is missing in this database, or is of another revision than this version needs."""
+    """The schema of fenced_store is missing in this database, or has another revision than this version needs."""
 
 
 class InvalidArgument(FencedStoreError, ValueError):
-    """Something that no resource, token, value or table can be."""
+    """An argument that is no valid resource, token, value or table."""
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """Return the SQLSTATE of a driver's error, or of what SQLAlchemy has wrapped around one."""
+    """Return the SQLSTATE of a driver's error, also if SQLAlchemy has wrapped it."""
     original = getattr(error, "orig", None) or error
-    # asyncpg's is the cause of what SQLAlchemy shows of it.
+    # SQLAlchemy wraps asyncpg's error twice: the original is the cause of `orig`.
     for each in (original, original.__cause__):
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if isinstance(state, str):
@@ -179,17 +178,17 @@ def sqlstate(error: BaseException) -> str | None:
 
 
 def translated(error: BaseException) -> FencedStoreError | None:
-    """Return the counterpart of a database's error that carries one of our SQLSTATEs; None for any other."""
+    """Return the fenced_store error for a database error with one of the SQLSTATEs above; None for any other."""
     state = sqlstate(error)
-    if state not in (STALE, MISSING, NO_TOKEN, AHEAD):
+    if state not in (STALE, MISSING, INVALID_TOKEN, AHEAD):
         return None
-    said, detail, _ = said_by(error)
+    message, detail, _ = diagnostics_of(error)
     try:
         found = json.loads(detail) if detail else {}
     except ValueError:
         return None
-    if state != NO_TOKEN and "resource" not in found:
-        return None  # somebody else's
+    if state != INVALID_TOKEN and "resource" not in found:
+        return None  # another program's error with the same SQLSTATE
     if state == STALE:
         at = found["stored_at"]
         return StaleTokenError(
@@ -203,11 +202,11 @@ def translated(error: BaseException) -> FencedStoreError | None:
         return MissingToken(found["resource"])
     if state == AHEAD:
         return FenceAhead(found["resource"], found["offered"], found["stored"])
-    return InvalidArgument(said)
+    return InvalidArgument(message)
 
 
-def said_by(error: BaseException) -> tuple[str, str, str]:
-    """Return the message of a database's error, its detail and its hint."""
+def diagnostics_of(error: BaseException) -> tuple[str, str, str]:
+    """Return the message, the detail and the hint of a database error."""
     original = getattr(error, "orig", None) or error
     diag = getattr(original, "diag", None)
     if diag is not None:
@@ -220,6 +219,6 @@ def said_by(error: BaseException) -> tuple[str, str, str]:
     )
 
 
-def shown(name: str) -> str:
-    """Return a name as an error shows it: whole when short."""
+def abbreviated(name: str) -> str:
+    """Return a name for an error message: in full if short, else cut off."""
     return ascii(name) if len(name) <= 60 else f"{name[:57]!a}…"

@@ -1,10 +1,12 @@
-"""A fence in a transaction of the user's own.
+"""A fence in the user's own transaction.
 
-Guarantee: from where the fence was taken until that transaction ends, no holder of another token gets past it. Whatever
-the transaction does, to whatever tables, is therefore done by the newest holder that the resource has seen, and what
-two holders do is one after the other. A stale token fails the transaction in the database itself, so that nothing of it
-can be committed by accident.
+Guarantee: from the moment the fence is taken until the transaction ends, no holder of another token gets past the
+fence. Whatever the transaction does, to whatever tables, is therefore done by the newest holder that the resource has
+seen, and the work of two holders never overlaps. A stale token fails the transaction in the database itself, so that
+none of its work can be committed by accident.
 """
+
+# The module is not called `fence`, because `fenced_store.fence` is the public function.
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ import random
 from types import TracebackType
 from typing import Any
 
-from fenced_store._postgres.engines import missing
+from fenced_store._postgres.engines import not_usable
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_resource, check_schema
-from fenced_store._postgres.user_transaction import UsersTransaction
-from fenced_store.audit import note, note_async
-from fenced_store.errors import FenceBroken, FencedStoreError, InvalidArgument, StaleTokenError, shown, translated
-from fenced_store.tokens import HasToken, check_free, next_write, token_of, who
+from fenced_store._postgres.user_transaction import UserTransaction
+from fenced_store.audit import record_rejection, record_rejection_async
+from fenced_store.errors import FenceBroken, FencedStoreError, InvalidArgument, StaleTokenError, abbreviated, translated
+from fenced_store.tokens import HasToken, describe_writer, next_write, refuse_self_wait, token_of
 
 TAKE = (
     "SELECT current_setting('fenced_store.token', true), current_setting('fenced_store.fence', true),"
@@ -48,8 +50,8 @@ class Fence:
         self._resource = check_resource(resource)
         self._holder = holder
         self.token = token_of(holder)
-        """The token that everything inside is written with."""
-        check_free(self._resource, connection)
+        """The token that every write in the body carries."""
+        refuse_self_wait(self._resource, connection)
         self._live = live
         self._write = write
         self._schema = check_schema(schema)
@@ -59,19 +61,20 @@ class Fence:
                 f"{type(holder).__name__}."
             )
         self._connection = connection
-        self._transaction = UsersTransaction(connection, schema)
+        self._transaction = UserTransaction(connection, schema)
         self._name = f"{random.getrandbits(64):x}"
-        """By which it is known in the transaction: a fence that was undone takes its name with it."""
-        self._before: dict[str, str] = {}
-        self._inside: str | None = None
+        """The fence's name in the transaction's settings. Rolling back past the fence removes the name as well."""
+        self._outer_settings: dict[str, str] = {}
+        """The token and the name of the fence around this one, restored at the end of the body."""
+        self._transaction_id: str | None = None
 
     @property
-    def _values(self) -> dict[str, Any]:
+    def _parameters(self) -> dict[str, Any]:
         return {
             "resource": self._resource,
             "token": self.token,
             "write": next_write() if self._write is None else self._write,
-            "who": who(self._holder),
+            "who": describe_writer(self._holder),
             "carried": str(self.token),
             "fence": self._name,
         }
@@ -80,31 +83,31 @@ class Fence:
         if self._transaction.is_async:
             raise InvalidArgument("This connection is asynchronous: write `async with fence(...)`.")
         if self._live:
-            # The lock's row before the fence's, as a grant that claims takes them.
+            # Lock the lock's row before the fence's row, in the order of a grant with claims.
             self._holder.assert_held(self._connection)  # type: ignore[union-attr]
         try:
-            row = self._transaction.row(TAKE, **self._values)
+            row = self._transaction.fetch_row(TAKE, **self._parameters)
         except Exception as error:
-            self._refuse(error)
+            self._raise_translated(error)
             raise
-        self._before, self._inside = {"carried": row[0] or "", "fence": row[1] or ""}, row[5]
+        self._entered(row)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._refuse(error)
+            self._raise_translated(error)
             if self._transaction.usable:
-                self._transaction.row(LEAVE, **self._before)
+                self._transaction.fetch_row(LEAVE, **self._outer_settings)
             return
         try:
             self._transaction.flush()
         except Exception as failed:
-            self._refuse(failed)
+            self._raise_translated(failed)
             raise
         self._check_open()
-        self._check_same(self._transaction.row(LEAVE, **self._before))
+        self._check_unbroken(self._transaction.fetch_row(LEAVE, **self._outer_settings))
 
     async def __aenter__(self) -> Fence:
         if not self._transaction.is_async:
@@ -112,61 +115,68 @@ class Fence:
         if self._live:
             await self._holder.assert_held(self._connection)  # type: ignore[union-attr]
         try:
-            row = await self._transaction.row_async(TAKE, **self._values)
+            row = await self._transaction.fetch_row_async(TAKE, **self._parameters)
         except Exception as error:
-            await self._refuse_async(error)
+            await self._raise_translated_async(error)
             raise
-        self._before, self._inside = {"carried": row[0] or "", "fence": row[1] or ""}, row[5]
+        self._entered(row)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            await self._refuse_async(error)
+            await self._raise_translated_async(error)
             if self._transaction.usable and isinstance(error, Exception):
-                await self._transaction.row_async(LEAVE, **self._before)
+                await self._transaction.fetch_row_async(LEAVE, **self._outer_settings)
             return
         try:
             await self._transaction.flush_async()
         except Exception as failed:
-            await self._refuse_async(failed)
+            await self._raise_translated_async(failed)
             raise
         self._check_open()
-        self._check_same(await self._transaction.row_async(LEAVE, **self._before))
+        self._check_unbroken(await self._transaction.fetch_row_async(LEAVE, **self._outer_settings))
 
-    def _refuse(self, error: BaseException) -> None:
-        """Raise our counterpart of a refusal by the database, once it is noted."""
-        counterpart = self._counterpart(error)
+    def _entered(self, row: tuple[Any, ...]) -> None:
+        """Keep the settings and the transaction that the fence was taken in."""
+        self._outer_settings = {"carried": row[0] or "", "fence": row[1] or ""}
+        self._transaction_id = row[5]
+
+    def _raise_translated(self, error: BaseException) -> None:
+        """Raise the fenced_store error for a database error, if there is one, after recording a rejection."""
+        counterpart = self._translated(error)
         if counterpart is not None:
             if isinstance(counterpart, StaleTokenError):
-                note(self._transaction.driver, self._schema, counterpart, who(self._holder))
+                record_rejection(self._transaction.driver, self._schema, counterpart, describe_writer(self._holder))
             raise counterpart from error
 
-    async def _refuse_async(self, error: BaseException) -> None:
-        counterpart = self._counterpart(error)
+    async def _raise_translated_async(self, error: BaseException) -> None:
+        counterpart = self._translated(error)
         if counterpart is not None:
             if isinstance(counterpart, StaleTokenError):
-                await note_async(self._transaction.driver, self._schema, counterpart, who(self._holder))
+                await record_rejection_async(
+                    self._transaction.driver, self._schema, counterpart, describe_writer(self._holder)
+                )
             raise counterpart from error
 
-    def _counterpart(self, error: BaseException) -> FencedStoreError | None:
-        return translated(error) or missing(error, self._schema)
+    def _translated(self, error: BaseException) -> FencedStoreError | None:
+        return translated(error) or not_usable(error, self._schema)
 
     def _check_open(self) -> None:
         if self._transaction.ended:
             raise self._broken("ended")
 
-    def _check_same(self, row: tuple[Any, ...]) -> None:
-        carried, name, _, _, now = row
-        if now != self._inside:
+    def _check_unbroken(self, row: tuple[Any, ...]) -> None:
+        carried, name, _, _, transaction_id = row
+        if transaction_id != self._transaction_id:
             raise self._broken("ended, and another was begun")
         if (carried, name) != (str(self.token), self._name):
-            raise self._broken("went back to a savepoint from before the fence, or changed fenced_store.token")
+            raise self._broken("rolled back to a savepoint from before the fence, or changed fenced_store.token")
 
     def _broken(self, what: str) -> FenceBroken:
         return FenceBroken(
-            f"Inside the fence of {shown(self._resource)} its transaction {what}: what was done since is not "
+            f"Inside the fence of {abbreviated(self._resource)} its transaction {what}: the work since then is not "
             "protected. Commit or roll back after the body."
         )
 
@@ -174,12 +184,13 @@ class Fence:
 def fence(
     connection: Any, resource: str, lease: int | HasToken, *, live: bool = False, schema: str = DEFAULT_SCHEMA
 ) -> Fence:
-    """Protect a transaction by a resource's fence: `with fence(connection, "ledger", lease): …`
+    """Protect a transaction by the fence of a resource: `with fence(connection, "ledger", lease): …`
 
-    `connection` has a transaction under way: psycopg's, or a SQLAlchemy Connection or Session; `async with` for one of
-    asyncio's. The fence is taken at once, and StaleTokenError raised if the resource has seen a higher token.
-    Statements in the body carry the token for protected tables too.
+    `connection` has an open transaction. It is psycopg's, or a SQLAlchemy Connection or Session; use `async with` for
+    their asyncio variants. The fence is taken at once, and StaleTokenError is raised if the resource has seen a higher
+    token. Statements in the body carry the token for protected tables too.
 
-    With `live`, and the lock in the same database, the lease must also still be the current grant; it is proved first.
+    With `live`, and the lock in the same database, the lease must also still be the current grant. This is proved
+    before the fence is taken.
     """
     return Fence(connection, resource, lease, live, schema)

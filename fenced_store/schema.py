@@ -1,8 +1,8 @@
-"""fenced_store's schema in a database: install it, remove it, let a role use it.
+"""Install fenced_store's schema in a database, remove it, and grant a role access.
 
-Guarantee: an install happens whole or not at all, and any number may run at once. The tables come from numbered files,
-each of which runs once in the life of a database; the functions have no history worth replaying, and their current
-bodies replace whatever was there. Plain SQL, so that a DBA can read it and run it without Python.
+Guarantee: an install is atomic, and concurrent installs are safe. The tables come from numbered files, each of which
+runs once in the life of a database. The functions are replaced by their current bodies on every install that changes
+the revision. All of it is plain SQL, so that a DBA can read it and run it without Python.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from sqlalchemy import Connection, text
 
-from fenced_store._postgres.engines import Where, transaction
+from fenced_store._postgres.engines import Database, transaction
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_schema, literal, quoted
 from fenced_store.errors import AccessDenied, InvalidArgument, NotInstalled
 
 REVISION = 1
-"""The revision that this version needs: the number of the newest file of tables."""
+"""The revision that this version needs: the number of the newest file with tables."""
 
 API = (
     "raise_fence",
@@ -50,50 +50,54 @@ API = (
     "record_rejection",
     "revision",
 )
-"""The functions that a role may call that was granted fenced_store."""
+"""The functions that `grant` lets a role call."""
 
 
-def install(where: Where, schema: str = DEFAULT_SCHEMA) -> bool:
-    """Bring the schema to this version's revision; False when there was nothing to do."""
+def install(database: Database, schema: str = DEFAULT_SCHEMA) -> bool:
+    """Upgrade the schema to this version's revision; return False if it was current."""
     check_schema(schema)
-    with transaction(where, schema) as connection:
-        before = _found(connection, schema)
+    with transaction(database, schema) as connection:
+        before = _installed_revision(connection, schema)
         if before == REVISION:
             return False
         if before > REVISION:
-            raise NotInstalled(_too_new(schema, before))
-        for statement in statements(schema, before):
+            raise NotInstalled(_too_new_message(schema, before))
+        for statement in install_statements(schema, before):
             connection.exec_driver_sql(statement.replace("%", "%%"))
     return True
 
 
-def uninstall(where: Where, schema: str = DEFAULT_SCHEMA) -> None:
-    """Remove the schema, every fence and every stored value with it, unless a table is still protected."""
+def uninstall(database: Database, schema: str = DEFAULT_SCHEMA) -> None:
+    """Drop the schema with every fence and every stored value, unless a table is still protected."""
     check_schema(schema)
-    with transaction(where, schema) as connection:
-        if not _found(connection, schema):
+    with transaction(database, schema) as connection:
+        if not _installed_revision(connection, schema):
             raise NotInstalled(f"There is no fenced_store in schema {schema!r} of this database.")
-        held = connection.execute(text(f"SELECT resource FROM {bindable(schema)}.protected_tables()")).scalars().all()
-        if held:
-            raise InvalidArgument(f"These tables are still protected: {', '.join(held)}. Unprotect them first.")
+        tables = (
+            connection.execute(text(f"SELECT resource FROM {quoted_for_text(schema)}.protected_tables()"))
+            .scalars()
+            .all()
+        )
+        if tables:
+            raise InvalidArgument(f"These tables are still protected: {', '.join(tables)}. Unprotect them first.")
         connection.exec_driver_sql(f"DROP SCHEMA {quoted(schema)} CASCADE".replace("%", "%%"))
 
 
 def ddl(schema: str = DEFAULT_SCHEMA) -> str:
-    """Return the statements that `install` runs on a database without fenced_store, for a DBA to read and run."""
+    """Return the SQL that `install` runs on a database without fenced_store, for a DBA to read and run."""
     return (
         "BEGIN;\n"
-        + "\n".join(f"{one.rstrip().rstrip(';')};" for one in statements(check_schema(schema)))
+        + "\n".join(f"{statement.rstrip().rstrip(';')};" for statement in install_statements(check_schema(schema)))
         + "\nCOMMIT;\n"
     )
 
 
-def grant(where: Where, role: str, schema: str = DEFAULT_SCHEMA) -> None:
-    """Let a role write through fences, and protect tables that it owns. It touches no table of ours."""
+def grant(database: Database, role: str, schema: str = DEFAULT_SCHEMA) -> None:
+    """Let a role write through fences and protect tables that it owns. It gets no access to fenced_store's tables."""
     check_schema(schema)
     if not isinstance(role, str) or not role or "\0" in role:
-        raise InvalidArgument(f"A role's name is text without NUL; got {role!a:.80}.")
-    with transaction(where, schema) as connection:
+        raise InvalidArgument(f"The name of a role is text without NUL; got {role!a:.80}.")
+    with transaction(database, schema) as connection:
         if not connection.execute(text("SELECT 1 FROM pg_roles WHERE rolname = :role"), {"role": role}).scalar():
             raise InvalidArgument(f"There is no role {role!r} in this cluster. Create it first: CREATE ROLE …")
         functions = ", ".join(f"{quoted(schema)}.{function}" for function in API)
@@ -111,16 +115,15 @@ def grant(where: Where, role: str, schema: str = DEFAULT_SCHEMA) -> None:
             {"schema": quoted(schema), "names": list(API), "role": role},
         ).scalar_one()
         if refused:
-            # A GRANT by someone without the right to give it is only a warning to Postgres.
+            # Postgres only warns if the grantor lacks the grant option.
             raise AccessDenied(
                 f"Role {role!r} was granted nothing: this login may not grant on schema {schema!r}. Run dblock fence "
-                f"grant as "
-                "the role that ran dblock fence setup."
+                "grant as the role that ran dblock fence setup."
             )
 
 
-def statements(schema: str, before: int = 0) -> list[str]:
-    """Return what brings a schema from one revision to the newest, in order."""
+def install_statements(schema: str, before: int = 0) -> list[str]:
+    """Return the statements that upgrade a schema from revision `before` to the newest, in order."""
     folder = Path(__file__).parent / "sql"
     tables = sorted(folder.glob("[0-9][0-9][0-9][0-9]_*.sql"))
     functions = sorted(folder.glob("[0-9][0-9]_*.sql"))
@@ -128,7 +131,7 @@ def statements(schema: str, before: int = 0) -> list[str]:
     return [
         f"SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended({literal('fenced_store ' + schema)}, 0))",
         *([f"CREATE SCHEMA {quoted(schema)}", "SET LOCAL fenced_store.first_install = 'on'"] if not before else []),
-        # Kept by the functions for themselves, with pg_temp last so that no temporary object can shadow ours.
+        # The functions keep this search_path. pg_temp is last, so that no temporary object can shadow the schema's own.
         f"SET LOCAL search_path TO {quoted(schema)}, pg_temp",
         *(file.read_text(encoding="utf-8") for file in tables if int(file.name[:4]) > before),
         "CREATE TABLE IF NOT EXISTS installed_revision (number integer NOT NULL)",
@@ -139,36 +142,36 @@ def statements(schema: str, before: int = 0) -> list[str]:
 
 
 def check_installed(connection: Connection, schema: str) -> None:
-    """Raise NotInstalled unless the schema is of the revision that this version needs."""
-    found = _found(connection, schema)
+    """Raise NotInstalled unless the schema has the revision that this version needs."""
+    found = _installed_revision(connection, schema)
     if found != REVISION:
         raise NotInstalled(
-            _too_new(schema, found)
+            _too_new_message(schema, found)
             if found > REVISION
             else f"There is no fenced_store of revision {REVISION} in schema {schema!r} of this database. As its owner "
             "run: dblock fence setup (or fenced_store.install(...) from Python)."
         )
 
 
-def bindable(schema: str) -> str:
-    """Return the schema's name for a statement in which SQLAlchemy looks for parameters."""
+def quoted_for_text(schema: str) -> str:
+    """Return the quoted name of a schema for sqlalchemy.text(), which reads :name as a parameter."""
     return quoted(schema).replace(":", r"\:")
 
 
-def _found(connection: Connection, schema: str) -> int:
-    """Return the revision installed, 0 for none; others who install wait until this transaction has ended."""
+def _installed_revision(connection: Connection, schema: str) -> int:
+    """Return the installed revision, 0 for none. Other installs wait until this transaction ends."""
     key = {"key": f"fenced_store {schema}"}
     connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), key)
     name = {"name": f"{quoted(schema)}.revision()"}
     if not connection.execute(text("SELECT to_regprocedure(:name)"), name).scalar():
         if connection.execute(text("SELECT 1 FROM pg_namespace WHERE nspname = :name"), {"name": schema}).scalar():
-            raise InvalidArgument(f"Schema {schema!r} is there already, and is not fenced_store's. Give another name.")
+            raise InvalidArgument(f"Schema {schema!r} exists and is not fenced_store's. Choose another name.")
         return 0
-    return int(connection.execute(text(f"SELECT {bindable(schema)}.revision()")).scalar_one())
+    return int(connection.execute(text(f"SELECT {quoted_for_text(schema)}.revision()")).scalar_one())
 
 
-def _too_new(schema: str, found: int) -> str:
+def _too_new_message(schema: str, found: int) -> str:
     return (
-        f"The fenced_store in schema {schema!r} is of revision {found}; this version knows {REVISION}. "
+        f"The fenced_store in schema {schema!r} has revision {found}; this version knows {REVISION}. "
         "Upgrade the Python package."
     )

@@ -1,1 +1,1 @@
-"""How fenced_store reaches Postgres."""
+"""Connections, names and values: how fenced_store talks to Postgres."""

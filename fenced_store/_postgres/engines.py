@@ -1,4 +1,4 @@
-"""Where the database is: a SQLAlchemy engine, or a DSN."""
+"""Turn the caller's SQLAlchemy engine or DSN into an engine, and translate the errors of administrative statements."""
 
 from __future__ import annotations
 
@@ -16,91 +16,87 @@ from fenced_store.errors import (
     FencedStoreError,
     InvalidArgument,
     NotInstalled,
-    said_by,
+    diagnostics_of,
     sqlstate,
     translated,
 )
 
-Where = str | Engine | AsyncEngine
+Database = str | Engine | AsyncEngine
 """A DSN (URL or keywords), an Engine or an AsyncEngine."""
 
 
-def engine_of(where: Where) -> tuple[Engine, bool]:
-    """Return a synchronous engine, and whether it is ours to dispose of."""
-    if isinstance(where, Engine):
-        return _checked(where), False
-    if isinstance(where, AsyncEngine):
-        return create_engine(_checked(where.sync_engine).url, poolclass=NullPool), True
-    return create_engine("postgresql+psycopg://", creator=_connector(where, psycopg.connect)), True
+def engine_of(database: Database) -> tuple[Engine, bool]:
+    """Return a synchronous engine, and whether it was made here, so that the caller must dispose of it."""
+    if isinstance(database, Engine):
+        return _check_dialect(database), False
+    if isinstance(database, AsyncEngine):
+        return create_engine(_check_dialect(database.sync_engine).url, poolclass=NullPool), True
+    return create_engine("postgresql+psycopg://", creator=_connector(database, psycopg.connect)), True
 
 
-def async_engine_of(where: Where, **options: Any) -> tuple[AsyncEngine, bool]:
-    """Return an asynchronous engine, and whether it is ours to dispose of; then it is made with these options."""
-    if isinstance(where, AsyncEngine):
-        _checked(where.sync_engine)
-        return where, False
-    if isinstance(where, Engine):
+def async_engine_of(database: Database, **options: Any) -> tuple[AsyncEngine, bool]:
+    """Return an asynchronous engine, and whether it was made here, with these options; then dispose of it."""
+    if isinstance(database, AsyncEngine):
+        _check_dialect(database.sync_engine)
+        return database, False
+    if isinstance(database, Engine):
         raise InvalidArgument("This needs an AsyncEngine or a DSN; got an Engine, which only a FencedStore can use.")
-    connect = _connector(where, psycopg.AsyncConnection.connect)
+    connect = _connector(database, psycopg.AsyncConnection.connect)
     return create_async_engine("postgresql+psycopg://", async_creator=connect, **options), True
 
 
 @contextmanager
-def transaction(where: Where, schema: str) -> Iterator[Connection]:
-    """Open a transaction for one act of administration, and say its errors in our words."""
-    engine, ours = engine_of(where)
+def transaction(database: Database, schema: str) -> Iterator[Connection]:
+    """Open a transaction for one administrative operation, and translate its errors."""
+    engine, is_owned = engine_of(database)
     try:
-        with said_as_ours(schema), engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+        with translating(schema), engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
             yield connection
     finally:
-        if ours:
+        if is_owned:
             engine.dispose()
 
 
 @contextmanager
-def said_as_ours(schema: str) -> Iterator[None]:
-    """Raise our counterpart of whatever the database says, where there is one."""
+def translating(schema: str) -> Iterator[None]:
+    """Raise the fenced_store error for a database error, if there is one."""
     try:
         yield
     except DBAPIError as error:
-        counterpart = translated(error) or missing(error, schema)
+        counterpart = translated(error) or not_usable(error, schema)
         if counterpart is None:
             raise
         raise counterpart from error
 
 
-def missing(error: BaseException, schema: str) -> FencedStoreError | None:
-    """Return the error for a database without our schema, or without the right to it, if that is what this one
-    means.
-    """
-    state, (said, _, hint) = sqlstate(error), said_by(error)
-    if state in ("3F000", "42883") and schema in said:
+def not_usable(error: BaseException, schema: str) -> FencedStoreError | None:
+    """Return NotInstalled or AccessDenied if the error means that the schema or a privilege is missing; else None."""
+    state, (message, _, hint) = sqlstate(error), diagnostics_of(error)
+    if state in ("3F000", "42883") and schema in message:
         return NotInstalled(
             f"There is no fenced_store in schema {schema!r} of this database. As its owner run: dblock fence setup "
             "(or fenced_store.install(...) from Python)."
         )
     if state == "42501":
         return AccessDenied(
-            f"The database refused: {said.rstrip('.')}. {hint + ' ' if hint else ''}To write through fences a role "
-            f"needs: dblock fence grant ROLE. To protect "
-            f"a table it "
-            "must own it too, and may create functions in the table's schema. The log and the high-water mark are for "
-            "the "
-            "role that ran dblock fence setup."
+            f"The database refused: {message.rstrip('.')}. {hint + ' ' if hint else ''}To write through fences, a role "
+            "needs: dblock fence grant ROLE. To protect a table, the role must also own the table and be allowed to "
+            "create functions in the table's schema. Only the role that ran dblock fence setup can read the log and "
+            "the high-water mark."
         )
     return None
 
 
-def _checked(engine: Engine) -> Engine:
+def _check_dialect(engine: Engine) -> Engine:
     if engine.dialect.name != "postgresql":
-        raise InvalidArgument(f"The engine speaks to {engine.dialect.name}; fenced_store needs one for postgresql.")
+        raise InvalidArgument(f"fenced_store needs an engine for postgresql; this one is for {engine.dialect.name}.")
     return engine
 
 
 def _connector(dsn: object, connect: Callable[..., Any]) -> Callable[[], Any]:
     if not isinstance(dsn, str) or not dsn.strip():
         raise InvalidArgument(
-            f"A database is named by an Engine, an AsyncEngine or a DSN; got {type(dsn).__name__}"
+            f"A database is an Engine, an AsyncEngine or a DSN; got {type(dsn).__name__}"
             f"{' that is empty' if isinstance(dsn, str) else ''}."
         )
     conninfo = dsn
@@ -110,9 +106,9 @@ def _connector(dsn: object, connect: Callable[..., Any]) -> Callable[[], Any]:
     try:
         psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.Error:
-        # What libpq said is left out: it quotes what it could not read, and that may hold a password.
+        # libpq's message is left out: it quotes the part that it could not read, which may hold a password.
         raise InvalidArgument(
-            "The DSN cannot be read (it is not shown here, for it may hold a password). Give a URL like "
+            "The DSN cannot be read (it is not shown here, because it may hold a password). Give a URL like "
             "postgresql://user@host/database, or keywords like: host=localhost dbname=database."
         ) from None
     return lambda: connect(conninfo)

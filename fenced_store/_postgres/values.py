@@ -1,4 +1,4 @@
-"""What is stored, and what of it is stored how."""
+"""Values of the store: the results of a write and a read, and how a value is encoded for Postgres."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from fenced_store.errors import InvalidArgument, shown
+from fenced_store.errors import InvalidArgument, abbreviated
 
-VALUE_BYTES = 64 * 2**20
+MAX_VALUE_BYTES = 64 * 2**20
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -20,12 +20,12 @@ class Stored:
 
     key: str
     version: int
-    """Counts the writes of this key, deletions included."""
+    """The number of writes of this key so far, deletions included."""
     token: int
     write: int
     stored_at: datetime
     repeated: bool
-    """Whether it had been accepted before, and this was the same one again."""
+    """Whether the same write had been accepted before, so that this one changed nothing."""
 
 
 @dataclass(frozen=True)
@@ -33,45 +33,49 @@ class Value:
     """One version of a key."""
 
     value: Any
-    """What was stored, JSON or bytes; None for a deletion."""
+    """The value, JSON or bytes; None for a deletion."""
     version: int
     token: int
-    """The token that its writer carried; 0 if none ever did."""
+    """The token that its writer carried; 0 if no write of this key ever carried one."""
     stored_at: datetime
     stored_by: str | None
     deleted: bool = False
 
 
 def encoded(key: str, value: Any) -> str:
-    """Return a value as JSON that Postgres takes."""
+    """Return a value as JSON text that Postgres can store."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
     except UnicodeEncodeError:
         raise InvalidArgument(
-            f"The value of key {shown(key)} holds half of a surrogate pair; it is not text."
+            f"The value of key {abbreviated(key)} holds half of a surrogate pair; it is not text."
         ) from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"The value of key {shown(key)} is neither bytes nor JSON: {error}.") from None
+        raise InvalidArgument(f"The value of key {abbreviated(key)} is neither bytes nor JSON: {error}.") from None
     _check_size(key, size)
     if _ESCAPED_NUL.search(text):
-        raise InvalidArgument(f"The value of key {shown(key)} contains a NUL, which Postgres cannot store in JSON.")
+        raise InvalidArgument(
+            f"The value of key {abbreviated(key)} contains a NUL, which Postgres cannot store in JSON."
+        )
     return text
 
 
-def bounded(key: str, data: bytes) -> bytes:
-    """Return bytes, if they are not too many."""
+def checked_bytes(key: str, data: bytes) -> bytes:
+    """Return the bytes of a value if they are not too many."""
     _check_size(key, len(data))
     return data
 
 
 def _check_size(key: str, size: int) -> None:
-    if size > VALUE_BYTES:
-        raise InvalidArgument(f"The value of key {shown(key)} takes {size} bytes; {VALUE_BYTES} (64 MiB) are the most.")
+    if size > MAX_VALUE_BYTES:
+        raise InvalidArgument(
+            f"The value of key {abbreviated(key)} takes {size} bytes; the limit is {MAX_VALUE_BYTES} (64 MiB)."
+        )
 
 
 def decoded(text: str | None, data: Any) -> Any:
-    """Return what was stored as JSON or bytes."""
+    """Return the value from its JSON text or its bytes."""
     if data is not None:
         return bytes(data)
     return None if text is None else json.loads(text)

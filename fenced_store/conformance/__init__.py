@@ -1,15 +1,15 @@
-"""What a fenced resource must promise, and the checks that show whether one does.
+"""What a fenced resource must promise, and the checks that test the promise.
 
-Write a Backend for your resource, and let each check open it:
+Write a Backend for your resource, and run each check on it:
 
     @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
     def test_my_resource_conforms(check):
         check(lambda: MyBackend("redis://localhost"))
 
-Each raises AssertionError with what was promised and what happened. They know nothing of how a backend works: they look
-at what it answers, and when. A check that passes has found nothing; run those with many writers more than once. The
-writers are threads of one process: a lock that only this process knows of would pass, and so would a fence that is lost
-with it.
+A check raises AssertionError with the promise and what happened instead. It knows nothing of how a backend works: it
+judges by the replies and their order. A check that passes has found nothing; run the concurrent checks more than once.
+All writers are threads of one process, so the checks cannot detect a lock that works only inside this process, nor a
+fence that is lost with it.
 """
 
 from fenced_store.conformance.backend import Backend, Open

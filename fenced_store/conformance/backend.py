@@ -7,37 +7,37 @@ from typing import Protocol
 
 
 class Backend(Protocol):
-    """A resource with a fence, as one of its writers sees it.
+    """A fenced resource, as one of its writers sees it.
 
     The promise, for each resource by itself: the fence is the greatest (token, write number) that was accepted or
-    claimed, a claim counting as number 0. A write is accepted if and only if its pair is greater than the fence, or it
-    is the very write that raised it; comparing, raising the fence and writing are one act that nothing comes between,
-    whichever process, thread or machine the other writers are on. The fence never falls: deleting keeps it. Tokens and
-    numbers are whole ones, up to 2^63 - 1. A resource is named by any text. One that was opened may be used by another
-    thread than that which opened it, though not by two at once.
+    claimed. A claim counts as write number 0. A write is accepted if and only if its pair is greater than the fence, or
+    it is the same write that raised the fence. Comparing, raising the fence and writing are atomic with respect to all
+    other writers, on any thread, process or machine. The fence never falls, and a deletion keeps it. Tokens and write
+    numbers are integers up to 2^63 - 1. The name of a resource is any text. A backend may be used by another thread
+    than the one that opened it, but not by two at once.
 
-    A backend may raise a TimeoutError when others keep it from writing; then it has stored nothing.
+    A backend may raise a TimeoutError if other writers keep it from writing. It has then stored nothing.
     """
 
     def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
-        """Write, or delete with None. Return whether this very write had been accepted before; then change nothing.
+        """Write, or delete if `data` is None. Return whether the same write had been accepted before.
 
-        Raise StaleTokenError, and change nothing, when the pair is not greater than the fence. A write that was
-        accepted, and superseded since, may be answered either way.
+        A write that was accepted before changes nothing. If the pair is not greater than the fence, raise
+        StaleTokenError and change nothing. A write that was accepted and then superseded may do either.
         """
         ...
 
     def claim(self, resource: str, token: int) -> None:
-        """Raise the fence to (token, 0) and leave the value as it is; do nothing if it stands at this token.
+        """Raise the fence to (token, 0) and keep the value. Do nothing if the fence already has this token.
 
-        Raise StaleTokenError, and change nothing, when it stands at a higher one.
+        If the fence has a higher token, raise StaleTokenError and change nothing.
         """
         ...
 
     def read(self, resource: str) -> bytes | None:
-        """Return the value; None where nothing was written, or it was deleted."""
+        """Return the value; None if nothing was written, or the value was deleted."""
         ...
 
 
 Open = Callable[[], Backend]
-"""Opens the resource once more, as another writer would. If the backend has a close(), it is called at the end."""
+"""Opens the resource for one more writer. If the backend has a close(), the check calls it at the end."""

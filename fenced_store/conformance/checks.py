@@ -1,4 +1,4 @@
-"""The checks of the promise: each opens a backend, uses it, and raises AssertionError if it breaks the promise."""
+"""The checks of the promise. Each opens a backend and raises AssertionError if the backend breaks the promise."""
 
 from __future__ import annotations
 
@@ -17,188 +17,192 @@ from fenced_store.errors import StaleTokenError
 
 WRITERS = 16
 WRITES = 160
-STORMY = 0.1
-"""Seconds for which many write at once, over and over, where a resource is quicker than that."""
+STORM_SECONDS = 0.1
+"""Seconds for which concurrent writes are repeated, if a resource finishes one round sooner."""
 
 
-def accepts_what_rises(opens: Open) -> None:
-    """Writes under rising pairs are accepted, and read back whole."""
+def accepts_rising_pairs(opens: Open) -> None:
+    """Writes under rising pairs are accepted and read back in full."""
     with _opened(opens) as backend:
         name = _name()
-        _same(backend.read(name), None, "A resource that nobody has written to holds nothing")
+        _expect(backend.read(name), None, "A resource without any write holds nothing")
         for pair, data in [((5, 1), b"a"), ((5, 2), b""), ((6, 1), bytes(range(256))), ((2**63 - 1, 1), b"z")]:
-            _same(
-                _let_by(backend.write, name, data, *pair),
+            _expect(
+                _accept(backend.write, name, data, *pair),
                 False,
-                f"The write {pair} is new, and not answered as repeated",
+                f"The write {pair} is new, so it is not reported as repeated",
             )
-            _same(backend.read(name), data, f"What was written under {pair} is read back")
+            _expect(backend.read(name), data, f"The value written under {pair} is read back")
 
 
 def refuses_a_lower_token(opens: Open) -> None:
-    """A token lower than the one seen is refused, whatever its number, and changes nothing."""
+    """A write with a lower token than the one seen is refused, whatever its write number, and changes nothing."""
     with _opened(opens) as backend, _opened(opens) as another:
         name = _name()
-        _let_by(backend.write, name, b"new", 8, 1)
+        _accept(backend.write, name, b"new", 8, 1)
         for one in (backend, another):
             for number in (1, 2, 2**63 - 1):
-                error = _refused((8, 1), one.write, name, b"old", 7, number)
-                _same((error.offered, error.stored), (7, 8), "The refusal says which token came, and which was seen")
-        _same(another.read(name), b"new", "A refused write changes nothing")
+                error = _refuse((8, 1), one.write, name, b"old", 7, number)
+                _expect((error.offered, error.stored), (7, 8), "The refusal names the offered token and the stored one")
+        _expect(another.read(name), b"new", "A refused write changes nothing")
 
 
-def refuses_a_lower_number_of_the_same_token(opens: Open) -> None:
-    """Under one token, writes are accepted in the order of their numbers."""
+def refuses_a_lower_write_number(opens: Open) -> None:
+    """Under one token, writes are accepted in the order of their write numbers."""
     with _opened(opens) as backend:
         name = _name()
-        _let_by(backend.write, name, b"2", 8, 2)
-        _refused((8, 2), backend.write, name, b"1", 8, 1)
-        _same(_let_by(backend.write, name, b"3", 8, 3), False, "A higher number under the same token is accepted")
-        _same(backend.read(name), b"3", "The latest write is what is read")
+        _accept(backend.write, name, b"2", 8, 2)
+        _refuse((8, 2), backend.write, name, b"1", 8, 1)
+        _expect(_accept(backend.write, name, b"3", 8, 3), False, "A higher number under the same token is accepted")
+        _expect(backend.read(name), b"3", "The latest write is what is read")
 
 
-def knows_the_same_write_sent_twice(opens: Open) -> None:
-    """The latest write sent again is answered as done; another one under its number is refused."""
+def recognises_a_repeated_write(opens: Open) -> None:
+    """The latest write, sent again, is reported as repeated. A different write with its number is refused."""
     with _opened(opens) as backend, _opened(opens) as another:
         name = _name()
-        _let_by(backend.write, name, b"once", 8, 5)
-        _same(_let_by(another.write, name, b"once", 8, 5), True, "The same write sent twice is answered as repeated")
-        _refused((8, 5), another.write, name, b"other", 8, 5)
-        _refused((8, 5), another.write, name, None, 8, 5)
-        _same(backend.read(name), b"once", "Neither changed anything")
-        _refused((8, 5), another.write, name, b"cone", 8, 5)
-        _let_by(backend.write, name, None, 8, 6)
-        _same(_let_by(another.write, name, None, 8, 6), True, "The same deletion sent twice is answered as repeated")
-        _refused((8, 6), another.write, name, b"", 8, 6)
+        _accept(backend.write, name, b"once", 8, 5)
+        _expect(_accept(another.write, name, b"once", 8, 5), True, "The same write sent twice is reported as repeated")
+        _refuse((8, 5), another.write, name, b"other", 8, 5)
+        _refuse((8, 5), another.write, name, None, 8, 5)
+        _expect(backend.read(name), b"once", "A repeated write and a refused write change nothing")
+        _refuse((8, 5), another.write, name, b"cone", 8, 5)
+        _accept(backend.write, name, None, 8, 6)
+        _expect(_accept(another.write, name, None, 8, 6), True, "The same deletion sent twice is reported as repeated")
+        _refuse((8, 6), another.write, name, b"", 8, 6)
 
 
-def a_write_that_comes_again_later_changes_nothing(opens: Open) -> None:
-    """A write that was accepted, and superseded since, is answered as done or refused; the value stays."""
+def a_late_repeat_changes_nothing(opens: Open) -> None:
+    """A write that was superseded since is, when sent again, reported as repeated or refused. The value stays."""
     with _opened(opens) as backend, _opened(opens) as another:
         name = _name()
-        _let_by(backend.write, name, b"1", 8, 1)
-        _let_by(backend.write, name, b"2", 8, 2)
+        _accept(backend.write, name, b"1", 8, 1)
+        _accept(backend.write, name, b"2", 8, 2)
         _accepted(another.write, name, b"1", 8, 1)
-        _same(backend.read(name), b"2", "A write sent again after a later one changes nothing")
-        _refused((8, 2), another.write, name, b"3", 8, 1)
-        _let_by(backend.claim, name, 9)
+        _expect(backend.read(name), b"2", "A write sent again after a later one changes nothing")
+        _refuse((8, 2), another.write, name, b"3", 8, 1)
+        _accept(backend.claim, name, 9)
         _accepted(another.write, name, b"2", 8, 2)
-        _refused((9, 0), another.write, name, b"4", 8, 3)
-        _let_by(backend.write, name, None, 9, 1)
+        _refuse((9, 0), another.write, name, b"4", 8, 3)
+        _accept(backend.write, name, None, 9, 1)
         _accepted(another.write, name, b"2", 8, 2)
-        _same(backend.read(name), None, "A write sent again after a deletion brings nothing back")
+        _expect(backend.read(name), None, "A write sent again after a deletion brings nothing back")
 
 
-def compares_whole_numbers(opens: Open) -> None:
-    """Tokens and numbers are compared as the whole numbers that they are: not as text, nor as 32 bits or floating."""
+def compares_tokens_as_integers(opens: Open) -> None:
+    """Tokens and write numbers are compared as 64-bit integers: not as text, 32-bit integers or floats."""
     with _opened(opens) as backend:
         for least in (9, 99, 2**31 - 1, 2**32 - 1, 2**53, 1_800_000_000_123_456_789, 2**63 - 2):
             by_number, by_token = _name(), _name()
-            _let_by(backend.write, by_number, b"lower", 1, least)
-            _same(_let_by(backend.write, by_number, b"higher", 1, least + 1), False, f"{least + 1} follows {least}")
-            _refused((1, least + 1), backend.write, by_number, b"late", 1, least)
-            _let_by(backend.write, by_token, b"lower", least, 5)
-            _let_by(backend.claim, by_token, least + 1)
-            _refused((least + 1, 0), backend.write, by_token, b"late", least, 6)
-            _same(_let_by(backend.write, by_token, b"higher", least + 1, 1), False, f"{least + 1} follows {least}")
-            _refused((least + 1, 1), backend.claim, by_token, least)
+            _accept(backend.write, by_number, b"lower", 1, least)
+            _expect(_accept(backend.write, by_number, b"higher", 1, least + 1), False, f"{least + 1} follows {least}")
+            _refuse((1, least + 1), backend.write, by_number, b"late", 1, least)
+            _accept(backend.write, by_token, b"lower", least, 5)
+            _accept(backend.claim, by_token, least + 1)
+            _refuse((least + 1, 0), backend.write, by_token, b"late", least, 6)
+            _expect(_accept(backend.write, by_token, b"higher", least + 1, 1), False, f"{least + 1} follows {least}")
+            _refuse((least + 1, 1), backend.claim, by_token, least)
             for name in (by_number, by_token):
-                _same(backend.read(name), b"higher", f"The value under {least + 1} stays")
+                _expect(backend.read(name), b"higher", f"The value under {least + 1} stays")
 
 
-def keeps_its_fence_when_deleted(opens: Open) -> None:
-    """A deletion is a write: it is refused like one, and the fence outlives the value."""
+def a_deletion_keeps_the_fence(opens: Open) -> None:
+    """A deletion is refused like any other write, and the fence outlives the value."""
     with _opened(opens) as backend, _opened(opens) as another:
         name = _name()
-        _let_by(backend.write, name, b"there", 8, 1)
-        _refused((8, 1), backend.write, name, None, 7, 9)
-        _same(backend.read(name), b"there", "A refused deletion deletes nothing")
-        _let_by(backend.write, name, None, 9, 1)
-        _same(another.read(name), None, "What was deleted is not there")
-        _refused((9, 1), another.write, name, b"back", 8, 2)
-        _let_by(another.write, name, b"new", 9, 2)
-        _same(backend.read(name), b"new", "A newer write brings it back")
+        _accept(backend.write, name, b"there", 8, 1)
+        _refuse((8, 1), backend.write, name, None, 7, 9)
+        _expect(backend.read(name), b"there", "A refused deletion deletes nothing")
+        _accept(backend.write, name, None, 9, 1)
+        _expect(another.read(name), None, "A deleted resource has no value")
+        _refuse((9, 1), another.write, name, b"back", 8, 2)
+        _accept(another.write, name, b"new", 9, 2)
+        _expect(backend.read(name), b"new", "A newer write stores a value again")
 
 
-def a_claim_refuses_before_anything_is_written(opens: Open) -> None:
-    """From a claim on, lower tokens are refused, and the value is as it was."""
+def a_claim_refuses_lower_tokens_at_once(opens: Open) -> None:
+    """After a claim, lower tokens are refused, and the value is unchanged."""
     with _opened(opens) as backend, _opened(opens) as another:
         name, empty = _name(), _name()
-        _let_by(backend.write, name, b"before", 7, 1)
+        _accept(backend.write, name, b"before", 7, 1)
         for one in (name, empty):
-            _let_by(backend.claim, one, 8)
-            _let_by(backend.claim, one, 8)
-            _refused((8, 0), another.write, one, b"late", 7, 2)
-            _refused((8, 0), another.claim, one, 7)
-        _same(another.read(name), b"before", "A claim leaves the value as it was")
-        _same(another.read(empty), None, "A claim of what is not there makes nothing")
+            _accept(backend.claim, one, 8)
+            _accept(backend.claim, one, 8)
+            _refuse((8, 0), another.write, one, b"late", 7, 2)
+            _refuse((8, 0), another.claim, one, 7)
+        _expect(another.read(name), b"before", "A claim keeps the value")
+        _expect(another.read(empty), None, "A claim of a resource without a value creates none")
         for one in (name, empty):
-            _same(_let_by(another.write, one, b"after", 8, 1), False, "Whoever has claimed a resource may write to it")
-            _let_by(another.claim, one, 8)
-            _refused((8, 1), another.write, one, b"x", 8, 1)
-            _same(backend.read(one), b"after", "A claim under the token of the latest write changes nothing")
+            _expect(
+                _accept(another.write, one, b"after", 8, 1),
+                False,
+                "The token that has claimed a resource may write to it",
+            )
+            _accept(another.claim, one, 8)
+            _refuse((8, 1), another.write, one, b"x", 8, 1)
+            _expect(backend.read(one), b"after", "A claim under the token of the latest write changes nothing")
 
 
-def keeps_resources_apart(opens: Open) -> None:
-    """Each resource has a fence of its own, whatever its name."""
+def keeps_resources_separate(opens: Open) -> None:
+    """Each resource has its own fence, whatever its name."""
     with _opened(opens) as backend:
         stem = _name()
         names = [f"{stem}{suffix}" for suffix in ("", "x", "/x", ".x", "-x", " x", "%2Fx", "ü", "X")]
         for number, name in enumerate(names, 1):
-            _let_by(backend.write, name, str(number).encode(), 100 - number, 1)
+            _accept(backend.write, name, str(number).encode(), 100 - number, 1)
         for number, name in enumerate(names, 1):
-            _same(backend.read(name), str(number).encode(), f"{name!a} is a resource of its own")
+            _expect(backend.read(name), str(number).encode(), f"{name!a} is a resource of its own")
 
 
-def many_writers_are_accepted_in_order(opens: Open) -> None:
-    """Whatever many writers do at once, what is accepted rises, and the highest is there in the end."""
+def concurrent_writes_are_accepted_in_order(opens: Open) -> None:
+    """Of concurrent writes, the accepted pairs rise, and the value of the highest pair remains."""
     _storm(opens, lambda pair: f"{pair[0]}.{pair[1]}".encode())
 
 
-def many_writers_of_the_same_bytes_too(opens: Open) -> None:
-    """The same, where all write the same: a fence that watches the value would not see it change."""
+def concurrent_writes_of_the_same_bytes_are_accepted_in_order(opens: Open) -> None:
+    """As above, with equal values: a fence that compares the value would not notice a change."""
     _storm(opens, lambda pair: b"the same")
 
 
-def many_who_write_claim_and_delete_too(opens: Open) -> None:
-    """The same, where some claim and some delete."""
+def concurrent_claims_and_deletions_are_accepted_in_order(opens: Open) -> None:
+    """As above, with claims and deletions among the writes."""
     _storm(opens, lambda pair: None if pair[1] == 3 else f"{pair[0]}.{pair[1]}".encode(), claims=True)
 
 
-def a_claim_holds_against_a_write_under_way(opens: Open) -> None:
-    """A write that was on its way when a higher token was claimed is refused, or was there before."""
+def a_claim_holds_against_a_write_in_flight(opens: Open) -> None:
+    """A write in flight during a claim of a higher token is refused, or was stored before the claim."""
     with _opened(opens) as holder, _opened(opens) as stale, ThreadPoolExecutor(1) as thread:
         for number in range(1, 41):
             name = _name()
-            _let_by(holder.write, name, b"first", 1, 1)
+            _accept(holder.write, name, b"first", 1, 1)
             sent = thread.submit(_accepted, stale.write, name, b"stale", 2, 1)
             time.sleep(random.uniform(0, 0.003))
-            _let_by(holder.claim, name, 3)
+            _accept(holder.claim, name, 3)
             there = holder.read(name)
             accepted = sent.result()
             after = holder.read(name)
-            _same(after, there, f"In round {number}: what a claimer reads stays, until it writes itself")
-            _same(
-                after == b"stale", accepted, f"In round {number}: an accepted write is there, and a refused one is not"
+            _expect(after, there, f"In round {number}: the value that a claimant reads stays until the claimant writes")
+            _expect(
+                after == b"stale", accepted, f"In round {number}: an accepted write is stored, and a refused one is not"
             )
 
 
 CHECKS: list[Callable[[Open], None]] = [
-    accepts_what_rises,
+    accepts_rising_pairs,
     refuses_a_lower_token,
-    refuses_a_lower_number_of_the_same_token,
-    knows_the_same_write_sent_twice,
-    a_write_that_comes_again_later_changes_nothing,
-    compares_whole_numbers,
-    keeps_its_fence_when_deleted,
-    a_claim_refuses_before_anything_is_written,
-    keeps_resources_apart,
-    many_writers_are_accepted_in_order,
-    many_writers_of_the_same_bytes_too,
-    many_who_write_claim_and_delete_too,
-    a_claim_holds_against_a_write_under_way,
+    refuses_a_lower_write_number,
+    recognises_a_repeated_write,
+    a_late_repeat_changes_nothing,
+    compares_tokens_as_integers,
+    a_deletion_keeps_the_fence,
+    a_claim_refuses_lower_tokens_at_once,
+    keeps_resources_separate,
+    concurrent_writes_are_accepted_in_order,
+    concurrent_writes_of_the_same_bytes_are_accepted_in_order,
+    concurrent_claims_and_deletions_are_accepted_in_order,
+    a_claim_holds_against_a_write_in_flight,
 ]
-"""All of them. Each takes what opens the backend."""
+"""All checks. Each takes a function that opens a backend."""
 
 
 class _Sent(NamedTuple):
@@ -208,16 +212,16 @@ class _Sent(NamedTuple):
 
 
 def _storm(opens: Open, data_of: Callable[[tuple[int, int]], bytes | None], claims: bool = False) -> None:
-    """Let many write at once; over and over where it is a matter of moments, for these may be the wrong ones."""
-    until = time.monotonic() + STORMY
+    """Run concurrent writes; repeat them on a quick resource, because a race may not show in one short round."""
+    until = time.monotonic() + STORM_SECONDS
     while True:
-        _squall(opens, data_of, claims)
+        _storm_once(opens, data_of, claims)
         if time.monotonic() >= until:
             return
 
 
-def _squall(opens: Open, data_of: Callable[[tuple[int, int]], bytes | None], claims: bool) -> None:
-    """Let many write at once, with pairs that rise on the whole and are shuffled in detail."""
+def _storm_once(opens: Open, data_of: Callable[[tuple[int, int]], bytes | None], claims: bool) -> None:
+    """Run concurrent writes once, with pairs that rise on the whole and are shuffled locally."""
     name = _name()
     pairs = [(token, number) for token in range(1, WRITES // 4 + 1) for number in range(1, 5)]
     pairs.sort(key=lambda pair: pair[0] + random.gauss(0, 2))
@@ -234,10 +238,10 @@ def _squall(opens: Open, data_of: Callable[[tuple[int, int]], bytes | None], cla
                     pair = (token, number)
                     _send(accepted, pair, backend.write, name, data_of(pair), token, number)
         except BaseException:
-            ready.abort()  # others may wait for this one, which cannot come
+            ready.abort()  # the other writers wait for this one, which has failed
             raise
 
-    # So that they come between each other as often as they can.
+    # Switch threads as often as possible.
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
@@ -250,13 +254,13 @@ def _squall(opens: Open, data_of: Callable[[tuple[int, int]], bytes | None], cla
         sys.setswitchinterval(before)
     writes = [sent for sent in accepted if sent.pair[1]]
     if not writes:
-        raise AssertionError("Of many writes on a new resource, some are accepted; none was")
+        raise AssertionError("Of many writes on a new resource, some must be accepted; none was")
     highest = max(sent.pair for sent in writes)
-    _same(highest, max(pairs), "The highest pair is accepted, whoever else writes")
+    _expect(highest, max(pairs), "The highest pair is accepted")
     _check_order(accepted)
     with _opened(opens) as backend:
-        _same(backend.read(name), data_of(highest), "In the end the value is that of the highest pair")
-        _refused(highest, backend.write, name, b"late", highest[0], highest[1] - 1)
+        _expect(backend.read(name), data_of(highest), "In the end the value is that of the highest pair")
+        _refuse(highest, backend.write, name, b"late", highest[0], highest[1] - 1)
 
 
 def _send(accepted: list[_Sent], pair: tuple[int, int], act: Callable[..., Any], *args: Any) -> None:
@@ -266,7 +270,7 @@ def _send(accepted: list[_Sent], pair: tuple[int, int], act: Callable[..., Any],
 
 
 def _check_order(accepted: list[_Sent]) -> None:
-    """Whatever was sent after something had been accepted, and was accepted itself, is higher; a claim, not lower."""
+    """Check that a write sent after an accepted one, and accepted too, has a higher pair; a claim, no lower token."""
     done: tuple[int, int] = (0, 0)
     ends = sorted((sent.ended, sent.pair) for sent in accepted)
     for sent in sorted(accepted, key=lambda sent: sent.began):
@@ -275,7 +279,7 @@ def _check_order(accepted: list[_Sent]) -> None:
         token, number = sent.pair
         if sent.pair <= done if number else token < done[0]:
             raise AssertionError(
-                f"{sent.pair} was accepted, and sent only after {done} had been: what is accepted rises"
+                f"{sent.pair} was accepted, although it was sent after {done} was accepted: accepted pairs must rise"
             )
 
 
@@ -287,28 +291,28 @@ def _accepted(act: Callable[..., Any], *args: Any) -> bool:
     return True
 
 
-def _let_by(act: Callable[..., Any], *args: Any) -> Any:
+def _accept(act: Callable[..., Any], *args: Any) -> Any:
     try:
         return act(*args)
     except StaleTokenError as error:
-        raise AssertionError(f"{act.__name__}{args!r:.200} was refused, though it is not stale: {error}") from error
+        raise AssertionError(f"{act.__name__}{args!r:.200} was refused, although it is not stale: {error}") from error
 
 
-def _refused(fence: tuple[int, int], act: Callable[..., object], *args: Any) -> StaleTokenError:
+def _refuse(fence: tuple[int, int], act: Callable[..., object], *args: Any) -> StaleTokenError:
     try:
         act(*args)
     except StaleTokenError as error:
         return error
     except Exception as error:
         raise AssertionError(
-            f"{act.__name__}{args!r:.200} raised {type(error).__name__}: {error}; the promise is StaleTokenError"
+            f"{act.__name__}{args!r:.200} raised {type(error).__name__}: {error}; it must raise StaleTokenError"
         ) from error
     raise AssertionError(
-        f"{act.__name__}{args!r:.200} was let by, though the fence stands at {fence}: it raises StaleTokenError"
+        f"{act.__name__}{args!r:.200} was accepted, although the fence stands at {fence}; it must raise StaleTokenError"
     )
 
 
-def _same(found: object, wanted: object, promise: str) -> None:
+def _expect(found: object, wanted: object, promise: str) -> None:
     if found != wanted:
         raise AssertionError(f"{promise}; expected {wanted!r:.200}, got {found!r:.200}")
 
@@ -320,7 +324,7 @@ def _name() -> str:
 @contextmanager
 def _opened(opens: Open) -> Iterator[Backend]:
     if not callable(opens):
-        raise TypeError("A check takes what opens a backend, such as its class, and not a backend.")
+        raise TypeError("A check takes a function that opens a backend, such as its class; got a backend.")
     backend = opens()
     try:
         yield backend

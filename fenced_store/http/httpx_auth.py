@@ -1,6 +1,6 @@
-"""Sends a lease's token with every request of httpx, and raises when the service refuses it as stale.
+"""Send a lease's token with every request of httpx, and raise if the service refuses it as stale.
 
-    httpx.put(url, content=body, auth=FencingAuth(lease))  # StaleTokenError when a newer holder has come
+    httpx.put(url, content=body, auth=FencingAuth(lease))  # StaleTokenError if a newer holder has come
 
 Needs httpx: pip install 'dblock[http]'.
 """
@@ -13,28 +13,28 @@ from datetime import datetime
 try:
     import httpx
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("fenced_store.http.httpx_auth needs httpx: pip install 'dblock[http]'") from error
+    raise ModuleNotFoundError("fenced_store.http.FencingAuth needs httpx: pip install 'dblock[http]'") from error
 
 from fenced_store.errors import StaleTokenError
 from fenced_store.tokens import HasToken, token_of, write_of
 
 
 class FencingAuth(httpx.Auth):
-    """Shows a token to services behind FencingMiddleware, or to any that read Fencing-Token."""
+    """Presents a token to services behind FencingMiddleware, or to any service that reads Fencing-Token."""
 
     def __init__(self, fence: int | HasToken, auth: httpx.Auth | None = None) -> None:
-        """Take a lease or a token, and what else is to be sent, such as httpx.BasicAuth(…).
+        """Present a lease or a token, and authenticate with `auth`, such as httpx.BasicAuth(…).
 
-        A lease that knows that it is lost raises before anything is sent. httpx takes one `auth` for a request: this
-        one stands in the place of the client's own, unless that is given here too.
+        A lease that knows that it is lost raises before anything is sent. httpx takes one `auth` per request, so this
+        one replaces the client's own `auth`. To keep that, pass it here too.
         """
         self._fence = fence
         self._token = token_of(fence)
         self._auth = auth or httpx.Auth()
 
     def sync_auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Send a request, and raise if it was refused."""
-        self._show(request)
+        """Send a request with the token; raise StaleTokenError if it was refused as stale."""
+        self._present(request)
         flow = self._auth.sync_auth_flow(request)
         try:
             request = next(flow)
@@ -42,7 +42,7 @@ class FencingAuth(httpx.Auth):
                 response = yield request
                 if _is_refusal(response):
                     response.read()
-                    self._refuse(response)
+                    self._raise_refusal(response)
                 request = flow.send(response)
         except StopIteration:
             return
@@ -50,8 +50,8 @@ class FencingAuth(httpx.Auth):
             flow.close()
 
     async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
-        """Send a request, and raise if it was refused."""
-        self._show(request)
+        """Send a request with the token; raise StaleTokenError if it was refused as stale."""
+        self._present(request)
         flow = self._auth.async_auth_flow(request)
         try:
             request = await flow.__anext__()
@@ -59,14 +59,14 @@ class FencingAuth(httpx.Auth):
                 response = yield request
                 if _is_refusal(response):
                     await response.aread()
-                    self._refuse(response)
+                    self._raise_refusal(response)
                 request = await flow.asend(response)
         except StopAsyncIteration:
             return
         finally:
             await flow.aclose()
 
-    def _show(self, request: httpx.Request) -> None:
+    def _present(self, request: httpx.Request) -> None:
         check = getattr(self._fence, "raise_if_lost", None)
         if check is not None:
             check()
@@ -74,8 +74,8 @@ class FencingAuth(httpx.Auth):
         request.headers["Fencing-Write"] = str(write_of(self._fence))
 
     @staticmethod
-    def _refuse(response: httpx.Response) -> None:
-        """Raise what a problem document says, if it is one of ours."""
+    def _raise_refusal(response: httpx.Response) -> None:
+        """Raise StaleTokenError if the response is the problem document of a stale token."""
         try:
             problem = response.json()
             if problem["type"] != "urn:fenced-store:stale-token":
@@ -89,7 +89,7 @@ class FencingAuth(httpx.Auth):
                 numbers=(int(numbers[0]), int(numbers[1])) if numbers else None,
             )
         except (ValueError, TypeError, KeyError, IndexError, OverflowError):
-            return  # somebody else's
+            return  # not a problem document of fenced_store
         raise error
 
 

@@ -1,4 +1,4 @@
-"""What a caller over HTTP is told instead of an answer: problem documents, after RFC 9457."""
+"""Refusals over HTTP, as problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 from fenced_store.errors import ClaimTimeout, MissingToken, OutcomeUnknown, StaleTokenError, translated
 
-PROBLEM = "urn:fenced-store:"
-"""What the types of our problem documents begin with."""
+TYPE_PREFIX = "urn:fenced-store:"
+"""The prefix of the `type` of each problem document."""
 
 _log = logging.getLogger("fenced_store")
 
 
 class Refusal(Exception):
-    """A request that is refused, with how its caller is told."""
+    """A refused request, with the problem document for its caller."""
 
     def __init__(self, status: int, kind: str, title: str, detail: str, **members: Any) -> None:
         super().__init__(title)
         self.status = status
-        self._problem = {"type": PROBLEM + kind, "title": title, "status": status, "detail": detail, **members}
+        self._problem = {"type": TYPE_PREFIX + kind, "title": title, "status": status, "detail": detail, **members}
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return it as ASGI sends it."""
+        """Return the ASGI messages of the response."""
         body = json.dumps(self._problem).encode()
         headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
         if self.status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -36,26 +36,26 @@ class Refusal(Exception):
 
 
 def refusal_of(error: Exception) -> Refusal | None:
-    """Return how a caller is told of an error, where that is for us to say.
+    """Return the refusal for an error, or None if the error is not fenced_store's.
 
-    Who has superseded it is not for everybody to know.
+    The document does not name the writer that has superseded the caller.
     """
     if isinstance(error, Refusal):
         return error
-    ours = translated(error) or error
-    if isinstance(ours, StaleTokenError):
-        return _stale(ours)
-    if isinstance(ours, MissingToken):
-        return Refusal(428, "token-required", "A fencing token is required", str(ours), resource=ours.resource)
-    if isinstance(ours, OutcomeUnknown):
-        return Refusal(503, "outcome-unknown", "Whether it was done is not known", "Send the same again.")
-    if isinstance(ours, ClaimTimeout):
-        return Refusal(503, "busy", "Another is at work on this", str(ours))
+    known = translated(error) or error
+    if isinstance(known, StaleTokenError):
+        return _stale(known)
+    if isinstance(known, MissingToken):
+        return Refusal(428, "token-required", "A fencing token is required", str(known), resource=known.resource)
+    if isinstance(known, OutcomeUnknown):
+        return Refusal(503, "outcome-unknown", "The outcome of the request is unknown", "Send the same request again.")
+    if isinstance(known, ClaimTimeout):
+        return Refusal(503, "busy", "Another writer is using this resource", str(known))
     return None
 
 
 def _stale(error: StaleTokenError) -> Refusal:
-    said: dict[str, Any] = {
+    members: dict[str, Any] = {
         "resource": error.resource,
         "offered": error.offered,
         "stored": error.stored,
@@ -64,49 +64,47 @@ def _stale(error: StaleTokenError) -> Refusal:
     if error.numbers is not None and error.offered == error.stored:
         detail = (
             f"Resource {error.resource!a:.200} refuses write {error.numbers[0]} under token {error.offered}: it has "
-            f"stored write {error.numbers[1]} of the same holder. The lease may be as good as ever; its writes have "
+            f"stored write {error.numbers[1]} of the same holder. The lease may still be valid: its writes have "
             "overtaken each other."
         )
-        said["numbers"] = list(error.numbers)
+        members["numbers"] = list(error.numbers)
     else:
         detail = (
             f"Resource {error.resource!a:.200} refuses token {error.offered}: it has seen token {error.stored}. "
-            f"Acquire "
-            "the lock anew, and do the work again from the start."
+            "Acquire the lock again and redo the work from the start."
         )
-    return Refusal(409, "stale-token", "The fencing token is stale", detail, **said)
+    return Refusal(409, "stale-token", "The fencing token is stale", detail, **members)
 
 
 def busy(resource: str) -> Refusal:
-    """Return the refusal of a request that has waited for too long."""
-    detail = "It has kept this one waiting for too long; nothing was done. Try again."
-    return Refusal(503, "busy", "Another request is at work on this", detail, resource=resource)
+    """Return the refusal of a request that waited too long for its turn."""
+    detail = "This request waited too long for its turn. Nothing was done. Try again."
+    return Refusal(503, "busy", "Another request is using this resource", detail, resource=resource)
 
 
 def too_late(resource: str) -> Refusal:
     """Return the refusal of a request whose handler took too long."""
     detail = (
-        "It was given up, and what it wrote on the connection of its fence was undone. What it did elsewhere was not, "
-        "and if "
-        "it runs in a thread it goes on. Look, and decide anew."
+        "The request was cancelled, and its writes on the fence's connection were rolled back. Its other effects were "
+        "not, and a handler in a thread is still running. Check the resource and decide again."
     )
     return Refusal(503, "too-late", "The request took too long", detail, resource=resource)
 
 
 def undone(resource: str) -> Refusal:
-    """Return the refusal of a request whose handler answered well though a statement of its had failed."""
-    detail = "A statement failed on the way, so that nothing of what was written with it was stored."
+    """Return the refusal of a request whose handler reported success although one of its statements had failed."""
+    detail = "A statement of the handler failed, so none of its writes was stored."
     return Refusal(500, "undone", "The request was not done", detail, resource=resource)
 
 
 def lost(resource: str) -> Refusal:
-    """Return the refusal of a request that did its work, and of which it is not known whether it was stored."""
-    detail = "Whether it was done is not known. Look, and decide anew."
+    """Return the refusal of a request whose work is done, and may or may not have been stored."""
+    detail = "The outcome of the request is unknown. Check the resource and decide again."
     return Refusal(503, "fence-lost", "The fence was lost while the request was served", detail, resource=resource)
 
 
 def unreachable(error: Exception) -> Refusal:
-    """Return the refusal of a request whose fence cannot be asked."""
-    _log.warning("A request was refused, because its fence cannot be reached: %s", error)
-    detail = "Nothing was done, for it could not be protected. Try again."
+    """Return the refusal of a request whose fence is unreachable."""
+    _log.warning("request refused: its fence cannot be reached: %s", error)
+    detail = "Nothing was done, because the request could not be protected. Try again."
     return Refusal(503, "unreachable", "The fence cannot be reached", detail)

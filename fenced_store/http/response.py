@@ -1,4 +1,4 @@
-"""A response on its way: held back until it is known that it is true."""
+"""A response on its way to the client: held back until the handler's writes are stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 
 
-class Answer:
+class Response:
     """The messages of a response, between the application and the server."""
 
     def __init__(self, send: Send) -> None:
@@ -20,20 +20,20 @@ class Answer:
         self._waiting: list[Message] = []
         self._status = 0
         self._is_complete = False
-        """Whether the last message has come: an answer that broke off is no good one."""
-        self.begun = False
-        """Whether something has been sent, so that it can no longer be replaced."""
+        """Whether the last message has arrived. A response that breaks off is not successful."""
+        self.started = False
+        """Whether a message has been sent, so that the response can no longer be replaced."""
         self._ended = False
         self.before_end: Callable[[bool], Awaitable[None]] | None = None
-        """What is to be done before anything is sent; told whether the response is a good one."""
+        """Called before the first message is sent, with whether the response is successful."""
 
-    async def held_back(self, message: Message) -> None:
-        """Take a message, and send all of them when the last is there and what they say has been stored.
+    async def send_held(self, message: Message) -> None:
+        """Hold a message back; send all of them after the last one, once the handler's writes are stored.
 
-        A 500 waits until the application is through with it, for what it raises then may be ours to say.
+        A 500 is held until the application returns or raises, because its exception may be translated to a refusal.
         """
         if self._ended:
-            self.begun = True
+            self.started = True
             await self._send(message)
             return
         self._status = message.get("status", self._status)
@@ -44,17 +44,17 @@ class Answer:
         if last and self._status != HTTPStatus.INTERNAL_SERVER_ERROR:
             await self.finish()
 
-    async def passed_on(self, message: Message) -> None:
-        """Pass a message on; but a 500 waits."""
+    async def send_through(self, message: Message) -> None:
+        """Send a message at once, unless it belongs to a 500, which is held."""
         self._status = message.get("status", self._status)
-        if self._status == HTTPStatus.INTERNAL_SERVER_ERROR and not self.begun:
+        if self._status == HTTPStatus.INTERNAL_SERVER_ERROR and not self.started:
             self._waiting.append(message)
         else:
-            self.begun = True
+            self.started = True
             await self._send(message)
 
     async def finish(self) -> None:
-        """Send what was held back, once it is true."""
+        """Send the messages that were held back, after `before_end`."""
         if self._ended:
             return
         self._ended = True
@@ -63,19 +63,19 @@ class Answer:
         await self._flush()
 
     async def flush_failure(self) -> None:
-        """Send what was held back of a request that has failed; but nothing that says otherwise."""
+        """Send the messages of a failed request, unless they report success."""
         self._ended = True
         if self._status >= HTTPStatus.BAD_REQUEST:
             await self._flush()
         self._waiting.clear()
 
     async def replace(self, refusal: Refusal) -> None:
-        """Answer with a refusal instead."""
+        """Send a refusal instead of the response."""
         self._ended = True
         self._waiting = list(refusal.messages())
         await self._flush()
 
     async def _flush(self) -> None:
         while self._waiting:
-            self.begun = True
+            self.started = True
             await self._send(self._waiting.pop(0))

@@ -1,1 +1,1 @@
-"""What users of Alembic and of SQLAlchemy's ORM need."""
+"""Integrations with Alembic and with SQLAlchemy's ORM."""

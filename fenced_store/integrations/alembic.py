@@ -1,6 +1,6 @@
-"""For Alembic's users: `op.fence_table`, `op.unfence_table`, and autogenerate leaving our columns alone.
+"""Integrate with Alembic: `op.fence_table`, `op.unfence_table`, and an autogenerate that ignores the fence's columns.
 
-Import this module in env.py, and give `include_object` to `context.configure`:
+Import this module in env.py, and pass `include_object` to `context.configure`:
 
     from fenced_store.integrations.alembic import include_object
     context.configure(…, include_object=include_object)
@@ -18,19 +18,19 @@ from alembic.operations.ops import UpgradeOps
 from sqlalchemy import text
 
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_key, check_schema, check_table, literal, quoted
-from fenced_store.integrations.orm import FENCE
-from fenced_store.schema import bindable
+from fenced_store.integrations.orm import INFO_KEY
+from fenced_store.schema import quoted_for_text
 
-OUR_COLUMNS = ("fence_token", "fence_at")
-OUR_SCHEMAS = ("fenced_store", "dblock")
+FENCE_COLUMNS = ("fence_token", "fence_at")
+OWN_SCHEMAS = ("fenced_store", "dblock")
 
 
 def include_object(item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
-    """Tell autogenerate what to look at: not at columns that a fence has added, nor at our schemas."""
-    if kind == "column" and reflected and compare_to is None and name in OUR_COLUMNS:
-        # Both are there, and no model has them: a fence has put them there.
-        return not all(column in item.table.c for column in OUR_COLUMNS)
-    return not (kind == "table" and reflected and compare_to is None and item.schema in OUR_SCHEMAS)
+    """Exclude the columns that a fence has added, and the schemas of dblock and fenced_store, from autogenerate."""
+    if kind == "column" and reflected and compare_to is None and name in FENCE_COLUMNS:
+        # If the table has both columns and the model has neither, a fence has added them.
+        return not all(column in item.table.c for column in FENCE_COLUMNS)
+    return not (kind == "table" and reflected and compare_to is None and item.schema in OWN_SCHEMAS)
 
 
 @Operations.register_operation("fence_table")
@@ -65,17 +65,17 @@ class FenceTableOp(MigrateOperation):
         schema: str | None = None,
         fences: str = DEFAULT_SCHEMA,
     ) -> Any:
-        """Put a fence on a table; `schema` is the table's, `fences` the schema of fenced_store."""
+        """Put a fence on a table; `schema` is the table's schema, `fences` that of fenced_store."""
         return operations.invoke(cls(table, key, per, strict, warn_only, schema, fences))
 
     def reverse(self) -> UnfenceTableOp:
-        """Return the operation that takes the fence off again."""
+        """Return the operation that removes the fence."""
         return UnfenceTableOp(self.table, self.schema, self.fences)
 
 
 @Operations.register_operation("unfence_table")
 class UnfenceTableOp(MigrateOperation):
-    """Take a table's fence off."""
+    """Remove the fence of a table."""
 
     def __init__(self, table: str, schema: str | None = None, fences: str = DEFAULT_SCHEMA) -> None:
         self.table, self.schema, self.fences = check_table(table), schema, check_schema(fences)
@@ -84,7 +84,7 @@ class UnfenceTableOp(MigrateOperation):
     def unfence_table(
         cls, operations: Operations, table: str, *, schema: str | None = None, fences: str = DEFAULT_SCHEMA
     ) -> Any:
-        """Take the fence off a table, its columns with it."""
+        """Remove the fence of a table and its columns."""
         return operations.invoke(cls(table, schema, fences))
 
 
@@ -95,23 +95,23 @@ def _fence(operations: Operations, operation: FenceTableOp) -> None:
         key = f"ARRAY[{', '.join(map(literal, operation.key))}]"
     _execute(
         operations,
-        f"SELECT {quoted(operation.fences)}.protect_table({_name(operation)}, {key},"
+        f"SELECT {quoted(operation.fences)}.protect_table({_table_sql(operation)}, {key},"
         f" {literal(operation.per)}, {operation.strict}, {operation.warn_only})",
     )
 
 
 @Operations.implementation_for(UnfenceTableOp)
 def _unfence(operations: Operations, operation: UnfenceTableOp) -> None:
-    _execute(operations, f"SELECT {quoted(operation.fences)}.unprotect_table({_name(operation)})")
+    _execute(operations, f"SELECT {quoted(operation.fences)}.unprotect_table({_table_sql(operation)})")
 
 
 @comparators.dispatch_for("schema")
 def _find_unfenced(context: AutogenContext, upgrade: UpgradeOps, schemas: Any) -> None:
-    """Have autogenerate write `op.fence_table` for each class with FencedMixin whose table has no fence yet."""
+    """Add `op.fence_table` to the migration for each table of a FencedMixin class that has no fence yet."""
     for table in context.sorted_tables:
-        options = table.info.get(FENCE)
+        options = table.info.get(INFO_KEY)
         if options is not None and not _is_fenced(context, table.schema, table.name, options):
-            upgrade.ops.append(FenceTableOp(table.name, schema=table.schema, **_named(options)))
+            upgrade.ops.append(FenceTableOp(table.name, schema=table.schema, **_operation_options(options)))
 
 
 def _is_fenced(context: AutogenContext, schema: str | None, name: str, options: dict[str, Any]) -> bool:
@@ -125,11 +125,13 @@ def _is_fenced(context: AutogenContext, schema: str | None, name: str, options: 
     ):
         return False
     table = f"{quoted(schema)}.{quoted(name)}" if schema else quoted(name)
-    found = text(f"SELECT 1 FROM {bindable(fences)}.protected_tables() AS p WHERE p.target = to_regclass(:table)")
+    found = text(
+        f"SELECT 1 FROM {quoted_for_text(fences)}.protected_tables() AS p WHERE p.target = to_regclass(:table)"
+    )
     return connection.execute(found, {"table": table}).scalar() is not None
 
 
-def _named(options: dict[str, Any]) -> dict[str, Any]:
+def _operation_options(options: dict[str, Any]) -> dict[str, Any]:
     return {"fences" if name == "schema" else name: value for name, value in options.items()}
 
 
@@ -149,11 +151,11 @@ def _render_unfence(context: AutogenContext, operation: UnfenceTableOp) -> str:
     return f"op.unfence_table({operation.table!r}, schema={operation.schema!r}, fences={operation.fences!r})"
 
 
-def _name(operation: FenceTableOp | UnfenceTableOp) -> str:
+def _table_sql(operation: FenceTableOp | UnfenceTableOp) -> str:
     name = quoted(operation.table)
     return f"{literal(f'{quoted(operation.schema)}.{name}' if operation.schema else name)}::regclass"
 
 
 def _execute(operations: Operations, statement: str) -> None:
-    # What is in a name may look like a parameter to SQLAlchemy.
+    # SQLAlchemy would read a colon in a name as a parameter.
     operations.execute(statement.replace(":", r"\:").replace(r"\:\:regclass", "::regclass"))

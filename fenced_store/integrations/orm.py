@@ -1,4 +1,4 @@
-"""For SQLAlchemy's users: a mixin for declarative classes, and errors in our words."""
+"""Integrate with SQLAlchemy's ORM: a mixin for declarative classes, and an engine that raises fenced_store's errors."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Mapped, Mapper, mapped_column
 
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_key, quoted
-from fenced_store.audit import note
+from fenced_store.audit import record_rejection
 from fenced_store.errors import InvalidArgument, StaleTokenError, translated
-from fenced_store.schema import bindable, check_installed
-from fenced_store.tokens import who
+from fenced_store.schema import check_installed, quoted_for_text
+from fenced_store.tokens import describe_writer
 
-FENCE = "fenced_store"
-"""Where a table's `info` has the options of its fence."""
+INFO_KEY = "fenced_store"
+"""The key in a table's `info` with the options of its fence."""
 
 
 class FencedMixin:
-    """A declarative class whose table is protected per row: `class Order(FencedMixin, Base): …`
+    """Protect the table of a declarative class per row: `class Order(FencedMixin, Base): …`
 
-    It has the two columns that the fence keeps, and the fence is put on when SQLAlchemy creates the table. Where
-    migrations create it, `op.fence_table` does. `__fence__` may hold the options of `protect`: key, per, strict,
+    The mixin adds the two columns of the fence. SQLAlchemy puts the fence on the table when it creates the table. If
+    migrations create the table, use `op.fence_table`. `__fence__` may hold the options of `protect`: key, per, strict,
     warn_only, schema.
     """
 
@@ -45,8 +45,8 @@ def _fence_when_created(mapper: Mapper[Any], kind: type[FencedMixin]) -> None:
     table = mapper.local_table
     if not isinstance(table, Table) or "fence_token" not in table.c:
         return
-    options = _checked(kind)
-    table.info[FENCE] = options
+    options = _fence_options(kind)
+    table.info[INFO_KEY] = options
     schema = options.get("schema", DEFAULT_SCHEMA)
 
     def protect(target: Table, connection: Connection, **_: Any) -> None:
@@ -54,7 +54,7 @@ def _fence_when_created(mapper: Mapper[Any], kind: type[FencedMixin]) -> None:
         name = f"{quoted(target.schema)}.{quoted(target.name)}" if target.schema else quoted(target.name)
         connection.execute(
             text(
-                f"SELECT {bindable(schema)}.protect_table(CAST(:target AS regclass), CAST(:key AS text[]),"
+                f"SELECT {quoted_for_text(schema)}.protect_table(CAST(:target AS regclass), CAST(:key AS text[]),"
                 " CAST(:per AS text), :strict, :warn_only)"
             ),
             {
@@ -69,7 +69,7 @@ def _fence_when_created(mapper: Mapper[Any], kind: type[FencedMixin]) -> None:
     event.listen(table, "after_create", protect)
 
 
-def _checked(kind: type[FencedMixin]) -> dict[str, Any]:
+def _fence_options(kind: type[FencedMixin]) -> dict[str, Any]:
     options = dict(kind.__fence__)
     if unknown := set(options) - {"key", "per", "strict", "warn_only", "schema"}:
         raise InvalidArgument(f"__fence__ of {kind.__name__} has no option {', '.join(map(repr, sorted(unknown)))}.")
@@ -82,25 +82,25 @@ def _checked(kind: type[FencedMixin]) -> dict[str, Any]:
     return options
 
 
-def raise_ours(engine: Engine | AsyncEngine, schema: str = DEFAULT_SCHEMA) -> None:
-    """Have an engine raise StaleTokenError and MissingToken wherever the database refuses, not only inside `fence`.
+def translate_errors(engine: Engine | AsyncEngine, schema: str = DEFAULT_SCHEMA) -> None:
+    """Make an engine raise StaleTokenError and MissingToken everywhere, not only inside `fence`.
 
-    A flush at commit, after the body of `fence`, is such a place.
+    A flush at commit, after the body of `fence`, is an example of a refusal outside.
     """
     if not isinstance(engine, (Engine, AsyncEngine)):
-        raise InvalidArgument(f"raise_ours takes an Engine or an AsyncEngine; got {type(engine).__name__}.")
+        raise InvalidArgument(f"translate_errors takes an Engine or an AsyncEngine; got {type(engine).__name__}.")
 
-    def said(context: ExceptionContext) -> None:
+    def translate(context: ExceptionContext) -> None:
         counterpart = translated(context.original_exception)
         if counterpart is None:
             return
         if isinstance(counterpart, StaleTokenError) and context.connection is not None:
-            written = (context.connection.connection.driver_connection, schema, counterpart, who())
+            rejection = (context.connection.connection.driver_connection, schema, counterpart, describe_writer())
             if isinstance(engine, AsyncEngine):
-                # Not in the event loop, which would stand still meanwhile.
-                threading.Thread(target=note, args=written, daemon=True).start()
+                # In a thread, because recording would block the event loop.
+                threading.Thread(target=record_rejection, args=rejection, daemon=True).start()
             else:
-                note(*written)
+                record_rejection(*rejection)
         raise counterpart from context.original_exception
 
-    event.listen(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, "handle_error", said)
+    event.listen(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, "handle_error", translate)

@@ -1,8 +1,8 @@
-"""Objects that refuse a stale writer: on S3, Google Cloud Storage, Azure, or in files.
+"""Objects that refuse stale writers: on S3, Google Cloud Storage, Azure, or in local files.
 
     objects = FencedObjects(S3Store("reports"))
     with client.lock("july", claims=[objects.claims("2026/july.csv")]) as lease:
-        objects.put("2026/july.csv", body, fence=lease)  # StaleTokenError when a newer holder wrote, or claimed it
+        objects.put("2026/july.csv", body, fence=lease)  # StaleTokenError if a newer holder wrote or claimed it
 
 Needs obstore: pip install 'dblock[objects]'.
 """

@@ -15,23 +15,23 @@ except ModuleNotFoundError as error:
 
 from fenced_store._postgres.identifiers import check_path, check_resource
 from fenced_store.errors import InvalidArgument
-from fenced_store.objects.conditional import Conditional, Found
-from fenced_store.objects.fence_tag import AZURE_NAMES, NAMES, Mark, check_attributes
-from fenced_store.objects.flow import AsyncRunner, Runner
-from fenced_store.objects.pointers import Pointed, Read, check_body_path
+from fenced_store.objects.conditional import ConditionalProtocol, FoundObject
+from fenced_store.objects.fence_tag import ATTRIBUTE_NAMES, AZURE_ATTRIBUTE_NAMES, FenceTag, check_attributes
+from fenced_store.objects.flow import AsyncRunner, Flow, Runner
+from fenced_store.objects.pointers import PointedObject, PointerProtocol, check_body_path
 from fenced_store.store import PATIENCE, AsyncClaims, AsyncFencedStore, Claims, FencedStore
-from fenced_store.tokens import HasToken, Shown, check_write, token_of, who, write_of
+from fenced_store.tokens import HasToken, PresentedToken, check_write, describe_writer, token_of, write_of
 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """A write of an object that was accepted."""
+    """An accepted write of an object."""
 
     path: str
     token: int
     write: int
     repeated: bool
-    """Whether it had been accepted before, and this was the same one again."""
+    """Whether the same write had been accepted before, so that this one changed nothing."""
 
 
 @dataclass(frozen=True)
@@ -41,84 +41,111 @@ class Object:
     path: str
     data: bytes
     token: int
-    """The token that its writer carried; 0 if it was written around the fence."""
+    """The token that its writer carried; 0 if the writer bypassed the fence."""
     stored_at: datetime
     stored_by: str | None
     attributes: Mapping[str, str]
 
 
 class _ObjectsBase:
-    """What both kinds know: which way a store goes, and what goes into it."""
+    """The part of both classes that does no I/O: the choice of the protocol, and the flow of each operation."""
 
     def __init__(self, store: Any, pointers: Any, namespace: str, writer: str | None, probe: bool) -> None:
         self._writer = check_resource(writer) if writer is not None else None
         if not hasattr(store, "put") or not hasattr(store, "put_async"):
             raise InvalidArgument(
-                f"FencedObjects needs a store of obstore's, such as LocalStore('/srv/reports') or S3Store('reports'); "
-                f"got "
+                "FencedObjects needs a store of obstore, such as LocalStore('/srv/reports') or S3Store('reports'); got "
                 f"{type(store).__name__}."
             )
         if pointers is None and namespace != "objects":
-            raise InvalidArgument("A namespace is that of pointers, and there are none.")
-        self._names = AZURE_NAMES if isinstance(store, AzureStore) else NAMES
-        self._way: Conditional | Pointed
+            raise InvalidArgument("A namespace is for pointers; give pointers= too, or leave namespace= out.")
+        self._attribute_names = AZURE_ATTRIBUTE_NAMES if isinstance(store, AzureStore) else ATTRIBUTE_NAMES
+        self._protocol: ConditionalProtocol | PointerProtocol
         if pointers is not None:
-            self._way = Pointed(namespace, _folder_of(store))
+            self._protocol = PointerProtocol(namespace, _folder_of(store))
         elif isinstance(store, (S3Store, GCSStore, AzureStore, MemoryStore)):
-            # S3's ETag is a digest of the body; the others' is new with every write.
-            self._way = Conditional(isinstance(store, S3Store), probe)
+            # On S3 the version is the ETag, a digest of the body. The other stores give each write a new version.
+            self._protocol = ConditionalProtocol(isinstance(store, S3Store), probe)
         else:
             raise InvalidArgument(
-                f"{type(store).__name__} has no conditional put, or none that is known here. Give "
-                "pointers=FencedStore(...), so that a fenced row in Postgres says which body counts."
+                f"{type(store).__name__} has no conditional put that fenced_store knows. Give "
+                "pointers=FencedStore(...), so that a fenced row in Postgres points to the current body."
             )
 
     def _check(self, path: str) -> str:
         check_path(path)
-        if isinstance(self._way, Pointed):
+        if isinstance(self._protocol, PointerProtocol):
             check_body_path(path)
         return path
 
-    def _shown(self, fence: int | HasToken) -> Shown:
-        return Shown(token_of(fence), self._writer or who(fence))
-
-    def _sweeping(self, fence: int | HasToken | None) -> Shown | None:
-        if fence is None:
-            return None
-        shown = self._shown(fence)
-        return shown._replace(who=f"{shown.who}, sweeping")
-
-    def _mark(
-        self,
-        data: bytes | None,
-        shown: Shown,
-        fence: int | HasToken,
-        write: int | None,
-        attributes: dict[str, str] | None = None,
-    ) -> Mark:
-        number = write_of(fence) if write is None else check_write(write)
-        return Mark.of(shown.token, number, data, shown.who, attributes)
-
-    def _read(self, path: str, found: Found | Read | None) -> Object | None:
-        if found is None:
-            return None
-        if isinstance(found, Read):
-            return Object(path, found.body, found.mark.token, found.at, found.by, found.attributes)
-        mark = found.mark
-        at, by, token = found.meta["last_modified"], None, 0
-        if mark is not None:
-            token, by = mark.value_pair[0], (mark.value_by if mark.value_token is not None else mark.by) or None
-            at = datetime.fromisoformat(mark.value_at) if mark.value_at else at
-        return Object(path, found.body, token, at, by, found.attributes)
-
-    def _paths(self, paths: tuple[str, ...]) -> list[str]:
+    def _check_all(self, paths: tuple[str, ...]) -> list[str]:
         if not paths:
             raise InvalidArgument("A claim names at least one object; none was given.")
         return sorted({self._check(path) for path in paths})
 
+    def _present(self, fence: int | HasToken) -> PresentedToken:
+        return PresentedToken(token_of(fence), self._writer or describe_writer(fence))
+
+    def _put(
+        self,
+        path: str,
+        data: bytes,
+        fence: int | HasToken,
+        write: int | None,
+        attributes: Mapping[str, str] | None,
+    ) -> Flow[StoredObject]:
+        body, kept, presented = _bytes(data), check_attributes(attributes, self._attribute_names), self._present(fence)
+        return self._write(path, body, kept, presented, fence, write)
+
+    def _delete(self, path: str, fence: int | HasToken, write: int | None) -> Flow[StoredObject]:
+        return self._write(path, None, {}, self._present(fence), fence, write)
+
+    def _write(
+        self,
+        path: str,
+        data: bytes | None,
+        attributes: dict[str, str],
+        presented: PresentedToken,
+        fence: int | HasToken,
+        write: int | None,
+    ) -> Flow[StoredObject]:
+        number = write_of(fence) if write is None else check_write(write)
+        tag = FenceTag.of(presented.token, number, data, presented.writer, attributes)
+        repeated = yield from self._protocol.put(self._check(path), tag, data or b"", attributes, presented)
+        return StoredObject(path, tag.token, tag.write, repeated)
+
+    def _get(self, path: str) -> Flow[Any]:
+        return self._protocol.get(self._check(path))
+
+    def _claim(self, paths: tuple[str, ...], fence: int | HasToken, patience: float) -> Flow[None]:
+        return self._protocol.claim(self._check_all(paths), self._present(fence), _check_patience(patience))
+
+    def _sweep(self, prefix: str, fence: int | HasToken | None) -> Flow[list[str]]:
+        presented = None
+        if fence is not None:
+            presented = self._present(fence)
+            presented = presented._replace(writer=f"{presented.writer}, sweeping")
+        return self._protocol.sweep(_check_prefix(prefix), presented, PATIENCE)
+
+    def _high_water(self, prefix: str) -> Flow[int]:
+        return self._protocol.high_water(_check_prefix(prefix))
+
+    @staticmethod
+    def _as_object(path: str, found: FoundObject | PointedObject | None) -> Object | None:
+        if found is None:
+            return None
+        if isinstance(found, PointedObject):
+            return Object(path, found.body, found.tag.token, found.at, found.by, found.attributes)
+        tag = found.tag
+        at, by, token = found.meta["last_modified"], None, 0
+        if tag is not None:
+            token, by = tag.value_pair[0], (tag.value_by if tag.value_token is not None else tag.by) or None
+            at = datetime.fromisoformat(tag.value_at) if tag.value_at else at
+        return Object(path, found.body, token, at, by, found.attributes)
+
 
 class FencedObjects(_ObjectsBase):
-    """Objects of an obstore store, for threads."""
+    """Fenced objects in a store of obstore, for threads."""
 
     def __init__(
         self,
@@ -129,11 +156,12 @@ class FencedObjects(_ObjectsBase):
         writer: str | None = None,
         probe: bool = True,
     ) -> None:
-        """Name the store, of obstore's; it stays the user's.
+        """Fence the objects of a store of obstore. The store stays yours.
 
-        S3, Google Cloud Storage, Azure and memory compare by themselves. Any other, such as a local folder, needs
-        `pointers`: a FencedStore that says which body counts, under keys that begin with `namespace`. With the first
-        write it is tried once whether the store heeds conditions and keeps attributes; `probe=False` takes it on trust.
+        S3, Google Cloud Storage, Azure and memory have conditional put. Any other store, such as a local folder, needs
+        `pointers`: a FencedStore that points to the current body of each object, under keys that begin with
+        `namespace`. The first write probes the store: it must keep attributes, give each write a new version, and
+        honour conditions. `probe=False` skips the probe.
         """
         if pointers is not None and not isinstance(pointers, FencedStore):
             raise InvalidArgument(f"FencedObjects needs a FencedStore for its pointers; got {type(pointers).__name__}.")
@@ -149,61 +177,55 @@ class FencedObjects(_ObjectsBase):
         write: int | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> StoredObject:
-        """Store an object; raise StaleTokenError when a newer holder has written or claimed it.
+        """Store an object. Raise StaleTokenError if a newer holder has written or claimed it.
 
-        `fence` is a lease or a token. `write` numbers the writes under a token; by default it comes by itself, and is
-        given only to send the same write again. `attributes` are the store's, such as Content-Type.
+        `fence` is a lease or a token. `write` is the number of the write under its token. Give it only to retry a
+        write: by default each write gets the next number. `attributes` are the store's, such as Content-Type.
         """
-        body, kept, shown = _bytes(data), check_attributes(attributes, self._names), self._shown(fence)
-        mark = self._mark(body, shown, fence, write, kept)
-        repeated = self._runner.run(self._way.put(self._check(path), mark, body, kept, shown))
-        return StoredObject(path, mark.token, mark.write, repeated)
+        return self._runner.run(self._put(path, data, fence, write, attributes))
 
     def delete(self, path: str, *, fence: int | HasToken, write: int | None = None) -> StoredObject:
-        """Delete an object on the same terms as `put`. Its fence stays, as a small object or row."""
-        shown = self._shown(fence)
-        mark = self._mark(None, shown, fence, write)
-        repeated = self._runner.run(self._way.put(self._check(path), mark, b"", {}, shown))
-        return StoredObject(path, mark.token, mark.write, repeated)
+        """Delete an object under the same conditions as `put`. Its fence stays, as a small object or row."""
+        return self._runner.run(self._delete(path, fence, write))
 
     def get(self, path: str) -> Object | None:
-        """Return an object, whole, or None."""
-        return self._read(path, self._runner.run(self._way.get(self._check(path))))
+        """Return an object with its whole body, or None if there is none."""
+        return self._as_object(path, self._runner.run(self._get(path)))
 
     def claims(self, *paths: str) -> Claims:
-        """Name objects for `client.lock(…, claims=[objects.claims("a", "b")])`."""
-        return Claims(self, self._paths(paths))
+        """Return claims on objects, for `client.lock(…, claims=[objects.claims("a", "b")])`."""
+        return Claims(self, self._check_all(paths))
 
     def claim(self, *paths: str, fence: int | HasToken, patience: float = PATIENCE) -> None:
-        """Raise the fences of these objects to a token, and refuse all lower ones from now on.
+        """Raise the fences of these objects to a token, so that all lower tokens are refused.
 
-        On S3, Google Cloud Storage and Azure each object is read and stored again, because that is where its fence is:
-        one after the other, and FenceAhead or ClaimTimeout of one leaves those before it claimed. With pointers it is
-        all of them or none.
+        On S3, Google Cloud Storage and Azure, each object is read and stored again, one after the other, because the
+        object carries its fence. If one raises FenceAhead or ClaimTimeout, the objects before it stay claimed. With
+        pointers, either all objects are claimed or none.
         """
-        self._runner.run(self._way.claim(self._paths(paths), self._shown(fence), _patience(patience)))
+        self._runner.run(self._claim(paths, fence, patience))
 
     def sweep(self, prefix: str = "", *, fence: int | HasToken | None = None) -> list[str]:
         """Remove bodies that no pointer will ever point to, in a folder and below; return their names.
 
-        Takes nothing that is in use or may yet be, whoever is at work. What a writer that died has left above the
-        current version goes with the next version; with a `fence` it goes now. Its token claims every object there that
-        has bodies, so let the lock that it comes from be the one that guards all of them; those whose fence is higher
-        already are swept as without it.
+        A sweep is safe while writers run: it removes no body that is in use or may still be used. A body that a dead
+        writer has left above the current version is removed by a sweep after the next version, or now if you give a
+        `fence`. The token of that fence claims every object in the folder that has bodies, so take it from the lock
+        that guards all of them. Objects whose fence is already higher are swept as without a fence.
         """
-        return self._runner.run(self._way.sweep(_prefix(prefix), self._sweeping(fence), PATIENCE))
+        return self._runner.run(self._sweep(prefix, fence))
 
     def high_water(self, prefix: str = "") -> int:
-        """Return the highest token that these objects have seen, 0 for none: after a restore, tokens must be above it.
+        """Return the highest token that these objects have seen, 0 for none. After a restore, raise tokens above it.
 
-        Looks at every object. With pointers it knows the tokens of the bodies that are there; `fenced_store.high_water`
-        knows those of claims and deletions.
+        Reads every object. With pointers it knows only the tokens of existing bodies; `fenced_store.high_water` knows
+        those of claims and deletions.
         """
-        return self._runner.run(self._way.high_water(_prefix(prefix)))
+        return self._runner.run(self._high_water(prefix))
 
 
 class AsyncFencedObjects(_ObjectsBase):
-    """Objects of an obstore store, for asyncio. Each word means what it means in FencedObjects."""
+    """Fenced objects in a store of obstore, for asyncio, with the methods of FencedObjects."""
 
     def __init__(
         self,
@@ -214,7 +236,7 @@ class AsyncFencedObjects(_ObjectsBase):
         writer: str | None = None,
         probe: bool = True,
     ) -> None:
-        """Name the store, of obstore's; it stays the user's."""
+        """Fence the objects of a store of obstore. The store stays yours."""
         if pointers is not None and not isinstance(pointers, AsyncFencedStore):
             raise InvalidArgument(
                 f"AsyncFencedObjects needs an AsyncFencedStore for its pointers; got {type(pointers).__name__}."
@@ -231,55 +253,49 @@ class AsyncFencedObjects(_ObjectsBase):
         write: int | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> StoredObject:
-        """Store an object; raise StaleTokenError when a newer holder has written or claimed it."""
-        body, kept, shown = _bytes(data), check_attributes(attributes, self._names), self._shown(fence)
-        mark = self._mark(body, shown, fence, write, kept)
-        repeated = await self._runner.run(self._way.put(self._check(path), mark, body, kept, shown))
-        return StoredObject(path, mark.token, mark.write, repeated)
+        """Store an object. Raise StaleTokenError if a newer holder has written or claimed it."""
+        return await self._runner.run(self._put(path, data, fence, write, attributes))
 
     async def delete(self, path: str, *, fence: int | HasToken, write: int | None = None) -> StoredObject:
-        """Delete an object on the same terms as `put`. Its fence stays, as a small object or row."""
-        shown = self._shown(fence)
-        mark = self._mark(None, shown, fence, write)
-        repeated = await self._runner.run(self._way.put(self._check(path), mark, b"", {}, shown))
-        return StoredObject(path, mark.token, mark.write, repeated)
+        """Delete an object under the same conditions as `put`. Its fence stays, as a small object or row."""
+        return await self._runner.run(self._delete(path, fence, write))
 
     async def get(self, path: str) -> Object | None:
-        """Return an object, whole, or None."""
-        return self._read(path, await self._runner.run(self._way.get(self._check(path))))
+        """Return an object with its whole body, or None if there is none."""
+        return self._as_object(path, await self._runner.run(self._get(path)))
 
     def claims(self, *paths: str) -> AsyncClaims:
-        """Name objects for `client.lock(…, claims=[objects.claims("a", "b")])`."""
-        return AsyncClaims(self, self._paths(paths))
+        """Return claims on objects, for `client.lock(…, claims=[objects.claims("a", "b")])`."""
+        return AsyncClaims(self, self._check_all(paths))
 
     async def claim(self, *paths: str, fence: int | HasToken, patience: float = PATIENCE) -> None:
-        """Raise the fences of these objects to a token, and refuse all lower ones from now on."""
-        await self._runner.run(self._way.claim(self._paths(paths), self._shown(fence), _patience(patience)))
+        """Raise the fences of these objects to a token, so that all lower tokens are refused."""
+        await self._runner.run(self._claim(paths, fence, patience))
 
     async def sweep(self, prefix: str = "", *, fence: int | HasToken | None = None) -> list[str]:
         """Remove bodies that no pointer will ever point to, in a folder and below; return their names."""
-        return await self._runner.run(self._way.sweep(_prefix(prefix), self._sweeping(fence), PATIENCE))
+        return await self._runner.run(self._sweep(prefix, fence))
 
     async def high_water(self, prefix: str = "") -> int:
-        """Return the highest token that these objects have seen, 0 for none: after a restore, tokens must be above
-        it.
-        """
-        return await self._runner.run(self._way.high_water(_prefix(prefix)))
+        """Return the highest token that these objects have seen, 0 for none. After a restore, raise tokens above it."""
+        return await self._runner.run(self._high_water(prefix))
 
 
-def _prefix(prefix: str) -> str:
+def _check_prefix(prefix: str) -> str:
     return check_path(prefix) if prefix else ""
 
 
-def _patience(patience: float) -> float:
+def _check_patience(patience: float) -> float:
     if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not 0 < patience < 86_400:
-        raise InvalidArgument(f"The patience of a claim is more than 0 s and less than a day; got {patience!r:.80}.")
+        raise InvalidArgument(
+            f"patience is a number of seconds, more than 0 and less than a day; got {patience!r:.80}."
+        )
     return patience
 
 
 def _bytes(data: Any) -> bytes:
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise InvalidArgument(f"An object is bytes; got {type(data).__name__}.")
+        raise InvalidArgument(f"The data of an object is bytes; got {type(data).__name__}.")
     return bytes(data)
 
 
@@ -291,6 +307,6 @@ def _folder_of(store: Any) -> Path | None:
     folder = Path(store.prefix)
     if not folder.is_absolute():
         raise InvalidArgument(
-            f"The folder {str(folder)!r} depends on where the program runs; give LocalStore all of it."
+            f"The folder {str(folder)!r} is relative to the working directory; give LocalStore an absolute path."
         )
     return folder

@@ -1,4 +1,4 @@
-"""What a folder of files needs that obstore does not do: waiting for the disk, and seeing every file."""
+"""What a folder of files needs beyond obstore: flushing to disk, and listing every file."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:  # not a Unix
-    _FULL = None
+    _FULL_SYNC = None
 else:
-    _FULL = getattr(fcntl, "F_FULLFSYNC", None)
-    """macOS has it, where fsync does not reach the disk."""
+    _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
+    """Only macOS has F_FULLFSYNC; there, fsync does not flush to the disk."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def to_disk(root: Path, name: str) -> None:
-    """Wait until a file, and the folders that it is found through, are on the disk."""
+    """Flush a file, and the folders from it up to the root, to disk."""
     path = root / name
-    for one in (path, *path.parents):
-        _sync(one)
-        if one == root:
+    for entry in (path, *path.parents):
+        _sync(entry)
+        if entry == root:
             break
     try:
-        _sync(root.parent)  # where the folder itself may be new
+        _sync(root.parent)  # the root itself may be new
     except PermissionError:
         return
 
@@ -33,26 +33,26 @@ def to_disk(root: Path, name: str) -> None:
 def _sync(path: Path) -> None:
     number = os.open(path, os.O_RDONLY)
     try:
-        if _FULL is not None:
-            fcntl.fcntl(number, _FULL)
+        if _FULL_SYNC is not None:
+            fcntl.fcntl(number, _FULL_SYNC)
         else:
             os.fsync(number)
     finally:
         os.close(number)
 
 
-def _unreadable(error: OSError) -> None:
-    """Do not pass over a folder that cannot be read; one that is gone is no matter."""
+def _raise_unreadable(error: OSError) -> None:
+    """Raise for a folder that cannot be read, instead of skipping it. Skip a folder that has disappeared."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
 def files_below(root: Path, prefix: str) -> list[str]:
-    """Return the names of all files, those too that were not written to their end; no link to a folder is followed."""
+    """Return the names of all files, incomplete ones included. Links to folders are not followed."""
     found = []
-    for folder, _, files in os.walk(root / prefix if prefix else root, onerror=_unreadable):
+    for folder, _, files in os.walk(root / prefix if prefix else root, onerror=_raise_unreadable):
         for file in files:
             name = (Path(folder) / file).relative_to(root).as_posix()
-            if not _SURROGATE.search(name):  # no name of ours
+            if not _SURROGATE.search(name):  # not written by fenced_store
                 found.append(name)
     return found

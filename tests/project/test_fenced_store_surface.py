@@ -40,8 +40,8 @@ def test_the_public_names_are_these_and_no_more() -> None:
         "AccessDenied", "AsyncFencedStore", "ClaimTimeout", "FenceAhead", "FenceBroken", "FencedMixin", "FencedStore",
         "FencedStoreError", "InvalidArgument", "MissingToken", "NotInstalled", "ObjectBusy", "ObjectDamaged",
         "OutcomeUnknown", "Protection", "Rejection", "StaleTokenError", "Stored", "Value", "VersionConflict", "ddl",
-        "fence", "grant", "high_water", "install", "protect", "protected", "raise_ours", "rejections", "row",
-        "uninstall", "unprotect",
+        "fence", "grant", "high_water", "install", "protect", "protected", "rejections", "row",
+        "translate_errors", "uninstall", "unprotect",
     ]  # fmt: skip
     for name in fenced_store.__all__:
         assert getattr(fenced_store, name).__doc__, name

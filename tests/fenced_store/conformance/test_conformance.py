@@ -53,7 +53,7 @@ def shared(server: str, template: str, tmp_path_factory: pytest.TempPathFactory)
 
     with _database(server, "dblock_test_conformance", template) as dsn:
         engine = create_engine(url(dsn), pool_size=20)
-        fenced_store.raise_ours(engine)
+        fenced_store.translate_errors(engine)
         with engine.begin() as connection:
             connection.execute(text(TABLE.format("things")))
             connection.execute(text(TABLE.format("protected_things")))
@@ -335,27 +335,39 @@ class WatchesTheValue(Honest):
 
 
 BROKEN: list[tuple[type[Honest], Callable[[Open], None], str]] = [
-    (ComparesTokensAlone, checks.refuses_a_lower_number_of_the_same_token, "write.*8, 1.*was let by"),
-    (ComparesNumbersAlone, checks.refuses_a_lower_token, r"which was seen; expected \(7, 8\)|was let by"),
-    (RefusesWhatComesTwice, checks.knows_the_same_write_sent_twice, "was refused, though it is not stale"),
-    (TakesAnythingUnderANumberForTheSame, checks.knows_the_same_write_sent_twice, "b'other'.*was let by"),
-    (TakesTheSameLettersForTheSame, checks.knows_the_same_write_sent_twice, "b'cone'.*was let by"),
-    (BringsBackWhatCameBefore, checks.a_write_that_comes_again_later_changes_nothing, "changes nothing; expected"),
-    (ComparesText, checks.compares_whole_numbers, "1, 10.*was refused"),
-    (ComparesFloating, checks.compares_whole_numbers, "was refused"),
-    (ComparesThirtyTwoBits, checks.compares_whole_numbers, "was refused"),
-    (ForgetsWhatWasDeleted, checks.keeps_its_fence_when_deleted, "b'back'.*was let by"),
-    (RemembersForItselfAlone, checks.refuses_a_lower_token, "was let by"),
-    (ClaimsNothing, checks.a_claim_refuses_before_anything_is_written, "b'late'.*was let by"),
-    (ClaimsAwayTheValue, checks.a_claim_refuses_before_anything_is_written, "leaves the value as it was"),
-    (LowersByAClaim, checks.a_claim_refuses_before_anything_is_written, "b'x'.*was let by"),
-    (MixesNamesUp, checks.keeps_resources_apart, "was refused"),
-    (LooksFirstAndWritesThen, checks.many_writers_are_accepted_in_order, "what is accepted rises|In the end"),
-    (HasNoLock, checks.many_writers_are_accepted_in_order, "what is accepted rises|In the end"),
-    (WatchesTheValue, checks.many_writers_of_the_same_bytes_too, "what is accepted rises|was let by"),
-    (ClaimsInTwoSteps, checks.many_who_write_claim_and_delete_too, "what is accepted rises|In the end"),
-    (DeletesInTwoSteps, checks.many_who_write_claim_and_delete_too, "what is accepted rises|In the end"),
-    (LooksFirstAndWritesThen, checks.a_claim_holds_against_a_write_under_way, "In round"),
+    (ComparesTokensAlone, checks.refuses_a_lower_write_number, "write.*8, 1.*was accepted"),
+    (ComparesNumbersAlone, checks.refuses_a_lower_token, r"and the stored one; expected \(7, 8\)|was accepted"),
+    (RefusesWhatComesTwice, checks.recognises_a_repeated_write, "was refused, although it is not stale"),
+    (TakesAnythingUnderANumberForTheSame, checks.recognises_a_repeated_write, "b'other'.*was accepted"),
+    (TakesTheSameLettersForTheSame, checks.recognises_a_repeated_write, "b'cone'.*was accepted"),
+    (BringsBackWhatCameBefore, checks.a_late_repeat_changes_nothing, "changes nothing; expected"),
+    (ComparesText, checks.compares_tokens_as_integers, "1, 10.*was refused"),
+    (ComparesFloating, checks.compares_tokens_as_integers, "was refused"),
+    (ComparesThirtyTwoBits, checks.compares_tokens_as_integers, "was refused"),
+    (ForgetsWhatWasDeleted, checks.a_deletion_keeps_the_fence, "b'back'.*was accepted"),
+    (RemembersForItselfAlone, checks.refuses_a_lower_token, "was accepted"),
+    (ClaimsNothing, checks.a_claim_refuses_lower_tokens_at_once, "b'late'.*was accepted"),
+    (ClaimsAwayTheValue, checks.a_claim_refuses_lower_tokens_at_once, "keeps the value"),
+    (LowersByAClaim, checks.a_claim_refuses_lower_tokens_at_once, "b'x'.*was accepted"),
+    (MixesNamesUp, checks.keeps_resources_separate, "was refused"),
+    (LooksFirstAndWritesThen, checks.concurrent_writes_are_accepted_in_order, "accepted pairs must rise|In the end"),
+    (HasNoLock, checks.concurrent_writes_are_accepted_in_order, "accepted pairs must rise|In the end"),
+    (
+        WatchesTheValue,
+        checks.concurrent_writes_of_the_same_bytes_are_accepted_in_order,
+        "accepted pairs must rise|was accepted",
+    ),
+    (
+        ClaimsInTwoSteps,
+        checks.concurrent_claims_and_deletions_are_accepted_in_order,
+        "accepted pairs must rise|In the end",
+    ),
+    (
+        DeletesInTwoSteps,
+        checks.concurrent_claims_and_deletions_are_accepted_in_order,
+        "accepted pairs must rise|In the end",
+    ),
+    (LooksFirstAndWritesThen, checks.a_claim_holds_against_a_write_in_flight, "In round"),
 ]
 
 
@@ -375,9 +387,9 @@ def test_where_a_storm_is_over_in_moments_there_are_several(
         storms.append(args)
         time.sleep(0.01)
 
-    monkeypatch.setattr(checks, "_squall", storm)
-    monkeypatch.setattr(checks, "STORMY", stormy)
-    checks.many_writers_are_accepted_in_order(lambda: Honest(Kept()))
+    monkeypatch.setattr(checks, "_storm_once", storm)
+    monkeypatch.setattr(checks, "STORM_SECONDS", stormy)
+    checks.concurrent_writes_are_accepted_in_order(lambda: Honest(Kept()))
     assert (len(storms) > 1) is several
 
 
@@ -395,7 +407,7 @@ def test_one_that_breaks_it_is_found_out(kind: type[Honest], check: Callable[[Op
 
 
 def test_every_check_finds_something_out() -> None:
-    assert {check for _, check, _ in BROKEN} == set(conformance.CHECKS) - {checks.accepts_what_rises}
+    assert {check for _, check, _ in BROKEN} == set(conformance.CHECKS) - {checks.accepts_rising_pairs}
 
 
 @pytest.mark.second_stage
@@ -409,7 +421,7 @@ class Blank(Honest):
         super().store(resource, pair, b"")
 kept = Kept()
 try:
-    checks.accepts_what_rises(lambda: Blank(kept))
+    checks.accepts_rising_pairs(lambda: Blank(kept))
 except AssertionError as error:
     print(error)
 """
@@ -427,7 +439,7 @@ def test_a_backend_that_cannot_be_opened_is_said_at_once() -> None:
         return Honest(kept)
 
     with pytest.raises(OSError, match="no more of them"):
-        checks.many_writers_are_accepted_in_order(opens)
+        checks.concurrent_writes_are_accepted_in_order(opens)
 
 
 def test_one_that_is_busy_at_times_is_honest() -> None:
@@ -438,7 +450,7 @@ def test_one_that_is_busy_at_times_is_honest() -> None:
             return super().write(resource, data, token, number)
 
     kept = Kept()
-    checks.many_writers_are_accepted_in_order(lambda: Busy(kept))
+    checks.concurrent_writes_are_accepted_in_order(lambda: Busy(kept))
 
 
 def test_only_one_resource_is_enough_to_see_it_hold_nothing() -> None:
@@ -448,4 +460,4 @@ def test_only_one_resource_is_enough_to_see_it_hold_nothing() -> None:
 
     kept = Kept()
     with pytest.raises(AssertionError, match=r"read back; expected b'a', got b''"):
-        checks.accepts_what_rises(lambda: Blank(kept))
+        checks.accepts_rising_pairs(lambda: Blank(kept))

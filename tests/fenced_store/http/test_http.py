@@ -29,7 +29,7 @@ import dblock
 import fenced_store
 from fenced_store import AsyncFencedStore, FencedStore, InvalidArgument, NotInstalled, StaleTokenError
 from fenced_store.http import FencingAuth, FencingMiddleware
-from fenced_store.http.rules import compiled
+from fenced_store.http.rules import compile_rules
 from tests.fenced_store.postgres.conftest import url
 from tests.support.backends import TABLE
 from tests.support.service import running_service
@@ -112,7 +112,7 @@ async def test_a_stale_one_is_told_what_and_why(web: Web, dsn: str) -> None:
         problem = is_problem(answer, 409, "stale-token")
         assert (problem["resource"], problem["offered"], problem["stored"]) == ("thing:a", 7, 8)
         assert problem["stored_at"]
-        assert "Acquire the lock anew" in problem["detail"]
+        assert "Acquire the lock again" in problem["detail"]
         assert "pid" not in answer.text, "who was first is not for every caller"
     noted = fenced_store.rejections(dsn)[0]
     assert (noted.resource, noted.offered, noted.stored) == ("thing:a", 7, 8)
@@ -253,7 +253,7 @@ async def test_no_way_around_a_rule(web: Web) -> None:
 
 
 def test_a_line_break_leads_to_no_other_rule() -> None:
-    resource_of = compiled({"PUT /ledgers/main": "ledger", "* /{rest:path}": "file:{rest}"})
+    resource_of = compile_rules({"PUT /ledgers/main": "ledger", "* /{rest:path}": "file:{rest}"})
     scope = {"type": "http", "method": "PUT", "headers": []}
     assert resource_of(scope | {"path": "/ledgers/main\n"}) == "ledger"
     assert resource_of(scope | {"path": "/ledgers/main", "method": "put"}) == "ledger"
@@ -274,7 +274,7 @@ def test_a_line_break_leads_to_no_other_rule() -> None:
 )
 def test_paths_are_read_as_the_router_reads_them(root: str, path: str, fits: bool) -> None:
     scope = {"type": "http", "method": "PUT", "path": path, "root_path": root, "headers": []}
-    assert (compiled(RULES)(scope) is not None) == fits
+    assert (compile_rules(RULES)(scope) is not None) == fits
     found, _ = Route("/things/{name}", fine, methods=["PUT"]).matches(scope)
     assert (found == Match.FULL) == fits
 
@@ -574,7 +574,7 @@ async def test_nobody_is_told_of_what_was_not_stored(
         return PlainTextResponse("all is well")
 
     problem = is_problem(await web.serve(handler).put("/things/a", headers=shows(7)), 503, "fence-lost")
-    assert "not known" in problem["detail"]
+    assert "unknown" in problem["detail"]
     assert rows() == []
 
 
@@ -1058,7 +1058,7 @@ async def test_writes_that_have_overtaken_each_other_are_told_as_such(web: Web, 
     answer = await client.put("/things/a", headers={**shows(7), "Fencing-Write": "5"})
     problem = is_problem(answer, 409, "stale-token")
     assert problem["numbers"] == [5, 5]
-    assert "as good as ever" in problem["detail"]
+    assert "may still be valid" in problem["detail"]
     with pytest.raises(StaleTokenError, match="another write under the same number") as caught:
         await client.put("/things/a", auth=FencingAuth(7))
     assert caught.value.numbers is not None

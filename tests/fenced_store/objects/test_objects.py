@@ -29,7 +29,7 @@ from fenced_store import (
     StaleTokenError,
 )
 from fenced_store.objects import AsyncFencedObjects, FencedObjects, conditional
-from fenced_store.objects.fence_tag import Mark, mark_in
+from fenced_store.objects.fence_tag import FenceTag, tag_in
 from tests.fenced_store.conftest import Place
 from tests.support.s3 import accepted_in_order, bucket
 from tests.support.steps import Stepwise
@@ -89,7 +89,7 @@ def test_a_deleted_object_is_gone_and_its_fence_is_not(objects: FencedObjects) -
 
 def test_a_refusal_says_what_which_and_who(place: Place) -> None:
     place.objects(writer="the new one").put("a", b"new", fence=8)
-    with pytest.raises(StaleTokenError, match=r"refuses token 7: token 8 was stored at 20.*acquire the lock anew") as e:
+    with pytest.raises(StaleTokenError, match=r"refuses token 7: token 8 was stored at 20.*Acquire the lock again") as e:
         place.objects().put("a", b"old", fence=7)
     assert (e.value.offered, e.value.stored) == (7, 8)
     assert e.value.resource.endswith("a")
@@ -150,7 +150,7 @@ def test_a_path_whose_bodies_would_be_mistaken(tmp_path: Path, dsn: str, path: s
 
 def test_arguments_that_cannot_be(objects: FencedObjects, dsn: str, tmp_path: Path) -> None:
     for data in ("text", None, 7, ["a"]):
-        with pytest.raises(InvalidArgument, match="An object is bytes"):
+        with pytest.raises(InvalidArgument, match="The data of an object is bytes"):
             objects.put("a", data, fence=1)  # type: ignore[arg-type]
     for fence in (0, -1, 2**63, True, "7", None, 1.5):
         with pytest.raises(InvalidArgument):
@@ -167,7 +167,7 @@ def test_arguments_that_cannot_be(objects: FencedObjects, dsn: str, tmp_path: Pa
         with pytest.raises(InvalidArgument, match=r"no conditional put.*pointers=FencedStore"):
             FencedObjects(store)
     for no_store in (object(), None, "/srv"):
-        with pytest.raises(InvalidArgument, match="needs a store of obstore's"):
+        with pytest.raises(InvalidArgument, match="needs a store of obstore"):
             FencedObjects(no_store)
     with pytest.raises(InvalidArgument, match="there are none"):
         FencedObjects(MemoryStore(), namespace="x")
@@ -344,8 +344,8 @@ def test_the_same_bytes_under_a_newer_token_are_another_version(s3: S3Store, sea
     FencedObjects(s3).put("a", b"the same", fence=5)
     stale, newer = FencedObjects(s3, probe=False), FencedObjects(s3, probe=False)
     for one in (stale, newer):
-        assert isinstance(one._way, conditional.Conditional)
-        one._way._sealed = sealed
+        assert isinstance(one._protocol, conditional.ConditionalProtocol)
+        one._protocol._sealed = sealed
     newer.put("a", b"the same", fence=6)
     writer = Stepwise(stale, lambda objects: objects.put("a", b"stale", fence=7)).until("put")
     newer.put("a", b"the same", fence=8)
@@ -570,7 +570,7 @@ def test_a_claim_that_comes_while_an_answer_is_lost(unreliable: Unreliable) -> N
 def test_an_answer_that_never_comes_is_unknown_and_can_be_sent_again(unreliable: Unreliable, last: str) -> None:
     unreliable.faults = ["before"] * 3 + [last]
     objects = FencedObjects(unreliable, probe=False)
-    with pytest.raises(OutcomeUnknown, match=r"is not known: the line is dead\. Send the same again") as caught:
+    with pytest.raises(OutcomeUnknown, match=r"is unknown: the line is dead\. Send the same write again") as caught:
         objects.put("a", b"one", fence=7)
     unreliable.faults = []
     assert objects.put("a", b"one", fence=7, write=caught.value.write).repeated == (last == "after")
@@ -615,9 +615,9 @@ def test_who_is_overtaken_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -
             super().put("a", b"another")
             return super().put(*args, **options)
 
-    monkeypatch.setattr(conditional, "RACES", 3)
+    monkeypatch.setattr(conditional, "MAX_CONFLICTS", 3)
     store = Busy()
-    with pytest.raises(ObjectBusy, match="each of 3 times"):
+    with pytest.raises(ObjectBusy, match="each of 3 attempts"):
         FencedObjects(store, probe=False).put("a", b"one", fence=7)
 
 
@@ -639,9 +639,9 @@ def test_a_store_that_does_not_heed_conditions_is_found_out(heeds: str) -> None:
     store = Heedless()
     store.heeds = heeds
     for _ in range(2):
-        with pytest.raises(InvalidArgument, match=r"does not heed conditions.*pointers=FencedStore"):
+        with pytest.raises(InvalidArgument, match=r"does not honour conditions.*pointers=FencedStore"):
             FencedObjects(store).put("a", b"one", fence=7)
-        with pytest.raises(InvalidArgument, match="does not heed conditions"):
+        with pytest.raises(InvalidArgument, match="does not honour conditions"):
             FencedObjects(store).claim("a", fence=7)
     assert names_in(store) == [], "nothing was stored, and no probe left behind"
 
@@ -660,9 +660,9 @@ def test_a_store_that_keeps_no_attributes_is_found_out() -> None:
 def test_a_store_whose_versions_come_back_is_found_out(s3: S3Store) -> None:
     """S3's would, were the bodies not sealed."""
     objects = FencedObjects(s3)
-    assert isinstance(objects._way, conditional.Conditional)
-    objects._way._sealed = False
-    with pytest.raises(InvalidArgument, match="gives the same version to what was stored anew"):
+    assert isinstance(objects._protocol, conditional.ConditionalProtocol)
+    objects._protocol._sealed = False
+    with pytest.raises(InvalidArgument, match="gives the same version to an object that was stored again"):
         objects.put("a", b"one", fence=7)
     assert names_in(s3) == []
 
@@ -717,11 +717,11 @@ def test_a_probe_that_cannot_be_removed_is_no_obstacle(caplog: pytest.LogCapture
 
     caplog.set_level(logging.DEBUG, "fenced_store")
     FencedObjects(Keeps()).put("a", b"one", fence=7)
-    assert "was left behind: may not delete" in caplog.text
+    assert "was not deleted: may not delete" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "mark",
+    "tag",
     [
         "",
         "7",
@@ -743,9 +743,9 @@ def test_a_probe_that_cannot_be_removed_is_no_obstacle(caplog: pytest.LogCapture
         '{"token":7,"write":0,"length":0,"digest":"","by":"","value_by":5}',
     ],
 )
-def test_a_fence_that_cannot_be_read_lets_nobody_in(mark: str) -> None:
+def test_a_fence_that_cannot_be_read_lets_nobody_in(tag: str) -> None:
     store = MemoryStore()
-    store.put("a", b"one", attributes={"fence": mark})
+    store.put("a", b"one", attributes={"fence": tag})
     objects = FencedObjects(store)
     for act in (
         lambda: objects.put("a", b"two", fence=2**62),
@@ -767,7 +767,7 @@ def test_a_body_whose_attributes_were_taken_away_is_no_new_one(s3: S3Store) -> N
         lambda: objects.claim("a", fence=9),
         lambda: objects.get("a"),
     ):
-        with pytest.raises(ObjectDamaged, match="written under token 7, and its attribute 'fence' was taken away"):
+        with pytest.raises(ObjectDamaged, match="written under token 7, and its attribute 'fence' was removed"):
             act()
     for body in (b"x" * 500, b"", b"\n" + b" " * 125, b"x" * 10):
         s3.put("a", body)
@@ -781,9 +781,9 @@ def test_a_body_that_is_not_the_writers_is_told_from_it() -> None:
     store = MemoryStore()
     objects = FencedObjects(store)
     objects.put("a", b"one", fence=7)
-    mark = store.get("a").attributes["fence"]
+    tag = store.get("a").attributes["fence"]
     for body in (b"two", b"", b"on"):
-        store.put("a", body, attributes={"fence": mark})
+        store.put("a", body, attributes={"fence": tag})
         with pytest.raises(ObjectDamaged, match="not the one that was written under token 7"):
             objects.get("a")
         with pytest.raises(ObjectDamaged):
@@ -792,20 +792,20 @@ def test_a_body_that_is_not_the_writers_is_told_from_it() -> None:
 
 
 def test_a_mark_is_one_line_of_plain_text() -> None:
-    mark = Mark.of(2**63 - 1, 2**63 - 1, b"x" * 1000, "ü  \r\n\t" + '"' * 5000)
-    whole = mark.claimed(2**63 - 1, "\\" * 5000, datetime.now(timezone.utc)).text()
+    tag = FenceTag.of(2**63 - 1, 2**63 - 1, b"x" * 1000, "ü  \r\n\t" + '"' * 5000)
+    whole = tag.claimed(2**63 - 1, "\\" * 5000, datetime.now(timezone.utc)).to_json()
     assert len(whole) + 1000 < 2000, "with the user's attributes it is within what S3 takes"
-    text = mark.text()
+    text = tag.to_json()
     assert text.isascii()
     assert text.isprintable()
     assert "  " not in text
     assert len(text) < 700, "S3 takes 2 KB of such text"
-    assert mark_in("a", {"fence": text}) == mark
+    assert tag_in("a", {"fence": text}) == tag
     now = datetime.now(timezone.utc)
-    claimed = Mark.of(1, 5, None, "a", {"x": "y"}).claimed(2, "b", now).claimed(3, "c", None)
+    claimed = FenceTag.of(1, 5, None, "a", {"x": "y"}).claimed(2, "b", now).claimed(3, "c", None)
     assert (claimed.pair, claimed.value_pair, claimed.deleted, claimed.value_by) == ((3, 0), (1, 5), True, "a")
     assert claimed.value_at == now.isoformat()
-    assert mark_in("a", {"fence": claimed.text()}) == claimed
+    assert tag_in("a", {"fence": claimed.to_json()}) == claimed
 
 
 def test_what_lies_in_s3_is_readable_for_others(s3: S3Store) -> None:

@@ -247,12 +247,12 @@ def test_a_refusal_stands_when_it_cannot_be_noted(
     owner.execute("DROP FUNCTION fenced_store.record_rejection")
     with psycopg.connect(dsn) as connection, pytest.raises(StaleTokenError), fence(connection, "ledger", 7):
         pass
-    assert "could not be noted" in caplog.text
+    assert "was not recorded" in caplog.text
 
 
 def test_engines_can_raise_ours_everywhere(engine: Any, dsn: str) -> None:
     fenced_store.protect(dsn, "ledger", strict=True)
-    fenced_store.raise_ours(engine)
+    fenced_store.translate_errors(engine)
     with engine.begin() as connection, fence(connection, "ledger", 7):
         connection.execute(text(SPEND))
     with pytest.raises(fenced_store.MissingToken) as missing, engine.begin() as connection:

@@ -79,7 +79,7 @@ async def test_the_unit_of_work_of_an_async_session_too(made: Engine, dsn: str) 
         async with fence(session, "shop", 7):
             session.add(Order(id=1, state="new"))
         await session.commit()
-    fenced_store.raise_ours(engine)
+    fenced_store.translate_errors(engine)
     async with AsyncSession(engine) as session:
         order = await session.get_one(Order, 1)
         order.state = "without a fence"
@@ -193,5 +193,5 @@ def test_options_of_the_mixin_are_checked(options: dict[str, Any]) -> None:
 
 def test_raise_ours_takes_an_engine_and_shows_no_dsn() -> None:
     with pytest.raises(fenced_store.InvalidArgument) as caught:
-        fenced_store.raise_ours("postgresql://me:secret@host/db")  # type: ignore[arg-type]
+        fenced_store.translate_errors("postgresql://me:secret@host/db")  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)

@@ -153,7 +153,7 @@ async def test_a_claim_that_comes_late_is_stale_like_any_other(stores: Stores) -
     with pytest.raises(StaleTokenError) as caught:
         await store.claim("k", fence=7)
     assert (caught.value.resource, caught.value.offered, caught.value.stored) == ("k", 7, 8)
-    assert "acquire it anew" in str(caught.value)
+    assert "acquire it again" in str(caught.value)
 
 
 async def test_what_is_read_says_who_wrote_it_whatever_was_claimed_since(stores: Stores) -> None:
@@ -301,7 +301,7 @@ async def test_any_other_name_is_refused_before_anything_is_sent(unreachable: An
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "needs a fence="),
+        ({}, "needs fence="),
         ({"fence": 0}, "from 1"),
         ({"fence": -3}, "from 1"),
         ({"fence": 2**63}, "from 1"),
@@ -417,7 +417,7 @@ async def test_a_role_with_the_grant_can_raise_a_fence_and_not_lower_it(
     fenced_store.grant(stores.dsn, role)
     with pytest.raises(fenced_store.AccessDenied, match="was granted nothing"):
         fenced_store.grant(app, "pg_monitor")
-    with pytest.raises(fenced_store.AccessDenied, match="for the role that ran"):
+    with pytest.raises(fenced_store.AccessDenied, match="Only the role that ran"):
         fenced_store.rejections(app)
     await stores(app).put("k", 1, fence=8)
     with psycopg.connect(app, autocommit=True) as connection:

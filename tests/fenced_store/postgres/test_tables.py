@@ -419,8 +419,8 @@ def test_any_name_that_postgres_takes_can_be_protected(
         ("x" * 10_240, {}, "table's name"),
         (42, {}, "table's name"),
         ("orders", {"key": "nothing"}, "has no column 'nothing'"),
-        ("orders", {"key": []}, "the name of a column, or several"),
-        ("orders", {"key": 5}, "the name of a column, or several"),
+        ("orders", {"key": []}, "the name of a column, or a list of names"),
+        ("orders", {"key": 5}, "the name of a column, or a list of names"),
         ("orders", {"key": "a\0"}, "NUL"),
         ("orders", {"key": "x" * 64}, "column's name"),
         ("orders", {"key": "fence_token"}, "has no column"),
@@ -450,10 +450,10 @@ def test_what_cannot_be_protected_is_said_and_nothing_is_changed(
 def test_a_table_that_is_busy_is_not_waited_for_for_long(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fenced_store.tables, "LOCK_WITHIN", 0.2)
+    monkeypatch.setattr(fenced_store.tables, "LOCK_TIMEOUT", 0.2)
     with psycopg.connect(dsn) as busy:
         busy.execute("UPDATE orders SET v = 'x'")
-        with pytest.raises(FencedStoreError, match="could not be had within"):
+        with pytest.raises(FencedStoreError, match="could not be locked within"):
             protect(dsn, "orders")
     protect(dsn, "orders")
 
@@ -838,7 +838,7 @@ def test_an_owner_without_the_grant_is_told(dsn: str, owner: psycopg.Connection,
         with pytest.raises(Exception, match="permission denied"):
             protect(app, f"{role}.mine")
         fenced_store.grant(dsn, role)
-        with pytest.raises(FencedStoreError, match="must own it too"):
+        with pytest.raises(FencedStoreError, match="must also own the table"):
             protect(app, "orders")
         made = protect(app, f"{role}.mine")
         carrying(connection, 8, f"INSERT INTO {role}.mine VALUES (1)")
