@@ -82,13 +82,13 @@ _HOME = {
     "Waiter": "_core.replies",
     "monotonic": "_core.clock",
 }
-"""Where each name lives; all the others are errors."""
+"""The module of each name. All other names are errors."""
 
 logging.getLogger("dblock").addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for, when it is: whoever runs one command should not wait for all the rest."""
+    """Import a public name when it is first used, so that a short command does not pay for the whole package."""
     if name not in __all__:
         raise AttributeError(f"module 'dblock' has no attribute {name!r}")
     with importing:

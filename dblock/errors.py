@@ -2,13 +2,13 @@
 
     DblockError
     ├── InvalidArgument        (also a ValueError)   refused before anything was sent
-    ├── LockTimeout            (also a TimeoutError) the lock stayed held for as long as we would wait
-    ├── LeaseLost              the lease is no longer ours, or we can no longer know that it is
-    ├── NoFencingToken         a lock without durability has none
+    ├── LockTimeout            (also a TimeoutError) the lock was not acquired before the timeout
+    ├── LeaseLost              the lease is no longer held, or can no longer be known to be held
+    ├── NoFencingToken         an efficiency lock has no fencing token
     ├── ClientClosed           the client was closed
-    ├── DatabaseError          the database could not be asked, or would not answer
-    │   ├── Unavailable        no connection, or it broke; what was sent may have been done
-    │   ├── NotWritable        a standby, or a server set read-only
+    ├── DatabaseError          the database could not be asked, or did not reply
+    │   ├── Unavailable        no connection, or it broke; the call may have taken effect
+    │   ├── NotWritable        a standby, or a server in read-only mode
     │   ├── AccessDenied       the role may not call dblock's functions
     │   └── SchemaError        dblock's schema does not fit this client
     │       ├── SchemaMissing
@@ -16,8 +16,8 @@
     │       └── SchemaTooNew
     └── EmbeddedError          the embedded Postgres could not be started, found or stopped
 
-Messages say what happened, to which lock, and what to do next. None of them, nor any exception
-that they are chained to, carries a password.
+A message says what happened, to which lock, and what to do next. No message contains a password, and neither does any
+exception that an error is chained to.
 """
 
 from __future__ import annotations
@@ -32,23 +32,26 @@ class DblockError(Exception):
 
 
 class InvalidArgument(DblockError, ValueError):
-    """An argument lies outside its documented limits; nothing was sent."""
+    """An argument is outside its documented limits. Nothing was sent."""
 
 
 class LockTimeout(DblockError, TimeoutError):
-    """The lock was still held by another when the timeout passed."""
+    """The lock was not acquired before the timeout passed."""
 
     def __init__(self, name: str, timeout: float, claims: bool = False) -> None:
         self.name = name
         self.timeout = timeout
         self.claims = claims
-        """Whether it claims resources, and may have waited for a transaction that is past one of their fences."""
-        way = "another holds it, or others come first"
+        """Whether the lock claims resources. It may then have waited for a transaction that has passed their fences."""
+        way = "another client holds it, or other waiters are ahead"
         if claims:
-            way = "another holds it, others come first, or a transaction is past the fence of what it claims"
+            way = (
+                "another client holds it, other waiters are ahead, or an open transaction has passed the fence of a "
+                "resource that it claims"
+            )
         super().__init__(
             f"Lock {name!r} was not acquired within {timeout:g} s: {way}. "
-            "Wait longer, or ask lock.holder() who has it and lock.queue() who waits."
+            "Wait longer, or call lock.holder() and lock.queue() to see its holder and its waiters."
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -56,24 +59,24 @@ class LockTimeout(DblockError, TimeoutError):
 
 
 class LeaseLost(DblockError):
-    """The lease is not held any more."""
+    """The lease is no longer held."""
 
     _WHY: ClassVar[dict[str, str]] = {
-        "expired": "its time ran out before it was renewed",
-        "superseded": "the lock was granted to another since",
-        "forced": "somebody took it away",
-        "unreachable": "the database could not be asked in time",
-        "over": "it was released before, or belongs to another process",
+        "expired": "it expired before it was renewed",
+        "superseded": "the lock was granted to another client",
+        "forced": "an operator or another session released it by force",
+        "unreachable": "the database did not confirm it in time",
+        "over": "it was released, or belongs to another process",
     }
 
     def __init__(self, name: str, reason: str, last_held: datetime, token: int) -> None:
         self.name = name
         self.reason = reason
-        """One of: expired, superseded, forced, unreachable; or `over`, for a lease that was released."""
+        """One of expired, superseded, forced and unreachable; or `over` for a lease that was released."""
         self.last_held = last_held
         """The last moment at which the lease was known to be held, by this machine's wall clock."""
         self.token = token if token > 0 else None
-        """The fencing token; None for a lock without durability."""
+        """The fencing token; None for an efficiency lock."""
         self._number = token
         under = f" under token {token}" if token > 0 else ""
         super().__init__(
@@ -86,7 +89,7 @@ class LeaseLost(DblockError):
 
 
 class NoFencingToken(DblockError):
-    """A lock that is granted without durability has no token."""
+    """An efficiency lock has no fencing token."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -100,39 +103,39 @@ class NoFencingToken(DblockError):
 
 
 class ClientClosed(DblockError):
-    """The client was closed and can be used no more."""
+    """The client was closed and cannot be used again."""
 
     granted = False
-    """Whether a lock was granted all the same, at the last moment."""
+    """Whether a lock was granted while the client was being closed."""
 
     def __init__(self) -> None:
-        super().__init__("This client is closed. Make a new one to go on.")
+        super().__init__("This client is closed. Create a new one.")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), ()
 
 
 class DatabaseError(DblockError):
-    """The database could not be asked, or refused to answer."""
+    """The database could not be asked, or did not reply."""
 
 
 class Unavailable(DatabaseError):
-    """No connection could be had, or it broke under way; what was sent may have been done."""
+    """No connection was available, or it broke. The call may have taken effect."""
 
     unanswered = False
-    """Whether the database was asked and did not answer in time."""
+    """Whether the call was sent and the database did not reply in time."""
 
 
 class ClaimBusy(DatabaseError):
-    """A transaction is past a fence that the grant claims. Nobody outside sees this: the grant is tried again."""
+    """An open transaction has passed a fence that the grant claims. The grant is retried; callers never see this."""
 
 
 class NotWritable(DatabaseError):
-    """The server takes no writes: a standby, or one set read-only."""
+    """The server accepts no writes: it is a standby, or in read-only mode."""
 
     def __init__(self) -> None:
         super().__init__(
-            "This server takes no writes: it is a standby, or set read-only. "
+            "This server accepts no writes: it is a standby, or in read-only mode. "
             "Name every host of the cluster in the DSN, with target_session_attrs=read-write."
         )
 

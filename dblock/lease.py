@@ -1,11 +1,11 @@
-"""A lease: what a client has in hand after a grant.
+"""Leases: what a client holds after a grant.
 
-Guarantee: `renew` and `release` act on this exact grant and on no other. A late release never frees the next holder; a
-renewal never revives a lease that was lost or released. The database decides both; this process only
-remembers how long it may believe in the lease without asking, and says that it is lost as soon as it may not.
+Guarantee: `renew` and `release` act on one exact grant. A late release never frees the next holder, and a renewal never
+revives a lease that was lost or released. The database decides both. This process only assumes that the lease is held
+while its trust window is open, and reports it as lost from the end of the window on.
 
-A lease belongs to the process that acquired it. In a child of that process it is over, and leaving its `with` does
-nothing.
+A lease belongs to the process that acquired it. In a child of that process the lease is over, and leaving its `with`
+does nothing.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class AsyncLostEvent(_LostEventBase):
 
 
 class _LeaseBase:
-    """What every kind of lease knows and computes."""
+    """What all kinds of lease share: everything that needs no I/O."""
 
     _client: Any
     _watched: WatchedLease | None = None
@@ -120,16 +120,16 @@ class _LeaseBase:
 
     @property
     def token(self) -> int:
-        """The fencing token: higher than that of every earlier grant of this lock."""
+        """The fencing token: higher than the token of every earlier grant of this lock."""
         return self._state.token
 
     @property
     def expires_at(self) -> datetime:
-        """The deadline by the database's clock. For logs; use `remaining()` to decide anything."""
+        """The deadline by the database's clock. Use it in logs, and `remaining()` to decide."""
         return moment(self._state.expires_at)
 
     def remaining(self) -> float:
-        """Return the seconds for which this lease may still be believed without asking; 0 when it is over."""
+        """Return the seconds left in the trust window; 0 if the lease is lost or released."""
         return self._state.remaining()
 
     @property
@@ -147,7 +147,7 @@ class _LeaseBase:
         return self._state.trusted_until
 
     def raise_if_lost(self) -> None:
-        """Raise LeaseLost, with the reason, unless this lease may be believed at this moment."""
+        """Raise LeaseLost, with the reason, unless the lease is inside its trust window at this moment."""
         if not self._state.remaining():
             raise self._state.error()
 
@@ -173,7 +173,7 @@ class _LeaseBase:
         self._client._callbacks.add(self._watch())
 
     def _check_end(self, released: bool, error: BaseException | None) -> None:
-        """Raise LeaseLost at the end of a body that lost its lease and does not raise anything itself."""
+        """Raise LeaseLost at the end of a body that lost its lease and raises nothing itself."""
         if not released and error is None and self._state.loss is not None:
             raise self._state.error()
 
@@ -191,7 +191,7 @@ class _LeaseBase:
 
 
 class ThreadLease(_LeaseBase):
-    """A grant in hand, for threads."""
+    """A lease for threads."""
 
     def __init__(self, client: ThreadBacking, state: LeaseState) -> None:
         super().__init__(client, state)
@@ -199,18 +199,18 @@ class ThreadLease(_LeaseBase):
 
     @property
     def lost(self) -> LostEvent:
-        """An event that is set when the lease is lost, with the reason; one can wait for it."""
+        """An event that is set when the lease is lost, with the reason. A thread can wait for it."""
         return LostEvent(self._state)
 
     def renew(self, ttl: Seconds | None = None) -> None:
-        """Extend the lease to a full ttl from now, its own or a new one; raise LeaseLost when it is not held any more.
+        """Extend the lease to a full ttl from now, its own or a new one. Raise LeaseLost if it is no longer held.
 
-        A shorter ttl than before does not bring the deadline nearer.
+        A shorter ttl does not bring the deadline nearer.
         """
         self._client._run(self._flows.renew(ttl))
 
     def release(self) -> bool:
-        """Give the lock back; False means that it was no longer held under this token."""
+        """Release the lock. Return False if it was no longer held under this token."""
         keepalive = self._client._keepalive
         try:
             released = self._flows.release_without_asking(keepalive.abandon)
@@ -223,9 +223,10 @@ class ThreadLease(_LeaseBase):
             keepalive.discard(self._state)
 
     def release_in(self, connection: Any) -> None:
-        """Give the lock back as part of the transaction under way on this connection, a psycopg or SQLAlchemy one.
+        """Release the lock as part of the open transaction on this connection, a psycopg or SQLAlchemy one.
 
-        Nobody is granted the lock before the transaction has committed; if it is rolled back, the lease goes on.
+        The lock is granted to another client only after the transaction has committed. If it is rolled back, the lease
+        is still held, and the next renewal confirms it.
         """
         transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
         self.raise_if_lost()
@@ -236,9 +237,10 @@ class ThreadLease(_LeaseBase):
             raise self._state.error()
 
     def assert_held(self, connection: Any) -> None:
-        """Prove the lease in the transaction under way on this connection, or raise LeaseLost.
+        """Prove the lease in the open transaction on this connection, or raise LeaseLost.
 
-        From here until that transaction ends nobody else is granted the lock, even if the lease runs out meanwhile.
+        After this call the lock is granted to another client only when that transaction has ended, even if the lease
+        expires before.
         """
         transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
         self.raise_if_lost()
@@ -252,18 +254,18 @@ class ThreadLease(_LeaseBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Released inside the body: nothing to give back and nothing to report.
+        # If the body has released the lease, there is nothing to release and nothing to report.
         if not self._state.settled:
             try:
                 self._check_end(self.release(), error)
             except (DatabaseError, ClientClosed):
-                # What the body raised matters more than a lock that will free itself.
+                # An error of the body matters more than a lock that frees itself at its deadline.
                 if error is None:
                     raise
 
 
 class TaskLease(_LeaseBase):
-    """A grant in hand, for asyncio."""
+    """A lease for asyncio."""
 
     def __init__(self, client: TaskBacking, state: LeaseState) -> None:
         super().__init__(client, state)
@@ -274,18 +276,18 @@ class TaskLease(_LeaseBase):
 
     @property
     def lost(self) -> AsyncLostEvent:
-        """An event that is set when the lease is lost, with the reason; one can await it."""
+        """An event that is set when the lease is lost, with the reason. A task can wait for it."""
         return AsyncLostEvent(self._state, self._client._callbacks)
 
     async def renew(self, ttl: Seconds | None = None) -> None:
-        """Extend the lease to a full ttl from now, its own or a new one; raise LeaseLost when it is not held any more.
+        """Extend the lease to a full ttl from now, its own or a new one. Raise LeaseLost if it is no longer held.
 
-        A shorter ttl than before does not bring the deadline nearer.
+        A shorter ttl does not bring the deadline nearer.
         """
         await self._client._run(self._flows.renew(ttl))
 
     async def release(self) -> bool:
-        """Give the lock back; False means that it was no longer held under this token."""
+        """Release the lock. Return False if it was no longer held under this token."""
         keepalive = self._client._keepalive
         try:
             released = self._flows.release_without_asking(keepalive.abandon)
@@ -298,9 +300,10 @@ class TaskLease(_LeaseBase):
             keepalive.discard(self._state)
 
     async def release_in(self, connection: Any) -> None:
-        """Give the lock back as part of the transaction under way on this connection, a psycopg or SQLAlchemy one.
+        """Release the lock as part of the open transaction on this connection, a psycopg or SQLAlchemy one.
 
-        Nobody is granted the lock before the transaction has committed; if it is rolled back, the lease goes on.
+        The lock is granted to another client only after the transaction has committed. If it is rolled back, the lease
+        is still held, and the next renewal confirms it.
         """
         transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
         self.raise_if_lost()
@@ -311,9 +314,10 @@ class TaskLease(_LeaseBase):
             raise self._state.error()
 
     async def assert_held(self, connection: Any) -> None:
-        """Prove the lease in the transaction under way on this connection, or raise LeaseLost.
+        """Prove the lease in the open transaction on this connection, or raise LeaseLost.
 
-        From here until that transaction ends nobody else is granted the lock, even if the lease runs out meanwhile.
+        After this call the lock is granted to another client only when that transaction has ended, even if the lease
+        expires before.
         """
         transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
         self.raise_if_lost()
@@ -348,7 +352,7 @@ class TaskLease(_LeaseBase):
         if self._cancelled_body and body is not None:
             self._client._keepalive.discard(self._state)
             if not await _is_ours_alone(body, error, self._cancelling):
-                # Somebody else cancels the task too, and that comes first.
+                # The task was also cancelled for another reason, which comes first.
                 if error is None:
                     raise asyncio.CancelledError
             elif error is None or isinstance(error, asyncio.CancelledError):
@@ -363,40 +367,46 @@ class TaskLease(_LeaseBase):
 
 
 class Lease(ThreadLease):
-    """A grant in hand, with a fencing token. As a context manager it is released at the end."""
+    """A lease with a fencing token. As a context manager it releases the lock at the end."""
 
 
 class AsyncLease(TaskLease):
-    """A grant in hand, with a fencing token. As an async context manager it is released at the end."""
+    """A lease with a fencing token. As an async context manager it releases the lock at the end."""
 
 
 class _NoToken(_LeaseBase):
-    # No number, so that a type checker refuses the lease wherever a fence is asked for.
+    # Not an int, so that a type checker refuses the lease wherever a fencing token is needed.
     @property
     def token(self) -> None:  # type: ignore[override]
-        """None: raises NoFencingToken."""
+        """Raises NoFencingToken."""
         raise NoFencingToken(self.name)
 
 
 class EfficiencyLease(_NoToken, ThreadLease):
-    """A grant that a crash may undo, for work that is only wasted when done twice. It has no token."""
+    """A lease without a fencing token. A crash of the database may forget its grant.
+
+    It is for work that is only wasted when it is done twice.
+    """
 
 
 class AsyncEfficiencyLease(_NoToken, TaskLease):
-    """A grant that a crash may undo, for work that is only wasted when done twice. It has no token."""
+    """A lease without a fencing token. A crash of the database may forget its grant.
+
+    It is for work that is only wasted when it is done twice.
+    """
 
 
 def _cancelling(task: asyncio.Task[Any] | None) -> int:
-    """Return how many cancellations of the task are under way; Python 3.10 does not count them."""
+    """Return how many cancellations of the task are pending. Python 3.10 does not count them."""
     return int(task.cancelling()) if task is not None and hasattr(task, "cancelling") else 0
 
 
 async def _is_ours_alone(body: asyncio.Task[Any], error: BaseException | None, before: int) -> bool:
-    """Take back our cancellation of the body; tell whether it was the only one since it was entered."""
+    """Undo the cancellation by the lease. Return whether it was the only one since the body was entered."""
     import asyncio
 
     if not isinstance(error, asyncio.CancelledError):
-        # The body has ended otherwise, and the cancellation is still to come.
+        # The body has ended for another reason, and the cancellation by the lease has yet to arrive.
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
     if not hasattr(body, "uncancel"):

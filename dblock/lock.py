@@ -1,6 +1,6 @@
-"""A lock: a name, the terms on which to hold it, and the ways to get it.
+"""Locks: a name, options, and the methods to acquire it.
 
-A lock object holds nothing by itself. It may be shared by threads or tasks; each acquisition is a lease of its own.
+A lock object holds nothing. Threads or tasks may share it, because each acquisition returns its own lease.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ThreadL = TypeVar("ThreadL", bound=ThreadLease)
 TaskL = TypeVar("TaskL", bound=TaskLease)
 
 CLAIM_ELSEWHERE = 5.0
-"""Seconds that a claim in another database may take at most."""
+"""Seconds that a claim in another database may take."""
 
 _OWN_TIMEOUT: Any = object()
-"""Stands for the timeout that the lock was made with."""
+"""Stands for the timeout that the lock was created with."""
 
 
 class _LockBase(Generic[L]):
-    """What both kinds of lock know."""
+    """What both kinds of lock share."""
 
     def __init__(
         self, client: ThreadBacking | TaskBacking, options: LockOptions, kind: Callable[[Any, LeaseState], L]
@@ -44,8 +44,8 @@ class _LockBase(Generic[L]):
         self._flows = client._flows
         self._options = options
         self._contention = Contention()
-        # The lease of each `with` body under way, by the thread or task that runs it: two may run at once
-        # when the first one's lease has run out, and each must release its own.
+        # The leases of the `with` bodies that are running, by thread or task. Two bodies may run at once if the first
+        # one's lease has expired, and each must release its own.
         self._bodies: dict[object, list[L]] = {}
 
     @property
@@ -68,7 +68,7 @@ class _LockBase(Generic[L]):
         return LockTimeout(self.name, seconds or 0.0, bool(self._options.claims or self._options.claimers))
 
     def _patience(self, lease: ThreadLease | TaskLease, timeout: float | None, began: float) -> float:
-        """Return how long a claim elsewhere may take: no longer than there is, nor than we believe in the lease."""
+        """Return how long a claim elsewhere may take, within the timeout and the trust window."""
         left = math.inf if timeout is None else timeout - (time.monotonic() - began)
         return max(min(left, lease.remaining(), CLAIM_ELSEWHERE), 0.05)
 
@@ -78,13 +78,13 @@ class _LockBase(Generic[L]):
 
     def _leave(self, owner: object) -> L:
         if owner not in self._bodies and len(self._bodies) == 1:
-            # Entered here and left there, as some test frameworks do; there is only one it can be.
+            # Some test frameworks enter and leave in different threads or tasks. Only one body is running.
             (owner,) = self._bodies
         if owner not in self._bodies:
             entered = f"entered by {len(self._bodies)} others" if self._bodies else "not entered"
             raise DblockError(
                 f"The `with` of lock {self.name!r} is left by a thread or task that did not enter it; it is {entered}. "
-                "Leave each where it was entered, or acquire() and release() by hand."
+                "Leave each `with` where it was entered, or call acquire() and release()."
             )
         leases = self._bodies[owner]
         lease = leases.pop()
@@ -97,17 +97,17 @@ class _LockBase(Generic[L]):
 
 
 class Lock(_LockBase[ThreadL]):
-    """A lock, for threads. Made by `Client.lock`."""
+    """A lock for threads, from `Client.lock` or `Client.efficiency_lock`."""
 
     def __init__(self, client: ThreadBacking, options: LockOptions, kind: type[ThreadL]) -> None:
         super().__init__(client, options, kind)
         if any(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
             raise InvalidArgument(
-                f"A claim of lock {self.name!r} is asynchronous, for an AsyncClient. Give the claims of a FencedStore."
+                f"A claim of lock {self.name!r} is asynchronous, for an AsyncClient. Pass the claims of a FencedStore."
             )
 
     def try_acquire(self) -> ThreadL | None:
-        """Take the lock if it is free at this moment; None when another holds it, or others wait for it in line."""
+        """Acquire the lock if it is free and no waiter is ahead; otherwise return None."""
         attempt, began = new_attempt(), time.monotonic()
         try:
             grant = self._client._run(self._flows.try_acquire(self._options, attempt))
@@ -117,7 +117,7 @@ class Lock(_LockBase[ThreadL]):
             raise
 
     def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> ThreadL:
-        """Wait in line for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
+        """Wait in the queue for the lock. Raise LockTimeout if the timeout passes first; None waits without end."""
         seconds = self._timeout(timeout)
         attempt, began = new_attempt(), time.monotonic()
         try:
@@ -131,7 +131,7 @@ class Lock(_LockBase[ThreadL]):
         raise self._timed_out(seconds)
 
     def _abandon(self, attempt: str, error: BaseException) -> None:
-        """Give back what the attempt may have been granted, for a caller who does not get it."""
+        """Give back what the attempt may have been granted, because its caller gets an error instead."""
         if _may_be_granted(error):
             try:
                 self._client._run_last(self._flows.abandon(self.name, attempt))
@@ -139,19 +139,17 @@ class Lock(_LockBase[ThreadL]):
                 self._client._defer_cleanup(self.name, attempt)
 
     def holder(self) -> Holder | None:
-        """Ask who holds the lock now; None when nobody does."""
+        """Return the current holder of the lock, None if it is free."""
         found: Holder | None = self._client._run(self._flows.holder(self.name))
         return found
 
     def queue(self) -> list[Waiter]:
-        """Ask who waits for the lock, since when, in order."""
+        """Return the waiters for the lock, in the order of the queue."""
         waiters: list[Waiter] = self._client._run(self._flows.queue(self.name))
         return waiters
 
     def _claimed(self, lease: ThreadL, timeout: float | None, began: float) -> ThreadL | None:
-        """Have claimed what is to be claimed elsewhere, before the caller learns of the grant; None if it takes too
-        long.
-        """
+        """Raise the fences in other databases before returning the lease. Return None on timeout."""
         if self._options.claimers:
             try:
                 for claimer in self._options.claimers:
@@ -175,18 +173,17 @@ class Lock(_LockBase[ThreadL]):
 
 
 class AsyncLock(_LockBase[TaskL]):
-    """A lock, for asyncio. Made by `AsyncClient.lock`."""
+    """A lock for asyncio, from `AsyncClient.lock` or `AsyncClient.efficiency_lock`."""
 
     def __init__(self, client: TaskBacking, options: LockOptions, kind: type[TaskL]) -> None:
         super().__init__(client, options, kind)
         if not all(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
             raise InvalidArgument(
-                f"A claim of lock {self.name!r} would keep the event loop waiting. Give the claims of an "
-                "AsyncFencedStore."
+                f"A claim of lock {self.name!r} would block the event loop. Pass the claims of an AsyncFencedStore."
             )
 
     async def try_acquire(self) -> TaskL | None:
-        """Take the lock if it is free at this moment; None when another holds it, or others wait for it in line."""
+        """Acquire the lock if it is free and no waiter is ahead; otherwise return None."""
         attempt, began = new_attempt(), time.monotonic()
         try:
             grant = await self._client._run(self._flows.try_acquire(self._options, attempt))
@@ -196,7 +193,7 @@ class AsyncLock(_LockBase[TaskL]):
             raise
 
     async def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> TaskL:
-        """Wait in line for the lock; raise LockTimeout when the timeout passes first. None waits without end."""
+        """Wait in the queue for the lock. Raise LockTimeout if the timeout passes first; None waits without end."""
         seconds = self._timeout(timeout)
         attempt, began = new_attempt(), time.monotonic()
         try:
@@ -210,7 +207,7 @@ class AsyncLock(_LockBase[TaskL]):
         raise self._timed_out(seconds)
 
     async def _abandon(self, attempt: str, error: BaseException) -> None:
-        """Give back what the attempt may have been granted, for a caller who does not get it."""
+        """Give back what the attempt may have been granted, because its caller gets an error instead."""
         if _may_be_granted(error):
             try:
                 await self._client._run_last(self._flows.abandon(self.name, attempt))
@@ -218,19 +215,17 @@ class AsyncLock(_LockBase[TaskL]):
                 self._client._defer_cleanup(self.name, attempt)
 
     async def holder(self) -> Holder | None:
-        """Ask who holds the lock now; None when nobody does."""
+        """Return the current holder of the lock, None if it is free."""
         found: Holder | None = await self._client._run(self._flows.holder(self.name))
         return found
 
     async def queue(self) -> list[Waiter]:
-        """Ask who waits for the lock, since when, in order."""
+        """Return the waiters for the lock, in the order of the queue."""
         waiters: list[Waiter] = await self._client._run(self._flows.queue(self.name))
         return waiters
 
     async def _claimed(self, lease: TaskL, timeout: float | None, began: float) -> TaskL | None:
-        """Have claimed what is to be claimed elsewhere, before the caller learns of the grant; None if it takes too
-        long.
-        """
+        """Raise the fences in other databases before returning the lease. Return None on timeout."""
         if self._options.claimers:
             try:
                 for claimer in self._options.claimers:
@@ -254,7 +249,7 @@ class AsyncLock(_LockBase[TaskL]):
 
 
 def _may_be_granted(error: BaseException) -> bool:
-    """Tell whether a request that ended so may have been granted all the same: its answer was not waited for."""
+    """Return whether a request that ended with this error may have been granted: its reply was not received."""
     if isinstance(error, ClientClosed):
         return error.granted
     return not isinstance(error, DblockError) or (isinstance(error, Unavailable) and error.unanswered)

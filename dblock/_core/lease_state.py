@@ -364,7 +364,7 @@ class LeaseState:
             if self._status is Status.LOST:
                 self._freed = True
 
-    # Loss, and who hears of the end.
+    # Loss, and the callbacks at the end.
 
     def lose(self, reason: Reason) -> None:
         """Mark the lease lost, unless it has ended."""

@@ -1,7 +1,7 @@
-"""What a lock may be asked for: the limits, checked before anything is sent.
+"""The options of a lock and their limits, checked before anything is sent.
 
-The database checks the same limits again, since other clients than this one call it. Here they
-are checked first so that bad input is answered at once, by its name, and leaves nothing behind.
+The database checks the same limits again, because other clients call it too. The check here comes first, so that a bad
+option is refused at once, by its name, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class Claimer(Protocol):
-    """What claims resources in another place than the lock's database, such as `FencedStore.claims`."""
+    """An object that claims resources outside the lock's database, such as `FencedStore.claims`."""
 
     def claim(self, token: int, patience: float) -> Any:
-        """Raise their fences to this token, or raise TimeoutError after so many seconds; async for an AsyncClient."""
+        """Raise the resources' fences to this token, or raise TimeoutError after `patience` seconds.
+
+        For an AsyncClient this is a coroutine function.
+        """
 
 
 @dataclass(frozen=True)
 class LockOptions:
-    """One lock's name and the conditions under which it is asked for."""
+    """One lock's name and options, checked."""
 
     name: str
     ttl: float
@@ -56,7 +59,7 @@ class LockOptions:
     claims: tuple[str, ...] = ()
     """The resources whose fences the grant raises."""
     claimers: tuple[Claimer, ...] = ()
-    """Those that are claimed elsewhere, right after the grant."""
+    """The objects that claim resources in other databases, right after the grant."""
 
 
 def lock_options(
@@ -69,7 +72,7 @@ def lock_options(
     fair: bool = True,
     claims: Sequence[str | Claimer] = (),
 ) -> LockOptions:
-    """Check all of them against their limits, or raise InvalidArgument naming the one that is off."""
+    """Check all options against their limits, or raise InvalidArgument that names the bad one."""
     name = check_name(name)
     seconds = check_ttl(name, ttl)
     for option, value in (("durable", durable), ("keep_alive", keep_alive), ("fair", fair)):
@@ -92,15 +95,15 @@ def lock_options(
 
 
 def check_claims(name: str, claims: Sequence[str | Claimer]) -> tuple[tuple[str, ...], tuple[Claimer, ...]]:
-    """Return the resources to claim in the lock's own database, and those who claim elsewhere."""
+    """Return the resources to claim in the lock's own database, and the claimers for other databases."""
     if isinstance(claims, str) or not isinstance(claims, Iterable):
         raise InvalidArgument(f"The claims of lock {_shown(name)} are a list of resources; got {brief(claims)}.")
     claims = list(claims)
     for one in claims:
         if not callable(getattr(one, "claim", None)) and not (is_text(one) and 1 <= len(str(one).encode()) <= 1024):
             raise InvalidArgument(
-                f"A claim of lock {_shown(name)} is a resource's name, text of 1 to 1024 bytes without NUL, or what "
-                f"claims elsewhere, such as store.claims(…); got {brief(one)}."
+                f"A claim of lock {_shown(name)} is a resource's name, text of 1 to 1024 bytes without NUL, or an "
+                f"object that claims elsewhere, such as store.claims(…); got {brief(one)}."
             )
     here = tuple(one for one in claims if isinstance(one, str))
     return here, tuple(one for one in claims if not isinstance(one, str))
@@ -112,7 +115,7 @@ def interval(seconds: float) -> str:
 
 
 def check_name(name: str) -> str:
-    """Return the name if a lock may have it."""
+    """Return the name if it is valid for a lock."""
     if not isinstance(name, str):
         raise InvalidArgument(f"A lock's name is text; got {type(name).__name__} {brief(name)}.")
     if "\0" in name:
@@ -120,14 +123,14 @@ def check_name(name: str) -> str:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise InvalidArgument(f"The name {_shown(name)} holds half of a surrogate pair; it is not text.") from None
+        raise InvalidArgument(f"The name {_shown(name)} has half of a surrogate pair, which is not text.") from None
     if not 1 <= size <= NAME_BYTES:
         raise InvalidArgument(f"A lock's name takes 1 to {NAME_BYTES} bytes of UTF-8; {_shown(name)} has {size}.")
     return name
 
 
 def check_ttl(name: str, ttl: Seconds) -> float:
-    """Return the ttl in seconds if a lease may last that long."""
+    """Return the ttl in seconds if it is within its limits."""
     seconds = check_seconds(f"ttl of lock {_shown(name)}", ttl)
     if not TTL_MIN <= seconds <= TTL_MAX:
         raise InvalidArgument(
@@ -137,7 +140,7 @@ def check_ttl(name: str, ttl: Seconds) -> float:
 
 
 def check_timeout(name: str, timeout: Seconds | None) -> float | None:
-    """Return the timeout in seconds; None waits for as long as it takes, 0 tries once."""
+    """Return the timeout in seconds. None waits without end, 0 tries once."""
     if timeout is None:
         return None
     seconds = check_seconds(f"timeout of lock {_shown(name)}", timeout)
@@ -149,17 +152,17 @@ def check_timeout(name: str, timeout: Seconds | None) -> float | None:
 
 
 def check_presence(presence: Seconds) -> float:
-    """Return the grace of a presence in seconds if it may last that long."""
+    """Return the grace of a presence in seconds if it is within its limits."""
     seconds = check_seconds("presence", presence)
     if not PRESENCE_MIN <= seconds <= PRESENCE_MAX:
         raise InvalidArgument(
-            f"The presence is from {PRESENCE_MIN:g} s to {PRESENCE_MAX:g} s, or None to do without; got {seconds:g} s."
+            f"The presence is from {PRESENCE_MIN:g} s to {PRESENCE_MAX:g} s, or None for none; got {seconds:g} s."
         )
     return seconds
 
 
 def encode_meta(name: str, meta: Any) -> str | None:
-    """Return the meta as JSON that Postgres takes, or None when there is none."""
+    """Return the meta as JSON that Postgres accepts, or None if there is none."""
     if meta is None:
         return None
     where = f"The meta of lock {_shown(name)}"
@@ -167,7 +170,7 @@ def encode_meta(name: str, meta: Any) -> str | None:
         text = json.dumps(meta, ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{where} holds half of a surrogate pair; it is not text.") from None
+        raise InvalidArgument(f"{where} has half of a surrogate pair, which is not text.") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"{where} is not JSON: {error}.") from None
     if size > META_BYTES:
@@ -189,12 +192,12 @@ def literal(text: str) -> str:
 
 
 def is_text(value: object) -> bool:
-    """Tell whether this is text that Postgres can store: a str without NUL and without halves of surrogate pairs."""
+    """Return whether this is text that Postgres can store: a str without NUL and without halves of surrogate pairs."""
     return isinstance(value, str) and "\0" not in value and not _SURROGATE.search(value)
 
 
 def check_seconds(what: str, value: Seconds) -> float:
-    """Return a duration in seconds, or raise InvalidArgument saying what should have been one."""
+    """Return a duration in seconds, or raise InvalidArgument that names the option."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # NaN is not itself
@@ -206,14 +209,14 @@ def check_seconds(what: str, value: Seconds) -> float:
 
 
 def brief(value: object) -> str:
-    """Return a value as an error shows it: its repr, if it has one and that is short."""
+    """Return a value as an error shows it: its repr, shortened if it is long."""
     try:
         text = repr(value)
     except Exception:
-        return "(which cannot be shown)"
+        return "(no repr)"
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _shown(name: str) -> str:
-    """The name as an error shows it: whole when short."""
+    """Return the name as an error shows it, shortened if it is long."""
     return ascii(name) if len(name) <= 60 else f"{name[:57]!a}…"

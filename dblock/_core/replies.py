@@ -1,4 +1,4 @@
-"""What the database answers, and how it is decoded."""
+"""The database's replies as Python values, and how they are decoded."""
 
 from __future__ import annotations
 
@@ -13,73 +13,77 @@ from dblock._core.presence import Presence
 
 
 class Grant(NamedTuple):
-    """One act of giving a lock to a holder, as the database told it."""
+    """One act of giving a lock to a holder, as the database reported it."""
 
     name: str
     token: int
     expires_at: float
-    """In seconds since 1970, by the database's clock; for people and logs, never to be compared with ours."""
+    """The deadline by the database's clock, in seconds since 1970. For people and logs; never compare it with a local
+    clock.
+    """
     trusted_until: float
-    """By our monotonic clock."""
+    """The end of the trust window, by the clock of `dblock._core.clock`."""
     sent_at: float
     """When the request was sent, by the same clock."""
     presence: Presence | None = None
-    """What else the lease ends with, in the eyes of others."""
+    """The presence that the lease is tied to: if it ends, other clients may take the lock before the deadline."""
 
 
 class Renewal(NamedTuple):
-    """What became of an attempt to renew several grants."""
+    """The reply to a renewal of several grants."""
 
     sent_at: float
     moment: float
-    """When the database did it, by its own clock, in seconds since 1970."""
+    """When the database renewed them, by its own clock, in seconds since 1970."""
     missed: dict[int, str]
-    """Why not, for those that were not renewed, by their place in the request from 0."""
+    """The reason for each grant that was not renewed, by its index in the request."""
 
 
 class TicketStatus(NamedTuple):
-    """A ticket, and what is known of the line."""
+    """A ticket, and what the database said about its position."""
 
     ticket: int
     fresh: bool
-    """Whether it is a new one."""
+    """Whether the ticket is new."""
     first: bool
-    """Whether nobody alive is ahead."""
+    """Whether no live waiter is ahead."""
     next_check: float
-    """Seconds until there may be news for the first in line."""
+    """Seconds after which the first waiter should check the lock again."""
 
 
 class QueuePositions(NamedTuple):
-    """How a client's places in line stand."""
+    """The state of all tickets of one client."""
 
     total: int
-    """How many tickets it has."""
+    """How many tickets the client has."""
     firsts: list[tuple[str, float, bool]]
-    """Who is first in line: the attempt, the seconds until there may be news, whether the holder is watched."""
+    """The tickets that are first in their queue: the attempt, the seconds until the next check, and whether the holder
+    has a presence that can be checked.
+    """
 
 
 @dataclass(frozen=True)
 class Waiter:
-    """Who waits for a lock."""
+    """A waiter in a lock's queue."""
 
     holder: str
     since: datetime
-    """When it lined up, by the database's clock."""
+    """When the waiter joined the queue, by the database's clock."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock, as of the moment the database was asked."""
+    """The holder of a lock, as of the moment the database was asked."""
 
     token: int | None
-    """The fencing token; None for a lock without durability."""
+    """The fencing token; None for an efficiency lock."""
     holder: str
     meta: Any
-    """As Python objects; as the JSON itself where Python cannot hold it."""
+    """The meta as Python objects, or as JSON text if Python cannot decode it."""
     granted_at: datetime
     expires_at: datetime
     remaining: float
-    """Seconds left by the database's clock, at that moment."""
+    """Seconds left by the database's clock at that moment."""
 
 
 def moment(epoch: float) -> datetime:
@@ -108,10 +112,10 @@ def decoded(meta: str | None) -> Any:
     try:
         return json.loads(meta)
     except (ValueError, RecursionError):
-        # A number of more digits, or a nesting deeper, than Python's limits; another client may have put it there.
+        # Another client may have stored a number with more digits, or a nesting deeper, than Python's limits allow.
         return meta
 
 
 def new_attempt() -> str:
-    """Return a new request's name: a random UUID, as Postgres reads it."""
+    """Return the name of a new request: a random UUID, as Postgres reads it."""
     return os.urandom(16).hex()

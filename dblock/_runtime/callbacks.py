@@ -1,7 +1,7 @@
-"""The watch: calls back when a lease is lost, or comes close to it, at the moment that it happens.
+"""Timers that call back when a lease is lost or close to it, at that moment.
 
-Nobody needs it to know whether a lease is lost; a hold tells by itself. It serves those who want to be told. Looking
-is cheap and is done when a deadline comes up: usually the lease has been renewed since, and there is a new one.
+A lease reports its own loss whenever it is read; the timers only make the callbacks prompt. A check is cheap and comes
+when a deadline comes up. Usually the lease has been renewed by then, and the check sets the next deadline.
 """
 
 from __future__ import annotations
@@ -29,34 +29,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dblock")
 
 Callback = Callable[[Any], object]
-SHORTEST_LOOK = 0.01
+SHORTEST_PAUSE = 0.01
+"""Seconds between two checks of a lease in danger, at least."""
 FEW = 100
+"""How many planned checks may pile up before those of released leases are dropped."""
 
 
 class _Danger:
-    """A wish to be told when less than so many seconds are left."""
+    """A callback for the moment when fewer than `before` seconds are left."""
 
-    def __init__(self, before: float, tell: Callback) -> None:
+    def __init__(self, before: float, callback: Callback) -> None:
         self.before = before
-        self.tell = tell
-        self.told_of: float | None = None
-        """The end that it was told of; a renewal moves it, and is worth telling of anew."""
+        self.callback = callback
+        self.called_for: float | None = None
+        """The end of the trust window that the callback was last called for. A renewal moves it."""
 
 
 class WatchedLease:
-    """One lease that somebody wants to be told about."""
+    """One lease with callbacks."""
 
     def __init__(self, state: LeaseState) -> None:
         self.state = state
         self.dangers: list[_Danger] = []
         self.timer: asyncio.TimerHandle | None = None
 
-    def add_danger(self, before: float, tell: Callback) -> None:
-        """Tell when less than so many seconds are left."""
-        self.dangers.append(_Danger(before, tell))
+    def add_danger(self, before: float, callback: Callback) -> None:
+        """Call back when fewer than `before` seconds are left."""
+        self.dangers.append(_Danger(before, callback))
 
-    def look(self) -> float:
-        """Tell those who want to be told now; return the seconds until the next look, infinite for none."""
+    def check(self) -> float:
+        """Call the callbacks that are due; return the seconds until the next check, infinite for none."""
         state = self.state
         if state.over or state.lost_by_clock():
             return math.inf
@@ -66,52 +68,52 @@ class WatchedLease:
             if left > danger.before:
                 again = min(again, left - danger.before)
                 continue
-            if danger.told_of != state.trusted_until:
-                danger.told_of = state.trusted_until
-                danger.tell(left)
-            again = min(again, max(danger.before / 2, SHORTEST_LOOK))
+            if danger.called_for != state.trusted_until:
+                danger.called_for = state.trusted_until
+                danger.callback(left)
+            again = min(again, max(danger.before / 2, SHORTEST_PAUSE))
         return max(again, 0.0)
 
 
 def check_callback(callback: object) -> None:
-    """Raise unless it can be called."""
+    """Raise InvalidArgument unless the callback is callable."""
     if not callable(callback):
-        raise InvalidArgument(f"A callback is something that can be called; got {brief(callback)}.")
+        raise InvalidArgument(f"A callback must be callable; got {brief(callback)}.")
 
 
 def check_before(before: Seconds, state: LeaseState) -> float:
-    """Return the seconds if a warning can come that long before the end."""
+    """Return the seconds if `on_danger` can warn that long before the end of the trust window."""
     seconds = check_seconds("warning time", before)
-    # A lease that is kept alive comes down to two thirds of its time before each renewal, and that is no danger.
+    # A lease that is kept alive has two thirds of its ttl left before each renewal. That is no danger.
     most = state.ttl * 0.6 if state.keep_alive else state.ttl
     if not 0 < seconds < most:
         raise InvalidArgument(
-            f"A warning for lock {state.name!r} with a ttl of {state.ttl:g} s comes more than 0 s and less than "
-            f"{most:g} s before the end; got {seconds:g} s."
+            f"The `before` of on_danger is more than 0 s and less than {most:g} s for lock {state.name!r} with a ttl "
+            f"of {state.ttl:g} s; got {seconds:g} s."
         )
     return seconds
 
 
 class CallbackTimer:
-    """Looks in a thread of its own, from the first wish on; calls back in a thread for each call."""
+    """Check leases in one thread, started with the first callback. Each callback is called in a new thread."""
 
     def __init__(self) -> None:
         self.reset_after_fork()
         call_after_fork(self)
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork there is no thread, and no lease of ours."""
+        """Start without a thread and without leases in the child of a fork."""
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._added: queue.SimpleQueue[WatchedLease | None] = queue.SimpleQueue()
         self._closed = False
 
     def add(self, watched: WatchedLease) -> None:
-        """Look after this one, from now on; also to be called when it has got another wish."""
+        """Check this lease from now on. Call it again when the lease gets another callback."""
         self._added.put(watched)
         with self._starting:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._go, name="dblock watch", daemon=True)
+                self._thread = threading.Thread(target=self._go, name="dblock callbacks", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
@@ -120,36 +122,36 @@ class CallbackTimer:
 
     @staticmethod
     def call(callback: Callback, argument: object) -> None:
-        """Call back, apart from everything else: it may take as long as it likes."""
+        """Call back in a new thread, so that a slow callback delays nothing else."""
         threading.Thread(target=guarded, args=(callback, argument), name="dblock callback", daemon=True).start()
 
     def _go(self) -> None:
-        looks: list[tuple[float, int, WatchedLease]] = []
+        checks: list[tuple[float, int, WatchedLease]] = []
         numbers = itertools.count()
         most = FEW
         while not self._closed:
-            timeout = min(max(looks[0][0] - clock.now(), 0.0), threading.TIMEOUT_MAX) if looks else None
+            timeout = min(max(checks[0][0] - clock.now(), 0.0), threading.TIMEOUT_MAX) if checks else None
             due: list[WatchedLease] = []
             with contextlib.suppress(queue.Empty):
                 added = self._added.get(timeout=timeout)
                 if added is not None:
                     due.append(added)
             now = clock.now()
-            while looks and looks[0][0] <= now:
-                due.append(heapq.heappop(looks)[2])
+            while checks and checks[0][0] <= now:
+                due.append(heapq.heappop(checks)[2])
             for watched in due:
-                again = watched.look()
+                again = watched.check()
                 if again < math.inf:
-                    heapq.heappush(looks, (clock.now() + again, next(numbers), watched))
-            if len(looks) > most:
-                # Those of leases that were released long before their time.
-                looks = [look for look in looks if not look[2].state.over]
-                heapq.heapify(looks)
-                most = max(2 * len(looks), FEW)
+                    heapq.heappush(checks, (clock.now() + again, next(numbers), watched))
+            if len(checks) > most:
+                # Drop the checks of leases that were released long before their deadline.
+                checks = [check for check in checks if not check[2].state.over]
+                heapq.heapify(checks)
+                most = max(2 * len(checks), FEW)
 
 
 class AsyncCallbackTimer:
-    """Looks by timers of the event loop, and calls back in it. A coroutine function is run as a task."""
+    """Check leases by timers of the event loop, and call back in it. A coroutine runs as a task."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -157,7 +159,7 @@ class AsyncCallbackTimer:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def in_loop(self, call: Callable[[], object]) -> None:
-        """Call this in the event loop: now, or soon if a worker thread has noticed what there is to tell."""
+        """Call this in the event loop: now, or soon if another thread has noticed the event."""
         if threading.get_ident() == self._thread:
             call()
         else:
@@ -165,13 +167,13 @@ class AsyncCallbackTimer:
                 self._loop.call_soon_threadsafe(call)
 
     def add(self, watched: WatchedLease) -> None:
-        """Look after this one, from now on; also to be called when it has got another wish."""
+        """Check this lease from now on. Call it again when the lease gets another callback."""
         if watched.timer is None:
-            watched.state.at_end(lambda: self.in_loop(lambda: self._rest(watched)))
-        self.in_loop(lambda: self._look(watched))
+            watched.state.at_end(lambda: self.in_loop(lambda: self._cancel_timer(watched)))
+        self.in_loop(lambda: self._check(watched))
 
     def call(self, callback: Callback, argument: object) -> None:
-        """Call back; a coroutine runs on as a task."""
+        """Call back in the event loop. A coroutine runs as a task."""
         self.in_loop(lambda: self._call(callback, argument))
 
     def _call(self, callback: Callback, argument: object) -> None:
@@ -181,25 +183,25 @@ class AsyncCallbackTimer:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _look(self, watched: WatchedLease) -> None:
-        self._rest(watched)
-        again = watched.look()
+    def _check(self, watched: WatchedLease) -> None:
+        self._cancel_timer(watched)
+        again = watched.check()
         if again < math.inf:
-            # A timer may ring a hair too early by another clock.
-            watched.timer = self._loop.call_later(max(again, 0.001), self._look, watched)
+            # The event loop's timer runs on another clock and may fire slightly early.
+            watched.timer = self._loop.call_later(max(again, 0.001), self._check, watched)
 
     @staticmethod
-    def _rest(watched: WatchedLease) -> None:
+    def _cancel_timer(watched: WatchedLease) -> None:
         if watched.timer is not None:
             watched.timer.cancel()
 
 
 def guarded(callback: Callback, argument: object) -> object:
-    """Call back; what the callback raises is logged, for nobody waits for it."""
+    """Call back and log what the callback raises, because no caller waits for it."""
     try:
         return callback(argument)
     except Exception:
-        logger.exception("a callback of a lease failed")
+        logger.exception("lease callback failed")
         return None
 
 
@@ -207,4 +209,4 @@ async def _awaited(result: Any) -> None:
     try:
         await result
     except Exception:
-        logger.exception("a callback of a lease failed")
+        logger.exception("lease callback failed")

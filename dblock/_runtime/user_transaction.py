@@ -1,7 +1,7 @@
-"""A call inside a transaction of the user's own: on a psycopg connection, or a SQLAlchemy Connection or Session.
+"""Calls of dblock's functions inside the user's own transaction, of psycopg or SQLAlchemy.
 
-Errors of the database come through as the user's library raises them: the transaction is the user's, and so is the
-decision what to do about it.
+Database errors come through as the user's library raises them. The transaction belongs to the user, and so does the
+decision how to handle them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dblock.errors import InvalidArgument
 
 
 class UserTransaction:
-    """A connection with a transaction under way, whatever library it belongs to."""
+    """A connection with an open transaction, of any supported library."""
 
     def __init__(self, connection: Any, schema: str, installation: str, *, wants_async: bool) -> None:
         if hasattr(connection, "registry") and callable(connection):
-            connection = connection()  # the session that a scoped_session stands for
+            connection = connection()  # the current session of a scoped_session
         self._connection = connection
         self._schema = quoted(schema)
         self._installation = installation
@@ -27,7 +27,7 @@ class UserTransaction:
         if not isinstance(connection, kinds):
             which = "an asynchronous" if wants_async else "a synchronous"
             raise InvalidArgument(
-                f"This lease needs {which} connection with a transaction under way, psycopg's or a SQLAlchemy "
+                f"This lease needs {which} connection with an open transaction, psycopg's or a SQLAlchemy "
                 f"Connection or Session; got {type(connection).__module__}.{type(connection).__name__}."
             )
 
@@ -61,7 +61,7 @@ class UserTransaction:
     def _check_psycopg(self) -> None:
         from psycopg.pq import TransactionStatus
 
-        # A transaction() block in an autocommit connection is a transaction like any other.
+        # A transaction() block on an autocommit connection is a transaction like any other.
         idle = self._connection.info.transaction_status == TransactionStatus.IDLE
         _check_autocommit(self._connection.autocommit and idle)
 
@@ -86,7 +86,7 @@ class UserTransaction:
 def _answer(value: bool | None) -> bool:
     if value is None:
         raise InvalidArgument(
-            "The transaction is in another database than the lock, so it proves and releases nothing. "
+            "The transaction is in another database than the lock, so it can neither prove nor release the lease. "
             "Give a connection to the database that the client uses."
         )
     return value
@@ -96,7 +96,7 @@ def _kinds(wants_async: bool) -> tuple[type, ...]:
     import psycopg
 
     kinds: list[type] = [psycopg.AsyncConnection if wants_async else psycopg.Connection]
-    # Whoever has one of SQLAlchemy's in hand has imported it.
+    # A caller that passes one of SQLAlchemy's objects has imported SQLAlchemy.
     if wants_async and "sqlalchemy.ext.asyncio" in sys.modules:
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
@@ -123,6 +123,6 @@ def _check_dialect(connection: Any) -> None:
 def _check_autocommit(autocommit: bool) -> None:
     if autocommit:
         raise InvalidArgument(
-            "This connection is in autocommit and has no transaction under way, so what is done on it stands alone. "
+            "This connection is in autocommit mode without an open transaction, so each statement would commit alone. "
             "Begin a transaction first."
         )

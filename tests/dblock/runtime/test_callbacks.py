@@ -21,23 +21,23 @@ def test_danger_is_told_once_for_each_end() -> None:
     told: list[float] = []
     watched.add_danger(10, told.append)
     for _ in range(3):
-        assert 0 < watched.look() <= 5
+        assert 0 < watched.check() <= 5
     assert len(told) == 1
     state.renewal_confirmed(clock.now(), clock.now() + 8, 0)
     for _ in range(3):
-        watched.look()
+        watched.check()
     assert len(told) == 2
 
 
 def test_next_check_comes_when_the_danger_begins_or_the_lease_ends() -> None:
     watched = WatchedLease(hold_for(30))
-    assert 29 < watched.look() <= 30
+    assert 29 < watched.check() <= 30
     watched.add_danger(10, lambda left: None)
-    assert 19 < watched.look() <= 20
+    assert 19 < watched.check() <= 20
 
 
 def test_ended_lease_is_not_checked_again() -> None:
     for end in (LeaseState.let_go, lambda state: state.lose(Reason.FORCED)):
         state = hold_for(30)
         end(state)
-        assert WatchedLease(state).look() == math.inf
+        assert WatchedLease(state).check() == math.inf

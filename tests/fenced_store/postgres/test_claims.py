@@ -153,7 +153,7 @@ async def test_a_claim_elsewhere_keeps_to_the_locks_timeout(clients: Clients, se
     store = elsewhere(clients, clients.dsn)
     lock = clients().lock("a", claims=[store.claims("r")])
     began = time.monotonic()
-    with pytest.raises(dblock.LockTimeout, match="past the fence of what it claims"):
+    with pytest.raises(dblock.LockTimeout, match="passed the fence of a resource that it claims"):
         await lock.acquire(timeout=1)
     assert time.monotonic() - began < 3
     assert await lock.try_acquire() is None
