@@ -1,12 +1,12 @@
-"""The robustness suite from the command line.
+"""Run the robustness suite from the command line.
 
 python -m tests.robustness play mutex freeze --seconds 20 --seed 7    one run
 python -m tests.robustness all --out FOLDER                           the whole matrix, and the report
-python -m tests.robustness report FOLDER                              the report alone, from what is there
+python -m tests.robustness report FOLDER                              the report alone, from the results in FOLDER
 
-Of a run that failed everything is kept beside its result: the histories, what the processes and the server said. (The
-same seed gives the same orders, but real processes do not meet in the same way twice.) `all` goes on where it was
-interrupted: what has a result in the folder is not played again.
+If a run fails, its histories and the output of its processes and of the server are kept beside its result. The same
+seed gives the same instructions, but the timing of real processes differs from run to run. If you interrupt `all`,
+start it again with the same folder: it skips the runs that have a result there.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tests.robustness.traffic import workloads
 from tests.robustness.traffic.stage import ROOT
 
 SKIPPED = 77
-"""What a run ends with that cannot be made on this machine."""
+"""The exit code of a run that this machine cannot perform."""
 
 LONGEST = 3600.0
-"""Seconds after which a run of the matrix is ended that hangs."""
+"""Seconds after which a hanging run of the matrix is terminated."""
 
 
 def main() -> int:
-    """Do what was asked for; 1 if anything failed."""
+    """Run the command; return 1 if anything failed."""
     asked = _parser().parse_args()
-    # Told to end, leave nothing behind: neither servers nor mounts, nor anything that was stopped.
+    # When terminated, leave nothing behind: no servers, no mounts, no stopped processes.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
@@ -48,29 +48,29 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.robustness", description="Play faults against dblock.")
+    parser = argparse.ArgumentParser(prog="python -m tests.robustness", description="Test dblock under faults.")
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("play", help="play one scenario, and say what each checker found")
+    one = commands.add_parser("play", help="play one scenario, and print the findings of each checker")
     one.add_argument("workload", choices=workloads.names(), metavar="WORKLOAD", help=", ".join(workloads.names()))
     known = sorted(faults.all_faults())
     one.add_argument("fault", nargs="?", default="none", choices=known, metavar="FAULT", help=", ".join(known))
-    one.add_argument("--seconds", type=_positive, default=10.0, help="of traffic; starting and checking come on top")
-    one.add_argument("--strikes", type=_count, help="end after so many faults instead")
-    one.add_argument("--workers", type=_count, default=4, help="processes of the traffic (default: 4)")
-    one.add_argument("--seed", type=int, default=0, help="decides what is done; not how processes meet")
+    one.add_argument("--seconds", type=_positive, default=10.0, help="seconds of traffic (default: 10)")
+    one.add_argument("--strikes", type=_count, help="end after this number of faults instead")
+    one.add_argument("--workers", type=_count, default=4, help="number of traffic processes (default: 4)")
+    one.add_argument("--seed", type=int, default=0, help="decides what each process does, but not their timing")
     one.add_argument(
-        "--option", action="append", type=_option, default=[], metavar="NAME=NUMBER", help="for the workload"
+        "--option", action="append", type=_option, default=[], metavar="NAME=NUMBER", help="option of the workload"
     )
-    one.add_argument("--bug", choices=list(mutations.all_bugs()), metavar="BUG", help="put this bug in")
-    one.add_argument("--keep", type=_new_folder, metavar="FOLDER", help="keep the history here")
-    one.add_argument("--out", type=Path, metavar="FOLDER", help="put the result and its pictures here")
+    one.add_argument("--bug", choices=list(mutations.all_bugs()), metavar="BUG", help="insert this bug")
+    one.add_argument("--keep", type=_new_folder, metavar="FOLDER", help="new folder for the history")
+    one.add_argument("--out", type=Path, metavar="FOLDER", help="folder for the result and its pictures")
     one.set_defaults(do=_play)
     every = commands.add_parser("all", help="play the whole matrix, and write the report")
-    every.add_argument("--out", type=Path, default=Path("robustness-report"), metavar="FOLDER")
-    every.add_argument("--at-once", type=int, default=1, metavar="N")
-    every.add_argument("--only", default="", metavar="TEXT", help="only runs whose name contains this")
+    every.add_argument("--out", type=Path, default=Path("robustness-report"), metavar="FOLDER", help="for the report")
+    every.add_argument("--at-once", type=int, default=1, metavar="N", help="runs in parallel (default: 1)")
+    every.add_argument("--only", default="", metavar="TEXT", help="play only the runs whose name contains TEXT")
     every.set_defaults(do=_all)
-    again = commands.add_parser("report", help="write the report from the results that are there")
+    again = commands.add_parser("report", help="write the report from the results in FOLDER")
     again.add_argument("out", type=_folder, metavar="FOLDER")
     again.set_defaults(do=_report)
     return parser
@@ -78,13 +78,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _positive(text: str) -> float:
     if not 0 < float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return float(text)
 
 
 def _count(text: str) -> int:
     if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number from 1")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
     return int(text)
 
 
@@ -93,18 +93,18 @@ def _option(text: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not like NAME=NUMBER") from None
+        raise argparse.ArgumentTypeError(f"{text} does not have the form NAME=NUMBER") from None
 
 
 def _new_folder(text: str) -> Path:
     if Path(text).exists():
-        raise argparse.ArgumentTypeError(f"{text} is there already; name a new folder")
+        raise argparse.ArgumentTypeError(f"{text} already exists: name a new folder")
     return Path(text).absolute()
 
 
 def _folder(text: str) -> Path:
     if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no folder; name that which a run was given with --out")
+        raise argparse.ArgumentTypeError(f"{text} is not a folder: name the --out folder of a run")
     return Path(text)
 
 
@@ -118,7 +118,7 @@ def _play(asked: argparse.Namespace) -> int:
             outcome = play(scenario, asked.seed, bug=asked.bug, folder=folder, progress=_progress)
             result = results.keep(outcome, asked.out) if asked.out else results.result_of(outcome)
         except faults.CannotBeDone as error:
-            _say(f"{scenario.name}: skipped, {error}")
+            _say(f"{scenario.name}: skipped: {error}")
             return SKIPPED
         except BaseException:
             _keep_all(folder, kept)
@@ -127,21 +127,21 @@ def _play(asked: argparse.Namespace) -> int:
             _keep_all(folder, kept)
     _say(
         f"{result.name}, seed {result.seed}: {result.operations:,} operations, {result.grants:,} grants, "
-        f"{result.unknown} unknown, {result.strikes} faults, {result.seconds:.0f} s"
+        f"{result.unknown} of unknown outcome, {result.strikes} faults, {result.seconds:.0f} s"
     )
     for finding in outcome.findings:
-        _say(f"  {finding.checker}: looked at {finding.looked_at:,}, {len(finding.violations)} violations")
+        _say(f"  {finding.checker}: checked {finding.looked_at:,}, {len(finding.violations)} violations")
         for what in finding.violations[:5]:
             _say(f"    {what}")
     for name, why in result.excused.items():
-        _say(f"  {name}: not asked, {why}")
+        _say(f"  {name}: exempt: {why}")
     for trouble in result.trouble:
         _say(f"  trouble: {trouble}")
     return 0 if result.good else 1
 
 
 def _keep_all(folder: Path, where: Path | None) -> None:
-    """Keep all that a run has written, if there is a place for it."""
+    """Keep everything that a run has written, if the caller named a folder for it."""
     if where is not None:
         shutil.copytree(folder, where, dirs_exist_ok=True)
 
@@ -150,7 +150,7 @@ def _all(asked: argparse.Namespace) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     entries = [(scenario, seed) for scenario, seed in matrix.full() if asked.only in f"{scenario.name} {seed}"]
     if not entries:
-        _say(f"No run's name contains {asked.only!r}; they are like 'mutex / freeze 7'.")
+        _say(f"The name of no run contains {asked.only!r}. An example of a name: 'mutex / freeze 7'.")
         return 2
     began = time.monotonic()
     done = 0
@@ -162,7 +162,7 @@ def _all(asked: argparse.Namespace) -> int:
         code = (0 if results.read(path).good else 1) if path.exists() else _run(_command(scenario, seed), asked.out)
         done += 1
         so_far = (time.monotonic() - began) / 60
-        verdict = {0: "holds", SKIPPED: "skipped, cannot be done here"}.get(code, "FAILED")
+        verdict = {0: "holds", SKIPPED: "skipped: not possible on this machine"}.get(code, "FAILED")
         _say(f"{done}/{len(entries)}, {so_far:.0f} min: {scenario.name}, seed {seed}: {verdict}")
         return int(code not in (0, SKIPPED))
 
@@ -172,7 +172,7 @@ def _all(asked: argparse.Namespace) -> int:
 
 
 def _run(command: list[str], out: Path) -> int:
-    """Have one run made by a process of its own; the result is what it ended with. One that hangs is ended."""
+    """Perform one run in a subprocess and return its exit code. If the run hangs, terminate it and return 1."""
     with subprocess.Popen([*command, "--out", str(out.absolute())], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         try:
             return process.wait(LONGEST)
@@ -192,12 +192,12 @@ def _command(scenario: Scenario, seed: int) -> list[str]:
 def _report(asked: argparse.Namespace) -> int:
     found = results.load(asked.out)
     sections = [path.read_text() for path in sorted(asked.out.glob("section-*.md"))]
-    _say(f"The report is {page.write(found, asked.out, sections, _not_played(asked.out))}")
+    _say(f"The report: {page.write(found, asked.out, sections, _not_played(asked.out))}")
     return 0 if found and all(one.good for one in found) else 1
 
 
 def _not_played(out: Path) -> list[str]:
-    """Return the runs of the matrix without a result, each with the reason if it cannot be made here."""
+    """Return the runs of the matrix without a result, each with the reason if this machine cannot perform it."""
     missing = {name: fault.missing() for name, fault in faults.all_faults().items()}
     return [
         f"{scenario.name}, seed {seed}: {missing[scenario.fault] or 'has no result'}"

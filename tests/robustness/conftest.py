@@ -1,4 +1,4 @@
-"""Servers that a test may restart, kill and replicate."""
+"""Provide servers that a test may restart, kill and replicate."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.support.servers import private_server
 
 @pytest.fixture
 def embedded_binaries(request: pytest.FixtureRequest) -> None:
-    """Skips where the tests are to run on a server that we did not make."""
+    """Skip the test if the suite runs on a server that it did not create."""
     if request.config.getoption("--postgres") != "embedded":
-        pytest.skip("needs a server of its own, made from the embedded binaries")
+        pytest.skip("needs its own server from the embedded binaries")
 
 
 @pytest.fixture
 def own_server(request: pytest.FixtureRequest, embedded_binaries: None) -> Iterator[Server]:
-    """An embedded server with the schema installed, for this test alone."""
+    """Yield an embedded server with the schema installed, for this test alone."""
     with private_server(getattr(request, "param", None), in_memory=True) as server:
         schema.install(server.url)
         yield server

@@ -1,7 +1,7 @@
-"""What `make robustness` plays: every workload, every fault, and the long counts.
+"""List the runs of `make robustness`: every workload, every fault, and the long runs.
 
-Each entry is one run with a seed of its own. The counts that docs/concepts/robustness.md gives (freezes, kills of
-the whole Postgres, promotions, operations) are sums over entries here.
+Each entry is one run with a seed of its own. The counts in docs/concepts/robustness.md (freezes, kills of the whole
+Postgres, promotions, operations) are sums over entries in this file.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Entry = tuple[Scenario, int]
 """A scenario and its seed."""
 
 BUSY: dict[str, object] = {"locks": 1000, "hold": 0}
-"""Many locks, let go of at once: as many operations as the machine can do."""
+"""Many locks that are released at once: as many operations as the machine can perform."""
 
 EVERYWHERE = ("freeze", "kill", "crash", "cut", "lose-answers", "stop-server")
-"""The faults that every workload meets; all the others are for the plain lock."""
+"""The faults that are injected into every workload. All other faults are injected into the plain lock only."""
 
 
 def full() -> list[Entry]:
-    """Return all runs of the matrix, the longest first, so that several at once end together."""
+    """Return all runs of the matrix, the longest first, so that parallel runs end at about the same time."""
     return [*_counts(), *_each_with_each()]
 
 
@@ -30,7 +30,7 @@ def _counts() -> list[Entry]:
     runs = [Scenario("mutex", "crash", strikes=125)] * 8
     runs += [Scenario(name, "freeze-past", strikes=150) for name in sets]
     runs += [Scenario(name, "promotion-sync", strikes=25) for name in ("mutex", "set_add:key")]
-    # What is in the same database as the lock would be lost with it.
+    # A resource in the same database as the lock would be lost together with the lock.
     runs += [Scenario(name, "promotion-async", strikes=25) for name in ("mutex", "set_add:s3")]
     runs += [Scenario("mutex", workers=6, seconds=150, options=BUSY)] * 4
     return [(run, 1000 + place) for place, run in enumerate(runs)]
@@ -40,6 +40,6 @@ def _each_with_each() -> list[Entry]:
     runs = [Scenario("mutex", fault, seconds=12) for fault in sorted(faults.all_faults()) if fault != "cluster"]
     others = [name for name in workloads.names() if name != "mutex"]
     runs += [Scenario(name, fault, seconds=10) for name in others for fault in ("none", *EVERYWHERE)]
-    # Where two primaries grant, the fence is what is left: of a resource of which there are not two as well.
+    # If two primaries grant locks, only the fence protects the resource, provided that there is only one resource.
     runs.append(Scenario("set_add:s3", "split-brain", seconds=30))
     return [(run, place) for place, run in enumerate(runs)]

@@ -1,4 +1,4 @@
-"""Scenarios: which workload meets which fault; and the director, who has one played."""
+"""Scenarios: which workload runs under which fault, and how one is played."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.robustness.traffic.stage import stage
 
 @dataclass(frozen=True)
 class Scenario:
-    """A workload and a fault, and for how long."""
+    """Name a workload, a fault and the duration of the run."""
 
     workload: str
     fault: str = "none"
     workers: int = 4
     seconds: float = 10.0
     strikes: int | None = None
-    """End after so many strikes instead."""
+    """If set, end after this number of strikes instead."""
     options: dict[str, object] = field(default_factory=dict)
     in_memory: bool = False
-    """Have the server keep its files in memory, which is quicker."""
+    """Keep the server's files in memory, which is faster."""
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ class Scenario:
 
 @dataclass
 class Outcome:
-    """What came of one run."""
+    """Hold the history and the findings of one run."""
 
     scenario: Scenario
     seed: int
@@ -52,12 +52,12 @@ class Outcome:
 
     @property
     def trouble(self) -> list[Operation]:
-        """What the traffic met that it did not expect."""
+        """Events that the traffic did not expect."""
         return self.history.of("trouble")
 
     @property
     def strikes(self) -> int:
-        """How many strikes did something."""
+        """The number of strikes that had an effect."""
         return sum(not one.said.get("in_vain") for one in self.history.faults)
 
 
@@ -69,9 +69,9 @@ def play(
     folder: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Have one scenario played, and check what came of it. The history stays in `folder`, if one is named.
+    """Play one scenario and check its history. If the caller names a `folder`, the history stays there.
 
-    A fault that cannot be done on this machine is CannotBeDone, with the reason.
+    Raise CannotBeDone with the reason if this machine cannot perform the fault.
     """
     with tempfile.TemporaryDirectory() as own:
         where = folder or Path(own)

@@ -1,4 +1,4 @@
-"""Each checker is content with a good history, and finds what is wrong with each of the bad ones."""
+"""Each checker accepts every good history, and finds the violation in every bad one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.robustness.history.record import History, Operation
 
 
 def op(kind: str, called: float, returned: float, process: str = "a", key: str = "k", **said: Any) -> Operation:
-    """Return an operation that was done; that nobody can tell of, if it never returned; or as `outcome` says."""
+    """Return an operation with this `outcome`; by default unknown if it never returned, and ok otherwise."""
     outcome = said.pop("outcome", "unknown" if math.isinf(returned) else "ok")
     return Operation(process, kind, key, called, returned, outcome, said)
 
@@ -112,62 +112,62 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
     ("an unknown release that was not", linearizability.check, [
         GRANT, op("release", 2, NEVER, token=1), op("believe", 4, 4.1, token=1),
     ]),
-    ("a lease that ran out", linearizability.check, [GRANT, op("acquire", 2, 11, "b", token=2, ttl=10)]),
-    ("a lost lease that was given back", linearizability.check, [
+    ("a lease that expired", linearizability.check, [GRANT, op("acquire", 2, 11, "b", token=2, ttl=10)]),
+    ("a lost lease that was released", linearizability.check, [
         GRANT, op("release", 2, 2.5, token=1, freed=False), NEXT,
     ]),
     ("the lock of a dead holder", linearizability.check, [GRANT, killed("a", 1.1), NEXT]),
-    ("a cut, after which nothing is certain", linearizability.check, [
+    ("a cut connection, after which nothing is certain", linearizability.check, [
         GRANT, op("fault", 1.1, 1.2, "director", "cut"), NEXT,
     ]),
-    ("freed at once, over the holder's head", linearizability.check, [
+    ("force-released at once, without notice to the holder", linearizability.check, [
         GRANT, forcing(1.1, 1.2, now=True, freed=True), NEXT, op("believe", 4, 4.1, token=1),
     ]),
-    ("a grant that nobody was told of, freed at once", linearizability.check, [
+    ("a grant reported to no client, force-released at once", linearizability.check, [
         op("granted", 99, 99, "director", order=1, token=1), forcing(1.1, 1.2, now=True, freed=True), NEXT,
     ]),
     ("grants that overlap", token_order.check, [op("acquire", 0, 3, token=2), op("acquire", 1, 2, "b", token=1)]),
     ("a belief that ends with the next grant", loss.check, [GRANT, NEXT, op("believe", 2.9, 4, token=1)]),
-    ("freed at once", loss.check, [
+    ("force-released at once", loss.check, [
         GRANT, forcing(1.1, 1.2, now=True, freed=True), NEXT, op("believe", 4, 4.1, token=1),
     ]),
     ("taken over in time", takeover.check, [GRANT, stopped("a", 2, 15), taken_over(13)]),
-    ("one that waits is stopped too", takeover.check, [
+    ("a waiter is stopped too", takeover.check, [
         GRANT, stopped("a", 2, 15), stopped("b", 3, 15), taken_over(20),
     ]),
-    ("another of the same process is first in line", takeover.check, [
+    ("another waiter of the same process is first in the queue", takeover.check, [
         GRANT, stopped("a", 2, 15), op("acquire", 1.2, 18, outcome="failed"), taken_over(20),
     ]),
-    ("one that goes on in time", takeover.check, [GRANT, stopped("a", 2, 5), taken_over(20)]),
+    ("a holder that resumes in time", takeover.check, [GRANT, stopped("a", 2, 5), taken_over(20)]),
     ("granted again after the last strike", recovery.check, [
         op("fault", 1, 2, "director", "cut"), op("fault", 3, 3.1, "director", "cut", in_vain=True),
         op("acquire", 2.5, 3.2, token=1),
     ]),
     ("handed over at once", hand_over.check, [GRANT, FREED, NEXT]),
     ("known to the server", durability.check, [GRANT, NEXT, *NOTED]),
-    ("a row that the reaper has taken", durability.check, [
+    ("a row that the reaper has deleted", durability.check, [
         op("acquire", 0, 1, key="l", token=3), op("fault", 2, 2.1, "director", "reap"),
         *NOTED, op("granted", 99, 99, key="l", order=3, token=3),
     ]),
     ("a wake-up for a release", wake_ups.check, [GRANT, FREED, op("woken", 2.2, 2.2, "b")]),
-    ("a wake-up of one who left", wake_ups.check, [
+    ("a wake-up of a waiter that left", wake_ups.check, [
         op("acquire", 0, 1, outcome="failed", timeout=1), op("woken", 2, 2, "b"),
     ]),
-    ("a wake-up for a grant that nobody knows of", wake_ups.check, [
+    ("a wake-up for a grant that no client knows of", wake_ups.check, [
         op("granted", 99, 99, "director", token=9, order=1), op("woken", 2, 2, "b"),
     ]),
     ("tokens and numbers rise", fence.check, [
         write(0, 1, 1, number=1), write(2, 3, 1, number=2), write(4, 5, 2, number=1),
     ]),
-    ("the stale one is refused", fence.check, [write(0, 1, 2), write(2, 3, 1, outcome="failed")]),
+    ("the stale write is refused", fence.check, [write(0, 1, 2), write(2, 3, 1, outcome="failed")]),
     ("refused after a claim with a grant", fence.check, [
         op("acquire", 0, 1, token=5, claims=["k"], key="lock"), write(2, 3, 4, outcome="failed"), write(2, 3, 5),
     ]),
-    ("refused for a grant that was not told", fence.check, [
+    ("refused because of a grant that was not reported", fence.check, [
         op("acquire", 0, NEVER, claims=["k"], key="lock"), write(2, 3, 4, outcome="failed"),
     ]),
     ("writes that overlap", fence.check, [write(0, 3, 2), write(1, 2, 1)]),
-    ("a set with all of it", sets.check, [
+    ("a set with all elements", sets.check, [
         write(0, 1, 1, element="x"), write(2, NEVER, 2, element="y"), write(4, 5, 3, element="z"), final("x", "z"),
     ]),
     ("books that add up", bank.check, [
@@ -176,68 +176,68 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
     ("served in order", queue_order.check, [
         *IN_LINE, left(3, "x", 1, "g"), served(4, "x", 1, "g"), served(5, "y", 2, "h"), left(6, "y", 2, "h"),
     ]),
-    ("one who left is passed over", queue_order.check, [
+    ("a waiter that left is passed over", queue_order.check, [
         *IN_LINE, left(3, "x", 1, "away"), left(4, "y", 2, "h"), served(5, "y", 1, "h"),
     ]),
-    ("a dead one is passed over, and then removed", queue_order.check, [
+    ("a dead waiter is passed over, and then removed", queue_order.check, [
         killed("a", 0), *IN_LINE, left(3, "y", 2, "h"), served(4, "y", 1, "h"), left(5, "x", 1, "tidy"),
     ]),
-    ("a renewal before it was taken", forced.check, [
+    ("a renewal before the force-release", forced.check, [
         GRANT, op("renew", 2, 3, token=1), forcing(2.5, 4, now=False, taken=True, freed=False),
     ]),
 ]  # fmt: skip
 
 BAD: list[tuple[str, Checker, list[Operation]]] = [
     ("two holders", linearizability.check, [GRANT, NEXT, op("believe", 4, 4.1, token=1)]),
-    ("a lease that was taken before its time", linearizability.check, [GRANT, NEXT]),
-    ("a renewed lease that was taken before its time", linearizability.check, [
+    ("a lease superseded before its ttl", linearizability.check, [GRANT, NEXT]),
+    ("a renewed lease superseded before its ttl", linearizability.check, [
         GRANT, op("renew", 9, 9.5, token=1), op("acquire", 2, 12, "b", token=2, ttl=10),
     ]),
-    ("a survivor's lease that was taken before its time", linearizability.check, [GRANT, killed("c", 1.1), NEXT]),
-    ("a lease that was taken before its time while another was stopped for long", linearizability.check, [
+    ("a survivor's lease superseded before its ttl", linearizability.check, [GRANT, killed("c", 1.1), NEXT]),
+    ("a lease superseded before its ttl while another process was stopped for long", linearizability.check, [
         GRANT, op("fault", 1.1, 2.3, "director", "freeze-past", victim="c", seconds=1.2), NEXT,
     ]),
-    ("a lease told to end that was taken before its time", linearizability.check, [
+    ("a lease force-released with notice and superseded before its ttl", linearizability.check, [
         GRANT, forcing(1.1, 1.2, now=False, taken=True, freed=False), NEXT,
     ]),
-    ("a belief from before it was freed at once, after the next grant", linearizability.check, [
+    ("a belief after the next grant, before a force-release at once", linearizability.check, [
         GRANT, NEXT, op("believe", 4, 4.1, token=1), forcing(5, 6, now=True, freed=True),
     ]),
     ("a token granted again", linearizability.check, [GRANT, FREED, op("acquire", 3, 4, "b", token=1, ttl=10)]),
-    ("freed, and never granted", linearizability.check, [forcing(1.1, 1.2, now=True, freed=True), NEXT]),
+    ("freed, but never granted", linearizability.check, [forcing(1.1, 1.2, now=True, freed=True), NEXT]),
     ("freed twice", linearizability.check, [GRANT, FREED, op("release", 3, 4, token=1, freed=True)]),
-    ("a renewal of what was released", linearizability.check, [GRANT, FREED, op("renew", 3, 4, token=1)]),
-    ("a release that frees the next one's", linearizability.check, [
+    ("a renewal of a released lease", linearizability.check, [GRANT, FREED, op("renew", 3, 4, token=1)]),
+    ("a release that frees the next holder's lock", linearizability.check, [
         GRANT, FREED, NEXT, op("release", 4, 5, token=1, freed=True),
     ]),
     ("tokens that fall", token_order.check, [op("acquire", 0, 1, token=2), op("acquire", 2, 3, token=1)]),
     ("a token granted twice", token_order.check, [
         op("acquire", 0, 1, token=2), op("acquire", 0, 1, key="l", token=2),
     ]),
-    ("tokens that fall in the server's eyes", token_order.check, [
+    ("tokens that fall in the server's records", token_order.check, [
         op("granted", 9, 9, order=1, token=2), op("granted", 9, 9, order=2, token=1),
     ]),
     ("a belief past the next grant", loss.check, [GRANT, NEXT, op("believe", 3.1, 4, token=1)]),
-    ("another was freed at once", loss.check, [
+    ("another lock was force-released at once", loss.check, [
         GRANT, forcing(1.1, 1.2, token=9, now=True, freed=True), NEXT, op("believe", 4, 4.1, token=1),
     ]),
-    ("told gently, and not told", loss.check, [
+    ("force-released with notice, but not noticed", loss.check, [
         GRANT, forcing(1.1, 1.2, now=False, taken=True, freed=False), NEXT, op("believe", 4, 4.1, token=1),
     ]),
     ("taken over too late", takeover.check, [GRANT, stopped("a", 2, 15), taken_over(14)]),
-    ("a dead one's lock, too late", takeover.check, [GRANT, killed("a", 2), taken_over(14)]),
+    ("a dead holder's lock, too late", takeover.check, [GRANT, killed("a", 2), taken_over(14)]),
     ("nothing is granted after the last strike", recovery.check, [
         op("acquire", 0, 2.9, token=1), op("fault", 1, 3, "director", "cut"), op("acquire", 2, 6, outcome="failed"),
     ]),
-    ("strikes that did nothing", recovery.check, [
+    ("strikes without effect", recovery.check, [
         op("fault", 1, 2, "director", "cut", in_vain=True), op("acquire", 2.5, 3.2, token=1),
     ]),
-    ("free, and waited for", hand_over.check, [GRANT, FREED, taken_over(5)]),
-    ("a grant forgotten", durability.check, [op("acquire", 0, 1, token=3), *NOTED]),
-    ("a lock forgotten", durability.check, [
+    ("free, but waited for", hand_over.check, [GRANT, FREED, taken_over(5)]),
+    ("a lost grant", durability.check, [op("acquire", 0, 1, token=3), *NOTED]),
+    ("a lost lock", durability.check, [
         op("acquire", 0, 1, key="l", token=3), *NOTED, op("granted", 99, 99, key="l", order=3, token=3),
     ]),
-    ("a grant never noted", durability.check, [
+    ("a grant never recorded", durability.check, [
         op("acquire", 0, 1, key="l", token=2), op("newest", 9, 9, key="l", token=2), *NOTED,
     ]),
     ("two wake-ups for a release", wake_ups.check, [
@@ -259,7 +259,7 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
     ("a lost element", sets.check, [write(0, 1, 1, element="x"), write(2, 3, 2, element="y"), final("y")]),
     ("a lost set", sets.check, [write(0, 1, 1, element="x"), op("final", 9, 9, key="other", elements=[])]),
     ("an element twice", sets.check, [write(0, 1, 1, element="x"), final("x", "x")]),
-    ("an element that nobody added", sets.check, [write(0, 1, 1, element="x"), final("x", "y")]),
+    ("an element that no worker added", sets.check, [write(0, 1, 1, element="x"), final("x", "y")]),
     ("an element that was refused", sets.check, [write(0, 1, 1, element="x", outcome="failed"), final("x")]),
     ("elements out of order", sets.check, [write(0, 9, 2, element="x"), write(0, 9, 1, element="y"), final("x", "y")]),
     ("a sum that is wrong", bank.check, [*BOOKS, summed(2, 3, 190, 1)]),
@@ -268,7 +268,7 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
     ("a transfer lost", bank.check, [transfer(0, 1, 1, "t1"), balance(1, 100), balance(2, 100)]),
     ("a transfer twice", bank.check, [*BOOKS[:2], entry(2, 1, "t1"), balance(1, 80), balance(2, 120)]),
     ("a refused transfer", bank.check, [transfer(0, 1, 1, "t1", outcome="failed"), *BOOKS[1:]]),
-    ("a transfer that nobody made", bank.check, BOOKS[1:]),
+    ("a transfer that no worker made", bank.check, BOOKS[1:]),
     ("a balance that is not the journal's", bank.check, [*BOOKS[:2], balance(1, 100), balance(2, 110)]),
     ("a journal in which tokens fall", bank.check, [
         transfer(0, 9, 2, "t2"), transfer(0, 9, 1, "t1"), entry(1, 2, "t2", 0), entry(2, 1, "t1", 0), balance(1, 100),
@@ -276,22 +276,22 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
     ("served out of turn", queue_order.check, [
         *IN_LINE, left(3, "y", 2, "g"), served(4, "y", 1, "g"), left(5, "x", 1, "h"), served(6, "x", 2, "h"),
     ]),
-    ("served out of turn where somebody died", queue_order.check, [
+    ("served out of turn where another process died", queue_order.check, [
         killed("z", 0), *IN_LINE,
         left(3, "y", 2, "g"), served(4, "y", 1, "g"), left(5, "x", 1, "h"), served(6, "x", 2, "h"),
     ]),
-    ("overtaken, and gave up", queue_order.check, [
+    ("overtaken, then gave up", queue_order.check, [
         *IN_LINE, left(3, "y", 2, "g"), served(4, "y", 1, "g"), left(5, "x", 1, "away"),
     ]),
-    ("served without a place, before those in line", queue_order.check, [
+    ("served without a ticket, ahead of the queue", queue_order.check, [
         *IN_LINE, served(3, "z", 1, "g"), left(4, "x", 1, "h"), served(5, "x", 2, "h"),
     ]),
-    ("a ghost in line", queue_order.check, [op("ghost", 9, 9, ticket=1)]),
+    ("an orphaned ticket in the queue", queue_order.check, [op("ghost", 9, 9, ticket=1)]),
     ("a lock that is stuck", queue_order.check, [op("stuck", 9, 9)]),
-    ("renewed after it was taken", forced.check, [
+    ("renewed after a force-release", forced.check, [
         GRANT, forcing(2, 3, now=False, taken=True, freed=False), op("renew", 4, 5, token=1),
     ]),
-    ("taken twice", forced.check, [
+    ("force-released twice", forced.check, [
         GRANT, forcing(2, 3, now=True, taken=True, freed=True), forcing(4, 5, now=True, taken=True, freed=True),
     ]),
 ]  # fmt: skip
@@ -302,12 +302,12 @@ def named(cases: list[tuple[str, Checker, list[Operation]]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("check", "told"), named(GOOD))
-def test_a_good_history(check: Checker, told: list[Operation]) -> None:
+def test_checker_accepts_a_good_history(check: Checker, told: list[Operation]) -> None:
     assert check(History(told)).violations == []
 
 
 @pytest.mark.parametrize(("check", "told"), named(BAD))
-def test_a_bad_history(check: Checker, told: list[Operation]) -> None:
+def test_checker_finds_the_violation_in_a_bad_history(check: Checker, told: list[Operation]) -> None:
     finding = check(History(told))
     assert finding.violations
     assert finding.after is not None
@@ -322,7 +322,7 @@ def test_every_checker_has_good_and_bad_histories() -> None:
 
 
 def by_trying(model: FencedMutex, operations: list[Operation]) -> bool:
-    """Tell whether there is an order, by trying every one of every choice of those that may never have happened."""
+    """Return whether a linearization exists, by trying every order of every choice of the unknown operations."""
     certain = [one for one in operations if not math.isinf(one.returned)]
     doubtful = [one for one in operations if math.isinf(one.returned)]
     choices = itertools.chain.from_iterable(
@@ -342,14 +342,14 @@ def _goes(model: FencedMutex, order: tuple[Operation, ...]) -> bool:
 
 
 def some_history(dice: random.Random) -> list[Operation]:
-    """Make up a few operations that overlap in any way, mostly such as might have been."""
+    """Make a few operations that overlap in any way and are mostly plausible."""
     count = dice.randrange(2, 6)
     times = dice.sample(range(100), 2 * count)
     found = []
     for number in range(count):
         called, returned = sorted(times[2 * number : 2 * number + 2])
         kind = dice.choice(["acquire", "acquire", "acquire", "believe", "release", "release", "renew", "force"])
-        # Where tokens roughly follow time, more of them could have been.
+        # If tokens roughly follow time, more of the histories are linearizable.
         token = min(3, max(1, called // 34 + 1 + dice.choice([0, 0, 0, 0, -1, 1])))
         said: dict[str, Any] = {"token": token}
         if kind in ("release", "force") and dice.random() < 0.8:
@@ -360,7 +360,7 @@ def some_history(dice: random.Random) -> list[Operation]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_search_says_what_trying_every_order_says(seed: int) -> None:
+def test_linearizability_search_agrees_with_trying_every_order(seed: int) -> None:
     dice = random.Random(seed)
     said = {True: 0, False: 0}
     for _ in range(200):
@@ -369,10 +369,10 @@ def test_the_search_says_what_trying_every_order_says(seed: int) -> None:
         there_is = by_trying(model, told)
         assert (linearize(model, History(told)) is None) == there_is, "\n".join(map(str, told))
         said[there_is] += 1
-    assert min(said.values()) > 20, "both must come up often for this to show anything"
+    assert min(said.values()) > 20, "too few histories of one kind for this to prove anything"
 
 
-def test_a_crowd_of_waiters_does_not_make_the_search_long() -> None:
+def test_linearizability_search_stays_fast_with_many_waiters() -> None:
     told = []
     for token in range(1, 101):
         told += [op("acquire", max(0, token - 48) + token / 1000, token + 0.5, token=token)]

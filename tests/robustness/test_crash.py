@@ -1,4 +1,4 @@
-"""Truth 5: what was acknowledged is durable. The whole Postgres is killed, again and again, under load."""
+"""Truth 5: acknowledged grants are durable. The whole Postgres is killed repeatedly under load."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.support.stages import first
 pytestmark = pytest.mark.timeout(300)
 
 SETTINGS = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_delay": "0"}
-"""What is not waited for stays in the server's memory for long, and goes with it."""
+"""A commit that was not waited for stays in the server's memory for long, and is lost with it."""
 
 
 class Load:
-    """Threads that acquire locks, each its own names, for as long as they are let."""
+    """Acquire locks in threads, each with its own names, until stopped."""
 
     def __init__(self, client: dblock.Client) -> None:
         self.client = client
@@ -58,7 +58,7 @@ class Load:
 
 
 def lost_in_crashes(server: Server, kills: int) -> tuple[int, int]:
-    """Kill the server under load; return how many acknowledged grants there were, and how many are not there."""
+    """Kill the server under load; return the number of acknowledged grants, and how many of them were lost."""
     gone = 0
     with dblock.Client(server.url, patience=2) as client:
         load = Load(client)

@@ -1,4 +1,4 @@
-"""Every fault can be told, is over when it says so, and leaves the traffic able to go on."""
+"""Every fault describes itself, ends when it says so, and leaves the traffic able to continue."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def played(fault: str, strikes: int, workers: int, folder: Path) -> Outcome:
 
 
 def goes_on(outcome: Outcome) -> bool:
-    """Tell whether locks were granted after the last strike was over."""
+    """Return whether locks were granted after the last strike had ended."""
     over = max(one.returned for one in outcome.history.faults)
     return any(one.ok and one.called > over for one in outcome.history.of("acquire"))
 
 
 @pytest.mark.parametrize("fault", ALL.values(), ids=list(ALL))
-def test_a_fault_says_what_it_does_and_why_a_checker_cannot_be_asked(fault: type[Fault]) -> None:
+def test_fault_says_what_it_does_and_why_a_checker_is_exempt(fault: type[Fault]) -> None:
     assert fault.__doc__
     assert all(name in CHECKERS and len(why) > 40 for name, why in fault.excuses.items())
     assert {"token order", "durability"} - set(fault.excuses) or fault.name == "split-brain"
@@ -54,7 +54,7 @@ def test_fault_without_its_prerequisite_says_so_and_plays_nothing(
 
 @pytest.mark.usefixtures("embedded_binaries")
 @pytest.mark.parametrize("fault", first(1, ["crash-one", "present-cut"]))
-def test_the_traffic_goes_on_after_a_fault(fault: str, tmp_path: Path) -> None:
+def test_traffic_continues_after_a_fault(fault: str, tmp_path: Path) -> None:
     outcome = played(fault, strikes=2, workers=2, folder=tmp_path)
     assert not outcome.violations
     assert not outcome.trouble
@@ -66,7 +66,7 @@ def test_the_traffic_goes_on_after_a_fault(fault: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", sorted(ALL.keys() - {"none"}))
-def test_the_traffic_goes_on_after_every_fault(fault: str, tmp_path: Path) -> None:
+def test_traffic_continues_after_every_fault(fault: str, tmp_path: Path) -> None:
     outcome = played(fault, strikes=5, workers=4, folder=tmp_path)
     assert not outcome.violations
     assert not outcome.trouble

@@ -1,4 +1,4 @@
-"""The checker of hand-overs is content where a lock goes on in time, and finds where it does not."""
+"""The hand-over checker accepts a lock that is handed over in time, and finds one that is not."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def hand_overs(seconds: float) -> list[Operation]:
     return told
 
 
-def test_a_lock_that_goes_on_in_time() -> None:
+def test_checker_accepts_a_lock_handed_over_in_time() -> None:
     finding = hand_over.check(History([GRANT, FREED, op("acquire", 19, 20.2, "b", token=2)]))
     assert finding.violations == []
     assert finding.looked_at == 1
 
 
-def test_a_free_lock_that_somebody_waits_for() -> None:
+def test_checker_finds_a_free_lock_with_a_waiter() -> None:
     assert violations(GRANT, FREED, LATE)
     assert violations(GRANT, FREED, GIVEN_UP)
     assert violations(GRANT, FREED, op("acquire", 20.5, 23, "b", token=2))
 
 
-def test_a_lock_that_went_to_another_first() -> None:
+def test_checker_accepts_a_lock_that_went_to_another_waiter_first() -> None:
     others = op("acquire", 20, 20.2, "c", token=2), op("acquire", 19, 23, "b", token=3)
     assert violations(GRANT, FREED, *others) == []
 
@@ -60,6 +60,6 @@ def test_checker_skips_the_time_around_a_fault() -> None:
     assert violations(GRANT, FREED, LATE, op("fault", 1, 1.1, "director", key="kill"))
 
 
-def test_wake_ups_that_do_not_come_show_in_the_median() -> None:
+def test_missing_wake_ups_show_in_the_median() -> None:
     assert violations(*hand_overs(0.01)) == []
     assert violations(*hand_overs(0.5))

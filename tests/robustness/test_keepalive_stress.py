@@ -1,4 +1,4 @@
-"""The keep-alive when everything else is busy: no lease is lost that need not be, none is believed that is gone."""
+"""The keep-alive on a busy machine loses no lease without need, and trusts no lease that is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TTL = 2.0
 
 @contextmanager
 def slow_database(dsn: str) -> Iterator[tuple[str, Callable[[float], None]]]:
-    """Yield a DSN, and what makes the answers over it late: by so much, whatever this process is busy with."""
+    """Yield a DSN, and a function that delays the replies over it, whatever this process is busy with."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_pass_on, args=(dsn, theirs), daemon=True)
     process.start()
@@ -44,8 +44,8 @@ def _pass_on(dsn: str, orders: Connection) -> None:
 
 
 @pytest.mark.parametrize("seconds", [6, pytest.param(30, marks=pytest.mark.long)])
-def test_a_blocked_caller_a_busy_pool_and_a_slow_database(dsn: str, owner: psycopg.Connection, seconds: float) -> None:
-    """Threads that hog the interpreter, a pool that is all in use, a database that answers in 400 ms."""
+def test_leases_survive_a_busy_pool_and_a_slow_database(dsn: str, owner: psycopg.Connection, seconds: float) -> None:
+    """Threads hog the interpreter, the pool is in use, and the database replies after 400 ms."""
     stop = threading.Event()
 
     def hog() -> None:
@@ -71,9 +71,9 @@ def test_a_blocked_caller_a_busy_pool_and_a_slow_database(dsn: str, owner: psyco
                     left, looked_at = lease.remaining(), time.monotonic()
                     row = owner.execute("SELECT token, remaining FROM holder(%s)", [lease.name]).fetchone()
                     if left > time.monotonic() - looked_at:
-                        assert row is not None, f"{lease!r} is believed and gone"
+                        assert row is not None, f"{lease!r} is trusted, but the server has no such lease"
                         assert row[0] == lease.token
-                    assert not lease.lost.is_set(), f"{lease!r} need not have been lost"
+                    assert not lease.lost.is_set(), f"{lease!r} was lost without need"
                 time.sleep(0.05)
         finally:
             stop.set()
@@ -84,19 +84,19 @@ def test_a_blocked_caller_a_busy_pool_and_a_slow_database(dsn: str, owner: psyco
         assert all(lease.release() for lease in leases)
 
 
-def test_a_database_that_answers_ever_more_slowly(dsn: str) -> None:
-    """In the end it takes longer than there is between two rounds, and there is no time to ask again."""
+def test_lease_survives_a_database_that_replies_ever_more_slowly(dsn: str) -> None:
+    """At the end a reply takes longer than the time between two renewals, and there is no time for a retry."""
     with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as client:
         lease = client.lock("held", ttl=2 * TTL).acquire()
         for proxy.delay, seconds in ((1.0, 2), (1.7, 4)):
             time.sleep(seconds)
-            assert not lease.lost.is_set(), f"it need not have been lost at {proxy.delay} s"
+            assert not lease.lost.is_set(), f"the lease was lost without need at a delay of {proxy.delay} s"
         proxy.delay = 0.0
         assert lease.release()
 
 
 def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str, kept_leases: list[object]) -> None:
-    """At the usual ttl of 30 s a round comes every 10 s; 5 % of a core is half a second of it."""
+    """With the usual ttl of 30 s, leases are renewed every 10 s. 5 % of a core is half a second of that time."""
     with dblock.Client(dsn, pool_size=4) as client, ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: client.lock(f"{number}").acquire(), range(10_000)))
         keeper = client._keepalive

@@ -1,4 +1,4 @@
-"""The limits, with small numbers: what is claimed of them is so. The long ones go as far as the page says."""
+"""The claims of each limit hold at a small size. The long tests go as far as the documentation says."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ def is_so(found: Measured) -> Measured:
 
 
 @pytest.mark.second_stage
-def test_among_many_names_nothing_is_missing_and_the_reaper_takes_what_is_idle() -> None:
-    # How long it takes is measured where nothing else runs, in test_a_million_names.
+def test_many_names_lose_no_lock_and_the_reaper_deletes_the_idle_ones() -> None:
+    # The duration is measured in test_million_names_cost_no_more_per_lock, while nothing else runs.
     found = is_so(names.measure(5_000, 500, 150, durable=False))
     assert found.numbers["bytes"] < 600
 
 
 @pytest.mark.second_stage
-def test_a_snapshot_held_open_makes_the_table_grow_only_while_it_is() -> None:
+def test_open_snapshot_makes_the_table_grow_only_while_it_is_open() -> None:
     is_so(snapshots.measure(1_500, durable=False))
 
 
-def test_a_client_has_three_connections_and_leaves_nothing_behind() -> None:
+def test_client_has_three_connections_and_leaves_nothing_behind() -> None:
     assert is_so(clients.measure(2, 4, durable=False)).numbers["connections"] == clients.CONNECTIONS
 
 
 @pytest.mark.long
 def test_clients_beyond_the_connection_limit_cost_the_others_no_lease() -> None:
-    # More than there are connections, so that some get none however few each of the others takes.
+    # More clients than connections, so that some clients get none, however few connections each of the others takes.
     found = is_so(clients.measure_without_room(2, 12, 20, ttl=2.0))
     assert 0 < found.numbers["held"] < 24
 
 
 @pytest.mark.long
-def test_leases_outlast_a_time_without_free_connections() -> None:
+def test_leases_survive_a_period_without_free_connections() -> None:
     is_so(connections.measure(ttl=1.5))
 
 
@@ -51,23 +51,23 @@ def test_client_can_wait_for_many_locks() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_a_million_names() -> None:
+def test_million_names_cost_no_more_per_lock() -> None:
     found = is_so(names.measure())
     assert found.numbers["pair"] < 1.5, found.figures
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_five_hundred_clients() -> None:
+def test_five_hundred_clients_lose_no_lease() -> None:
     is_so(clients.measure())
     is_so(clients.measure_without_room())
 
 
-# What a soak says is flat.
+# What a soak judges as flat.
 
 
 def over_an_hour(rule: object, *values: float) -> Series:
-    """Make a series of an hour with these values, each for an equal part of it."""
+    """Make a series over an hour from these values, each for an equal part of it."""
     points = [(at / 10, values[int(at / 600 * len(values))]) for at in range(600)]
     return Series("it", "", rule, points)  # type: ignore[arg-type]
 
@@ -99,14 +99,14 @@ def line(number: int, at: float, **more: object) -> dict[str, object]:
 
 
 def grant(number: int, began: float, ended: float, key: str, token: int) -> list[dict[str, object]]:
-    """Make the two lines that a process reports of a grant."""
+    """Make the two lines that a process reports for a grant."""
     return [
         line(number, began, kind="acquire", key=key),
         {**line(number, ended, outcome="ok"), "said": {"token": token}},
     ]
 
 
-def test_a_token_that_goes_back_is_found_though_windows_lie_between() -> None:
+def test_falling_token_is_found_across_several_windows() -> None:
     windows = Windows()
     windows.report("a", grant(1, 1.0, 2.0, "x", 10))
     for _ in range(5):
@@ -118,7 +118,7 @@ def test_a_token_that_goes_back_is_found_though_windows_lie_between() -> None:
     assert windows.looked_at["token order"] == 2
 
 
-def test_a_lease_that_is_believed_in_after_the_next_grant_is_found() -> None:
+def test_lease_trusted_after_the_next_grant_is_found() -> None:
     windows = Windows()
     windows.report("a", [*grant(1, 1.0, 2.0, "x", 10), line(2, 9.0, kind="believe", key="x")])
     windows.next()

@@ -1,4 +1,4 @@
-"""The model of the protocol holds, and does not hold with any of the bugs that are put into it."""
+"""The model of the protocol holds, and fails with each of its seeded bugs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUICK = ("states CLAIMS", "LOST_WAKEUP")
 
 
 def some(names: list[str]) -> list[object]:
-    """Mark as long what takes more than a few seconds, or is like the others."""
+    """Mark as long the searches that take more than a few seconds, or resemble the others."""
     return [pytest.param(name, id=name, marks=[] if name in QUICK else [pytest.mark.long]) for name in names]
 
 
@@ -25,14 +25,14 @@ SETTINGS = {f"{setting.kind} {setting.flags}".strip(): setting for setting in ch
 
 
 @pytest.mark.parametrize("name", some([*SETTINGS]))
-def test_the_protocol_holds(name: str) -> None:
+def test_protocol_model_has_no_violation(name: str) -> None:
     found = check.search(SETTINGS[name])
     assert found.error is None
-    assert found.states > 10_000, "there was something to search"
+    assert found.states > 10_000, "too few states were searched"
 
 
 @pytest.mark.parametrize("bug", some([*check.BUGS]))
-def test_a_bug_is_found_out(bug: str) -> None:
+def test_seeded_bug_violates_the_model(bug: str) -> None:
     assert check.seeded(bug).error in check.VIOLATIONS.values()
 
 

@@ -1,4 +1,4 @@
-"""Truth 4: a holder that was stopped past its lease knows that it is lost before it can do anything as a holder."""
+"""Truth 4: a holder that was stopped past its lease knows of the loss before it can act as the holder."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ HOLDER = """
 import json, sys, time, dblock
 client = dblock.Client(sys.argv[1])
 with client.lock(f"warm {sys.argv[3]}"):
-    # Stopped while the keep-alive is still connecting, it could not say which of the two it was.
-    # Likewise while the first lease is being tied to its presence.
+    # If it were stopped while the keep-alive is still connecting, the reason could be either of two.
+    # The same holds while the first lease is being tied to its presence.
     while not (client._keepalive._schedule._reached and client._flows.presence):
         time.sleep(0.01)
     time.sleep(0.1)
@@ -34,7 +34,7 @@ for line in sys.stdin:
     lease = client.lock(line.strip(), ttl=float(sys.argv[2])).acquire()
     print(json.dumps({"token": lease.token}), flush=True)
     sys.stdin.readline()
-    # Stopped in the line above; the first thing that runs afterwards.
+    # It is stopped in the line above. This is the first line that runs afterwards.
     lost, left = lease.lost.is_set(), lease.remaining()
     told = {"lost": lost, "left": left, "reason": str(lease.lost.reason), "released": lease.release()}
     try:
@@ -47,7 +47,7 @@ for line in sys.stdin:
 
 @contextmanager
 def killed_if_it_fails(holder: subprocess.Popen[str]) -> Iterator[None]:
-    """Kill a process if this fails: one that is stopped would be waited for in vain."""
+    """Kill the process if the block fails, because a stopped process would never exit."""
     try:
         yield
     except BaseException:
@@ -56,7 +56,7 @@ def killed_if_it_fails(holder: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int, int]]:
-    """Stop one holder past its lease, again and again; return what it said, its token, and the next holder's."""
+    """Stop one holder past its lease repeatedly; return what it reported, its token, and the next holder's."""
     told = []
     with (
         subprocess.Popen(
@@ -83,13 +83,13 @@ def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int,
                     told.append((json.loads(holder.stdout.readline()), token, lease.token))
                     current = client.lock(name).holder()
                     assert current is not None
-                    assert current.token == lease.token, "the stopped holder has touched the next one's lease"
+                    assert current.token == lease.token, "the stopped holder has changed the next holder's lease"
             holder.stdin.close()
     return told
 
 
 @pytest.mark.parametrize("times", [1, *first(0, [3]), pytest.param(20, marks=pytest.mark.long)])
-def test_a_stopped_holder_finds_its_lease_lost_when_it_goes_on(dsn: str, times: int) -> None:
+def test_stopped_holder_finds_its_lease_lost_when_it_resumes(dsn: str, times: int) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:
         told = [one for some in threads.map(lambda number: trials(dsn, number, times), range(AT_ONCE)) for one in some]
     assert len(told) == times * AT_ONCE
@@ -99,7 +99,7 @@ def test_a_stopped_holder_finds_its_lease_lost_when_it_goes_on(dsn: str, times: 
 
 
 def test_paused_holder_run_catches_a_trust_window_that_is_too_long(dsn: str, owner: psycopg.Connection) -> None:
-    """The same holder with a lease that lasts longer than the database says."""
+    """The same holder with a trust window that is longer than the ttl."""
     believing = HOLDER.replace("lease = ", "from dblock._core import acquire; acquire.TRUST = 9.0\n    lease = ")
     with subprocess.Popen(
         [sys.executable, "-c", believing, dsn, "0.5", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

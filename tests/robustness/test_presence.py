@@ -1,4 +1,4 @@
-"""A holder whose process dies is succeeded at once, one that is stopped after its ttl, and a living one never."""
+"""A dead holder is succeeded at once, a stopped holder after its ttl, and a live holder never."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def holding(dsn: str, **options: Any) -> Iterator[Process]:
 
 
 def waiting(client: dblock.Client, owner: psycopg.Connection) -> tuple[threading.Thread, list[Any]]:
-    """Start a thread that waits for lock `a`; return it when it is in line, with what will hold the lease and when."""
+    """Start a thread that waits for lock `a`; return it once it is queued, with a list for the time and the lease."""
     came: list[Any] = []
 
     def wait() -> None:
@@ -100,7 +100,7 @@ def waiting(client: dblock.Client, owner: psycopg.Connection) -> tuple[threading
 
 
 def takeovers(dsn: str, owner: psycopg.Connection, trials: int) -> list[float]:
-    """Kill the holder, again and again; return how long each time until the next in line had the lock."""
+    """Kill the holder repeatedly; return how long each time until the next waiter was granted the lock."""
     took = []
     with dblock.Client(dsn) as client:
         for _ in range(trials):
@@ -116,19 +116,19 @@ def takeovers(dsn: str, owner: psycopg.Connection, trials: int) -> list[float]:
 
 
 @pytest.mark.second_stage
-def test_the_next_in_line_has_the_lock_soon_after_the_holder_was_killed(dsn: str, owner: psycopg.Connection) -> None:
+def test_next_waiter_has_the_lock_soon_after_the_holder_was_killed(dsn: str, owner: psycopg.Connection) -> None:
     took = takeovers(dsn, owner, 7)
     assert statistics.median(took) < 0.3, took
     assert max(took) < 2
 
 
 @pytest.mark.long
-def test_the_same_fifty_times(dsn: str, owner: psycopg.Connection) -> None:
+def test_next_waiter_has_the_lock_soon_after_each_of_fifty_kills(dsn: str, owner: psycopg.Connection) -> None:
     took = takeovers(dsn, owner, 50)
     assert statistics.median(took) < 0.3, took
 
 
-def test_a_stopped_holder_is_succeeded_after_its_ttl_and_learns_of_it(dsn: str, owner: psycopg.Connection) -> None:
+def test_stopped_holder_is_succeeded_after_its_ttl_and_learns_of_it(dsn: str, owner: psycopg.Connection) -> None:
     with holding(dsn, ttl=2) as holder, dblock.Client(dsn) as client:
         thread, came = waiting(client, owner)
         stopped = time.monotonic()
@@ -148,7 +148,7 @@ def test_dead_holder_without_presence_is_succeeded_after_its_ttl(dsn: str, owner
         assert 0.9 < came[0] - killed < 3
 
 
-def test_a_living_holder_whose_session_the_server_ends_keeps_its_lock(dsn: str, owner: psycopg.Connection) -> None:
+def test_live_holder_whose_session_the_server_ends_keeps_its_lock(dsn: str, owner: psycopg.Connection) -> None:
     with dblock.Client(dsn) as holder, dblock.Client(dsn) as client:
         lease = holder.lock("a").acquire()
         present(holder, lease)
@@ -157,7 +157,7 @@ def test_a_living_holder_whose_session_the_server_ends_keeps_its_lock(dsn: str, 
             present(holder, lease)
             owner.execute(LINK.encode())
             time.sleep(0.5)
-            assert not came, "it was taken for dead"
+            assert not came, "the live holder was treated as dead"
             lease.raise_if_lost()
         assert lease.release()
         thread.join()
@@ -165,23 +165,23 @@ def test_a_living_holder_whose_session_the_server_ends_keeps_its_lock(dsn: str, 
 
 
 def present(client: dblock.Client, lease: Any) -> None:
-    """Return when others see that the client is there, and the lease is tied to that."""
+    """Return once other sessions see the client's presence, and the lease is tied to it."""
     deadline = time.monotonic() + 10
     while client._flows.presence is None or lease._state.presence is not client._flows.presence:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    time.sleep(0.05)  # it is tied from before it is so
+    time.sleep(0.05)  # the client ties it before the server does
 
 
 @pytest.fixture
 def seems_direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proxy of these tests closes both sides at once, as a network does, and may pass for one."""
+    """Treat the proxy as a direct connection: like a network, the proxy of these tests closes both sides at once."""
     monkeypatch.setattr(listening.Listening, "_is_direct", lambda *args: True)
 
 
 @pytest.mark.usefixtures("seems_direct")
-def test_a_holder_that_is_cut_off_knows_before_anybody_has_its_lock(dsn: str, owner: psycopg.Connection) -> None:
-    """All its connections are closed at once and it gets no other, while the server and the next in line go on."""
+def test_cut_off_holder_learns_of_the_loss_before_the_next_grant(dsn: str, owner: psycopg.Connection) -> None:
+    """All its connections are closed at once and it cannot reconnect, while the server and the next waiter continue."""
     for _ in range(5):
         with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder, dblock.Client(dsn) as client:
             lease = holder.lock("a", ttl=30).acquire()
@@ -194,7 +194,7 @@ def test_a_holder_that_is_cut_off_knows_before_anybody_has_its_lock(dsn: str, ow
             thread.join()
             assert came[0] - cut < 2
             assert lease.lost.is_set()
-            assert lost_at[0] < came[0], "it believed in its lease when another had it"
+            assert lost_at[0] < came[0], "the holder trusted its lease after the next grant"
             assert lease.lost.reason is dblock.Reason.UNREACHABLE
             came[1].release()
 
@@ -205,17 +205,17 @@ def test_cut_off_run_catches_a_holder_that_gives_up_too_late(
 ) -> None:
     monkeypatch.setattr(listening, "OWN_PART", 8)
     with pytest.raises((AssertionError, IndexError)):
-        test_a_holder_that_is_cut_off_knows_before_anybody_has_its_lock(dsn, owner)
+        test_cut_off_holder_learns_of_the_loss_before_the_next_grant(dsn, owner)
 
 
 def test_lease_checked_while_presence_is_in_doubt_reports_lost(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a stop during which the server has closed the session: no thread of ours has run yet."""
+    """As after a stop during which the server has closed the session: no thread of the client has run yet."""
     with dblock.Client(dsn) as holder:
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
-        monkeypatch.setattr(listening.Listening, "_failed", lambda *args: time.sleep(1))  # it is slow to notice
+        monkeypatch.setattr(listening.Listening, "_failed", lambda *args: time.sleep(1))  # slow to notice
         lease.raise_if_lost()
         owner.execute(LINK.encode())
         deadline = time.monotonic() + 5
@@ -226,7 +226,7 @@ def test_lease_checked_while_presence_is_in_doubt_reports_lost(
 
 
 @pytest.mark.usefixtures("seems_direct")
-def test_a_connection_that_falls_silent_is_replaced_and_no_lease_is_lost(
+def test_silent_connection_is_replaced_without_losing_a_lease(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "BEAT", 0.2)
@@ -239,9 +239,9 @@ def test_a_connection_that_falls_silent_is_replaced_and_no_lease_is_lost(
         time.sleep(2)
         assert not came
         lease.raise_if_lost()
-        proxy.close()  # now the server sees it end
+        proxy.close()  # now the server sees the end of the session
         time.sleep(0.5)
-        assert not came, "it was taken for dead"
+        assert not came, "the live holder was treated as dead"
         lease.raise_if_lost()
         assert lease.release()
         thread.join()
@@ -250,7 +250,7 @@ def test_a_connection_that_falls_silent_is_replaced_and_no_lease_is_lost(
 
 @pytest.mark.second_stage
 @pytest.mark.usefixtures("seems_direct")
-def test_a_holder_that_hears_nothing_gives_up_before_the_server_does(
+def test_holder_without_replies_gives_up_before_the_server_does(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "BEAT", 0.2)
@@ -264,11 +264,11 @@ def test_a_holder_that_hears_nothing_gives_up_before_the_server_does(
         assert lease.lost.wait(10) is True
         assert 0.5 < time.monotonic() - started < 5
         assert lease.lost.reason is dblock.Reason.UNREACHABLE
-        assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (1,), "the server knows nothing yet"
+        assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (1,), "the server has already noticed"
         proxy.close()
 
 
-def test_the_server_keeps_the_session_for_longer_than_we_believe_in_it(dsn: str, owner: psycopg.Connection) -> None:
+def test_server_keeps_the_session_for_longer_than_the_client_trusts_it(dsn: str, owner: psycopg.Connection) -> None:
     assert presence.TRUSTED + listening.BEAT < presence.DROPPED_AFTER
     with dblock.Client(dsn) as holder:
         holder.lock("a").acquire()
@@ -279,7 +279,7 @@ def test_the_server_keeps_the_session_for_longer_than_we_believe_in_it(dsn: str,
 
 @pytest.mark.parametrize("how", first(1, ["immediate", "fast"]))
 def test_server_restart_makes_no_client_look_dead(own_server: Server, how: str) -> None:
-    """A crash tells the holder that all marks are void; after an orderly restart it gave up in time, to be safe."""
+    """After a crash the holder learns that all presence is void. In an orderly restart it gives up, to be safe."""
     with dblock.Client(own_server.url) as holder, holding(own_server.url, ttl=30) as killed:
         kept = holder.lock("b", ttl=30).acquire()
         present(holder, kept)
@@ -292,7 +292,7 @@ def test_server_restart_makes_no_client_look_dead(own_server: Server, how: str) 
         assert kept.lost.is_set() == (how == "fast")
         kept.release()
         with dblock.Client(own_server.url) as client:
-            assert client.lock("b").acquire(timeout=5), "given up, and given back as soon as it could be"
+            assert client.lock("b").acquire(timeout=5), "the lost lease was not released as soon as possible"
 
 
 def test_lease_without_presence_outlasts_a_restart(own_server: Server) -> None:
@@ -320,12 +320,12 @@ def restart(server: Server, how: str) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     server.stop()
-    time.sleep(0.5)  # for longer than any grace: a holder that finds the server back at once may go on
+    time.sleep(0.5)  # longer than any grace, because a holder that reconnects at once may keep its leases
     server.start()
 
 
 @pytest.mark.second_stage
-def test_half_of_the_waiters_die_and_the_living_are_served_in_order(dsn: str, owner: psycopg.Connection) -> None:
+def test_live_waiters_are_served_in_order_when_half_of_the_waiters_die(dsn: str, owner: psycopg.Connection) -> None:
     script = """
 import sys, time, threading, dblock
 client, number = dblock.Client(sys.argv[1]), sys.argv[2]
@@ -337,7 +337,7 @@ for which in range(10):
     threading.Thread(target=wait, args=(which,), daemon=True).start()
     while len(client.lock("a").queue()) < 10 * int(number) + which + 1:
         time.sleep(0.005)
-print("lined up", flush=True)
+print("queued", flush=True)
 time.sleep(60)
 """
     with dblock.Client(dsn) as client:
@@ -349,7 +349,7 @@ time.sleep(60)
             )
             waiters.append(waiter)
             assert waiter.stdout is not None
-            assert waiter.stdout.readline() == "lined up\n"
+            assert waiter.stdout.readline() == "queued\n"
         try:
             for waiter in waiters[::2]:
                 waiter.kill()
@@ -364,19 +364,19 @@ time.sleep(60)
             for waiter in waiters:
                 waiter.kill()
                 waiter.communicate()
-    assert took < 3, "one short delay, not one for each of the dead"
+    assert took < 3, "there was more than one short delay for all dead waiters"
     served.sort(key=lambda one: int(one[2]))
     assert [(int(number), int(which)) for number, which, _ in served] == [(n, w) for n in (1, 3, 5) for w in range(10)]
-    time.sleep(0.5)  # past their grace
+    time.sleep(0.5)  # past the grace
     with dblock.Client(dsn) as client:
         client.lock("a").acquire(timeout=5)
-    assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,), "the dead have left nothing behind"
+    assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,), "a dead waiter left its ticket behind"
 
 
-def test_a_stopped_holder_whose_session_ended_meanwhile_knows_when_it_goes_on(
+def test_stopped_holder_whose_session_ended_knows_of_the_loss_when_it_resumes(
     dsn: str, owner: psycopg.Connection
 ) -> None:
-    """Its listener says that it is there as soon as it can; and is told that it comes too late."""
+    """Its listener reports that it is alive as soon as it can, and learns that the report comes too late."""
     for _ in range(3):
         with holding(dsn, ttl=30) as holder, dblock.Client(dsn) as client:
             thread, came = waiting(client, owner)
@@ -399,7 +399,7 @@ def test_holder_whose_event_loop_was_blocked_also_finds_out_at_once(dsn: str, ow
             await asyncio.sleep(0.1)
             thread, came = waiting(client, owner)
             owner.execute(LINK.encode())
-            thread.join()  # the loop stands still
+            thread.join()  # the loop is blocked
             await asyncio.sleep(0.3)
             return came[1], lease.lost.is_set(), lease.remaining() == 0
 
@@ -411,10 +411,10 @@ def test_holder_whose_event_loop_was_blocked_also_finds_out_at_once(dsn: str, ow
 
 @pytest.mark.second_stage
 @pytest.mark.usefixtures("seems_direct")
-def test_a_connection_that_is_slow_to_become_the_presence_saves_nothing(
+def test_connection_that_is_slow_to_become_the_presence_saves_no_lease(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old one is gone and cannot be excused; the new one is open, but the database does not know of it yet."""
+    """The old presence cannot be withdrawn. The new session is open, but the database does not know of it yet."""
     with dblock.Client(dsn) as holder, dblock.Client(dsn) as client:
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
@@ -439,8 +439,8 @@ def test_unreachable_host_among_several_proves_nothing(dsn: str) -> None:
 
 
 @pytest.mark.second_stage
-def test_something_in_between_makes_nobody_look_dead(dsn: str, owner: psycopg.Connection) -> None:
-    """A proxy may close its server's side, and we would not see it."""
+def test_client_behind_a_proxy_never_looks_dead(dsn: str, owner: psycopg.Connection) -> None:
+    """A proxy may close its connection to the server without the client's knowledge."""
     with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder, dblock.Client(dsn) as client:
         lease = holder.lock("a", ttl=30).acquire()
         deadline = time.monotonic() + 10
@@ -453,9 +453,7 @@ def test_something_in_between_makes_nobody_look_dead(dsn: str, owner: psycopg.Co
         lease.raise_if_lost()
 
 
-def test_an_open_transaction_elsewhere_holds_up_no_takeover_and_no_other_waiter(
-    dsn: str, owner: psycopg.Connection
-) -> None:
+def test_open_transaction_elsewhere_delays_no_takeover_and_no_other_waiter(dsn: str, owner: psycopg.Connection) -> None:
     with holding(dsn, ttl=30) as holder, dblock.Client(dsn) as client, psycopg.connect(dsn) as user:
         thread, came = waiting(client, owner)
         holder.process.kill()
@@ -467,10 +465,8 @@ def test_an_open_transaction_elsewhere_holds_up_no_takeover_and_no_other_waiter(
         came[1].release()
 
 
-def test_a_waiter_that_came_before_its_presence_is_passed_over_at_once_all_the_same(
-    dsn: str, owner: psycopg.Connection
-) -> None:
-    """To wait is the first thing that its client does."""
+def test_dead_waiter_queued_before_its_presence_is_passed_over_at_once(dsn: str, owner: psycopg.Connection) -> None:
+    """The wait is the first thing that its client does."""
     script = "import sys, dblock; dblock.Client(sys.argv[1]).lock('a').acquire()"
     count = "SELECT count(*), count(presence) FROM lock_tickets"
     with dblock.Client(dsn) as holder, dblock.Client(dsn) as client:

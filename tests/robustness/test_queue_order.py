@@ -1,4 +1,4 @@
-"""Truth 7: grants come in the order of the tickets, whatever those in line do meanwhile; and nothing is left behind."""
+"""Truth 7: grants follow the order of the tickets, whatever the waiters do, and no ticket is left behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CREATE TRIGGER note AFTER DELETE ON dblock.lock_tickets FOR EACH ROW EXECUTE FUN
 
 
 async def want(client: dblock.AsyncClient, dice: random.Random, until: float) -> None:
-    """Want the lock again and again; lose patience now and then, or be cancelled."""
+    """Acquire the lock repeatedly; at times give up after a short timeout, or cancel the wait."""
     while time.monotonic() < until:
         mood = dice.random()
         try:
@@ -60,7 +60,7 @@ async def want(client: dblock.AsyncClient, dice: random.Random, until: float) ->
 
 
 def crowd(dsn: str, seed: int, seconds: float, everyone: Barrier) -> None:
-    """Contend for so many seconds, counted from when every process is there: a busy machine starts them slowly."""
+    """Contend for this time, counted from when every process has started: a busy machine starts them slowly."""
 
     async def all_of_them() -> None:
         dice = random.Random(seed)
@@ -75,7 +75,7 @@ def crowd(dsn: str, seed: int, seconds: float, everyone: Barrier) -> None:
 
 
 def contend(dsn: str, owner: psycopg.Connection, seconds: float) -> list[tuple[Any, ...]]:
-    """Let a crowd contend; return each grant that had a ticket, in the order of the tokens, with the ticket's time."""
+    """Let all processes contend; return each grant with a ticket, in the order of tokens, with the ticket's time."""
     owner.execute(WATCHED)
     context = multiprocessing.get_context("spawn")
     everyone = context.Barrier(PROCESSES)
@@ -102,7 +102,7 @@ def test_grants_come_in_the_order_of_tickets(dsn: str, owner: psycopg.Connection
     grants = contend(dsn, owner, seconds)
     assert len(grants) >= least
     assert backwards(grants) == 0
-    assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,), "a ghost is left in line"
+    assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,), "an orphaned ticket is left"
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 

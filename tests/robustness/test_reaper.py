@@ -1,4 +1,4 @@
-"""Truth 11, under load: the reaper takes nothing that lives and never lowers a token."""
+"""Truth 11, under load: the reaper deletes no lock in use and never lowers a token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLIENTS, NAMES, SECONDS = 16, 6, 5.0
 
 
 @pytest.mark.second_stage
-def test_reaping_at_full_speed_takes_nothing_that_lives(dsn: str) -> None:
+def test_reaper_at_full_speed_deletes_no_lock_in_use(dsn: str) -> None:
     tokens: dict[str, list[int]] = defaultdict(list)
     troubles: list[str] = []
     reaped = 0
@@ -31,7 +31,7 @@ def test_reaping_at_full_speed_takes_nothing_that_lives(dsn: str) -> None:
                 lease = lock.try_acquire()
                 if lease is None:
                     continue
-                tokens[lock.name].append(lease.token)  # in the order of the grants, for the lock is ours
+                tokens[lock.name].append(lease.token)  # in the order of the grants, because this thread holds the lock
                 try:
                     lease.renew()
                 except dblock.LeaseLost as error:

@@ -1,4 +1,4 @@
-"""The database restarts, or moves: clients go on by themselves, and know which of their leases they still have."""
+"""After a restart or move of the database, clients continue by themselves and know which leases they still have."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wait_for_renewal(lease: dblock.Lease) -> None:
         time.sleep(0.01)
 
 
-def test_leases_are_kept_over_a_restart(own_server: Server) -> None:
+def test_leases_survive_a_restart(own_server: Server) -> None:
     with dblock.Client(own_server.url, presence=None) as client:
         lease = client.lock("a", ttl=9).acquire()
         wait_for_renewal(lease)
@@ -40,7 +40,7 @@ def test_leases_are_kept_over_a_restart(own_server: Server) -> None:
         assert lease.release() is True
 
 
-def test_leases_are_kept_when_the_database_moves_to_another_host_of_the_dsn(dsn: str) -> None:
+def test_leases_survive_a_move_to_another_host_of_the_dsn(dsn: str) -> None:
     with Proxy(dsn) as one, Proxy(dsn) as other:
         ports = [str(conninfo.conninfo_to_dict(proxy.dsn)["port"]) for proxy in (one, other)]
         both = conninfo.make_conninfo(one.dsn, host="127.0.0.1,127.0.0.1", port=",".join(ports))
@@ -53,8 +53,8 @@ def test_leases_are_kept_when_the_database_moves_to_another_host_of_the_dsn(dsn:
             assert lease.release() is True
 
 
-def test_a_lease_that_a_failover_has_lost_is_lost_with_the_right_reason(own_server: Server) -> None:
-    """Granted on the primary after the standby was cut off; another keeps its lease, for that was replicated."""
+def test_lease_lost_in_a_failover_has_the_right_reason(own_server: Server) -> None:
+    """The lease granted after the standby was cut off is lost. The lease that was replicated before is kept."""
     with standby_of(own_server) as standby:
         hosts = [conninfo.conninfo_to_dict(each.url) for each in (own_server, standby)]
         both = conninfo.make_conninfo(
@@ -78,17 +78,17 @@ def test_a_lease_that_a_failover_has_lost_is_lost_with_the_right_reason(own_serv
             assert next_token > lost.token
 
 
-def test_an_acknowledged_grant_survives_a_synchronous_failover(own_server: Server) -> None:
-    """Killed the moment after the grant was acknowledged; with synchronous replication nothing is lost."""
+def test_acknowledged_grant_survives_a_synchronous_failover(own_server: Server) -> None:
+    """The primary is killed right after the grants were acknowledged. With synchronous replication nothing is lost."""
     with standby_of(own_server) as standby:
         wait_until_caught_up(own_server, standby)
         with psycopg.connect(own_server.url, autocommit=True) as owner:
             owner.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
             owner.execute("SELECT pg_reload_conf()")
-            # A role's default that would not wait must not matter.
+            # A role's default that does not wait must not matter.
             owner.execute("ALTER ROLE postgres SET synchronous_commit = off")
             synchronous = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
-            wait_until("its confirmations are waited for", lambda: owner.execute(synchronous).fetchone())
+            wait_until("commits wait for the standby", lambda: owner.execute(synchronous).fetchone())
         with dblock.Client(own_server.url, patience=30) as client:
             tokens = {f"{number}": client.lock(f"{number}", ttl=600).acquire().token for number in range(20)}
             kill(own_server)
@@ -100,7 +100,7 @@ def test_an_acknowledged_grant_survives_a_synchronous_failover(own_server: Serve
                     assert holder.token == token
 
 
-def test_a_killed_holders_lock_is_granted_anew_after_its_ttl(dsn: str) -> None:
+def test_lock_of_a_killed_holder_is_granted_again_after_its_ttl(dsn: str) -> None:
     script = (
         "import dblock, sys; client = dblock.Client(sys.argv[1], presence=None);"
         "lease = client.lock('a', ttl=2).acquire(); print(flush=True); input()"
@@ -111,7 +111,7 @@ def test_a_killed_holders_lock_is_granted_anew_after_its_ttl(dsn: str) -> None:
     ):
         assert holder.stdout is not None
         holder.stdout.readline()
-        time.sleep(1)  # it is kept alive meanwhile
+        time.sleep(1)  # long enough for a renewal
         holder.kill()
         started = time.monotonic()
         lease = client.lock("a").acquire(timeout=10)
@@ -119,7 +119,7 @@ def test_a_killed_holders_lock_is_granted_anew_after_its_ttl(dsn: str) -> None:
         assert lease.token == 2
 
 
-def test_a_standby_and_an_old_primary_grant_nothing(own_server: Server) -> None:
+def test_standby_and_old_primary_grant_nothing(own_server: Server) -> None:
     with standby_of(own_server) as standby:
         with dblock.Client(standby.url) as client, pytest.raises(dblock.NotWritable):
             client.lock("a").acquire()

@@ -1,4 +1,4 @@
-"""The report says what was shown and what was not: runs that failed, were not played, or had nothing to look at."""
+"""The report shows what was proved and what was not: runs that failed, were not played, or had nothing to check."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def written(folder: Path, *some: Result, **more: Any) -> str:
 
 def test_report_does_not_count_a_checker_that_saw_nothing(tmp_path: Path) -> None:
     assert "loss told first (9)" in written(tmp_path, result())
-    assert "*nothing to look at: loss told first*" in written(tmp_path, result(looked_at=0))
+    assert "*nothing to check: loss told first*" in written(tmp_path, result(looked_at=0))
 
 
-def test_report_lists_failed_excused_and_skipped_scenarios(tmp_path: Path) -> None:
+def test_report_lists_failures_exempt_checkers_and_skipped_scenarios(tmp_path: Path) -> None:
     said = written(
         tmp_path, result(violations=1), result(trouble=["it hung"]), not_played=["mutex / clock: no library"]
     )
@@ -46,11 +46,11 @@ def test_report_lists_failed_excused_and_skipped_scenarios(tmp_path: Path) -> No
     assert "- mutex / clock: no library" in said
     assert "two holders" in said
     assert "0 and trouble" in said
-    assert "- after crash, **durability**: it may be lost" in said
+    assert "- under crash, **durability**: it may be lost" in said
 
 
 @pytest.mark.parametrize("ended_with", [-9, 1, 0, suite.SKIPPED])
-def test_a_run_that_ended_badly_fails_the_whole_and_is_told_of(
+def test_failed_run_fails_the_suite_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ended_with: int
 ) -> None:
     monkeypatch.setattr(matrix, "full", lambda: [(SCENARIO, 7), (SCENARIO, 8)])
@@ -63,7 +63,7 @@ def test_a_run_that_ended_badly_fails_the_whole_and_is_told_of(
     assert "- mutex / crash, seed 7: has no result" in (tmp_path / "report.md").read_text()
 
 
-def test_a_result_from_before_counts_as_what_it_was(
+def test_earlier_result_counts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(matrix, "full", lambda: [(SCENARIO, 7)])
@@ -72,7 +72,7 @@ def test_a_result_from_before_counts_as_what_it_was(
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_names_of_faults_do_not_lie_on_each_other() -> None:
+def test_fault_labels_do_not_overlap() -> None:
     faults = [
         Operation("director", "fault", "server", at, at + 0.01, OK, {"label": name})
         for at, name in ((1.0, "the first"), (1.1, "the second"), (6.0, "the third"))
@@ -84,7 +84,7 @@ def test_names_of_faults_do_not_lie_on_each_other() -> None:
 
 
 @pytest.mark.parametrize(("processes", "all_named"), [(2, True), (30, False)])
-def test_the_lines_of_a_soak_have_names_as_far_as_there_is_room(processes: int, all_named: bool) -> None:
+def test_soak_legend_names_the_lines_as_far_as_there_is_space(processes: int, all_named: bool) -> None:
     names = [f"worker {number}" for number in range(processes)]
     series = [Series(f"memory of {name}", "MB", MEMORY, [(0.0, 1.0), (1.0, 2.0)]) for name in names]
     picture = drawing.svg_of(series, 1, "A soak")

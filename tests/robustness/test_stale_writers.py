@@ -1,7 +1,7 @@
-"""The story that fencing tokens are for: a holder is stopped past its lease, another takes over, the first goes on.
+"""A holder is stopped past its lease, another client takes over, and the first one resumes and writes.
 
-With real processes and SIGSTOP, for each kind of resource; and the same without the fence, to see that it would do
-harm.
+This is what fencing tokens are for. Real processes and SIGSTOP show it for each kind of resource, and once without the
+fence, to prove that the stale write would do harm.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TTL = 0.6
 
 
 class Holders:
-    """Processes that hold locks, and can be stopped."""
+    """Processes that hold locks and can be stopped."""
 
     def __init__(self, dsn: str, where: dict[str, str]) -> None:
         root = Path(__file__).parents[2]
@@ -77,8 +77,8 @@ class Holders:
 def stage(
     server: str, template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Holders, Resources]]:
-    """A database, an S3 server, a folder and a service, and holders for all tests of this module: it is their starting
-    that takes time.
+    """Yield a database, an S3 server, a folder, a service and holders for all tests of this module, because they take
+    time to start.
     """
     from tests.conftest import _database
 
@@ -100,7 +100,7 @@ def stage(
 def story(
     stage: tuple[str, Holders, Resources], kind: str, fenced: bool, writes: bool, claims: bool, label: str
 ) -> tuple[list[str], list[Any], list[str]]:
-    """Return what the stopped ones were told, what is there in the end, and what the others had written."""
+    """Return the results of the stopped holders, the final values, and the values that the next holders wrote."""
     dsn, holders, resources = stage
     names = [f"{label}_{number}" for number in range(AT_ONCE)]
     resources.prepare(kind, names, fenced)
@@ -131,7 +131,7 @@ HOW = pytest.mark.parametrize("how", ["first write", "claim alone"])
 @HOW
 @pytest.mark.parametrize("kind", first(3, ORDER))
 @pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
-def test_a_stale_write_is_refused_every_time(
+def test_stale_write_is_refused_every_time(
     stage: tuple[str, Holders, Resources], kind: str, how: str, rounds: int
 ) -> None:
     for number in range(rounds):
@@ -154,14 +154,14 @@ WRITERS = 16
 
 
 def shuffled_writes(dsn: str, total: int) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]], Any]:
-    """Let writers send (token, write number) pairs in any order, some twice.
+    """Send (token, write number) pairs from several writers in any order, some twice.
 
-    Return what was accepted, as (version, token, number); all that was sent; and the value in the end.
+    Return the accepted writes as (version, token, number), all pairs that were sent, and the final value.
     """
     tokens = total // 10
     pairs = [(token, number) for token in range(1, tokens + 1) for number in range(1, 11)]
     random.shuffle(pairs)
-    # All over the place, and rising on the whole, so that not only the first few are accepted.
+    # In random order, but rising overall, so that more than the first few are accepted.
     pairs.sort(key=lambda pair: pair[0] + random.gauss(0, 2))
     accepted: list[tuple[int, int, int]] = []
 
@@ -184,15 +184,15 @@ def shuffled_writes(dsn: str, total: int) -> tuple[list[tuple[int, int, int]], l
 
 
 def check(accepted: list[tuple[int, int, int]], pairs: list[tuple[int, int]], last: Any) -> None:
-    assert [version for version, _, _ in accepted] == list(range(1, len(accepted) + 1)), "each was stored once"
+    assert [version for version, _, _ in accepted] == list(range(1, len(accepted) + 1)), "a write was stored twice"
     order = [(token, number) for _, token, number in accepted]
-    assert order == sorted(set(order)), "accepted pairs strictly rise"
+    assert order == sorted(set(order)), "accepted pairs do not strictly rise"
     assert order[-1] == max(pairs)
     assert last.value == "{}.{}".format(*max(pairs))
 
 
 @pytest.mark.parametrize("total", [3000, pytest.param(50_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
-def test_sixteen_writers_with_shuffled_tokens(dsn: str, total: int) -> None:
+def test_fence_orders_the_writes_of_sixteen_writers_with_shuffled_tokens(dsn: str, total: int) -> None:
     accepted, pairs, last = shuffled_writes(dsn, total)
     check(accepted, pairs, last)
     assert len(accepted) > total / 50, "too few were accepted for this to prove much"

@@ -1,7 +1,7 @@
-"""Tokens across a failover that loses some: none repeats, none falls.
+"""After a failover that loses tokens, no token repeats and none falls.
 
-The standby is asynchronous and cut off before the last tokens are granted, so after its promotion its sequence stands
-where it stood then. By itself it would hand out again what a resource has already seen.
+The standby is asynchronous and cut off before the last tokens are granted. So after its promotion its sequence has the
+value from that time, and would issue tokens again that a resource has already seen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 def grant(server: Server, times: int) -> list[int]:
     tokens = []
     with dblock.Client(server.url) as client:
-        # Short, because the failover may lose the last release, which keeps the lock until its deadline.
+        # Short, because the failover may lose the last release, and then the lock stays held until its deadline.
         lock = client.lock("a", ttl=1)
         for _ in range(times):
             with lock as lease:
@@ -61,7 +61,7 @@ def test_failover_run_catches_tokens_that_ignore_the_timeline(own_server: Server
     assert tokens[120] < tokens[119]
 
 
-def test_a_standby_grants_nothing_and_says_what_to_do(own_server: Server) -> None:
+def test_standby_grants_nothing_and_says_what_to_do(own_server: Server) -> None:
     with standby_of(own_server) as standby:
         wait_until_caught_up(own_server, standby)
         with dblock.Client(standby.url) as client:
@@ -72,7 +72,7 @@ def test_a_standby_grants_nothing_and_says_what_to_do(own_server: Server) -> Non
 
 
 @pytest.mark.second_stage
-def test_a_second_promotion_goes_further_still(own_server: Server) -> None:
+def test_second_promotion_raises_the_tokens_again(own_server: Server) -> None:
     tokens = grant(own_server, 3)
     with standby_of(own_server) as second:
         wait_until_caught_up(own_server, second)
@@ -89,7 +89,7 @@ def test_a_second_promotion_goes_further_still(own_server: Server) -> None:
 
 
 def test_no_token_repeats_after_a_recovery_to_a_point_in_time(own_server: Server) -> None:
-    """Tokens that were granted after that point are gone from the sequence, not from the resources that saw them."""
+    """The sequence has forgotten the tokens granted after that point, but the resources that saw them have not."""
     with copy_of(own_server) as copy:
         tokens = grant(own_server, 10)
         with psycopg.connect(own_server.url, autocommit=True) as owner:
@@ -106,15 +106,15 @@ def test_no_token_repeats_after_a_recovery_to_a_point_in_time(own_server: Server
             with psycopg.connect(copy.url) as owner:
                 back = owner.execute("SELECT last_value FROM dblock.token_sequence").fetchone()
             assert back is not None
-            assert back[0] < tokens[-1], "the sequence did not go back, so this would prove nothing"
+            assert back[0] < tokens[-1], "the sequence did not go back, so the test proves nothing"
             tokens += grant(copy, 5)
         finally:
             shutil.rmtree(archive)
     assert tokens == sorted(set(tokens))
 
 
-def test_a_timeline_that_goes_back_takes_the_tokens_ahead_too(dsn: str) -> None:
-    """pg_upgrade makes a cluster that begins at timeline 1 again."""
+def test_timeline_that_goes_back_raises_the_tokens_too(dsn: str) -> None:
+    """pg_upgrade creates a cluster that begins at timeline 1 again."""
     with psycopg.connect(dsn, autocommit=True) as owner, dblock.Client(dsn) as client:
         before = client.lock("a").acquire().token
         owner.execute("UPDATE dblock.token_timeline SET timeline = 7")
@@ -126,11 +126,11 @@ def test_a_timeline_that_goes_back_takes_the_tokens_ahead_too(dsn: str) -> None:
 @pytest.mark.parametrize(
     "stamp", ["minted_server_start = minted_server_start - interval '1 microsecond'", "minted_timeline = '00000002'"]
 )
-def test_a_lock_last_granted_by_another_server_or_timeline_asks_the_record(sessions: Sessions, stamp: str) -> None:
-    """A lock's own row vouches for the timeline only where this very server minted on it.
+def test_lock_last_granted_by_another_server_or_timeline_checks_the_record(sessions: Sessions, stamp: str) -> None:
+    """A lock's own row confirms the timeline only if this very server minted its token on that timeline.
 
-    A pg_upgrade brings an old timeline's number back, under another start; a promotion keeps the rows of a server that
-    may have been started at the same moment, under another timeline.
+    A pg_upgrade brings back an old timeline number under another server start. A promotion keeps the rows of a server
+    that may have been started at the same moment, under another timeline.
     """
     session = sessions.open()
     (before,) = session.do("SELECT token FROM try_acquire('a')")
@@ -142,7 +142,7 @@ def test_a_lock_last_granted_by_another_server_or_timeline_asks_the_record(sessi
     assert session.do("SELECT timeline FROM token_timeline") == (1,)
 
 
-def test_a_grant_without_a_token_vouches_for_no_timeline(sessions: Sessions) -> None:
+def test_grant_without_a_token_confirms_no_timeline(sessions: Sessions) -> None:
     session = sessions.open()
     session.do("UPDATE token_timeline SET timeline = 7")
     (unordered,) = session.do("SELECT token FROM try_acquire('a', durable => false)")
@@ -151,16 +151,16 @@ def test_a_grant_without_a_token_vouches_for_no_timeline(sessions: Sessions) -> 
     assert token > 2**40
 
 
-def test_a_recovery_past_an_earlier_jump_goes_above_that_jump(sessions: Sessions) -> None:
-    """Record and sequence went back together to the first timeline; this server is on the third."""
+def test_recovery_past_an_earlier_jump_goes_above_that_jump(sessions: Sessions) -> None:
+    """Record and sequence went back together to the first timeline, and this server is on the third."""
     session = sessions.open()
     session.do("CREATE OR REPLACE FUNCTION current_timeline() RETURNS bigint LANGUAGE sql AS 'SELECT 3::bigint'")
-    session.do("UPDATE token_timeline SET timeline = 2")  # any but the real one
+    session.do("UPDATE token_timeline SET timeline = 2")  # any number but the real one
     (token,) = session.do("SELECT token FROM try_acquire('a')")
     assert token > 2 << 40
 
 
-def test_the_first_grant_on_a_timeline_does_not_undo_a_raise_under_way(sessions: Sessions) -> None:
+def test_first_grant_on_a_timeline_keeps_a_concurrent_raise(sessions: Sessions) -> None:
     raising, granting = sessions.open(), sessions.open()
     raising.do("UPDATE token_timeline SET timeline = 7")
     raising.do("BEGIN")
@@ -182,7 +182,7 @@ def test_concurrent_grants_on_a_new_timeline_jump_once(sessions: Sessions) -> No
     assert waiting.result(20) == (first + 1,)
 
 
-def test_a_jump_that_is_rolled_back_is_made_again(sessions: Sessions) -> None:
+def test_rolled_back_jump_is_made_again(sessions: Sessions) -> None:
     one, other = sessions.open(), sessions.open()
     one.do("UPDATE token_timeline SET timeline = 7")
     one.do("BEGIN")

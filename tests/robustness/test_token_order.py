@@ -1,7 +1,7 @@
-"""Sixteen processes on one name, with something deleting free rows at random: no token goes backwards.
+"""Sixteen processes contend for one lock while another process deletes free rows at random: no token falls.
 
-Whoever holds the lock appends its token to a log in shared memory, so the order of the log is the order of the
-grants, and a log that is short of an entry tells of two holders at once.
+The holder of the lock appends its token to a log in shared memory, so the order of the log is the order of the grants.
+A missing entry in the log shows two holders at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GRANTS = 20_000
 
 
 class Log:
-    """Numbers in a shared file: how many there are, then the numbers; appended to under the lock alone."""
+    """Numbers in a shared file: their count, then the numbers. Only the holder of the lock appends to it."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
         if size:
@@ -50,7 +50,7 @@ class Log:
 
 
 def contend(dsn: str, path: Path, grants: int) -> int:
-    """Take and release the lock until the log is full; return how often we had it."""
+    """Acquire and release the lock until the log is full; return the number of grants to this process."""
     log, had = Log(path), 0
     with dblock.Client(dsn, pool_size=1) as client:
         lock = client.lock("contended", ttl=60)
@@ -64,14 +64,14 @@ def contend(dsn: str, path: Path, grants: int) -> int:
                 log.append(lease.token)
                 had += 1
             lease.release()
-            # Let another have it: a lock that comes straight back to us contends with nobody.
+            # Let another process acquire it: a lock that comes straight back to this process is not contended.
             time.sleep(random.uniform(0, 0.004))
             if full:
                 return had
 
 
 def delete_free_rows(dsn: str, path: Path, grants: int) -> int:
-    """Delete whatever is free, at random moments, until the log is full; return how many rows went."""
+    """Delete free rows at random moments until the log is full; return the number of deleted rows."""
     log, deleted = Log(path), 0
     with psycopg.connect(dsn, autocommit=True) as connection:
         while len(log) < grants:
@@ -82,7 +82,7 @@ def delete_free_rows(dsn: str, path: Path, grants: int) -> int:
 
 
 def run(dsn: str, path: Path, grants: int) -> tuple[list[int], int, int]:
-    """Return the tokens in the order of the grants, the sum of what each process had, and the rows deleted."""
+    """Return the tokens in the order of the grants, the grants of all processes, and the number of deleted rows."""
     log = Log(path, grants)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dblock", "psycopg", __name__])
@@ -94,7 +94,7 @@ def run(dsn: str, path: Path, grants: int) -> tuple[list[int], int, int]:
 
 
 def backwards(tokens: list[int]) -> int:
-    """Count the grants whose token was not above every earlier one's."""
+    """Count the grants whose token was not above every earlier token."""
     highest, count = 0, 0
     for token in tokens:
         count += token <= highest
@@ -108,7 +108,7 @@ def test_grants_under_contention_and_deletion_are_in_token_order(durable_dsn: st
     print(f"{len(tokens)} grants, {backwards(tokens)} backwards, {deleted} rows deleted")
     assert len(tokens) == had == grants
     assert backwards(tokens) == 0
-    assert deleted > 100, "nothing was deleted, so nothing was shown"
+    assert deleted > 100, "too few rows were deleted for this to prove anything"
 
 
 def test_token_order_run_catches_a_token_minted_in_values(durable_dsn: str, tmp_path: Path) -> None:

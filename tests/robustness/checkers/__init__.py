@@ -1,6 +1,6 @@
-"""Checkers: each takes a history, and says what in it must not be. Each is a module with a function `check`.
+"""Checkers: each is a module with a function `check` that takes a history and returns the violations in it.
 
-A checker never guesses: what it calls a violation is one however the unknown outcomes of the history went.
+A checker never guesses. It reports a violation only if it is one for every possible outcome of the unknown operations.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from tests.robustness.history.record import History, Operation
 
 @dataclass
 class Finding:
-    """What one checker has to say of one history."""
+    """Hold the result of one checker for one history."""
 
     checker: str
     looked_at: int
-    """Operations that it could judge; a check that looked at nothing has shown nothing."""
+    """Number of operations that the checker could judge. If it is 0, the check has shown nothing."""
     violations: list[str] = field(default_factory=list)
     after: int | None = None
-    """How many operations of the history had ended when the first violation could be seen."""
+    """Number of operations in the history at the moment when the first violation became visible."""
 
 
 Checker = Callable[[History], Finding]
 
 
 def operations_until(history: History, moment: float) -> int:
-    """Return how many operations had been begun by then."""
+    """Return the number of operations that had begun by this moment."""
     return sum(one.called <= moment for one in history)
 
 
 def found(checker: str, history: History, looked_at: int, bad: list[tuple[Operation, str]]) -> Finding:
-    """Put together what was found: each violation with the operation at which it shows."""
+    """Make a finding from the violations, each with the operation at which it shows."""
     first = min((one.called if one.returned == float("inf") else one.returned for one, _ in bad), default=None)
     return Finding(
         checker,

@@ -1,7 +1,8 @@
-"""Money is neither made nor lost: every snapshot adds up, and the balances are what the journal says.
+"""Check that no money appears or disappears: every snapshot adds up, and the balances match the journal.
 
-Every acknowledged transfer is in the journal once, none that was refused, none that nobody made; the tokens rise with
-the journal's order. A reader's snapshot has all that was acknowledged before it, and nothing that was begun after it.
+The journal has every acknowledged transfer once, no refused transfer, and no transfer that no worker made. Tokens rise
+in the order of the journal. A reader's snapshot has every transfer acknowledged before the snapshot, and no transfer
+begun after it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:
-    """Look at each snapshot, and at the journal in the end."""
+    """Check each snapshot, and the final journal."""
     transfers = [one for one in history.of("write") if "transfer" in one.said]
     sums = [one for one in history.of("sum") if one.ok]
     bad = [
-        (one, f"sums up to {one.said['total']} instead of {one.said['should_be']}")
+        (one, f"the balances add up to {one.said['total']} instead of {one.said['should_be']}")
         for one in sums
         if one.said["total"] != one.said["should_be"]
     ]
@@ -38,7 +39,7 @@ def _entries(sums: list[Operation], transfers: list[Operation]) -> list[tuple[Op
     for one in sums:
         least, most = bisect.bisect_left(done, one.called), bisect.bisect_right(begun, one.returned)
         if not least <= one.said["entries"] <= most:
-            bad.append((one, f"sees {one.said['entries']} entries, of at least {least} and at most {most}"))
+            bad.append((one, f"sees {one.said['entries']} journal entries, instead of {least} to {most}"))
     return bad
 
 
@@ -48,15 +49,15 @@ def _journal(entries: list[Operation], transfers: list[Operation]) -> list[tuple
     known = {one.said["transfer"]: one for one in transfers}
     for one in transfers:
         if one.ok and not times[one.said["transfer"]]:
-            bad.append((one, "acknowledged, and not in the journal"))
+            bad.append((one, "acknowledged, but not in the journal"))
         if one.outcome == "failed" and times[one.said["transfer"]]:
-            bad.append((one, "refused, and in the journal all the same"))
+            bad.append((one, "refused, but still in the journal"))
     entries = sorted(entries, key=lambda one: int(one.said["order"]))
     for one in entries:
         if times[one.said["transfer"]] > 1:
             bad.append((one, f"in the journal {times[one.said['transfer']]} times"))
         if one.said["transfer"] not in known:
-            bad.append((one, "in the journal, and nobody made it"))
+            bad.append((one, "in the journal, but no worker made it"))
     for before, after in itertools.pairwise(entries):
         if after.token < before.token:
             bad.append((after, f"in the journal after token {before.token}"))
@@ -69,7 +70,7 @@ def _balances(entries: list[Operation], balances: list[Operation]) -> list[tuple
         moved[str(one.said["source"])] -= one.said["amount"]
         moved[str(one.said["target"])] += one.said["amount"]
     return [
-        (one, f"should be {one.said['before'] + moved[one.key]} by the journal, is {one.said['balance']}")
+        (one, f"the balance is {one.said['balance']}, but by the journal {one.said['before'] + moved[one.key]}")
         for one in balances
         if one.said["balance"] != one.said["before"] + moved[one.key]
     ]

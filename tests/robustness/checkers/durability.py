@@ -1,7 +1,7 @@
-"""What was acknowledged is durable: every grant that was answered is known to the server in the end.
+"""Check that acknowledged grants are durable: at the end, the server knows every acknowledged grant.
 
-That is: the lock's row has its token or a later one, unless the reaper may have taken the row since; and where the
-server noted its grants, in the same transaction as each, this one is among them.
+The lock's row must have the grant's token or a later one, unless the reaper may have deleted the row since. If the
+server recorded its grants, each in the transaction of the grant, this grant must be among the records.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:
-    """Compare the grants that were answered with what the server has in the end."""
+    """Compare the acknowledged grants with the server's final state."""
     bad: list[tuple[Operation, str]] = []
     newest = {one.key: one.token for one in history.of("newest")}
     noted = {(one.key, one.token) for one in history.of("granted")}
@@ -19,10 +19,10 @@ def check(history: History) -> Finding:
     reaped = any(one.key == "reap" for one in history.faults)
     if newest:
         bad = [
-            (one, f"acknowledged, and the server knows of nothing beyond {newest.get(one.key, 0)}")
+            (one, f"acknowledged, but the newest token on the server is {newest.get(one.key, 0)}")
             for one in grants
             if one.token > newest.get(one.key, 0) and (one.key in newest or not reaped)
         ]
     if noted:
-        bad += [(one, "acknowledged, and not noted") for one in grants if (one.key, one.token) not in noted]
+        bad += [(one, "acknowledged, but not recorded") for one in grants if (one.key, one.token) not in noted]
     return found("durability", history, len(grants) if newest else 0, bad)

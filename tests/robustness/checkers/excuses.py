@@ -1,4 +1,4 @@
-"""What a history says of leases that may end before their time; shared by the checkers that are about beliefs."""
+"""Find the leases in a history that may end before their ttl; shared by the checkers of what holders believe."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import defaultdict
 from tests.robustness.history.record import History, Operation
 
 SPARING = frozenset({"none", "freeze", "freeze-past", "kill", "reap"})
-"""The faults that end no lease before its time but those of their victim."""
+"""The faults that end no lease before its ttl, except the leases of their victim."""
 
 CLOCKS = 0.99
-"""The part of a ttl that has passed at the least when the database counts all of it: its clock is not ours."""
+"""The least part of a ttl that passes on our clock while the database counts the whole ttl: the two clocks differ."""
 
 
 def broken(history: History) -> dict[int, float]:
-    """Return the tokens whose locks were freed at once, over their holders' heads, and since when that may be."""
+    """Return the tokens whose locks were force-released at once, each with the earliest moment of that."""
     found: dict[int, float] = {}
     for one in history.of("force"):
         if one.said.get("now") and one.outcome != "failed" and one.said.get("freed", True):
@@ -24,7 +24,7 @@ def broken(history: History) -> dict[int, float]:
 
 
 def believable(operations: list[Operation], since: dict[int, float]) -> list[Operation]:
-    """Leave out what holders of broken locks have said since: they could not know."""
+    """Leave out what the holders of force-released locks recorded afterwards: they could not know of the release."""
     return [
         one
         for one in operations
@@ -33,11 +33,11 @@ def believable(operations: list[Operation], since: dict[int, float]) -> list[Ope
 
 
 def earliest(history: History) -> dict[int, float]:
-    """Return for each token the moment before which nobody else can have its lock unless it was released.
+    """Return for each token the moment before which no other client can hold its lock, unless the lock was released.
 
-    That is a ttl after its grant, at the least: the grant was made after it was asked for, and after every moment at
-    which the holder before it was still one. A renewal makes it later. It is not known of those who were killed, nor
-    of anybody under a fault that may part a client from the database.
+    That moment is at least one ttl after the grant. The grant was made after its request, and after every moment at
+    which the previous holder still held the lock. A renewal makes the moment later. The moment is unknown for the
+    holders that were killed, and for all holders under a fault that may separate a client from the database.
     """
     if any(one.key not in SPARING for one in history.faults):
         return {}
@@ -45,7 +45,7 @@ def earliest(history: History) -> dict[int, float]:
     found: dict[int, float] = {}
     lives: dict[str, list[Operation]] = history.by_key("acquire", "believe", "renew", "release")
     for operations in lives.values():
-        # Until when each token was seen to be held.
+        # Until when each token is known to have been held.
         seen: dict[int, float] = defaultdict(lambda: -math.inf)
         for one in operations:
             if one.ok and "token" in one.said and one.said.get("freed", True) and one.kind != "acquire":

@@ -1,8 +1,9 @@
-"""A resource accepts nothing below what it has accepted or what was claimed before, and refuses nothing without reason.
+"""Check that a resource accepts nothing below an accepted or claimed token, and refuses nothing without reason.
 
-For two writes to one resource, the first answered before the second was sent: if both were accepted, the second has the
-higher pair of token and number. Likewise after a claim, by itself or with a grant: nothing below its token is accepted.
-And whoever was refused came with a token below some other that had been shown, or may have been, by then.
+Take two writes to one resource, the second sent after the reply to the first. If both were accepted, the second has
+the higher pair of token and write number. Likewise after a claim, whether alone or together with a grant: no write
+below its token is accepted. A refused write had a token below some other token that had been presented, or may have
+been presented, by then.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Pair = tuple[int, int]
 
 
 def check(history: History) -> Finding:
-    """Compare each write with what was answered before it was sent."""
+    """Compare each write with the replies received before the write was sent."""
     bad: list[tuple[Operation, str]] = []
     looked_at = 0
     writes = history.by_key("write")
@@ -35,7 +36,7 @@ def check(history: History) -> Finding:
 
 
 def _pair(one: Operation) -> Pair:
-    """Return what a write was shown with. One without a number of its own may repeat its token."""
+    """Return the token and number of a write. A write without a number of its own may repeat its token."""
     return one.token, int(one.said.get("number", 0))
 
 
@@ -62,9 +63,9 @@ def _accepted_below(written: list[Operation], claims: list[Operation]) -> list[t
 
 
 def _refused_without_reason(written: list[Operation], claims: list[Operation]) -> list[tuple[Operation, str]]:
-    """Return what was refused though nothing higher can have been shown by then."""
+    """Return the refused writes for which no higher token can have been presented by then."""
     bad: list[tuple[Operation, str]] = []
-    # A grant that was not acknowledged, or was undone, may have claimed under a token that nobody has told.
+    # A grant that was not acknowledged, or was undone, may have claimed under a token that no client reported.
     reasons = [(one.called, (one.token, -1) if one.ok or one.kind == "claim" else (math.inf, 0)) for one in claims]
     reasons += [(one.called, _pair(one)) for one in written if one.outcome != "failed"]
     reasons.sort(key=lambda item: item[0])
@@ -76,5 +77,5 @@ def _refused_without_reason(written: list[Operation], claims: list[Operation]) -
             highest = max(highest, reasons[place][1])
             place += 1
         if highest <= _pair(one):
-            bad.append((one, "refused as stale, and nobody has shown anything higher"))
+            bad.append((one, "refused as stale, but no client has presented a higher token"))
     return bad

@@ -1,4 +1,4 @@
-"""A lock that was taken from its holder is not renewed any more, and is given back to nobody."""
+"""Check that a force-released lease is not renewed any more, and cannot be force-released again once it was freed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:
-    """Look for a renewal that was begun after the operator had been answered."""
+    """Find renewals that began after the operator had received the reply."""
     taken: dict[tuple[str, int], Operation] = {}
     for one in history.of("force"):
         if one.ok and one.said.get("taken") and (one.key, one.token) not in taken:
@@ -18,7 +18,7 @@ def check(history: History) -> Finding:
         if first is None or not one.ok or one.called <= first.returned:
             continue
         if one.kind == "renew":
-            bad.append((one, f"renewed after it was taken: {first}"))
+            bad.append((one, f"renewed after it was force-released: {first}"))
         elif first.said.get("now") and one.said.get("taken"):
-            bad.append((one, f"taken from somebody whose lock had been freed: {first}"))
+            bad.append((one, f"force-released again after it had been freed: {first}"))
     return found("forced", history, len(taken), bad)

@@ -1,8 +1,9 @@
-"""A lock that nobody holds goes to who waits for it within a bound, and usually at once.
+"""Check that a released lock goes to a waiter within a bound, and usually at once.
 
-The bound is for each: a waiter that misses its wake-up looks in within a second, and a place in line that nobody will
-redeem is given up within three. What is usual is the median: it shows whether wake-ups come at all. What happens near
-a fault is for the checker of takeovers, and where the outcome of an acquisition is unknown the lock may be held.
+The bound applies to each hand-over: a waiter that misses its wake-up polls within a second, and a ticket that no
+waiter redeems is given up within three seconds. The median shows what is usual, that is whether wake-ups arrive at all.
+The takeover checker judges what happens near a fault. If the outcome of an acquisition is unknown, the lock may be held
+and is not judged.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from tests.robustness.checkers import Finding, found
 from tests.robustness.history.record import History, Operation
 
 BOUND = 2.0
-"""Seconds between a release and the next grant, while somebody waits."""
+"""Most seconds between a release and the next grant, while a waiter is queued."""
 
 USUAL = 0.25
-"""Seconds that half of them take at most; without wake-ups it is half a second and more."""
+"""Most seconds at the median. Without wake-ups the median is half a second or more."""
 
 ENOUGH = 12
-"""Of so few the median says nothing."""
+"""Fewest hand-overs for which the median says anything."""
 
 NEAR = 5.0
-"""Seconds around a fault: within these the line may be waiting for the dead."""
+"""Seconds around a fault, during which the queue may be waiting for dead clients."""
 
 
 def check(history: History) -> Finding:
-    """For each lock that was given back while others waited, find out when one of them had it."""
+    """For each lock that was released while clients waited, find when one of them was granted it."""
     bad: list[tuple[Operation, str]] = []
     looked_at = 0
     taken: list[tuple[Operation, float]] = []
@@ -59,10 +60,10 @@ def check(history: History) -> Finding:
                 continue
             looked_at += 1
             if longest > BOUND:
-                bad.append((waiter, f"waited for {longest:.3f} s after {freed.token} had been given back"))
+                bad.append((waiter, f"waited for {longest:.3f} s after token {freed.token} had been released"))
             if after is not None and any(one.called < freed.called for _, one in waits):
                 taken.append((after, granted - freed.returned))
     taken.sort(key=lambda one: one[0].returned)
     if len(taken) >= ENOUGH and (usual := statistics.median(seconds for _, seconds in taken)) > USUAL:
-        bad.append((taken[ENOUGH - 1][0], f"{len(taken)} hand-overs took {usual:.3f} s in the median"))
+        bad.append((taken[ENOUGH - 1][0], f"{len(taken)} hand-overs took {usual:.3f} s at the median"))
     return found("hand-over in time", history, looked_at, bad)

@@ -1,6 +1,7 @@
-"""Each lock, taken by itself, answers as a fenced mutex would that does one thing at a time.
+"""Check that each lock by itself is linearizable with respect to a fenced mutex.
 
-Where nothing can have cut a lease short, nobody has the lock before its ttl is over, unless it was released.
+If no event can have ended a lease early, no other client holds the lock before the ttl has passed, unless the lock was
+released.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ KINDS = ("acquire", "believe", "renew", "release", "force")
 
 
 def check(history: History) -> Finding:
-    """Search for an order of each lock's operations; what was refused, or has no token, says nothing."""
+    """Search for an order of each lock's operations. Refused operations and those without a token say nothing."""
     bad: list[tuple[Operation, str]] = []
     looked_at = 0
     since = broken(history)
@@ -29,18 +30,19 @@ def check(history: History) -> Finding:
         looked_at += len(told)
         where = linearize(model, [*told, *_unheard_of(told, noted.get(key, []))])
         if where is not None:
-            bad.append((where, f"lock {key!r} cannot have answered so, whatever the order"))
+            bad.append((where, f"no order of the operations explains this reply of lock {key!r}"))
     return found("linearizability", history, looked_at, bad)
 
 
 def _unheard_of(told: list[Operation], noted: list[Operation]) -> list[Operation]:
-    """Return the grants that the server has noted and nobody was told of, as operations of unknown outcome.
+    """Return the grants that the server recorded and no client reported, as operations of unknown outcome.
 
-    So it is when the answer is lost, and the grant is forced before it is found again: who asked is granted another.
+    This happens if a reply is lost, and the grant is force-released before a retry finds it: the client then gets
+    another grant.
     """
     answered = {one.token: one.called for one in told if one.kind == "acquire"}
     return [
-        # Grants are made in the order of tokens: not before the one before it was asked for.
+        # Grants are made in the order of their tokens, so not before the previous one was requested.
         dataclasses.replace(
             one,
             kind="acquire",
@@ -54,7 +56,7 @@ def _unheard_of(told: list[Operation], noted: list[Operation]) -> list[Operation
 
 
 def _as_it_was(one: Operation) -> Operation:
-    """Take a release of what was lost as one that nobody can tell of: it gives back what turns out to be held still."""
+    """Give the release of a lost lease an unknown outcome: it frees the lock if the lease turns out to be held."""
     if one.kind == "release" and one.said.get("freed") is False:
         said = {name: value for name, value in one.said.items() if name != "freed"}
         return dataclasses.replace(one, outcome=UNKNOWN, returned=math.inf, said=said)

@@ -1,6 +1,6 @@
-"""A holder learns of its loss before anybody else is granted the lock: nobody believes in a lease that was followed.
+"""Check that a holder learns of its loss before the next grant: no holder believes in a lease that was superseded.
 
-Only whoever had its lock freed at once by force is excused, from then on.
+Only a holder whose lock was force-released at once is exempt, from that moment on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:
-    """Look for a lease that was found good after a later grant of the same lock had been answered."""
+    """Find leases that a holder believed in after a later grant of the same lock had been acknowledged."""
     bad: list[tuple[Operation, str]] = []
     since = broken(history)
     beliefs = {key: believable(told, since) for key, told in history.by_key("believe").items()}
@@ -21,7 +21,7 @@ def check(history: History) -> Finding:
     for key, believed in beliefs.items():
         answered = sorted((one for one in grants.get(key, []) if one.ok), key=lambda one: one.returned)
         times = [one.returned for one in answered]
-        # The highest token that had been answered by each of these times.
+        # The highest token that had been acknowledged by each of these times.
         highest: list[int] = []
         for one in answered:
             highest.append(max(one.token, highest[-1] if highest else 0))

@@ -1,9 +1,9 @@
-"""First come, first served: grants follow the places in line, and nobody is left standing in it.
+"""Check that grants follow the tickets, and that no ticket is left behind.
 
-What the server noted is the order of things. A grant that redeemed a place came to it before everybody who stood in
-line behind; so of two grants with places, the later one has the later place. Somebody without a place is granted the
-lock only when nobody stands in line. Places that were given up or passed over, of the dead and of those who were not
-heard of in time, are gone and count no more.
+The server's own records give the order of events. A grant that redeemed a ticket came before the grants of all waiters
+behind it in the queue, so of two grants with tickets, the later one has the later ticket. A client without a ticket is
+granted the lock only if the queue is empty. Tickets that were given up, or passed over because their waiter was dead or
+sent no heartbeat in time, are deleted and do not count any more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:
-    """Go through what the server noted of each lock, and keep its line."""
+    """Go through the server's records of each lock and rebuild its queue."""
     bad: list[tuple[Operation, str]] = []
     looked_at = 0
     struck = {one.key for one in history.faults}
@@ -22,22 +22,22 @@ def check(history: History) -> Finding:
         for noted in history.by_key("lined up", "left", "served").values():
             noted.sort(key=lambda one: int(one.said["order"]))
             looked_at += sum(one.kind == "served" for one in noted)
-            # The dead are passed over before their places are taken from them.
+            # Dead waiters are passed over before their tickets are deleted.
             bad += _out_of_turn(noted, only_if_served="kill" in struck)
-    bad += [(one, "a place in line that nobody waits at") for one in history.of("ghost")]
-    bad += [(one, "nobody else wanted the lock, and it was not to be had") for one in history.of("stuck")]
+    bad += [(one, "a ticket that no waiter will redeem") for one in history.of("ghost")]
+    bad += [(one, "no other client wanted the lock, but it could not be acquired") for one in history.of("stuck")]
     return found("line", history, looked_at, bad)
 
 
 def _out_of_turn(noted: list[Operation], only_if_served: bool) -> list[tuple[Operation, str]]:
-    """Return the grants that came before somebody who stood further ahead; of those who were served later, perhaps."""
+    """Return the grants that came before a waiter further ahead; if `only_if_served`, one that was served later."""
     bad: list[tuple[Operation, str]] = []
     acts = {one.said["act"]: one.said["attempt"] for one in noted if one.kind == "served"}
-    # The places that were left by being granted the lock, in one act with it.
+    # The tickets that were deleted by a grant of the lock, in the same transaction.
     redeemed = {_place(one) for one in noted if one.kind == "left" and acts.get(one.said["act"]) == one.said["attempt"]}
     standing: dict[tuple[str, int], Operation] = {}
     own: dict[str, Operation] = {}
-    """Places that were left in the act of being served, a moment before it was noted."""
+    """Tickets that were deleted in the transaction of a grant, just before the grant was recorded."""
     for one in noted:
         if one.kind == "lined up":
             standing[_place(one)] = one
@@ -54,7 +54,7 @@ def _out_of_turn(noted: list[Operation], only_if_served: bool) -> list[tuple[Ope
             for key, place in standing.items():
                 ahead = mine is None or place.said["order"] < mine.said["order"]
                 if place is not mine and ahead and (key in redeemed or not only_if_served):
-                    bad.append((one, f"served before {place.said['attempt']}, who has place {place.said['ticket']}"))
+                    bad.append((one, f"served before {place.said['attempt']}, which has ticket {place.said['ticket']}"))
                     break
     return bad
 

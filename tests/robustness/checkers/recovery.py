@@ -1,6 +1,4 @@
-"""The faults were felt, and are over when they are over: some strike did something, and after the last one locks are
-granted again.
-"""
+"""Check that the faults had an effect, and that locks are granted again after the last one."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:
-    """Look for a strike that was not in vain, and for a grant that was answered after the last."""
+    """Find a strike that had an effect, and a grant that was acknowledged after the last strike."""
     strikes = [one for one in history.faults if not math.isinf(one.returned)]
     bad: list[tuple[Operation, str]] = []
     if strikes:
         last = max(strikes, key=lambda one: one.returned)
         if all(one.said.get("in_vain") for one in strikes):
-            bad.append((last, f"none of {len(strikes)} strikes did anything"))
+            bad.append((last, f"none of {len(strikes)} strikes had an effect"))
         if not any(one.ok and one.returned > last.returned for one in history.of("acquire")):
-            bad.append((last, "no lock was granted to anybody after it"))
+            bad.append((last, "no lock was granted after it"))
     return found("recovery", history, len(strikes), bad)

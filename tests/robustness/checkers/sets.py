@@ -1,7 +1,7 @@
-"""What was added to a set under the lock is in it: all that was acknowledged, nothing twice, nothing made up.
+"""Check that a set has every acknowledged element, none twice, and none that no worker added.
 
-What has an unknown outcome may be there or not. As every writer writes back all that it has read, and each element
-names its token, the elements also show in which order the writes were accepted: tokens never fall.
+An element of unknown outcome may be there or not. Every writer writes back all that it has read, and each element names
+its token. So the elements also show in which order the writes were accepted: their tokens never fall.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:
-    """Compare each set, as it was in the end, with what was written to it."""
+    """Compare the final state of each set with the writes to it."""
     bad: list[tuple[Operation, str]] = []
     looked_at = 0
     tried = history.by_key("write")
@@ -25,20 +25,20 @@ def check(history: History) -> Finding:
         there = Counter(final[key].said["elements"]) if key in final else Counter()
         looked_at += len(written)
         bad += [
-            (one, f"acknowledged, and lost: {one.said['element']}")
+            (one, f"acknowledged, but lost: {one.said['element']}")
             for one in written
             if one.ok and not there[one.said["element"]]
         ]
         bad += [
-            (one, f"refused, and there all the same: {one.said['element']}")
+            (one, f"refused, but still there: {one.said['element']}")
             for one in written
             if one.outcome == "failed" and there[one.said["element"]]
         ]
     for key, one in final.items():
         tokens = {write.said["element"]: write.token for write in tried.get(key, [])}
         elements = one.said["elements"]
-        bad += [(one, f"is there {times} times: {what}") for what, times in Counter(elements).items() if times > 1]
-        bad += [(one, f"nobody has added {what}") for what in elements if what not in tokens]
+        bad += [(one, f"{what} is there {times} times") for what, times in Counter(elements).items() if times > 1]
+        bad += [(one, f"no worker has added {what}") for what in elements if what not in tokens]
         known = [what for what in elements if what in tokens]
         bad += [
             (one, f"{after} came after {before}, which has the higher token")

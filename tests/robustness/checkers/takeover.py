@@ -1,8 +1,8 @@
-"""A lock whose holder is frozen or dead goes to the next in line within its ttl and a bound.
+"""Check that the lock of a frozen or dead holder goes to the next waiter within the ttl and a bound.
 
-The bound covers how late a waiter may look in, and a machine that does other things too. Nothing is said of a holder
-that goes on before its lease is over, nor where one of those who want the lock was stopped meanwhile, and may keep its
-place in line for a while, nor where the lock was granted to somebody who was never told.
+The bound covers how late a waiter may poll, and a busy machine. Three cases are not judged: a holder that resumes
+before its lease has expired, a lock for which one of the waiting processes was stopped at the time and may keep its
+ticket for a while, and a lock whose next grant was never reported to a client.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tests.robustness.checkers import Finding, found
 from tests.robustness.history.record import History, Operation
 
 BOUND = 1.5
-"""Seconds beyond the ttl: a waiter that misses its wake-up looks in within a second; the rest is a busy machine."""
+"""Seconds beyond the ttl: a waiter that misses its wake-up polls within a second. The rest is for a busy machine."""
 
 LONGEST = 60.0
-"""Seconds; nobody waits for longer."""
+"""Seconds. No client waits for longer."""
 
 
 def check(history: History) -> Finding:
-    """For each holder that was struck down while others waited, find out when one of them had the lock."""
+    """For each holder that was struck while clients waited, find when one of them was granted the lock."""
     bad: list[tuple[Operation, str]] = []
     looked_at = 0
     strikes = [one for one in history.faults if "victim" in one.said]
@@ -64,7 +64,7 @@ def _newer(one: Operation, other: Operation) -> Operation:
 
 
 def _stopped(strikes: list[Operation], since: float, until: float) -> set[str]:
-    """Return the processes that were stopped in a part of this time at least. The dead are passed over at once."""
+    """Return the processes that were stopped for at least a part of this time. Dead waiters are passed over at once."""
     return {
         str(one.said["victim"])
         for one in strikes

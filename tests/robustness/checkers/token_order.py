@@ -1,7 +1,7 @@
-"""Tokens are in the order of the grants, and no token is granted twice.
+"""Check that the order of tokens is the order of grants, and that no token is granted twice.
 
-What was granted after another grant had been answered has the higher token. Where the server itself has noted its
-grants in the order in which it made them, those rise too.
+A grant that was requested after another grant had been acknowledged has the higher token. If the server recorded its
+grants in the order in which it made them, the tokens in its records rise too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:
-    """Compare each grant with those that were answered before it was asked for."""
+    """Compare each grant with the grants acknowledged before it was requested."""
     bad: list[tuple[Operation, str]] = []
     grants = [one for one in history.of("acquire") if one.ok]
     for asked in history.by_key("acquire").values():
@@ -31,7 +31,7 @@ def check(history: History) -> Finding:
 
 
 def _backwards(grants: list[Operation]) -> list[tuple[Operation, str]]:
-    """Return the grants that were asked for after one with a higher token had been answered."""
+    """Return the grants that were requested after a higher token had been acknowledged."""
     bad: list[tuple[Operation, str]] = []
     answered = sorted(grants, key=lambda one: one.returned)
     place, highest = 0, None
@@ -41,5 +41,5 @@ def _backwards(grants: list[Operation]) -> list[tuple[Operation, str]]:
                 highest = answered[place]
             place += 1
         if highest is not None and one.token < highest.token:
-            bad.append((one, f"asked for after token {highest.token} had been granted"))
+            bad.append((one, f"requested after token {highest.token} had been granted"))
     return bad

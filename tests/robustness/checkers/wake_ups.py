@@ -1,8 +1,8 @@
-"""One release wakes one waiter: no lock wakes more than there were ends of grants or of waits to cause it, by then.
+"""Check that one release wakes one waiter: each lock had at least as many causes as wake-ups by the time of each.
 
-A wake-up comes after what caused it: a grant that was given back, with or without a word of it; a wait that was given
-up, which passes the wake-up on that it may have had; a lock that was freed by force. A single try waits for nothing and
-so wakes nobody, unless nobody can tell how it ended.
+A wake-up comes after its cause. A cause is a release, whether it was recorded or not; a wait that was given up, which
+passes on a wake-up that it may have received; or a force-release at once. A single try does not wait, and so it wakes
+no waiter, unless its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:
-    """Count for each lock the wake-ups, and what can have caused one each, in the order of time."""
+    """Count for each lock the wake-ups and their possible causes, in the order of time."""
     bad: list[tuple[Operation, str]] = []
     woken = {key: noted for key, noted in history.by_key("woken").items() if key}
     causes = history.by_key("acquire", "release", "force")
     told = {(one.key, one.token) for one in history.of("acquire") if one.ok}
     silent: dict[str, int] = {}
     for one in history.of("granted"):
-        # A grant that nobody was told of was given back by somebody at some time.
+        # A grant that was reported to no client has been released by some process at some time.
         if (one.key, one.token) not in told:
             silent[one.key] = silent.get(one.key, 0) + 1
     for key, noted in woken.items():
@@ -35,10 +35,10 @@ def check(history: History) -> Finding:
 
 
 def _may_wake(one: Operation) -> bool:
-    """Tell whether it can have woken somebody."""
+    """Return whether the operation can have woken a waiter."""
     if one.kind == "acquire":
         return one.outcome == "unknown" or (one.outcome == "failed" and one.said.get("timeout") != 0)
     if one.kind == "force":
         return bool(one.said.get("now", True))
-    # Of one that was lost before it is told that nothing was freed, whether or not.
+    # The release of a lost lease reports that nothing was freed, whether or not the lock was.
     return one.outcome != "failed"

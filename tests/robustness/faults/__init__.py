@@ -1,9 +1,9 @@
-"""Faults: what is done to the processes, the network and the server while the traffic goes on.
+"""Faults: what is done to the processes, the network and the server while the traffic runs.
 
-Each is a class with a name. `setting` makes what it needs on the stage before the traffic starts; `strike` does it
-once, and returns when it is over and the traffic can go on. A fault says which checkers cannot be asked after it, and
-why; and where it cannot be done on this machine, what is missing: it is then skipped with that reason, and does not
-count as passed.
+Each fault is a class with a name. `setting` sets up what it needs before the traffic starts. `strike` injects the fault
+once, and returns when the fault is over and the traffic can continue. A fault names the checkers that are exempt under
+it, each with the reason. If this machine cannot perform the fault, `missing` says what it needs: the fault is then
+skipped with that reason, and does not count as passed.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
 
 
 class CannotBeDone(Exception):
-    """What a fault needs is not there; the reason to skip it."""
+    """Raised with the reason if this machine lacks what a fault needs."""
 
 
 class Fault:
-    """Nothing happens; the base of all others."""
+    """Inject nothing; the base class of all faults."""
 
     name = "none"
     settings: Mapping[str, str] = {}
-    """Settings of the server that it takes."""
+    """Server settings that the fault needs."""
     excuses: Mapping[str, str] = {}
-    """The checkers that cannot be asked, by name, with the reason."""
+    """The checkers that are exempt under the fault, by name, each with the reason."""
     effect = ""
-    """Which of the figures that a strike returns says whether it did anything, if one does; at 0 it was in vain."""
+    """The figure in a strike's result that is 0 if the strike had no effect, if there is such a figure."""
     every = (0.2, 0.6)
-    """Seconds between two strikes."""
+    """Least and most seconds between two strikes."""
     afterwards = 2.0
-    """Seconds for which the traffic goes on after the last strike: a fault that it does not recover from would show."""
+    """Seconds of traffic after the last strike, so that a fault without recovery shows."""
 
     @classmethod
     def missing(cls) -> str | None:
-        """Say what it needs and this machine does not have, if anything."""
+        """Return what the fault needs and this machine lacks, or None."""
         return None
 
     @contextmanager
     def setting(self, stage: Stage) -> Iterator[None]:
-        """Make what it needs, on a stage that the traffic has not entered yet."""
+        """Set up what the fault needs, before the traffic starts."""
         yield
 
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        """Do it once; the result is what to write down of it."""
+        """Inject the fault once; return the details to record."""
         return {}
 
     def recover(self, stage: Stage) -> None:
-        """Let the traffic go on after the last strike, and do meanwhile what an operator would."""
+        """Let the traffic continue after the last strike, and do in that time what an operator would do."""
         time.sleep(self.afterwards)
 
 
@@ -67,7 +67,7 @@ def all_faults() -> dict[str, type[Fault]]:
     pending = [Fault]
     while pending:
         one = pending.pop()
-        if "name" in vars(one):  # the base of a family has none
+        if "name" in vars(one):  # the base class of a family has none
             found[one.name] = one
         pending += one.__subclasses__()
     return found

@@ -1,4 +1,4 @@
-"""Sessions of the traffic that the server ends, and statements of theirs that it cancels."""
+"""Terminate sessions of the traffic, or cancel their statements, on the server."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LISTENERS = (
     "SELECT DISTINCT a.pid FROM pg_stat_activity a JOIN pg_locks l USING (pid) WHERE a.application_name = 'dblock'"
     " AND l.locktype = 'advisory' AND l.granted AND a.state = 'idle'"
 )
-"""Those that hold a mark while they do nothing: presence, and that is what clients listen on."""
+"""Idle sessions that hold an advisory lock: that is presence, and these are the sessions on which clients listen."""
 
 
 class Backends(Fault):
-    """The base of these: some sessions are chosen, and the server is told what to do with them."""
+    """Choose some sessions and terminate them or cancel their statements; the base class of these faults."""
 
     effect = "sessions"
     every = (0.05, 0.3)
@@ -29,7 +29,7 @@ class Backends(Fault):
     action = "pg_terminate_backend"
 
     def choose(self, found: list[int], dice: random.Random) -> list[int]:
-        """Choose among the sessions that there are."""
+        """Choose among the current sessions."""
         return dice.sample(found, dice.randint(1, min(3, len(found)))) if found else []
 
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
@@ -41,20 +41,20 @@ class Backends(Fault):
 
 
 class Terminate(Backends):
-    """A few sessions are ended, whichever they are."""
+    """Terminate a few sessions, of any kind."""
 
     name = "terminate"
 
 
 class TerminateListeners(Backends):
-    """Sessions are ended by which clients are woken, and seen to be there."""
+    """Terminate the sessions that receive wake-ups and hold presence."""
 
     name = "terminate-listeners"
     among = LISTENERS
 
 
 class TerminateAll(Backends):
-    """Every session is ended at once."""
+    """Terminate every session at once."""
 
     name = "terminate-all"
     every = (0.2, 0.6)
@@ -64,14 +64,14 @@ class TerminateAll(Backends):
 
 
 class CancelStatements(Backends):
-    """Statements that are under way are cancelled, by somebody who has the right to."""
+    """Cancel running statements, as a role with the privilege to do so."""
 
     name = "cancel-statements"
     every = (0.01, 0.05)
     among = f"{SESSIONS} AND state = 'active'"
 
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        """Look again and again until there is something to cancel: statements are brief."""
+        """Look repeatedly until there is a statement to cancel, because statements are brief."""
         with psycopg.connect(stage.direct, autocommit=True) as owner:
             for look in range(200):
                 told = owner.execute(

@@ -1,6 +1,6 @@
-"""The server's clock is set while it runs: ahead, back, or either.
+"""Set the server's clock while it runs: ahead, back, or both.
 
-Only the time of day is; what counts the time since the machine's start goes on, as it does where a real clock is set.
+Only the time of day is changed. The server's monotonic clock continues, as it does when a real clock is set.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 HOUR = 3600
 
 EARLY = (
-    "when the server's clock is set ahead, leases run out earlier than their holders believe"
-    " (docs/concepts/protocol.md, Whose clock); what protects the resource is the token"
+    "when the server's clock is set ahead, leases expire earlier than their holders believe"
+    " (docs/concepts/protocol.md, Whose clock). The token protects the resource"
 )
 FORGOTTEN = 8.0
-"""Seconds after which nobody can believe in a lease any more that was not renewed under the clock as it is now."""
+"""Seconds after which no holder trusts a lease that was not renewed under the current clock."""
 
 FREE = """
-SELECT dblock.force_release(name, token, 'the operator', 'the clock was set back', now => true)
+SELECT dblock.force_release(name, token, 'operator', 'the clock was set back', now => true)
 FROM unnest(%s::text[], %s::bigint[]) AS held (name, token)
 """
 
@@ -41,13 +41,13 @@ LATE = (
 
 
 def library() -> str | None:
-    """Find the library that lies to a program about the time."""
+    """Return the path of libfaketime, which changes the time that a program sees, or None."""
     found = sorted(glob.glob("/usr/lib/*/faketime/libfaketime.so.1") + glob.glob("/usr/lib/faketime/libfaketime.so.1"))
     return found[0] if found else None
 
 
 class Clock(Fault):
-    """The clock is set by an hour, ahead or back."""
+    """Set the clock by an hour, ahead or back."""
 
     name = "clock"
     steps: tuple[int, ...] = (-HOUR, HOUR)
@@ -59,7 +59,7 @@ class Clock(Fault):
 
     @contextmanager
     def setting(self, stage: Stage) -> Iterator[None]:
-        """Start the server again, with the library before its own."""
+        """Restart the server with the library preloaded."""
         offset = stage.server.folder / "clock"
         self._set(offset, 0)
         stage.props["clock"], stage.props["offset"] = offset, 0
@@ -88,7 +88,7 @@ class Clock(Fault):
             self._free_forgotten(stage)
 
     def _free_forgotten(self, stage: Stage) -> int:
-        """Free the locks that are held for an hour by nobody, as an operator would; the result is how many."""
+        """Force-release the locks that stay held for an hour without a holder, as an operator would; count them."""
         known: dict[tuple[str, int], float] = stage.props.setdefault("held for long", {})
         with psycopg.connect(stage.direct, autocommit=True) as owner:
             found = owner.execute(
@@ -104,7 +104,7 @@ class Clock(Fault):
 
     @staticmethod
     def _set(path: Path, seconds: int) -> None:
-        """Have the server's clock differ from ours by so much; never by a file that is half written."""
+        """Set the offset of the server's clock from ours, and never leave the file half written."""
         new = path.with_suffix(".new")
         new.write_text(f"{seconds:+d}\n")
         os.chmod(new, 0o644)
@@ -112,7 +112,7 @@ class Clock(Fault):
 
 
 class ClockAhead(Clock):
-    """The clock is set ahead by an hour, again and again."""
+    """Set the clock ahead by an hour, repeatedly."""
 
     name = "clock-ahead"
     steps = (HOUR,)
@@ -120,7 +120,7 @@ class ClockAhead(Clock):
 
 
 class ClockBack(Clock):
-    """The clock is set back by an hour, again and again."""
+    """Set the clock back by an hour, repeatedly."""
 
     name = "clock-back"
     steps = (-HOUR,)

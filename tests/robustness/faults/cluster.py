@@ -1,7 +1,8 @@
-"""A managed cluster of three nodes, which decides by itself who is the primary: the place for it.
+"""Reserve a fault for a managed cluster of three nodes that elects its own primary.
 
-It needs Patroni and a store for its own decisions, and comes with them. A strike will be what an operator, a crash or a
-cut network does to one node; the traffic's way leads to all three, with target_session_attrs=read-write.
+The fault needs Patroni and a store for its decisions, and will be added with them. A strike will be what an operator, a
+crash or a network partition does to one node. The traffic's DSN will name all three nodes, with
+target_session_attrs=read-write.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tests.robustness.faults import Fault
 
 
 class Cluster(Fault):
-    """One node of a managed cluster of three fails, and the others choose a primary."""
+    """Fail one node of a managed cluster of three, so that the others elect a primary."""
 
     name = "cluster"
 
@@ -20,4 +21,4 @@ class Cluster(Fault):
     def missing(cls) -> str | None:
         if shutil.which("patroni") is None:
             return "Patroni is not installed"
-        return "the stage for a cluster managed by Patroni is not built yet"
+        return "the environment for a cluster managed by Patroni does not exist yet"

@@ -1,4 +1,4 @@
-"""There is no room: the disk is full, or files may not grow. The server crashes over it, and recovers when there is."""
+"""Run out of space: the disk is full, or files may not grow. The server crashes, and recovers when there is space."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from tests.robustness.traffic.stage import Stage
 
 MEBIBYTES = 256
-"""Of the small disk: enough for a server and its log, and soon full."""
+"""Size of the small disk: enough for a server and its log, and soon full."""
 
 
 HANGS_AFTER = 5.0
-"""Seconds that the server is given to recover by itself, once there is room."""
+"""Seconds that the server has to recover by itself once there is space."""
 
 
 def push(stage: Stage, seconds: float) -> int:
-    """Have the server need new files for its log, for so long; the result is how often it took it."""
+    """Make the server write new log files for this time; return how often it succeeded."""
     until, times = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         try:
@@ -46,11 +46,11 @@ def push(stage: Stage, seconds: float) -> int:
 
 
 def recover(server: Server) -> bool:
-    """Wait until the server answers; start it where it has given up, or hangs. The result is whether it had to be."""
+    """Wait until the server replies; restart it if it has given up or hangs. Return whether a restart was needed."""
     waits_until, started = time.monotonic() + HANGS_AFTER, False
     while not server.answers():
         if not pids_working_in(server.data) or time.monotonic() > waits_until:
-            # What one process still waits for, a limit that it was forked with say, a new one does not.
+            # An old process may still wait for something, or have been forked with the limit. A new one does not.
             kill_everything(server)
             server.stop()
             server.start()
@@ -60,19 +60,19 @@ def recover(server: Server) -> bool:
 
 
 def _see_own_mounts() -> None:
-    """Have what we mount from now on be seen by us and our children alone, and gone with the last of us."""
+    """Enter a mount namespace: only this process and its children see new mounts, which end with the last of them."""
     if ctypes.CDLL(None, use_errno=True).unshare(0x00020000):  # CLONE_NEWNS
-        raise OSError(ctypes.get_errno(), "no mounts of our own")
+        raise OSError(ctypes.get_errno(), "cannot create a mount namespace")
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 
 
 def crashes(server: Server) -> int:
-    """Return how often the server has said that it cannot go on."""
+    """Return the number of PANIC messages in the server's log."""
     return server.log.read_text(errors="replace").count("PANIC:")
 
 
 class DiskFull(Fault):
-    """The disk is full for a while, for tables and log alike."""
+    """Fill the disk for a while, for tables and log alike."""
 
     name = "disk-full"
     settings = {"min_wal_size": "32MB", "max_wal_size": "64MB", "fsync": "off"}  # noqa: RUF012
@@ -83,9 +83,9 @@ class DiskFull(Fault):
         if os.geteuid() != 0:
             return "mounting a small disk needs root"
         if not (shutil.which("mount") and shutil.which("unshare")):
-            return "there is no program to mount a small disk with (Debian: mount, util-linux)"
+            return "the programs that mount a small disk are not installed (Debian: mount, util-linux)"
         tried = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True)
-        return None if tried.returncode == 0 else "mounting is not allowed here, as in most containers"
+        return None if tried.returncode == 0 else "mounting is not allowed on this machine, as in most containers"
 
     @contextmanager
     def setting(self, stage: Stage) -> Iterator[None]:
@@ -107,7 +107,7 @@ class DiskFull(Fault):
             try:
                 server.stop()
             finally:
-                # However the server ended: a mount would outlive this process. Lazily, in case one still works there.
+                # Always, because a mount would outlive this process. Lazily, in case a process still uses it.
                 subprocess.run(["umount", "--lazy", str(server.data)], check=True)
             server.data.rmdir()
             aside.rename(server.data)
@@ -125,7 +125,7 @@ class DiskFull(Fault):
 
 
 class FilesCannotGrow(Fault):
-    """No file of the server's may be longer than a little, for a while: what a quota or a limit does."""
+    """Limit the length of the server's files for a while, as a quota or a resource limit does."""
 
     name = "files-cannot-grow"
     settings = {"min_wal_size": "32MB", "max_wal_size": "64MB", "fsync": "off"}  # noqa: RUF012
@@ -133,7 +133,7 @@ class FilesCannotGrow(Fault):
 
     @classmethod
     def missing(cls) -> str | None:
-        return None if shutil.which("prlimit") else "the program prlimit is not there (Debian: util-linux)"
+        return None if shutil.which("prlimit") else "prlimit is not installed (Debian: util-linux)"
 
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
         server, before = stage.server, crashes(stage.server)
@@ -146,9 +146,9 @@ class FilesCannotGrow(Fault):
 
 
 def _limit(server: Server, longest: str) -> None:
-    """Limit the length of the files of all processes of the server, which only its own account may do."""
+    """Limit the file length of all server processes, which only the server's own account may do."""
     script = 'longest=$1; shift; for pid; do prlimit --pid "$pid" --fsize="$longest:" 2>/dev/null; done; true'
-    # Once more for those that were being forked meanwhile.
+    # A second time for processes that were being forked during the first.
     for _ in range(2):
         subprocess.run(
             ["/bin/sh", "-c", script, "sh", longest, *map(str, pids_working_in(server.data))],

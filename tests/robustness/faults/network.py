@@ -1,8 +1,8 @@
-"""The network between the traffic and the server: slow, silent, cut, half open, or losing answers.
+"""Disturb the network between the traffic and the server: slow, silent, cut, half open, or with lost replies.
 
-Most come twice. Through a port, where clients see that something stands between them and the server, and do without
-presence. And through a socket in a folder, where neither end can tell: the only way to test presence across such
-faults, for through a port the server would have to see the client's own address.
+Most faults exist in two forms. Through a port, clients detect the proxy between them and the server, and do without
+presence. Through a socket in a folder, neither end can detect the proxy. Only this form tests presence across such
+faults, because through a port the server would have to see the client's own address.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LONGEST_TTL = 2.0
 
 
 class Network(Fault):
-    """The base of these: a proxy stands between the traffic and the server."""
+    """Put a proxy between the traffic and the server; the base class of these faults."""
 
     present = False
-    """Whether clients are to have presence all the same."""
+    """Whether clients have presence despite the proxy."""
 
     @contextmanager
     def setting(self, stage: Stage) -> Iterator[None]:
@@ -53,12 +53,12 @@ class Network(Fault):
             proxy.flow()
 
     def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
-        """Do it once; whatever it did to the flow is undone afterwards."""
+        """Disturb the network once; the caller restores the proxy afterwards."""
         raise NotImplementedError
 
 
 class Delay(Network):
-    """Every answer is late by the same time; sometimes by more than short leases last."""
+    """Delay every reply by the same time, sometimes for longer than short leases last."""
 
     name = "delay"
 
@@ -69,7 +69,7 @@ class Delay(Network):
 
 
 class Jitter(Network):
-    """Answers are late, each differently, so that connections overtake each other."""
+    """Delay each reply by a different time, so that connections overtake each other."""
 
     name = "jitter"
 
@@ -80,7 +80,7 @@ class Jitter(Network):
 
 
 class Cut(Network):
-    """Every connection is cut at once."""
+    """Cut every connection at once."""
 
     name = "cut"
     effect = "connections"
@@ -90,7 +90,7 @@ class Cut(Network):
 
 
 class LoseAnswers(Network):
-    """Requests are carried out, and their connections cut before the answers; whichever requests chance chooses."""
+    """Cut connections between a request that is performed and its reply, for a random share of the requests."""
 
     name = "lose-answers"
     effect = "lost"
@@ -103,7 +103,7 @@ class LoseAnswers(Network):
 
 
 class BlackHole(Network):
-    """Nothing passes in either direction, for less or more than leases last; then all of it, late, or nothing ever."""
+    """Pass nothing in either direction, for less or more than leases last; then everything late, or nothing ever."""
 
     name = "black-hole"
 
@@ -120,7 +120,7 @@ class BlackHole(Network):
 
 
 class HoldRequests(BlackHole):
-    """Nothing reaches the server; then all of it, late, or nothing ever. Answers pass."""
+    """Pass nothing to the server; then everything late, or nothing ever. Replies pass."""
 
     name = "hold-requests"
 
@@ -129,7 +129,7 @@ class HoldRequests(BlackHole):
 
 
 class HoldAnswers(BlackHole):
-    """Nothing reaches the clients; then all of it, late, or nothing ever. Requests pass, and are carried out."""
+    """Pass nothing to the clients; then everything late, or nothing ever. Requests pass and are performed."""
 
     name = "hold-answers"
 
@@ -138,7 +138,7 @@ class HoldAnswers(BlackHole):
 
 
 class LoseClients(Network):
-    """Clients are told that their connections are gone; the server still has all of them, for a while."""
+    """Close the clients' side of all connections, while the server keeps its side for a while."""
 
     name = "lose-clients"
     effect = "connections"
@@ -151,7 +151,7 @@ class LoseClients(Network):
 
 
 class LoseServers(Network):
-    """The server has ended all sessions, and the clients are not told for a while."""
+    """Close the server's side of all sessions, while the clients keep theirs for a while."""
 
     name = "lose-servers"
     effect = "connections"
@@ -164,61 +164,61 @@ class LoseServers(Network):
 
 
 class PresentDelay(Delay):
-    """The same, for clients with presence."""
+    """Delay every reply, for clients with presence."""
 
     name = "present-delay"
     present = True
 
 
 class PresentCut(Cut):
-    """The same, for clients with presence."""
+    """Cut every connection at once, for clients with presence."""
 
     name = "present-cut"
     present = True
 
 
 class PresentLoseAnswers(LoseAnswers):
-    """The same, for clients with presence."""
+    """Cut connections before the replies to performed requests, for clients with presence."""
 
     name = "present-lose-answers"
     present = True
 
 
 class PresentBlackHole(BlackHole):
-    """The same, for clients with presence."""
+    """Pass nothing in either direction, for clients with presence."""
 
     name = "present-black-hole"
     present = True
 
 
 class PresentHoldRequests(HoldRequests):
-    """The same, for clients with presence."""
+    """Pass nothing to the server, for clients with presence."""
 
     name = "present-hold-requests"
     present = True
 
 
 class PresentHoldAnswers(HoldAnswers):
-    """The same, for clients with presence."""
+    """Pass nothing to the clients, for clients with presence."""
 
     name = "present-hold-answers"
     present = True
 
 
 class PresentLoseClients(LoseClients):
-    """The same, for clients with presence."""
+    """Close the clients' side of all connections, for clients with presence."""
 
     name = "present-lose-clients"
     present = True
 
 
 class PresentLoseServers(LoseServers):
-    """The same, for clients with presence: the one case in which they may believe for too long."""
+    """Close the server's side of all sessions, for clients with presence: only here they may trust for too long."""
 
     name = "present-lose-servers"
     present = True
     excuses = dict.fromkeys(
         ("linearizability", "loss told first"),
-        "the server ends the session and the word of it does not reach the client, which may then believe in its"
-        " lease for up to 45 s after another has the lock (docs/concepts/waiting.md, When a holder dies)",
+        "the server ends the session and the client does not learn of it, so it may trust its lease for up to 45 s"
+        " after the next grant of the lock (docs/concepts/waiting.md, When a holder dies)",
     )

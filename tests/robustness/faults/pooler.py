@@ -1,4 +1,4 @@
-"""A pooler in transaction mode stands between the traffic and the server, and is killed, paused, told to reconnect."""
+"""Put a pooler in transaction mode between the traffic and the server, and kill, pause or reconnect it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LONGEST_TTL = 2.0
 
 
 class PoolerKilled(Fault):
-    """The pooler is killed, and started again."""
+    """Kill the pooler, and start it again."""
 
     name = "pooler-killed"
     listens_past = False
-    """Whether clients are given a way past the pooler, to listen on."""
+    """Whether clients have a DSN past the pooler, on which to listen."""
 
     @classmethod
     def missing(cls) -> str | None:
@@ -47,7 +47,7 @@ class PoolerKilled(Fault):
 
 
 class PoolerReconnects(PoolerKilled):
-    """The pooler closes each connection to the server as soon as its transaction has ended."""
+    """Make the pooler close each connection to the server as soon as its transaction has ended."""
 
     name = "pooler-reconnects"
     every = (0.1, 0.4)
@@ -58,7 +58,7 @@ class PoolerReconnects(PoolerKilled):
 
 
 class PoolerPaused(PoolerKilled):
-    """The pooler lets nothing through, for less or more than leases last, and then everything."""
+    """Pause the pooler for less or more than leases last, and then resume it."""
 
     name = "pooler-paused"
 
@@ -71,14 +71,14 @@ class PoolerPaused(PoolerKilled):
 
 
 class PassedPoolerKilled(PoolerKilled):
-    """The same, with clients that listen past the pooler, and are present there."""
+    """Kill and restart the pooler, with clients that listen past the pooler and have presence there."""
 
     name = "passed-pooler-killed"
     listens_past = True
 
 
 class PassedPoolerPaused(PoolerPaused):
-    """The same, with clients that listen past the pooler, and are present there."""
+    """Pause and resume the pooler, with clients that listen past the pooler and have presence there."""
 
     name = "passed-pooler-paused"
     listens_past = True

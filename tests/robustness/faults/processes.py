@@ -1,4 +1,4 @@
-"""Processes of the traffic that are stopped, for longer than their leases last, killed, forked, or interrupted."""
+"""Stop traffic processes past the end of their leases, kill them, fork them, or interrupt them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Freeze(Fault):
-    """A process is stopped past the end of its leases, and goes on as if nothing had been."""
+    """Stop a process past the end of its leases, and then let it continue."""
 
     name = "freeze"
     seconds = (0.4, 2.6)
-    """For how long; the leases of the workloads last for 2 s at most."""
+    """Least and most seconds. The leases of the workloads last for 2 s at most."""
 
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
         victim = dice.choice(sorted(stage.workers))
@@ -36,14 +36,14 @@ class Freeze(Fault):
 
 
 class FreezePast(Freeze):
-    """The same, always for longer than the leases of the sets last: whatever is written then is stale."""
+    """Stop a process for longer than the leases of the sets last, so that all that it writes afterwards is stale."""
 
     name = "freeze-past"
     seconds = (1.05, 1.4)
 
 
 class Kill(Fault):
-    """A process is killed, and another starts in its place."""
+    """Kill a process, and start another one in its place."""
 
     name = "kill"
 
@@ -60,7 +60,7 @@ class Kill(Fault):
 
 
 class Fork(Fault):
-    """A process forks, whatever its threads hold; the child tries what it has inherited."""
+    """Fork a process, whatever its threads hold; the child tries to use what it has inherited."""
 
     name = "fork"
     every = (0.05, 0.4)
@@ -77,7 +77,7 @@ class Fork(Fault):
 
 
 class Cancel(Fault):
-    """A call is given up at any of its awaits, or by an exception in the middle of it."""
+    """Cancel a call at any of its awaits, or by an exception in the middle of it."""
 
     name = "cancel"
     every = (0.01, 0.1)

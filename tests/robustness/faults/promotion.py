@@ -1,7 +1,7 @@
-"""The primary fails and its standby is promoted; then the old primary's place is taken by a standby of the new one.
+"""Kill the primary and promote its standby; then replace the old primary by a standby of the new one.
 
-Two servers change places, each in a folder of its own. The traffic's way names both, and leads to the one that takes
-writes.
+Two servers alternate as primary, each in its own folder. The traffic's DSN names both, and connects to the one that
+accepts writes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,11 @@ from tests.support.standby import promote
 if TYPE_CHECKING:
     from tests.robustness.traffic.stage import Stage
 
-LOST = (
-    "a failover to an asynchronous standby can lose grants that were acknowledged"
-    " (docs/concepts/protocol.md, Failovers)"
-)
+LOST = "a failover to an asynchronous standby can lose acknowledged grants (docs/concepts/protocol.md, Failovers)"
 
 
 def follow(primary: Server, standby: Server) -> None:
-    """Make a standby of the primary, in the folder of the other, whatever was there; and start it."""
+    """Replace the second server's data by a standby of the primary, and start it."""
     standby.stop()
     shutil.rmtree(standby.data, ignore_errors=True)
     standby.folder.mkdir(mode=0o711, exist_ok=True)
@@ -60,21 +57,21 @@ def follow(primary: Server, standby: Server) -> None:
 
 
 def one_value(server: Server, query: str) -> object:
-    """Ask a server one thing."""
+    """Return the value of a query on a server."""
     with psycopg.connect(server.url, autocommit=True) as connection:
         row = connection.execute(query.encode()).fetchone()
     return None if row is None else row[0]
 
 
 class SyncPromotion(Fault):
-    """The primary is killed, and its synchronous standby promoted: nothing that was acknowledged is lost."""
+    """Kill the primary and promote its synchronous standby: nothing acknowledged is lost."""
 
     name = "promotion-sync"
     effect = "killed"
     settings = LAZY
     synchronous = True
     way: Mapping[str, str] = {}
-    """What else the traffic's way says."""
+    """Further parameters of the traffic's DSN."""
     every = (0.3, 0.8)
     afterwards = 3.0
 
@@ -105,7 +102,7 @@ class SyncPromotion(Fault):
             shutil.rmtree(second.folder, ignore_errors=True)
 
     def attend(self, stage: Stage) -> None:
-        """Return once the standby follows, and its confirmations are waited for."""
+        """Return once the standby streams and, if it is synchronous, commits wait for its confirmation."""
         primary = stage.server
         if self.synchronous:
             with psycopg.connect(primary.url, autocommit=True) as owner:
@@ -129,15 +126,15 @@ class SyncPromotion(Fault):
         return {"killed": killed, **said}
 
     def before(self, primary: Server, standby: Server, dice: random.Random) -> dict[str, object]:
-        """Do something before the primary is killed."""
+        """Prepare the servers before the primary is killed."""
         return {}
 
     def between(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        """Do something after the standby has been promoted."""
+        """Act on the servers after the standby has been promoted."""
         return {}
 
     def go_over(self, standby: Server) -> None:
-        """Promote the standby, which does not wait for another one."""
+        """Promote the standby, and let its commits not wait for a standby of its own."""
         with psycopg.connect(standby.url, autocommit=True) as owner:
             owner.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
             owner.execute("SELECT pg_reload_conf()")
@@ -145,14 +142,14 @@ class SyncPromotion(Fault):
 
 
 class AsyncPromotion(SyncPromotion):
-    """The primary is killed while its standby lags behind: the last grants that were acknowledged are lost."""
+    """Kill the primary while its standby lags behind: the last acknowledged grants are lost."""
 
     name = "promotion-async"
     synchronous = False
     excuses = dict.fromkeys(("linearizability", "loss told first", "durability"), LOST)
 
     def before(self, primary: Server, standby: Server, dice: random.Random) -> dict[str, object]:
-        """Stop what sends the log, so that the standby falls behind."""
+        """Stop the WAL sender, so that the standby falls behind."""
         seconds = dice.choice([0, dice.uniform(0.1, 0.6), dice.uniform(0.1, 0.6)])
         sender = one_value(primary, "SELECT pid FROM pg_stat_replication")
         if seconds and isinstance(sender, int):
@@ -162,7 +159,7 @@ class AsyncPromotion(SyncPromotion):
 
 
 class SplitBrain(AsyncPromotion):
-    """As before; and then the old primary comes back for a moment, and some of the traffic goes there.
+    """Promote a lagging standby, then restart the old primary for a moment, so that some of the traffic connects to it.
 
     Not for workloads whose resources are in the same database: there would be two of each.
     """
@@ -172,8 +169,8 @@ class SplitBrain(AsyncPromotion):
     way = {"load_balance_hosts": "random"}  # noqa: RUF012
     excuses = {  # noqa: RUF012
         **AsyncPromotion.excuses,
-        "token order": "two primaries grant at the same time, each in the order of its own tokens; whoever is granted a"
-        " lock by the old one has the lower token, and the fence refuses it",
+        "token order": "two primaries grant at the same time, each in the order of its own tokens. A grant by the old"
+        " primary has the lower token, and the fence refuses it",
     }
 
     def between(self, stage: Stage, dice: random.Random) -> dict[str, object]:
@@ -181,7 +178,7 @@ class SplitBrain(AsyncPromotion):
         old.stop()
         old.start()
         with psycopg.connect(stage.server.url, autocommit=True) as owner:
-            # So that clients choose anew where to go.
+            # So that clients choose their server again.
             owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'")
         seconds = dice.uniform(0.5, 1.0)
         time.sleep(seconds)

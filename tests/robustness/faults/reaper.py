@@ -1,4 +1,4 @@
-"""The reaper goes round: not a fault, but it deletes rows while the traffic goes on."""
+"""Run the reaper: not a fault, but it deletes rows while the traffic runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Reap(Fault):
-    """Every lock that is free at this moment is forgotten."""
+    """Delete every lock that is free at this moment."""
 
     name = "reap"
     effect = "gone"

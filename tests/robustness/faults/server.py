@@ -1,6 +1,7 @@
-"""The whole Postgres: killed, crashed by one of its own, stopped for a while, restarted in good order.
+"""Strike the whole Postgres: kill it, crash it by one of its processes, stop it for a while, restart it in order.
 
-What is not waited for stays in the server's memory for long, so that a grant that was answered too early goes with it.
+A commit that was not waited for stays in the server's memory for long, so that a grant that was acknowledged too early
+is lost with the server.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from tests.robustness.traffic.stage import Stage
 
 LAZY = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_delay": "0", "fsync": "off"}
-"""What was written to the kernel outlives every process: to wait for the disk too would only make recoveries slow."""
+"""What was written to the kernel outlives every process, so waiting for the disk would only slow down recoveries."""
 
 LONGEST_TTL = 2.0
 
 
 def tell(pids: Iterable[int], what: signal.Signals) -> int:
-    """Send a signal to all of these; the result is how many were there to get it."""
+    """Send a signal to these processes; return how many received it."""
     told = 0
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -39,9 +40,9 @@ def tell(pids: Iterable[int], what: signal.Signals) -> int:
 
 
 def kill_everything(server: Server) -> int:
-    """End the server as a failure of its machine would, but for the disk; the result is how many processes it had."""
+    """Kill the server as a failure of its machine would, except for the disk; return its number of processes."""
     killed: set[int] = set()
-    # Once more for those that were being forked meanwhile.
+    # Again for processes that were being forked at the time.
     while pids := pids_working_in(server.data):
         if new := pids - killed:
             tell(new, signal.SIGKILL)
@@ -52,7 +53,7 @@ def kill_everything(server: Server) -> int:
 
 
 class Crash(Fault):
-    """Every process of the server is killed at once; then it is started again, and recovers."""
+    """Kill every process of the server at once, then start it again, so that it recovers."""
 
     name = "crash"
     effect = "killed"
@@ -61,13 +62,13 @@ class Crash(Fault):
     def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
         killed = kill_everything(stage.server)
         time.sleep(dice.choice([0, 0, dice.uniform(0, 0.3)]))
-        stage.server.stop()  # there is nothing to stop; but our child should be buried
+        stage.server.stop()  # reaps the dead child process
         stage.server.start()
         return {"killed": killed}
 
 
 class CrashOne(Fault):
-    """One session's process is killed; the server ends all the others, and recovers."""
+    """Kill the process of one session, so that the server ends all others and recovers."""
 
     name = "crash-one"
     effect = "killed"
@@ -80,7 +81,7 @@ class CrashOne(Fault):
                 return {"killed": 0}
             os.kill(dice.choice(sorted(found))[0], signal.SIGKILL)
             with suppress(psycopg.OperationalError):
-                while True:  # until this session is ended with the others
+                while True:  # until the server ends this session too
                     owner.execute("SELECT pg_sleep(5)")
         deadline = time.monotonic() + 30
         while not stage.server.answers():
@@ -90,7 +91,7 @@ class CrashOne(Fault):
 
 
 class StopServer(Fault):
-    """All processes of the server are stopped, for less or more than leases last, and go on."""
+    """Stop all processes of the server for less or more than leases last, and then let them continue."""
 
     name = "stop-server"
     effect = "stopped"
@@ -102,13 +103,13 @@ class StopServer(Fault):
             tell(pids, signal.SIGSTOP)
             time.sleep(seconds)
         finally:
-            # What the postmaster was forking at that moment is not among those.
+            # A process that the postmaster was just forking is not among the first pids.
             tell(pids | pids_working_in(stage.server.data), signal.SIGCONT)
         return {"stopped": len(pids), "seconds": seconds}
 
 
 class Restart(Fault):
-    """The server is restarted in good order, ending its sessions."""
+    """Restart the server in order, which ends its sessions."""
 
     name = "restart"
 

@@ -1,4 +1,4 @@
-"""The server ends statements early, or somebody else's transaction holds what they need."""
+"""End statements early on the server, or hold the rows and tables that they need in another transaction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_TTL = 2.0
 
 
 class Timeouts(Fault):
-    """Timeouts are set so short that many statements run into them, for the whole server or for new sessions."""
+    """Set timeouts so short that many statements exceed them, for the whole server or for new sessions."""
 
     name = "timeouts"
     choices: tuple[tuple[str, str], ...] = (
@@ -35,7 +35,7 @@ class Timeouts(Fault):
         name, value = dice.choice(self.choices)
         whom = dice.choice(["system", "role"])
         with psycopg.connect(stage.direct, autocommit=True) as owner:
-            # What is set here holds for this session whatever the server's or the role's.
+            # These settings protect this session, whatever applies to the server or the role.
             for one in {name for name, _ in self.choices} - {"deadlock_timeout"}:
                 owner.execute(f"SET {one} = 0".encode())
             try:
@@ -52,7 +52,7 @@ class Timeouts(Fault):
             owner.execute("SELECT pg_reload_conf()")
         else:
             owner.execute(f"ALTER ROLE CURRENT_USER {what}".encode())
-            # What is so set holds for new sessions.
+            # A role's setting applies to new sessions only.
             owner.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'"
                 " AND pid <> pg_backend_pid()"
@@ -60,7 +60,7 @@ class Timeouts(Fault):
 
 
 class ForeignRows(Fault):
-    """Somebody else's transaction holds the rows of locks for a while; with a server that is quick to see deadlocks."""
+    """Hold the rows of locks in another transaction for a while, on a server that detects deadlocks quickly."""
 
     name = "foreign-rows"
     effect = "rows"
@@ -84,7 +84,7 @@ class ForeignRows(Fault):
 
 
 class ForeignTable(Fault):
-    """Somebody else's transaction holds a whole table of dblock's for a while, against everything."""
+    """Hold a whole dblock table in another transaction for a while, against all access."""
 
     name = "foreign-table"
 

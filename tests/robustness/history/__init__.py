@@ -1,1 +1,1 @@
-"""What a robustness run has recorded, and the sequential models that it is compared with."""
+"""Record the history of a robustness run, and define the sequential model that it is compared with."""

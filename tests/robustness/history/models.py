@@ -1,13 +1,13 @@
-"""The fenced mutex, as a machine that does one thing at a time; and the search for an order in which it could have.
+"""Define the fenced mutex as a sequential model, and search for a linearization of a history.
 
-A history is linearizable if each operation can be given a moment between its beginning and its end, so that the
-machine, doing them one after the other at those moments, answers as the service did. An operation of unknown outcome
-may have its moment at any time from its beginning on, or never.
+A history is linearizable if each operation can be given a linearization point between its beginning and its end, so
+that the model, performing the operations one after the other at those points, gives the same replies as the service. An
+operation of unknown outcome may have its point at any time after its beginning, or never.
 
-The search takes the beginnings and ends in the order of time, and remembers every state that the machine may be in,
-each with the operations under way that have had their moment already. When one ends, only the states remain in which it
-has had its moment, then or before. When none remains, there is no such order. (After Lowe, "Testing for
-linearizability", 2016.)
+The search goes through the beginnings and ends in the order of time. It keeps every state that the model may be in,
+each with the pending operations that already have their point. When an operation ends, only those states remain in
+which the operation has its point, then or before. If no state remains, the history is not linearizable. (After Lowe,
+"Testing for linearizability", 2016.)
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from typing import NamedTuple
 from tests.robustness.history.record import Operation
 
 TOO_MANY = 20_000
-"""States to keep apart; more would mean that the history says too little to be worth the search."""
+"""Most states to keep. A history with more possible states says too little to be worth the search."""
 
 
 class Mutex(NamedTuple):
-    """The state of a lock: under which token it is held, if it is; and the newest token ever granted."""
+    """The state of a lock: the token under which it is held, if it is held, and the newest token ever granted."""
 
     held: int | None = None
     newest: int = 0
 
 
 class FencedMutex:
-    """What a lock answers: tokens rise, a holder is believed in only while it holds, a release frees one exact grant.
+    """Model one lock: tokens rise, only the holder may believe in its lease, and a release frees one exact grant.
 
-    A lease may run out by itself, or be taken from the dead. `earliest` has for each token the moment before which
-    neither may happen.
+    A lease may expire, or be taken from a dead holder. `earliest` has for each token the moment before which neither
+    may happen.
     """
 
     def __init__(self, earliest: dict[int, float] | None = None) -> None:
         self._earliest = earliest or {}
 
     def answer(self, state: Mutex, operation: Operation) -> Mutex | None:
-        """Return the state after the operation, or None if it could not have gone so in this state."""
+        """Return the state after the operation, or None if the operation is impossible in this state."""
         kind, token = operation.kind, operation.said.get("token")
         if token is None:
             return state
@@ -55,16 +55,16 @@ class FencedMutex:
             if operation.said.get("freed", True):
                 return Mutex(None, state.newest) if state.held == token else None
             return state
-        raise AssertionError(f"the fenced mutex knows nothing of {kind!r}")
+        raise AssertionError(f"the fenced mutex has no operation {kind!r}")
 
     def too_late(self, state: Mutex, operation: Operation) -> bool:
-        """Tell whether it cannot go so in this state, nor in any that may come of it."""
+        """Return whether the operation is impossible in this state and in every state that may follow."""
         token = operation.said.get("token")
         if token is None or not operation.said.get("freed", True):
             return False
         if operation.kind == "acquire":
             return bool(token <= state.newest)
-        # What is granted under a later token, or was freed, is never held under this one again.
+        # A lock that was granted under a later token, or was freed, is never held under this token again.
         return bool(token < state.newest or (token == state.newest and state.held is None))
 
     def _may_be_free(self, state: Mutex, operation: Operation) -> bool:
@@ -72,7 +72,7 @@ class FencedMutex:
 
 
 def linearize(model: FencedMutex, operations: Iterable[Operation]) -> Operation | None:
-    """Search for an order; the result is None, or the operation at whose end there was none left."""
+    """Search for a linearization; return None, or the operation at whose end no possible state was left."""
     events: list[tuple[float, int, int]] = []
     chosen = list(operations)
     for number, one in enumerate(chosen):
@@ -81,7 +81,7 @@ def linearize(model: FencedMutex, operations: Iterable[Operation]) -> Operation 
             events.append((one.returned, 1, number))
     heapq.heapify(events)
     under_way: set[int] = set()
-    # The states that the machine may be in, each with those under way that have had their moment.
+    # The states that the model may be in, each with the pending operations that already have their point.
     reached: set[tuple[Mutex, frozenset[int]]] = {(Mutex(), frozenset())}
     while events:
         _, ends, number = heapq.heappop(events)
@@ -93,11 +93,11 @@ def linearize(model: FencedMutex, operations: Iterable[Operation]) -> Operation 
         if not reached:
             return chosen[number]
         if len(reached) > TOO_MANY:
-            raise RuntimeError(f"{len(reached)} states are possible at {chosen[number]}: this history says too little")
+            raise RuntimeError(f"{len(reached)} states are possible at {chosen[number]}: the history says too little")
         newest = min(state.newest for state, _ in reached)
         for unanswered in [one for one in under_way if math.isinf(chosen[one].returned)]:
             if chosen[unanswered].said.get("token", math.inf) < newest:
-                # What acts on a token that is past can have no moment any more.
+                # An operation on a superseded token can have no linearization point any more.
                 under_way.discard(unanswered)
                 reached = {(state, done - {unanswered}) for state, done in reached}
     return None
@@ -110,9 +110,9 @@ def _had_their_moment(
     reached: set[tuple[Mutex, frozenset[int]]],
     ending: int,
 ) -> set[tuple[Mutex, frozenset[int]]]:
-    """Return what can be reached if some of those under way have their moment now, up to the one that ends.
+    """Return the states reachable if some pending operations have their point now, up to the operation that ends.
 
-    Those that would come after it can wait for the next end.
+    Operations with a later point can wait for the next end.
     """
     answered = {number for number in under_way if not math.isinf(operations[number].returned)}
     seen = set(reached)
@@ -127,7 +127,7 @@ def _had_their_moment(
             after = model.answer(state, operations[number])
             if after is None or (after, done | {number}) in seen:
                 continue
-            # A dead end, if one that must have its moment could not any more: with many waiters nearly all are that.
+            # Skip dead ends, where a completed operation cannot have its point any more. With many waiters, most are.
             if any(model.too_late(after, operations[other]) for other in answered - done if other != number):
                 continue
             seen.add((after, done | {number}))

@@ -1,10 +1,10 @@
-"""Histories: what every process did, from when to when, and how it ended; the one thing that checkers look at.
+"""Record histories: what every process did, from when to when, and how it ended. Checkers read nothing else.
 
-An operation is written down before it begins and once more when it has ended, each as a line of JSON in a file of the
-process's own. So a process that is killed in the middle leaves an operation without an end, and one that got no answer
-says so. Both have an unknown outcome, and may take effect at any time from their beginning on: their end is infinity.
+A process records an operation before it begins and again when it has ended, each as a line of JSON in its own file. A
+process that is killed in between leaves an operation without an end. A process that gets no reply records that. Both
+operations have an unknown outcome and may take effect at any time after their beginning, so their end is infinity.
 
-All times are of the machine's one monotonic clock, which all processes on it share.
+All times are from the machine's one monotonic clock, which all its processes share.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 OK, FAILED, UNKNOWN = "ok", "failed", "unknown"
-"""It was done; it certainly was not; nobody can tell."""
+"""It was done; it certainly was not done; it may have been done."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that one process did to one key: a lock, a resource, or the name of a fault."""
+    """One operation of one process on one key: a lock, a resource, or the name of a fault."""
 
     process: str
     kind: str
@@ -37,7 +37,7 @@ class Operation:
     returned: float
     outcome: str
     said: dict[str, Any] = field(default_factory=dict)
-    """What was asked for, and what was answered."""
+    """The arguments of the request and the contents of the reply."""
 
     @property
     def ok(self) -> bool:
@@ -54,10 +54,10 @@ class Operation:
 
 
 class Recorder:
-    """Writes the history of one process."""
+    """Write the history of one process."""
 
     def __init__(self, path: Path) -> None:
-        # Straight to the kernel: what was written is there, whatever becomes of this process.
+        # Written straight to the kernel, so that what was written survives whatever happens to this process.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._numbers = itertools.count()
         self._process = os.getpid()
@@ -73,9 +73,9 @@ class Recorder:
         told: Callable[[T], dict[str, Any]] = lambda _: {},
         **said: Any,
     ) -> T | None:
-        """Do it and write down how it went; the result is None when it was refused, or its outcome is unknown.
+        """Perform the operation and record it; return None if it was refused or its outcome is unknown.
 
-        `refused` are the errors that mean that certainly nothing was done. Any other error goes on its way.
+        `refused` are the errors which mean that certainly nothing was done. Any other error is raised.
         """
         number = self.begin(kind, key, **said)
         try:
@@ -90,25 +90,25 @@ class Recorder:
         return result
 
     def begin(self, kind: str, key: str, **said: Any) -> int:
-        """Write down that something begins."""
+        """Record the beginning of an operation and return its number."""
         number = next(self._numbers)
         self._write({"id": number, "at": time.monotonic(), "kind": kind, "key": key, "said": said})
         return number
 
     def end(self, number: int, outcome: str, **said: Any) -> None:
-        """Write down how it ended."""
+        """Record the end of an operation."""
         self._write({"id": number, "at": time.monotonic(), "outcome": outcome, "said": said})
 
     def note(self, kind: str, key: str, *, called: float | None = None, **said: Any) -> None:
-        """Write down something that has been done already, since `called`."""
+        """Record an event that has already happened, since `called`."""
         at = time.monotonic() if called is None else called
         number = next(self._numbers)
         self._write({"id": number, "at": at, "kind": kind, "key": key, "said": said})
         self.end(number, OK)
 
     def _write(self, line: dict[str, Any]) -> None:
-        # The child of a fork counts on from the same number: what it wrote here could not be told from the parent's.
-        assert os.getpid() == self._process, "every process writes a history of its own"
+        # The child of a fork continues with the same number, so its records could not be told from its parent's.
+        assert os.getpid() == self._process, "every process writes its own history"
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
@@ -116,14 +116,14 @@ class Recorder:
 
 
 class History:
-    """All that was done in one run, in the order in which it was begun."""
+    """All operations of one run, in the order in which they began."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
         self.operations = sorted(operations, key=lambda one: one.called)
 
     @classmethod
     def read(cls, folder: Path) -> History:
-        """Put together what the processes of a run have written."""
+        """Merge the histories that the processes of a run have written."""
         return cls(itertools.chain.from_iterable(_read(path) for path in sorted(folder.glob("*.jsonl"))))
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ class History:
 
     @property
     def faults(self) -> list[Operation]:
-        """What was done to the processes, the network and the server."""
+        """The strikes against the processes, the network and the server."""
         return self.of("fault")
 
 
@@ -155,7 +155,7 @@ def _read(path: Path) -> Iterator[Operation]:
         try:
             line = json.loads(text)
         except ValueError:
-            continue  # nothing, or the half of a line that a killed process had written
+            continue  # an empty line, or one that a killed process wrote in part
         if "kind" in line:
             begun[line["id"]] = line
         else:

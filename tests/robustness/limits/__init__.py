@@ -1,6 +1,6 @@
-"""Limits: how far it goes, what gives way first, and how that shows. Each is a module with a function `measure`.
+"""Measure limits: how far dblock scales, what fails first, and how that shows. Each module has a function `measure`.
 
-A figure that matters is a ratio of two that were taken in one run, in turns. What is claimed besides is so or not.
+A figure that matters is a ratio of two measurements that alternate in one run. A claim is true or false.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Progress = Callable[[str], None]
 
 
 def server_with(durable: bool, **settings: str) -> AbstractContextManager[Server]:
-    """Make a server: as a real one, or for a quick look one in memory that waits for no disk."""
+    """Start a server: a durable one, or for a quick measurement one in memory that does not wait for the disk."""
     return private_server(settings if durable else {**settings, "fsync": "off"}, in_memory=not durable)
 
 
 class Break(NamedTuple):
-    """What gives way: at which limit, how it shows, and in which words."""
+    """What fails: at which limit, with which symptom, and with which message."""
 
     limit: str
     symptom: str
@@ -34,15 +34,15 @@ class Break(NamedTuple):
 
 @dataclass
 class Measured:
-    """What one limit has come to."""
+    """The measurements of one limit."""
 
     title: str
     figures: dict[str, str] = field(default_factory=dict)
-    """What to tell a reader."""
+    """The figures for a reader."""
     numbers: dict[str, float] = field(default_factory=dict)
-    """The same for those who compute with it."""
+    """The same figures for computation."""
     claims: dict[str, bool] = field(default_factory=dict)
-    """What must be so."""
+    """What must be true."""
     breaks: list[Break] = field(default_factory=list)
 
     def markdown(self) -> str:
@@ -53,14 +53,14 @@ class Measured:
 
 
 def timed(act: Callable[[], object]) -> float:
-    """Return the seconds that something takes."""
+    """Return the duration of a call in seconds."""
     began = time.perf_counter()
     act()
     return time.perf_counter() - began
 
 
 def in_turns(times: int, *acts: Callable[[], object]) -> list[float]:
-    """Do several things in turns, so often, and return the median of the seconds that each took."""
+    """Alternate between several calls, this number of times, and return the median duration of each in seconds."""
     taken: list[list[float]] = [[] for _ in acts]
     for _ in range(times):
         for seconds, act in zip(taken, acts, strict=True):
@@ -70,7 +70,7 @@ def in_turns(times: int, *acts: Callable[[], object]) -> list[float]:
 
 @contextmanager
 def meanwhile(act: Callable[[], object]) -> Iterator[list[float]]:
-    """Do something again and again in a thread, and yield the seconds that each time took; an error ends the block."""
+    """Repeat a call in a thread, and yield the seconds that each took; an error is raised at the end of the block."""
     over, taken = threading.Event(), []
     trouble: list[BaseException] = []
 
@@ -93,7 +93,7 @@ def meanwhile(act: Callable[[], object]) -> Iterator[list[float]]:
 
 
 def wait_until(what: str, is_so: Callable[[], object], patience: float = 60.0) -> float:
-    """Return as soon as it is so, with the seconds that it took."""
+    """Return as soon as the condition is true, with the seconds until then."""
     began = time.monotonic()
     while not is_so():
         assert time.monotonic() < began + patience, f"{what}: not within {patience:g} s"
@@ -102,11 +102,11 @@ def wait_until(what: str, is_so: Callable[[], object], patience: float = 60.0) -
 
 
 def ms(seconds: float) -> str:
-    """Return a time in words."""
+    """Format a duration in milliseconds."""
     return f"{seconds * 1000:.3g} ms"
 
 
 def table(breaks: Sequence[Break]) -> str:
-    """Return what gives way, as a table."""
+    """Return the failures as a table."""
     rows = [f"| {one.limit} | {one.symptom} | {one.message} |" for one in breaks]
-    return "\n".join(["## What gives way first", "", "| limit | symptom | message |", "|---|---|---|", *rows, ""])
+    return "\n".join(["## What breaks first", "", "| limit | symptom | message |", "|---|---|---|", *rows, ""])

@@ -1,4 +1,4 @@
-"""Measure all limits, or those that are named: python -m tests.robustness.limits [names snapshots …] [--small]."""
+"""Measure all limits, or the named ones: python -m tests.robustness.limits [names snapshots …] [--small]."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LIMITS: dict[str, tuple[Callable[..., Measured], Callable[..., Measured]]] = {
     "connections": (connections.measure, connections.measure),
     "lines": (queues.measure, functools.partial(queues.measure, (10, 100))),
 }
-"""Each limit, as far as it goes and as a small one."""
+"""Each limit, at full size and at a small size."""
 
 
 def main() -> int:
-    """Print Markdown, and say on standard error how far it is."""
+    """Print Markdown, and the progress on standard error."""
     parser = argparse.ArgumentParser(prog="python -m tests.robustness.limits")
     parser.add_argument("limits", nargs="*", choices=[[], *LIMITS], default=[])
-    parser.add_argument("--small", action="store_true", help="with small numbers, in a minute")
+    parser.add_argument("--small", action="store_true", help="use small numbers, which takes a minute")
     asked = parser.parse_args()
     breaks: list[Break] = []
     well = True

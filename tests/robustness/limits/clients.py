@@ -1,4 +1,4 @@
-"""Many clients: what each takes of the server and of its process, and what happens when there is not room for all."""
+"""Measure many clients: what each costs the server and its process, and what happens if there are too many."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.robustness.limits.crowds import Crowds
 from tests.robustness.soak.measures import _own_memory
 
 CONNECTIONS = 3
-"""That a client has from its first lease on: for calls, for the keep-alive, for the listener."""
+"""Connections of a client from its first lease on: for calls, for the keep-alive, for the listener."""
 
 APP = "app"
 
@@ -22,7 +22,7 @@ APP = "app"
 def measure(
     processes: int = 5, clients: int = 100, durable: bool = True, progress: Progress = lambda _: None
 ) -> Measured:
-    """Have so many clients hold a lock each, on a server that has room for all."""
+    """Let this number of clients hold a lock each, on a server with enough connections for all."""
     total = processes * clients
     found = Measured(f"{total} clients in {processes} processes")
     with server_with(durable, max_connections=str(total * CONNECTIONS + 20)) as server:
@@ -33,7 +33,7 @@ def measure(
             took = crowds.all("take")
             begun = time.monotonic() - began
             count = "SELECT pid FROM pg_stat_activity WHERE usename = 'app'"
-            wait_until("all connected", lambda: len(owner.execute(count).fetchall()) >= total * CONNECTIONS)
+            wait_until("all clients are connected", lambda: len(owner.execute(count).fetchall()) >= total * CONNECTIONS)
             pids = [pid for (pid,) in owner.execute(count).fetchall()]
             memory = sum(map(_own_memory, pids)) / len(pids)
             progress("all wait for one lock")
@@ -42,7 +42,7 @@ def measure(
             serving = time.monotonic() - began
             looked = crowds.all("look")
             crowds.all("go")
-            wait_until("all gone", lambda: not owner.execute(count).fetchall())
+            wait_until("all clients are disconnected", lambda: not owner.execute(count).fetchall())
             left = [
                 owner.execute(f"SELECT count(*) FROM dblock.{table}".encode()).fetchone()
                 for table in ("lock_presence", "lock_tickets", "lock_clients")
@@ -51,15 +51,15 @@ def measure(
     found.figures |= {
         "connections of each client": f"{len(pids) / total:.2f}",
         "memory of each client, in its process": f"{took['memory'] / total:.0f} kB",
-        "memory of each connection, in the server": f"{memory:.1f} MB, besides what all share",
-        "all have their first lock": f"after {begun:.1f} s",
-        "all have had one and the same lock": f"after {serving:.1f} s, {total / serving:.0f} hand-offs a second",
+        "memory of each connection, in the server": f"{memory:.1f} MB, without shared memory",
+        "all clients have their first lock": f"after {begun:.1f} s",
+        "all have held one and the same lock": f"after {serving:.1f} s, {total / serving:.0f} hand-overs per second",
     }
     found.claims |= {
-        "all have a lock of their own": took["holds"] == total and not took["errors"],
-        "all were served": served["served"] == total and not served["errors"],
+        "every client has its own lock": took["holds"] == total and not took["errors"],
+        "every client was served": served["served"] == total and not served["errors"],
         "no lease was lost": looked["holds"] == total,
-        "nothing is left of them when they have gone": left == [(0,)] * 3,
+        "nothing is left of the clients after they have closed": left == [(0,)] * 3,
     }
     if took["errors"] or served["errors"]:
         found.figures["errors"] = str((took["errors"] + served["errors"]).most_common(3))
@@ -69,7 +69,7 @@ def measure(
 def measure_without_room(
     processes: int = 4, clients: int = 25, room: int = 100, ttl: float = 3.0, progress: Progress = lambda _: None
 ) -> Measured:
-    """Have more clients begin than the server has room for; then let some of them go."""
+    """Start more clients than the server has connections for, then close some of them."""
     total = processes * clients
     found = Measured(f"{total} clients on a server with max_connections = {room}")
     with server_with(True, max_connections=str(room)) as server:
@@ -77,16 +77,16 @@ def measure_without_room(
         with Crowds(dsn, processes, clients, ttl) as crowds:
             progress(f"{total} clients begin")
             first = crowds.all("take")
-            time.sleep(2 * ttl)  # what is held has to be renewed several times meanwhile
-            progress("those without try again")
+            time.sleep(2 * ttl)  # so that leases have to be renewed several times
+            progress("the clients without a lock try again")
             again = crowds.all("take")
             kept = crowds.all("look")
-            progress("half of the processes go")
+            progress("half of the processes close their clients")
             crowds.all("go", only=processes // 2)
             rest = Crowds(dsn, 1, 1, ttl)
             with rest:
                 began = time.monotonic()
-                wait_until("there is room", lambda: rest.all("take")["holds"] == 1, patience=30)
+                wait_until("there is a free connection", lambda: rest.all("take")["holds"] == 1, patience=30)
                 recovered = time.monotonic() - began
                 rest.all("go")
             crowds.all("go")
@@ -94,18 +94,18 @@ def measure_without_room(
     words = sorted(errors)
     found.numbers |= {"held": first["holds"], "refused": sum(first["errors"].values())}
     found.figures |= {
-        "have a lock": f"{first['holds']} of {total}",
-        "the others are told": "; ".join(f"`{one}`" for one in words[:4]),
-        f"leases held after {2 * ttl:g} s of that, ttl {ttl:g} s": f"{kept['holds']}; lost: {dict(kept['lost']) or 0}",
-        "a new client has a lock once others have gone": f"after {recovered:.2f} s",
+        "clients with a lock": f"{first['holds']} of {total}",
+        "error of the other clients": "; ".join(f"`{one}`" for one in words[:4]),
+        f"leases held {2 * ttl:g} s later, ttl {ttl:g} s": f"{kept['holds']}; lost: {dict(kept['lost']) or 0}",
+        "a new client has a lock once others have closed": f"after {recovered:.2f} s",
     }
     found.claims |= {
-        "those who cannot connect are told so": bool(errors) and all(_is_clear(one) for one in errors),
+        "clients that cannot connect get a clear error": bool(errors) and all(_is_clear(one) for one in errors),
         "no lease was lost": not kept["lost"],
-        "it is over as soon as there is room": recovered < 10,
+        "a new client can connect as soon as there is a free connection": recovered < 10,
     }
     found.breaks.append(
-        Break("connections: three for each client", "those who come too late get an error at once", f"`{words[0]}`")
+        Break("connections: three for each client", "clients that come too late get an error at once", f"`{words[0]}`")
         if words
         else Break("connections", "not reached", "")
     )
@@ -113,7 +113,7 @@ def measure_without_room(
 
 
 def prepared(server: str) -> str:
-    """Install what an application needs, and return the DSN of its role: one without the right to reserved room."""
+    """Install what an application needs, and return the DSN of its role, which may not use reserved connections."""
     schema.install(server)
     with psycopg.connect(server, autocommit=True) as owner:
         owner.execute(f"CREATE ROLE {APP} LOGIN")

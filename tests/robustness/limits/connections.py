@@ -1,7 +1,7 @@
-"""Others take all connections while leases are held: what is held stays, and whoever is new is told why it cannot be.
+"""Hold leases while other clients take all connections: leases stay held, and new clients get a clear error.
 
-Each connection that a client has is then cut too, and others take its place at once; so that nothing can be opened
-again for as long as there is no room.
+Each connection of a client is then cut too, and other clients take its slot at once, so that the client cannot
+reconnect until there is a free connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEEPER = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%%renew_all%%' AND 
 
 
 class Others:
-    """Take every connection that there is, and each that comes free, until they are told to go."""
+    """Take every connection, and each one that becomes free, until the block ends."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -36,8 +36,8 @@ class Others:
         self._pause = 0.05
 
     def hurry(self) -> None:
-        """From now on, let nobody else have a connection that comes free."""
-        # Not before it matters: each try costs the server a process.
+        """From now on, take a free connection before any other client can."""
+        # Only when it matters, because each attempt costs the server a process.
         before, self._pause = self._pause, 0.002
         time.sleep(2 * before)
 
@@ -62,62 +62,62 @@ class Others:
 
 
 def measure(ttl: float = 2.0, progress: Progress = lambda _: None) -> Measured:
-    """Hold leases through a time without a single free connection."""
+    """Hold leases through a period without a single free connection."""
     found = Measured(f"No connection left (max_connections = {ROOM}), ttl {ttl:g} s")
     with ExitStack() as stack:
         server = stack.enter_context(private_server({"max_connections": str(ROOM)}, in_memory=True))
         dsn = prepared(server.url)
         owner = stack.enter_context(psycopg.connect(server.url, autocommit=True))
-        # With a grace in which also a client on a busy machine can say that it is there.
+        # With a grace that is long enough for a client on a busy machine to report that it is alive.
         holder = stack.enter_context(dblock.Client(dsn, holder="holder", patience=2.0, presence=2.0))
         kept = holder.lock("kept", ttl=ttl).acquire()
         handed = holder.lock("handed", ttl=ttl).acquire()
-        wait_until("it has its connections", lambda: len(_sessions(owner)) == 3)
+        wait_until("the holder has its connections", lambda: len(_sessions(owner)) == 3)
         own = _sessions(owner)
         waiter = stack.enter_context(dblock.Client(dsn, holder="waiter", patience=2.0))
         with _waiting(waiter, "handed", ttl) as answer:
-            wait_until("it waits", lambda: holder.lock("handed").queue())
-            wait_until("it listens", lambda: len(_sessions(owner)) == 5)
+            wait_until("the waiter is queued", lambda: holder.lock("handed").queue())
+            wait_until("the waiter listens", lambda: len(_sessions(owner)) == 5)
             with Others(dsn) as others:
                 progress("no connection left")
                 time.sleep(3 * ttl)
-                found.claims["leases are renewed all the same"] = not kept.lost.is_set() and not handed.lost.is_set()
-                found.figures["a new client is told"] = _told(dsn)
-                found.claims["a new client is told what is missing"] = "slots" in _told(dsn) or "many" in _told(dsn)
+                found.claims["leases are still renewed"] = not kept.lost.is_set() and not handed.lost.is_set()
+                found.figures["error of a new client"] = _told(dsn)
+                found.claims["a new client's error is clear"] = "slots" in _told(dsn) or "many" in _told(dsn)
                 began = time.monotonic()
                 handed.release()
                 wait_until("the waiter is woken", lambda: answer)
-                found.figures["a release wakes the next"] = f"after {ms(time.monotonic() - began)}"
+                found.figures["a release wakes the next waiter"] = f"after {ms(time.monotonic() - began)}"
                 again = holder.lock("again", ttl=ttl).acquire(timeout=1)
-                found.claims["who has connections takes locks as ever"] = again.release()
+                found.claims["a client with connections still acquires locks"] = again.release()
                 time.sleep(2 * ttl)
                 found.claims[
-                    "a lease granted meanwhile is renewed too, though its keep-alive cannot connect"
+                    "a lease granted during that time is renewed too, although its keep-alive cannot connect"
                 ] = not answer[0].lost.is_set()
-                progress("its listener is cut off, too")
+                progress("the listener is cut off too")
                 others.hurry()
                 _cut(owner, LISTENER, own)
                 time.sleep(2 * ttl)
                 found.claims["a client whose listener is cut off keeps its leases"] = not kept.lost.is_set()
-                progress("its keep-alive is cut off, too")
+                progress("the keep-alive is cut off too")
                 _cut(owner, KEEPER, own)
                 time.sleep(2 * ttl)
                 found.claims["a client whose keep-alive is cut off keeps its leases"] = not kept.lost.is_set()
                 if kept.lost.is_set():
                     found.figures["a client whose keep-alive is cut off"] = f"loses its leases: {kept.lost.reason}"
-            progress("there is room again")
+            progress("there are free connections again")
             newcomer = stack.enter_context(dblock.Client(dsn, holder="newcomer"))
             began = time.monotonic()
             wait_until("a new client has a lock", lambda: _takes(newcomer))
             found.figures["a new client has a lock once there is room"] = f"after {ms(time.monotonic() - began)}"
             later = holder.lock("later", ttl=ttl).acquire(timeout=5)
             time.sleep(2 * ttl)
-            found.claims["afterwards all is as before"] = not later.lost.is_set()
+            found.claims["afterwards leases are renewed as before"] = not later.lost.is_set()
     found.breaks.append(
         Break(
-            "max_connections, taken by others",
+            "max_connections, taken by other clients",
             "new clients get an error at once",
-            f"`{found.figures['a new client is told']}`",
+            f"`{found.figures['error of a new client']}`",
         )
     )
     return found
@@ -128,7 +128,7 @@ def _sessions(owner: psycopg.Connection[Any]) -> list[int]:
 
 
 def _cut(owner: psycopg.Connection[Any], which: str, own: list[int]) -> None:
-    """End one session of a client; others have its place before it can connect again."""
+    """Terminate one session of a client. Other clients take its slot before it can reconnect."""
     rows = owner.execute(which, [own]).fetchall()
     assert len(rows) == 1, rows
     owner.execute("SELECT pg_terminate_backend(%s, 1000)", rows[0])
@@ -136,7 +136,7 @@ def _cut(owner: psycopg.Connection[Any], which: str, own: list[int]) -> None:
 
 @contextmanager
 def _waiting(client: dblock.Client, name: str, ttl: float) -> Iterator[list[dblock.Lease]]:
-    """Have a thread wait for a lock; the lease is in the list once it is granted."""
+    """Wait for a lock in a thread; the yielded list has the lease once it is granted."""
     answer: list[dblock.Lease] = []
     thread = threading.Thread(target=lambda: answer.append(client.lock(name, ttl=ttl).acquire(timeout=120)))
     thread.start()

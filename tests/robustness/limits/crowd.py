@@ -1,4 +1,4 @@
-"""One process with many clients, as told over its standard input: a line an order, a line of JSON an answer.
+"""Run one process with many clients: it reads one command per line, and replies with one line of JSON.
 
 python -m tests.robustness.limits.crowd DSN CLIENTS PREFIX TTL
 """
@@ -17,11 +17,11 @@ from typing import Any
 import dblock
 
 AT_ONCE = 8
-"""Clients that begin at the same time."""
+"""Number of clients that start in parallel."""
 
 
 class Crowd:
-    """The clients of this process; each holds a lock of its own, once it could have it."""
+    """The clients of this process. Each holds its own lock, once it could acquire it."""
 
     def __init__(self, dsn: str, size: int, prefix: str, ttl: float) -> None:
         self._prefix = prefix
@@ -31,7 +31,7 @@ class Crowd:
         self._losses: Counter[str] = Counter()
 
     def take(self) -> dict[str, Any]:
-        """Have each that holds nothing take its lock; what those are told who cannot is counted."""
+        """Let each client without a lease acquire its lock; count the errors of those that cannot."""
         before = _memory()
         errors: Counter[str] = Counter()
 
@@ -46,12 +46,12 @@ class Crowd:
         return {"holds": len(self._leases), "errors": errors, "memory": _memory() - before}
 
     def look(self) -> dict[str, Any]:
-        """Tell how many leases are held, and why the others were lost."""
+        """Return the number of held leases, and the reasons of the lost ones."""
         lost = Counter(str(one.lost.reason) for one in self._leases.values() if one.lost.is_set())
         return {"holds": len(self._leases) - sum(lost.values()), "lost": lost}
 
     def serve(self) -> dict[str, Any]:
-        """Have each wait for one and the same lock, and free it again."""
+        """Let each client wait for one and the same lock, and release it."""
         served: list[int] = []
         errors: Counter[str] = Counter()
 
@@ -66,7 +66,7 @@ class Crowd:
         return {"served": len(served), "errors": errors}
 
     def go(self) -> dict[str, Any]:
-        """Have all close."""
+        """Close all clients."""
         for client in self._clients:
             client.close()
         return {}
@@ -77,7 +77,7 @@ class Crowd:
 
 
 def _memory() -> float:
-    """Return what this process has in memory, in kB."""
+    """Return the memory of this process in kB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return float(line.split()[1])
@@ -85,7 +85,7 @@ def _memory() -> float:
 
 
 def main() -> None:
-    """Do as told until standard input ends."""
+    """Perform commands until standard input ends."""
     # A thousand clients have three connections each.
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     dsn, size, prefix, ttl = sys.argv[1:]

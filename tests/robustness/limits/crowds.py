@@ -1,4 +1,4 @@
-"""Processes with many clients, told what to do all at once; and what they answered, put together."""
+"""Control several processes with many clients each, and add up their replies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Crowds:
-    """Several processes with as many clients each."""
+    """Several processes with the same number of clients each."""
 
     def __init__(self, dsn: str, processes: int, clients: int, ttl: float) -> None:
         self._processes = [
@@ -34,7 +34,7 @@ class Crowds:
         self.pids = [process.pid for process in self._processes]
 
     def all(self, order: str, only: int | None = None) -> dict[str, Any]:
-        """Have all processes (or the first few) do something at once, and return the sum of what they answer."""
+        """Send a command to all processes (or the first few) at once, and return the sum of their replies."""
         chosen = self._processes[:only]
         for process in chosen:
             assert process.stdin is not None

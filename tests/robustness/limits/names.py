@@ -1,4 +1,4 @@
-"""Many names: a lock costs as much among a million as among a thousand; what looks at all of them takes longer."""
+"""Measure many names: a lock costs as much among a million as among a thousand; reading all of them takes longer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measure(
     durable: bool = True,
     progress: Progress = lambda _: None,
 ) -> Measured:
-    """Compare a database with many names with one with few, on the same server and in turns."""
+    """Compare a database with many names and one with few, alternately on the same server."""
     found = Measured(f"{many:,} lock names")
     with server_with(durable) as server:
         dsns = [_filled(server.url, f"names_{size}", size, progress) for size in (few, many)]
@@ -50,16 +50,16 @@ def measure(
             progress("lists")
             leases = [of_many.lock(f"held {number}").acquire() for number in range(HELD)]
             _lists(found, dsns)
-            progress("the reaper, with pairs meanwhile")
+            progress("the reaper, with pairs at the same time")
             _reap(found, dsns[1], of_many, many)
-            found.claims["the reaper took nothing that is held"] = not any(lease.lost.is_set() for lease in leases)
+            found.claims["the reaper deleted no held lock"] = not any(lease.lost.is_set() for lease in leases)
             for lease in leases:
                 lease.release()
     return found
 
 
 def _filled(server: str, name: str, size: int, progress: Progress) -> str:
-    """Make a database with so many locks that were used once: copies of a row that a real grant and release left."""
+    """Create a database with this number of used locks, as copies of the row that a real grant and release left."""
     progress(f"{size:,} names")
     with psycopg.connect(server, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -88,10 +88,10 @@ def _filled(server: str, name: str, size: int, progress: Progress) -> str:
 
 def _pairs(found: Measured, before: float, after: float, new_before: float, new_after: float) -> None:
     found.numbers |= {"pair": after / before, "new": new_after / new_before}
-    found.figures["a pair on a known name, against few names"] = (
+    found.figures["a pair on a known name, compared with few names"] = (
         f"{after / before:.2f} times as long ({ms(before)} → {ms(after)})"
     )
-    found.figures["a pair on a new name, against few names"] = (
+    found.figures["a pair on a new name, compared with few names"] = (
         f"{new_after / new_before:.2f} times as long ({ms(new_before)} → {ms(new_after)})"
     )
 
@@ -104,7 +104,7 @@ def _sizes(found: Measured, dsn: str, many: int) -> None:
     assert row is not None
     found.numbers["bytes"] = sum(row) / many
     found.figures["the table and its index"] = (
-        f"{row[0] / 2**20:.0f} MB and {row[1] / 2**20:.0f} MB, {sum(row) / many:.0f} bytes for each name"
+        f"{row[0] / 2**20:.0f} MB and {row[1] / 2**20:.0f} MB, {sum(row) / many:.0f} bytes per name"
     )
 
 
@@ -114,15 +114,15 @@ def _lists(found: Measured, dsns: list[str]) -> None:
         few_all, many_all = in_turns(
             5, lambda: of_few.locks(include_free=True), lambda: of_many.locks(include_free=True)
         )
-        found.claims[f"the list of what is held has all {HELD}"] = len(of_many.locks()) == HELD
+        found.claims[f"the list of held locks has all {HELD}"] = len(of_many.locks()) == HELD
         found.claims["the list of all stops at its limit"] = len(of_many.locks(include_free=True, limit=100)) == 100
-    found.figures["list_locks: what is held"] = f"{ms(many)} ({ms(few)} among few): it reads the whole table"
-    found.figures["list_locks: the first 1000 of all"] = f"{ms(many_all)} ({ms(few_all)} among few)"
+    found.figures["list_locks: held locks"] = f"{ms(many)} ({ms(few)} among few): it reads the whole table"
+    found.figures["list_locks: the first 1000 of all locks"] = f"{ms(many_all)} ({ms(few_all)} among few)"
     command = [sys.executable, "-m", "dblock", "--dsn", dsns[1], "ls"]
     taken = timed(lambda: subprocess.run(command, check=True, capture_output=True))
     found.figures["dblock ls, the whole command"] = ms(taken)
     found.breaks.append(
-        Break("names that nobody reaps", "grants as quick as ever; `dblock ls`, the reaper read them all", "none")
+        Break("names that are never reaped", "grants stay fast, but `dblock ls` and the reaper read all names", "none")
     )
 
 
@@ -133,7 +133,7 @@ def _reap(found: Measured, dsn: str, client: dblock.Client, many: int) -> None:
         lock.acquire().release()
 
     quiet = [timed(pair) for _ in range(500)]
-    time.sleep(1.1)  # so that what was used above is idle for longer than the reaper asks for
+    time.sleep(1.1)  # so that the locks used above are idle for long enough to be reaped
     gone = 0
 
     def reap() -> None:
@@ -143,12 +143,12 @@ def _reap(found: Measured, dsn: str, client: dblock.Client, many: int) -> None:
     with meanwhile(pair) as busy:
         seconds = timed(reap)
     found.numbers |= {"reaped": gone, "reap": seconds, "longest": max(busy, default=0.0)}
-    found.claims["the reaper took all that is idle"] = gone >= many
-    found.figures["the reaper, all of them"] = (
-        f"{seconds:.1f} s in batches of 1000: {ms(seconds / max(gone / 1000, 1))} for each"
+    found.claims["the reaper deleted all idle locks"] = gone >= many
+    found.figures["the reaper, all names"] = (
+        f"{seconds:.1f} s in batches of 1000: {ms(seconds / max(gone / 1000, 1))} per batch"
     )
     if busy:
-        found.figures["a pair while it works, against before"] = (
+        found.figures["a pair while the reaper runs, compared with before"] = (
             f"{median(busy) / median(quiet):.2f} times as long; the longest took {ms(max(busy))} "
             f"(before: {ms(max(quiet))})"
         )

@@ -1,4 +1,4 @@
-"""One client that waits for many different locks: it is first in every line, and has to look at every holder."""
+"""Measure one client that waits for many different locks: it is first in every queue, and has to check every holder."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def measure(
     durable: bool = True,
     progress: Progress = lambda _: None,
 ) -> Measured:
-    """Have one client hold so many locks, and another wait for all of them; look at the waiting for so long."""
-    found = Measured("One client in line for many different locks")
+    """Let one client hold this number of locks and another wait for all of them; observe the wait for this time."""
+    found = Measured("One client that waits for many different locks")
     with server_with(durable) as server:
         schema.install(server.url)
         for size in sizes:
@@ -31,7 +31,7 @@ def measure(
     found.breaks.append(
         Break(
             "thousands of different locks awaited by one client",
-            "lining up takes seconds, and its looks part of a core of the server",
+            "queuing takes seconds, and its polls take a part of a core on the server",
             "none",
         )
     )
@@ -52,7 +52,7 @@ async def _measure(found: Measured, dsn: str, size: int, look_for: float) -> Non
         ]
         while await _one(owner, "SELECT count(*) FROM dblock.lock_tickets") < size:
             await asyncio.sleep(0.02)
-            assert time.monotonic() < began + 300, "they never stood in line"
+            assert time.monotonic() < began + 300, "the waits were not queued"
         lined_up = time.monotonic() - began
         rows = await (
             await owner.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'")
@@ -67,10 +67,10 @@ async def _measure(found: Measured, dsn: str, size: int, look_for: float) -> Non
         served = time.monotonic() - began
     found.numbers |= {f"share {size}": share, f"served {size}": len(had)}
     found.figures[f"{size:,} locks"] = (
-        f"in line after {lined_up:.2f} s; waiting takes {share:.2f} of a core in the server; all served after "
+        f"queued after {lined_up:.2f} s; waiting takes {share:.2f} of a core in the server; all granted after "
         f"{served:.2f} s"
     )
-    found.claims[f"all of {size:,} were served"] = len(had) == size
+    found.claims[f"all {size:,} locks were granted"] = len(had) == size
 
 
 async def _one(owner: psycopg.AsyncConnection[tuple[int]], statement: str) -> int:
@@ -80,7 +80,7 @@ async def _one(owner: psycopg.AsyncConnection[tuple[int]], statement: str) -> in
 
 
 def _processor(pid: int) -> float:
-    """Return the seconds of processor time that a process has had."""
+    """Return the processor time of a process in seconds."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""A snapshot that is held open elsewhere, while one lock is taken and freed thousands of times: what it costs, and how
-long it is felt after it has ended.
+"""Hold a snapshot open elsewhere while one lock is acquired and released thousands of times: measure what that costs,
+and for how long after the snapshot has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dblock.admin.doctor import Limits
 from tests.robustness.limits import Break, Measured, Progress, ms, server_with, timed
 
 MOST_AROUND = 1_000
-"""Cycles that are looked at before and after."""
+"""Most cycles to measure before and after."""
 
 
 def measure(cycles: int = 30_000, durable: bool = True, progress: Progress = lambda _: None) -> Measured:
@@ -58,19 +58,19 @@ def measure(cycles: int = 30_000, durable: bool = True, progress: Progress = lam
         "a cycle before": ms(before),
         "a cycle in each tenth": ", ".join(f"{one / before:.2f}" for one in tenths) + " times as long as before",
         "the table": f"{size_before / 1024:.0f} kB → {size_grown / 1024:.0f} kB, "
-        f"{(size_grown - size_before) / cycles:.0f} bytes for each cycle",
-        "a cycle right after it has ended": f"{right_after / before:.2f} times as long as before",
+        f"{(size_grown - size_before) / cycles:.0f} bytes per cycle",
+        "a cycle right after the snapshot has ended": f"{right_after / before:.2f} times as long as before",
         "a cycle after a vacuum": f"{vacuumed / before:.2f} times as long as before",
         "the table after a vacuum": f"{size_after / 1024:.0f} kB; after VACUUM FULL {size_full / 1024:.0f} kB",
-        "what the doctor says": "; ".join(f"`{one.id}`: {one.what}" for one in said) or "nothing",
+        "findings of the doctor": "; ".join(f"`{one.id}`: {one.what}" for one in said) or "none",
     }
     found.claims["the doctor names the snapshot"] = any(one.id == "old-snapshot" for one in said)
-    found.claims["the table grows while it is open"] = size_grown > size_before
-    found.claims["and no further once it has ended"] = size_after <= size_grown
+    found.claims["the table grows while the snapshot is open"] = size_grown > size_before
+    found.claims["the table stops growing once the snapshot has ended"] = size_after <= size_grown
     found.breaks.append(
         Break(
             "a transaction open for long",
-            f"cycles of a hot lock get slower: {tenths[-1] / before:.1f} times after {cycles:,}; back once it ends",
+            f"cycles of a hot lock get slower: {tenths[-1] / before:.1f} times after {cycles:,}; normal once it ends",
             "`dblock doctor`, `old-snapshot`: Process … has been in a transaction for … s",
         )
     )
@@ -78,7 +78,7 @@ def measure(cycles: int = 30_000, durable: bool = True, progress: Progress = lam
 
 
 def _size(owner: psycopg.Connection[Any]) -> int:
-    # Without the maps that vacuum makes beside a table.
+    # Without the maps that vacuum creates beside a table.
     row = owner.execute(
         "SELECT pg_relation_size('dblock.distributed_locks') + pg_relation_size('dblock.distributed_locks_pkey')"
     ).fetchone()

@@ -1,8 +1,8 @@
-"""Bugs to be put in, one at a time, to prove that the checkers can find them. None of them is in what we ship.
+"""Insert bugs, one at a time, to prove that the checkers can find them. No bug is in the shipped code.
 
-A bug is a change of the SQL functions, or of the client in the processes of the traffic, or of both. Many show only if
-two things happen at once, and then it also says where to lose time, so that they do. That is kept apart: with the time
-lost and nothing else changed, the same scenario must be clean, or what was found would prove nothing.
+A bug changes the SQL functions, or the client in the traffic processes, or both. Many bugs show only in a race, so they
+also say where to sleep to make the race likely. The sleeps are kept apart: with the sleeps and no other change, the
+same scenario must be clean. Otherwise a finding would prove nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import fenced_store
 from dblock.admin.schema import function_files
 
 ONLY_SLOW = ", only slow"
-"""After the name of a bug: what only loses time, and nothing wrong."""
+"""Suffix of a bug's name that inserts its delays and no mistake."""
 
 
 class Edit(NamedTuple):
-    """One thing in a file of SQL functions, and what to put in its place."""
+    """A text in a file of SQL functions, and its replacement."""
 
     file: str
     right: str
@@ -32,12 +32,12 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True)
 class Bug:
-    """One bug: where it is put in, where it should be met, and what should find it."""
+    """One bug: what it changes, the scenario that should provoke it, and the checkers that should find it."""
 
     name: str
     what: str
     found_by: tuple[str, ...]
-    """The checkers, any of which will do."""
+    """The checkers. It is enough if one of them finds the bug."""
     workload: str = "mutex"
     fault: str = "none"
     workers: int = 4
@@ -45,15 +45,15 @@ class Bug:
     strikes: int | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()
-    """What is wrong in the SQL functions."""
+    """The mistakes in the SQL functions."""
     sql: str = ""
-    """What else is done to the database, in dblock's schema."""
+    """Further SQL, run in dblock's schema."""
     client: Callable[[], None] | None = None
-    """What is wrong in the client; called in each process of the traffic, before anything else."""
+    """The mistake in the client; called first in each traffic process."""
     slow_edits: tuple[Edit, ...] = ()
-    """Where the SQL functions lose time. Made first."""
+    """The delays in the SQL functions. Applied first."""
     slow_client: Callable[[], None] | None = None
-    """Where the client loses time, or an answer."""
+    """The delays or lost replies in the client."""
 
 
 def all_bugs() -> dict[str, Bug]:
@@ -61,12 +61,12 @@ def all_bugs() -> dict[str, Bug]:
     from tests.robustness.mutations import fences, leases, tickets, tokens, trust
 
     found = [*tokens.BUGS, *leases.BUGS, *trust.BUGS, *tickets.BUGS, *fences.BUGS]
-    assert len({bug.name for bug in found}) == len(found), "every bug has a name of its own"
+    assert len({bug.name for bug in found}) == len(found), "two bugs have the same name"
     return {bug.name: bug for bug in found}
 
 
 def install(name: str | None, dsn: str) -> None:
-    """Put a bug of the SQL functions into a database."""
+    """Insert the SQL part of a bug into a database."""
     if name is None:
         return
     bug, wrong = _named(name)
@@ -80,17 +80,17 @@ def install(name: str | None, dsn: str) -> None:
 
 
 def edited(bug: Bug, wrong: bool = True) -> dict[tuple[str, str], str]:
-    """Return the files of SQL that a bug changes, by schema and name, as they are with it."""
+    """Return the SQL files that a bug changes, by schema and name, with the bug in them."""
     texts: dict[tuple[str, str], str] = {}
     for edit in (*bug.slow_edits, *(bug.edits if wrong else ())):
         text = texts.get((edit.schema, edit.file)) or _file(edit).read_text()
-        assert edit.right in text, f"{edit.file} does not contain {edit.right!r} any more: alter what it does contain"
+        assert edit.right in text, f"{edit.file} does not contain {edit.right!r} any more: update the edit"
         texts[edit.schema, edit.file] = text.replace(edit.right, edit.wrong)
     return texts
 
 
 def put_in(name: str | None) -> None:
-    """Put a bug of the client into this process."""
+    """Insert the client part of a bug into this process."""
     if name is None:
         return
     bug, wrong = _named(name)
@@ -101,7 +101,7 @@ def put_in(name: str | None) -> None:
 
 
 def _named(name: str) -> tuple[Bug, bool]:
-    """Return a bug, and whether anything is to be wrong."""
+    """Return a bug, and whether to insert its mistakes besides its delays."""
     return all_bugs()[name.removesuffix(ONLY_SLOW)], not name.endswith(ONLY_SLOW)
 
 

@@ -1,4 +1,4 @@
-"""Apply every mutation and print which checker caught it.
+"""Insert every bug and print which checker found it.
 
 Usage: python -m tests.robustness.mutations [NAME …] [--control]
 """
@@ -11,11 +11,11 @@ import sys
 from tests.robustness.mutations import Bug, all_bugs
 from tests.robustness.mutations.hunting import Caught, control, hunt
 
-HEADER = "| bug | what it does | met in | caught by | after operations | seconds |\n|---|---|---|---|---:|---:|"
+HEADER = "| bug | what it does | scenario | caught by | after operations | seconds |\n|---|---|---|---|---:|---:|"
 
 
 def row(bug: Bug, caught: Caught | None) -> str:
-    """Return a bug's line of the table."""
+    """Return the table row of a bug."""
     found = (
         f"{', '.join(caught.checkers)} | {caught.operations} | {caught.seconds:.1f}" if caught else "**nothing** | | "
     )
@@ -23,14 +23,14 @@ def row(bug: Bug, caught: Caught | None) -> str:
 
 
 def main() -> int:
-    """Hunt those that are named, or all."""
+    """Hunt the named bugs, or all."""
     parser = argparse.ArgumentParser(prog="python -m tests.robustness.mutations")
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--control", action="store_true", help="also play each scenario without the bug")
     asked = parser.parse_args()
     bugs = all_bugs()
     if unknown := [name for name in asked.names if name not in bugs]:
-        parser.error(f"there is no bug {unknown[0]!r}; there are: {', '.join(bugs)}")
+        parser.error(f"there is no bug {unknown[0]!r}. The bugs are: {', '.join(bugs)}")
     failed = False
     print(HEADER, flush=True)
     for name in asked.names or bugs:
@@ -41,7 +41,7 @@ def main() -> int:
             outcome = control(bugs[name])
             for what in [*outcome.violations, *map(str, outcome.trouble)]:
                 failed = True
-                print(f"{name}: found without it: {what}", file=sys.stderr)
+                print(f"{name}: found without the bug: {what}", file=sys.stderr)
     return int(failed)
 
 

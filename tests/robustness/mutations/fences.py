@@ -1,4 +1,4 @@
-"""Bugs of the resource's side: fences that let stale tokens through."""
+"""Bugs in the resource: fences that accept stale tokens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tests.robustness.mutations import Bug, Edit
 
 STORE = "20_write.sql"
 LATE = {"late": 0.3, "kept_alive": 0.3}
-"""Many writers whose lease has run out."""
+"""Many writers with an expired lease."""
 
 
 def _claim_nothing() -> None:
-    """Have the client ask for the grant alone."""
+    """Make the client request the grant without the claims."""
     from dblock._core.acquire import LockFlows
     from dblock._core.effects import Call
 
@@ -23,7 +23,7 @@ def _claim_nothing() -> None:
 
 
 def _deliver_twice() -> None:
-    """Have each write of a key delivered a second time, after the next one."""
+    """Deliver each write of a key a second time, after the next write."""
     from fenced_store import FencedStore
 
     put: Any = FencedStore.put
@@ -49,7 +49,7 @@ PAIRS = "        WHERE (excluded.token, excluded.write_number) > (f.token, f.wri
 BUGS = (
     Bug(
         "fence compares nothing",
-        "stores whatever comes, with whatever token",
+        "stores every write, whatever its token",
         ("fence", "sets"),
         workload="set_add:key",
         workers=2,
@@ -59,7 +59,7 @@ BUGS = (
     ),
     Bug(
         "fence of a transaction compares nothing",
-        "lets every transaction through the fence",
+        "accepts every transaction at the fence",
         ("bank", "fence"),
         workload="bank",
         options=LATE,
@@ -67,7 +67,7 @@ BUGS = (
     ),
     Bug(
         "protected row unguarded",
-        "lets every statement write a protected row, whatever token its transaction carries",
+        "lets every statement write a protected row, whatever the token of its transaction",
         ("sets", "fence"),
         workload="set_add:row",
         options=LATE,
@@ -78,7 +78,7 @@ BUGS = (
     ),
     Bug(
         "same token is enough",
-        "stores a write that has the token of the last one, whichever of the two was sent first",
+        "stores a write with the same token as the last one, whichever of the two was sent first",
         ("fence", "sets"),
         workload="set_add:key",
         slow_client=_deliver_twice,
@@ -86,7 +86,7 @@ BUGS = (
     ),
     Bug(
         "no claim with the grant",
-        "grants the lock and leaves the fence where it is until the first write",
+        "grants the lock, and does not raise the fence before the first write",
         ("fence", "sets"),
         workload="set_add:key",
         options=LATE,

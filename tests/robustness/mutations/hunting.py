@@ -1,4 +1,4 @@
-"""Hunting a bug: have it put in, play the scenario that should meet it, and see which checker finds it."""
+"""Hunt a bug: insert it, play the scenario that should provoke it, and see which checker finds it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.robustness.scenarios import Outcome, Scenario, play
 
 
 class Caught(NamedTuple):
-    """Which checkers found the bug; the first of them after how many operations; and how long it took in all."""
+    """The checkers that found the bug, the number of operations until the first of them did, and the total duration."""
 
     checkers: list[str]
     operations: int
@@ -19,7 +19,7 @@ class Caught(NamedTuple):
 
 
 def hunt(bug: Bug, seeds: Iterable[int] = range(5)) -> Caught | None:
-    """Play the bug's scenario with it until one of the checkers that should find it does; None if none does."""
+    """Play the bug's scenario with the bug until one of its checkers finds it; return None if none does."""
     operations, seconds = 0, 0.0
     for runs, seed in enumerate(seeds, 1):
         outcome = play(scenario(bug), seed, bug=bug.name)
@@ -33,10 +33,10 @@ def hunt(bug: Bug, seeds: Iterable[int] = range(5)) -> Caught | None:
 
 
 def control(bug: Bug, seed: int = 0) -> Outcome:
-    """Play the bug's scenario without it, with all that only loses time."""
+    """Play the bug's scenario without the bug, but with all its delays."""
     return play(scenario(bug), seed, bug=bug.name + ONLY_SLOW)
 
 
 def scenario(bug: Bug) -> Scenario:
-    """Return where the bug should be met."""
+    """Return the scenario that should provoke the bug."""
     return Scenario(bug.workload, bug.fault, bug.workers, bug.seconds, bug.strikes, dict(bug.options), in_memory=True)

@@ -1,4 +1,4 @@
-"""Bugs of what ends a lease, or should: releases, renewals, the reaper, the presence of the holder."""
+"""Bugs in how a lease ends: releases, renewals, the reaper, the holder's presence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REVIVING = Edit(RENEWAL, RENEWED, "        WHERE l.name = h.name AND l.token = h
 
 
 def _keep_renewing() -> None:
-    """Never strike off what was given back."""
+    """Never discard a released lease from the renewal schedule."""
     from dblock._core import renewal
     from dblock._core.lease_state import LeaseState
 
@@ -38,7 +38,7 @@ def _keep_renewing() -> None:
 
 
 def _say_freed() -> None:
-    """Tell everybody who gives a lock back that it was held until then."""
+    """Make every release report that the lock was held until then."""
     from dblock.lease import TaskLease, ThreadLease
 
     release, release_task = ThreadLease.release, TaskLease.release
@@ -58,7 +58,7 @@ def _say_freed() -> None:
 BUGS = (
     Bug(
         "release by name",
-        "frees the lock whoever holds it by then",
+        "frees the lock, whichever client holds it by then",
         ("linearizability", "loss told first"),
         seconds=4.0,
         options={"locks": 1, "ttl": 0.4, "kept_alive": 0.3, "brief": 0.2},
@@ -79,7 +79,7 @@ BUGS = (
     ),
     Bug(
         "release always says freed",
-        "tells a holder whose lease was lost long ago that it has freed the lock",
+        "reports to a holder whose lease was lost long ago that it has freed the lock",
         ("linearizability",),
         fault="freeze",
         strikes=3,
@@ -89,7 +89,7 @@ BUGS = (
     ),
     Bug(
         "renewal revives",
-        "extends a lease whose lock was given back while the renewal was on its way",
+        "extends a lease that was released while the renewal was on its way",
         ("hand-over in time",),
         workers=2,
         seconds=5.0,
@@ -99,7 +99,7 @@ BUGS = (
     ),
     Bug(
         "keep-alive outlives release",
-        "goes on renewing what was given back, which the database lets it",
+        "continues to renew a released lease, which the database accepts",
         ("hand-over in time",),
         workers=2,
         seconds=3.0,
@@ -123,14 +123,14 @@ BUGS = (
     ),
     Bug(
         "presence not looked at",
-        "takes the lock from a holder that is there, as if its process had died",
+        "treats a live holder as dead, and grants its lock to another client",
         ("loss told first", "linearizability"),
         options={"locks": 1, "ttl": 2.0, "long": 0.2},
         edits=(Edit("05_presence.sql", " OR NOT pg_try_advisory_xact_lock_shared(seen.advisory_key) THEN", " THEN"),),
     ),
     Bug(
         "excuse not heard",
-        "takes the lock of a client that lost one session, though the client has said that it is there",
+        "treats a client that lost one session as dead, although it has withdrawn that session's presence",
         ("loss told first", "linearizability"),
         fault="terminate-listeners",
         seconds=8.0,
@@ -145,7 +145,7 @@ BUGS = (
     ),
     Bug(
         "freed without a word",
-        "frees a lock at once whose holder should be told to let go of it first",
+        "frees a lock at once, although its holder should learn of the force-release first",
         ("loss told first", "linearizability"),
         workload="force",
         workers=2,
@@ -153,7 +153,7 @@ BUGS = (
     ),
     Bug(
         "forced, and renewed",
-        "goes on renewing a lease whose holder was told to let go",
+        "continues to renew a force-released lease",
         ("forced",),
         workload="force",
         workers=2,
@@ -161,7 +161,7 @@ BUGS = (
     ),
     Bug(
         "grant not waited for",
-        "answers with a token before the grant is on disk",
+        "replies with a token before the grant is on disk",
         ("durability", "token order", "loss told first", "linearizability"),
         fault="crash",
         strikes=2,
@@ -169,12 +169,12 @@ BUGS = (
     ),
     Bug(
         "no jump after a promotion",
-        "goes on with the tokens where the promoted standby has them",
+        "continues with the tokens of the promoted standby",
         ("token order",),
         fault="promotion-async",
         strikes=4,
         workers=3,
-        # A sequence is noted 32 numbers ahead: more must be lost, or nothing goes back.
+        # A sequence is logged 32 numbers ahead. Fewer lost tokens would not make it go back.
         options={"hold": 0, "locks": 16},
         edits=(
             Edit(

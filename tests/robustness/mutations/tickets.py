@@ -1,4 +1,4 @@
-"""Bugs of waiting: wake-ups that do not come or come to all, places in line that are passed over or left behind."""
+"""Bugs in waiting: wake-ups that are lost or reach all waiters, tickets that are passed over or left behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CROWD = {"locks": 1, "long": 0.0, "kept_alive": 1.0}
 BUGS = (
     Bug(
         "lost wake-up",
-        "frees a lock and wakes nobody",
+        "frees a lock and wakes no waiter",
         ("hand-over in time",),
         seconds=4.0,
         options=CROWD,
@@ -21,7 +21,7 @@ BUGS = (
     ),
     Bug(
         "all woken",
-        "wakes all who wait, where one can have the lock",
+        "wakes all waiters, although only one can be granted the lock",
         ("one wake-up per release",),
         workers=6,
         options=CROWD,
@@ -36,7 +36,7 @@ BUGS = (
     ),
     Bug(
         "places of the dead",
-        "has everybody wait behind a client that was killed",
+        "makes all clients wait behind a client that was killed",
         ("takeover in time", "hand-over in time"),
         fault="kill",
         strikes=3,
@@ -57,7 +57,7 @@ BUGS = (
     ),
     Bug(
         "past the line",
-        "lines up and is granted a free lock before those who wait already",
+        "grants a free lock to a new waiter ahead of the queue",
         ("line",),
         workload="line",
         edits=(Edit("11_acquire.sql", "(free AND (first OR NOT acquire.fair))", "(free)"),),

@@ -1,4 +1,4 @@
-"""Bugs of the tokens: minted too early, handed out twice, out of order, or not lasting."""
+"""Bugs in the tokens: minted too early, issued twice, issued out of order, or not durable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CROWD = {"locks": 1, "tried": 0.7, "long": 0.0}
 BUGS = (
     Bug(
         "token in VALUES",
-        "mints the token in the VALUES of an upsert, before it is known whether the row is to be had",
+        "mints the token in the VALUES of an upsert, before it is known whether the row is free",
         ("token order",),
         options=CROWD,
         sql=TOKEN_IN_VALUES.replace(
@@ -24,7 +24,7 @@ BUGS = (
     ),
     Bug(
         "token minted early",
-        "mints the token before it holds the lock's row",
+        "mints the token before it has locked the lock's row",
         ("token order",),
         options=CROWD,
         slow_edits=(
@@ -43,7 +43,7 @@ BUGS = (
     ),
     Bug(
         "row deleted on release",
-        "counts the tokens in the lock's row, and deletes the row when the lock is given back",
+        "counts the tokens in the lock's row, and deletes the row when the lock is released",
         ("token order",),
         workers=2,
         seconds=0.5,
@@ -59,7 +59,7 @@ BUGS = (
     ),
     Bug(
         "tokens in batches",
-        "has every session keep twenty numbers of the sequence in hand",
+        "lets every session cache twenty numbers of the sequence",
         ("token order",),
         sql="ALTER SEQUENCE token_sequence CACHE 20",
     ),

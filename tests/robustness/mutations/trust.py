@@ -1,4 +1,4 @@
-"""Bugs of what a holder believes: for too long, counted from too late, or whatever happens."""
+"""Bugs in what a holder believes: trust windows that are too long, start too late, or never end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNKEPT = {"locks": 1, "ttl": 0.4, "kept_alive": 0.0, "long": 0.5}
 
 
 def _change_grants(change: Callable[[Any, Any], Any]) -> None:
-    """Have every grant that the database answers changed by this before anybody sees it."""
+    """Change every grant in a reply of the database before the client sees it."""
     from dblock._core.acquire import LockFlows
 
     def changed(ask: Any) -> Any:
@@ -44,7 +44,7 @@ def _trust_longer() -> None:
 
 
 _again: list[Callable[[str], str]] = [lambda attempt: attempt]
-"""Under which name a request is sent again."""
+"""The attempt under which a request is retried."""
 
 
 def _new_name() -> None:
@@ -54,7 +54,7 @@ def _new_name() -> None:
 
 
 def _lose_answers(share: float = 0.5, after: float = 0.5) -> None:
-    """Lose the answer to many a grant's request, and send it again a good while later."""
+    """Lose the replies to a share of the grants, and retry the request after a part of the ttl."""
     from dblock._core.acquire import LockFlows
     from dblock._core.effects import Sleep
 
@@ -85,7 +85,7 @@ def _never_lost() -> None:
 BUGS = (
     Bug(
         "trust from the reply",
-        "believes in a lease for its time from the answer on, however long that was on its way",
+        "counts the trust window from the reply, however late the reply was",
         ("loss told first", "linearizability"),
         options=UNKEPT,
         slow_edits=(
@@ -95,7 +95,7 @@ BUGS = (
     ),
     Bug(
         "whole ttl again",
-        "answers a request that is sent again as if the grant that it finds were new",
+        "replies to a retried request as if the grant that it finds were new",
         ("loss told first", "linearizability"),
         options=UNKEPT,
         slow_client=_lose_answers,
@@ -110,7 +110,7 @@ BUGS = (
     ),
     Bug(
         "new name for the same request",
-        "sends a request again under another name, and finds its own first grant in the way",
+        "retries a request under a new attempt, and waits for its own first grant",
         ("hand-over in time",),
         workers=2,
         options={"locks": 2, "ttl": 5.0, "long": 0.0},
@@ -119,14 +119,14 @@ BUGS = (
     ),
     Bug(
         "trust beyond the ttl",
-        "believes in a lease for a third longer than it lasts",
+        "trusts a lease for a third longer than its ttl",
         ("loss told first", "linearizability"),
         options=UNKEPT,
         client=_trust_longer,
     ),
     Bug(
         "loss ignored",
-        "goes on as the holder after its lease has run out, as a process does that never looks",
+        "continues as the holder after its lease has expired, like a process that never checks",
         ("loss told first", "linearizability"),
         workers=2,
         seconds=1.0,
@@ -135,7 +135,7 @@ BUGS = (
     ),
     Bug(
         "granted too early",
-        "grants a lock anew a little before the lease of its holder has run out",
+        "grants a lock again shortly before the lease of its holder has expired",
         ("loss told first", "linearizability"),
         options=UNKEPT | {"tried": 0.8},
         edits=(

@@ -1,1 +1,1 @@
-"""What came of the runs, for people: a page of Markdown, with pictures of who held what and how long others waited."""
+"""Report the runs for people: a page of Markdown, with pictures of holders and of latencies."""

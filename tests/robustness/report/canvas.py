@@ -1,4 +1,4 @@
-"""A sheet to draw on: axes, bars, bands, lines and words, as one SVG that needs nothing else."""
+"""Draw axes, bars, bands, lines and text as one self-contained SVG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 96, 24, 64, 40
 
 
 class Canvas:
-    """A picture with time, or whatever else `x` is, from left to right."""
+    """A picture whose horizontal axis is time, or whatever else `x` is."""
 
     def __init__(self, title: str, below: str, x: tuple[float, float], width: int = 960, height: int = 300) -> None:
         self._x0, self._x1 = x[0], max(x[1], x[0] + 1e-9)
@@ -27,19 +27,19 @@ class Canvas:
         return self.height - BOTTOM
 
     def x(self, value: float) -> float:
-        """Return where a value is, from left to right."""
+        """Return the horizontal position of a value."""
         part = (value - self._x0) / (self._x1 - self._x0)
         return LEFT + min(max(part, 0.0), 1.0) * (self.width - LEFT - RIGHT)
 
     def grid(self, marks: Sequence[float], unit: str, offset: float = 0.0) -> None:
-        """Draw upright lines, each with its value below."""
+        """Draw vertical lines, each with its value below."""
         for mark in marks:
             at = self.x(mark + offset)
             self._parts.append(f'<path d="M{at:.1f} {TOP}V{self.bottom}" stroke="{GRID}"/>')
             self.words(at, self.bottom + 18, f"{mark:g}{unit}", size=11, colour=FAINT, anchor="middle")
 
     def band(self, start: float, end: float, colour: str, opacity: float = 0.25) -> None:
-        """Draw a stretch of time from top to bottom."""
+        """Draw a period of time from top to bottom."""
         left, right = self.x(start), self.x(end)
         self._parts.append(
             f'<rect x="{left:.1f}" y="{TOP}" width="{max(right - left, 1):.1f}" height="{self.bottom - TOP}" '
@@ -47,7 +47,7 @@ class Canvas:
         )
 
     def bar(self, start: float, end: float, y: float, height: float, colour: str, opacity: float = 1.0) -> None:
-        """Draw a stretch of time in a lane."""
+        """Draw a period of time in a lane."""
         left, right = self.x(start), self.x(end)
         self._parts.append(
             f'<rect x="{left:.2f}" y="{y:.1f}" width="{max(right - left, 0.6):.2f}" height="{height:.1f}" '
@@ -55,7 +55,7 @@ class Canvas:
         )
 
     def line(self, points: Sequence[tuple[float, float]], colour: str, width: float = 1.6) -> None:
-        """Draw a line through points whose heights are places on the sheet."""
+        """Draw a line through points whose heights are in pixels."""
         if points:
             path = " ".join(f"{self.x(x):.1f},{y:.1f}" for x, y in points)
             self._parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"/>')
@@ -64,14 +64,14 @@ class Canvas:
         self, x: float, y: float, text: str, *, size: float = 12, colour: str = INK, weight: int = 400,
         anchor: str = "start",
     ) -> None:  # fmt: skip
-        """Write something at a place on the sheet."""
+        """Write text at a position in pixels."""
         self._parts.append(
             f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" font-weight="{weight}" '
             f'text-anchor="{anchor}">{escape(text)}</text>'
         )
 
     def svg(self) -> str:
-        """Return the picture."""
+        """Return the SVG."""
         return "\n".join([
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" role="img" '
             f'font-family="system-ui, sans-serif">',

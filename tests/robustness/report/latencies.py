@@ -1,4 +1,4 @@
-"""How long it took to get a lock around a fault: before it, while it lasted, and after."""
+"""Draw the latency of acquisitions around a fault: before, during and after it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tests.robustness.history.record import History
 from tests.robustness.report.canvas import COLOURS, FAINT, FAULT, LEFT, TOP, Canvas
 
 BEFORE, AFTER, BIN = 1.0, 4.0, 0.1
-"""Seconds around the beginning of each fault, and how finely they are told apart."""
+"""Seconds before and after the beginning of each fault, and the width of a bin."""
 
 LEAST, MOST = 1e-4, 30.0
-"""Seconds at the bottom and at the top."""
+"""Seconds at the bottom and at the top of the picture."""
 
 
 @dataclass(frozen=True)
 class Around:
-    """Latencies of acquisitions that were answered, by when they were asked for, from the fault's beginning."""
+    """Latencies of completed acquisitions, by the time of the request from the beginning of the fault."""
 
     bins: dict[int, list[float]]
     faults: int
     longest: float
-    """How long a fault lasted, at the median."""
+    """The median duration of a fault."""
 
 
 def around(history: History) -> Around:
@@ -45,12 +45,12 @@ def around(history: History) -> Around:
 
 
 def draw(history: History, title: str) -> str:
-    """Draw the median and the worst latency around the faults of a run, on a logarithmic scale."""
+    """Draw the median and the 99th percentile of the latency around the faults of a run, on a logarithmic scale."""
     found = around(history)
     canvas = Canvas(
         title,
-        f"Seconds until an acquisition was answered, by when it was asked for; {found.faults} faults laid over each "
-        f"other. Red: how long half of them lasted.",
+        f"Seconds until an acquisition completed, by the time of its request, around {found.faults} faults. "
+        f"Red: the median duration of a fault.",
         (-BEFORE, AFTER),
         height=320,
     )
@@ -68,7 +68,7 @@ def draw(history: History, title: str) -> str:
 
 
 def _at(values: list[float], part: float) -> float:
-    """Return the value below which this part of them lies."""
+    """Return the value below which this part of the values lies."""
     return sorted(values)[min(int(len(values) * part), len(values) - 1)]
 
 

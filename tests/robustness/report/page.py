@@ -1,4 +1,4 @@
-"""The report: one page of Markdown from the results of all runs."""
+"""Write the report: one page of Markdown from the results of all runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.robustness.report.results import Result
 def write(
     results: Sequence[Result], folder: Path, sections: Iterable[str] = (), not_played: Sequence[str] = ()
 ) -> Path:
-    """Write the page beside the pictures; `sections` are further parts of it, made elsewhere.
+    """Write the page beside the pictures; `sections` are further parts from other programs.
 
-    What was `not_played` is told with the reason: it has not passed.
+    The page lists the runs in `not_played` with the reason: they have not passed.
     """
     path = folder / "report.md"
     path.write_text(
@@ -56,14 +56,14 @@ def _table(results: Sequence[Result]) -> list[str]:
         "|---|---|---:|---:|---:|---:|---|---:|",
     ]
     for one in results:
-        # What looked at nothing has shown nothing.
+        # A checker that had nothing to check has shown nothing.
         checked = ", ".join(
             f"{found['checker']} ({found['looked_at']:,})" for found in one.findings if found["looked_at"]
         )
         nothing = ", ".join(
-            f"*nothing to look at: {found['checker']}*" for found in one.findings if not found["looked_at"]
+            f"*nothing to check: {found['checker']}*" for found in one.findings if not found["looked_at"]
         )
-        excused = ", ".join(f"*not {name}*" for name in one.excused)
+        excused = ", ".join(f"*exempt: {name}*" for name in one.excused)
         lines.append(
             f"| {one.workload} | {one.fault} | {one.strikes:,} | {one.operations:,} | {one.grants:,} | {one.unknown:,} "
             f"| {'; '.join(filter(None, (checked, nothing, excused)))} "
@@ -80,14 +80,14 @@ def _violations(results: Sequence[Result]) -> list[str]:
             lines += [f"## {one.name}, seed {one.seed}", "", "```", *said, "```", ""]
     excuses = {(one.fault, name, why) for one in results for name, why in one.excused.items()}
     if excuses:
-        lines += ["## What was not asked, and why", ""]
-        lines += [f"- after {fault}, **{name}**: {why}" for fault, name, why in sorted(excuses)]
+        lines += ["## Exempt checkers, and why", ""]
+        lines += [f"- under {fault}, **{name}**: {why}" for fault, name, why in sorted(excuses)]
         lines.append("")
     return lines
 
 
 def _missing(not_played: Sequence[str]) -> list[str]:
-    return ["## What was not played", "", *(f"- {one}" for one in not_played), ""] if not_played else []
+    return ["## Runs that were not played", "", *(f"- {one}" for one in not_played), ""] if not_played else []
 
 
 def _pictures(results: Sequence[Result]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The result of one run as it is kept: what was played, how much of it, what each checker said."""
+"""Store the result of one run: what was played, how much of it, and the findings of each checker."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.robustness.scenarios import Outcome
 LOCK_OPERATIONS = ("acquire", "release", "renew", "force")
 
 MANY = 20
-"""Violations to keep of each checker; the first say it all."""
+"""Most violations to keep of each checker. The first ones are enough to diagnose it."""
 
 
 @dataclass
 class Result:
-    """What one run comes down to."""
+    """The figures and findings of one run."""
 
     name: str
     workload: str
@@ -47,7 +47,7 @@ class Result:
 
 
 def result_of(outcome: Outcome) -> Result:
-    """Boil an outcome down."""
+    """Summarize an outcome."""
     history = outcome.history
     return Result(
         outcome.scenario.name,
@@ -80,9 +80,9 @@ def keep(outcome: Outcome, folder: Path) -> Result:
     result = result_of(outcome)
     kept = path_of(folder, result.workload, result.fault, result.seed)
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {"timeline": timelines.draw(outcome.history, f"{result.name}: who held what")}
+    drawn = {"timeline": timelines.draw(outcome.history, f"{result.name}: holder of each lock")}
     if outcome.strikes:
-        drawn["latency"] = latencies.draw(outcome.history, f"{result.name}: waiting around a fault")
+        drawn["latency"] = latencies.draw(outcome.history, f"{result.name}: latency around a fault")
     for what, picture in drawn.items():
         path = kept.with_name(f"{kept.stem}-{what}.svg")
         path.write_text(picture)
@@ -92,12 +92,12 @@ def keep(outcome: Outcome, folder: Path) -> Result:
 
 
 def path_of(folder: Path, workload: str, fault: str, seed: int) -> Path:
-    """Return where the result of a run is kept."""
+    """Return the path of a run's result."""
     return folder / f"run-{workload}-{fault}-{seed}.json".replace(":", "-")
 
 
 def folder_of(folder: Path, workload: str, fault: str, seed: int) -> Path:
-    """Return where all that a run has written is kept, if it failed."""
+    """Return the folder for everything that a failed run has written."""
     return path_of(folder, workload, fault, seed).with_suffix("")
 
 
@@ -107,5 +107,5 @@ def read(path: Path) -> Result:
 
 
 def load(folder: Path) -> list[Result]:
-    """Read all results that were kept in a folder."""
+    """Read all results in a folder."""
     return [read(path) for path in sorted(folder.glob("run-*.json"))]

@@ -1,4 +1,4 @@
-"""Who held which lock when, and what was done to them meanwhile: a lane for each lock, a colour for each process."""
+"""Draw the holder of each lock over time, and the faults: a lane for each lock, a colour for each process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tests.robustness.history.record import History, Operation
 from tests.robustness.report.canvas import COLOURS, FAINT, FAULT, LEFT, TOP, Canvas, steps
 
 LANES = 6
-"""Locks to draw; the busiest."""
+"""Number of locks to draw: those with the most grants."""
 
 LETTER = 5.4
-"""How wide a letter of a fault's name is."""
+"""The width of a letter in a fault's name."""
 
 LONGEST = 12.0
-"""Seconds to draw: around the fault in the middle of the run."""
+"""Seconds to draw, around the fault in the middle of the run."""
 
 
 def draw(history: History, title: str) -> str:
@@ -30,9 +30,8 @@ def draw(history: History, title: str) -> str:
     lane = 30
     canvas = Canvas(
         title,
-        "Bars: a grant, from its answer to its release or to the last moment it was believed in; a colour for each "
-        "process. "
-        "Red: a fault.",
+        "Bars: a grant, from its reply to its release or to the last moment at which its holder trusted it. A colour "
+        "for each process. Red: a fault.",
         (start, end),
         height=TOP + lane * len(keys) + 56,
     )
@@ -42,7 +41,7 @@ def draw(history: History, title: str) -> str:
         if fault.called < end and min(fault.returned, end) > start:
             canvas.band(max(fault.called, start), min(fault.returned, end), FAULT, 0.22)
             at, label = canvas.x(max(fault.called, start)) + 2, _label(fault)
-            if at > taken:  # else the one before needs the room
+            if at > taken:  # else it would overlap the previous label
                 canvas.words(at, TOP - 3, label, size=9.5, colour=FAULT)
                 taken = at + LETTER * (len(label) + 1)
     ends = _ends(history)
@@ -69,7 +68,7 @@ def _window(history: History) -> tuple[float, float]:
 
 
 def _ends(history: History) -> dict[tuple[str, int], float]:
-    """Return until when each grant was held, as far as its holder has said."""
+    """Return until when each grant was held, as far as its holder recorded it."""
     ends: dict[tuple[str, int], float] = {}
     for one in history.of("believe", "release"):
         if "token" in one.said:

@@ -1,6 +1,6 @@
-"""The parts of a soak: who takes part, what is measured meanwhile, what is checked, and what counts as flat.
+"""Run a soak: its traffic, what is measured and checked during it, and what counts as flat.
 
-A soak looks for what only shows with time: memory, threads, files or connections that are not given back, tables that
-grow, calls that get slower. It is no stress: the traffic leaves the machine room to breathe, so that what changes
-from one minute to the next is the service and not the load.
+A soak looks for what shows only with time: memory, threads, files or connections that are not freed, tables that grow,
+calls that get slower. It is not a stress test: the traffic leaves the machine spare capacity, so that a change from one
+minute to the next comes from the service and not from the load.
 """

@@ -1,10 +1,9 @@
-"""A soak: mixed traffic for an hour, and whether anything grew meanwhile.
+"""Run mixed traffic for an hour, and check whether anything grew.
 
     python -m tests.robustness.soak.__main__ --minutes 60 --out FOLDER
 
-FOLDER then has samples.json (everything that was measured), soak.svg (the same to look at) and soak.md (a short
-section, with the verdict). The exit code is 0 if all figures stayed flat, the checkers found nothing and the traffic
-met no trouble.
+FOLDER then has samples.json (all measurements), soak.svg (a picture of them) and soak.md (a short section with the
+verdict). The exit code is 0 if all figures stayed flat, the checkers found nothing and the traffic met no trouble.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ CAST = (
     ("visitor", "sync"),
     ("operator", "sync"),
 )
-"""Who takes part from the beginning to the end; besides, a process that is killed now and then, and its successors."""
+"""The processes that run from the beginning to the end. Besides, one process is killed repeatedly and replaced."""
 
 MORTAL_LIVES = 20.0
-"""Seconds that a process lives which is to be killed."""
+"""Seconds that the process to be killed lives."""
 
 
 PLATEAU = 10.0
-"""Minutes that a soak must last for its tables to have stopped growing by the time that counts as its beginning."""
+"""Fewest minutes of a soak in which tables stop growing before the period that counts as its beginning."""
 
 
 class Part:
-    """One process of the traffic, and who listens to it."""
+    """One traffic process, and the thread that reads its reports."""
 
     def __init__(self, name: str, kind: str, dsn: str, folder: Path, seed: int, windows: Windows) -> None:
         self.name = f"{name} ({kind})"
@@ -81,16 +80,16 @@ class Part:
                 self._windows.report(f"{self.name} {self.process.pid}", json.loads(line))
 
     def wait_for(self) -> None:
-        """Return once it is at work."""
+        """Return once the process has begun."""
         assert self._at_work.wait(60), f"{self.name} did not begin"
 
     def kill(self) -> None:
-        """Kill it, and let its story end there."""
+        """Kill the process and drop its unfinished operations."""
         self.process.kill()
         self._end()
 
     def stop(self) -> bool:
-        """Have it end by itself; False if it had to be killed."""
+        """Stop the process; return False if it had to be killed or failed."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -112,7 +111,7 @@ class Part:
 
 
 class Soak:
-    """One run."""
+    """One run of the soak."""
 
     def __init__(self, minutes: float, out: Path) -> None:
         self.minutes = minutes
@@ -125,7 +124,7 @@ class Soak:
         self.unknown = self.killed = 0
 
     def run(self) -> None:
-        """Have the traffic run, and look at it every few seconds."""
+        """Run the traffic, and take a sample every few seconds."""
         logs = self.out / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
@@ -158,7 +157,7 @@ class Soak:
                     parts.append(mortal)
             for part in parts:
                 if not part.stop():
-                    self.trouble[f"{part.name} did not end well"] += 1
+                    self.trouble[f"{part.name} did not stop cleanly"] += 1
             self._take(self.windows.next())
             self._take(self.windows.next())
 
@@ -169,7 +168,7 @@ class Soak:
         for part in parts:
             seen = measures.of_process(part.process.pid)
             if seen is None:
-                self.trouble[f"{part.name} is gone"] += 1
+                self.trouble[f"{part.name} has exited"] += 1
             elif part is not mortal:
                 processes[part.name] = seen
         traffic = measures.of_operations(window, seconds)
@@ -206,7 +205,7 @@ class Soak:
         return [one for one in judged if one is not None]
 
     def write(self) -> bool:
-        """Write what was measured; the result is whether all is well."""
+        """Write the measurements; return whether the soak passed."""
         verdicts = self.verdicts()
         series = all_series(self.samples)
         well = bool(verdicts) and all(one.flat for one in verdicts) and not self.windows.violations and not self.trouble
@@ -231,12 +230,12 @@ class Soak:
         lines = [
             f"## A soak of {self.minutes:g} minutes",
             "",
-            "![What was measured, over time](soak.svg)",
+            "![The measurements over time](soak.svg)",
             "",
             f"{locking:,} operations on locks ({self.totals['acquire']:,} acquisitions, {self.totals['renew']:,} "
-            f"renewals by hand, {self.totals['release']:,} releases), {self.totals['put']:,} fenced writes, "
+            f"explicit renewals, {self.totals['release']:,} releases), {self.totals['put']:,} fenced writes, "
             f"{self.totals['visit']:,} clients that came and went, {self.killed} processes killed, "
-            f"{self.totals['force']} locks taken away, {self.totals['reap']} rounds of the reaper. "
+            f"{self.totals['force']} force-releases, {self.totals['reap']} rounds of the reaper. "
             f"{self.unknown} operations had an unknown outcome.",
             "",
             *(f"- {name}: {count:,} checked" for name, count in self.windows.looked_at.items()),
@@ -244,9 +243,9 @@ class Soak:
             *(f"  - {what.splitlines()[0]}" for what in list(self.windows.violations)[:10]),
             f"- trouble: {sum(self.trouble.values())}",
             *(f"  - {count} times: {what}" for what, count in self.trouble.most_common(10)),
-            f"- what the doctor said: {'; '.join(self.doctor) or 'nothing'}",
+            f"- findings of the doctor: {'; '.join(self.doctor) or 'none'}",
             "",
-            "| | beginning | end | end / beginning | slope over all | may be | flat |",
+            "| | beginning | end | end / beginning | slope over all | limit | flat |",
             "|---|---|---|---|---|---|---|",
             *map(_row, _interesting(verdicts)),
             "",
@@ -255,7 +254,7 @@ class Soak:
             "",
         ]
         if self.minutes < PLATEAU:
-            lines += [f"Shorter than {PLATEAU:g} minutes, tables are still on their way to a plateau.", ""]
+            lines += [f"In a soak shorter than {PLATEAU:g} minutes, tables have not yet reached a plateau.", ""]
         return "\n".join(lines)
 
 
@@ -266,7 +265,7 @@ def _kill(parts: list[Part]) -> None:
 
 
 def _interesting(verdicts: list[Verdict]) -> list[Verdict]:
-    """Leave out the tables that are too small to say anything about."""
+    """Leave out the tables that are too small to judge."""
     return [
         one
         for one in verdicts
@@ -285,10 +284,10 @@ def _row(one: Verdict) -> str:
 
 
 def main() -> int:
-    """Run a soak, and say what came of it."""
+    """Run a soak and print its report."""
     parser = argparse.ArgumentParser(prog="python -m tests.robustness.soak.__main__")
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=60, help="duration of the soak (default: 60)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the report")
     asked = parser.parse_args()
     soak = Soak(asked.minutes, asked.out)
     soak.run()

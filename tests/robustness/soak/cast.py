@@ -1,9 +1,9 @@
-"""Who takes part in a soak: one process of the traffic, in one of these parts, until its standard input ends.
+"""Run one process of a soak in one of these roles, until its standard input ends.
 
     python -m tests.robustness.soak.cast few '{"workload": …}'
 
-Every few seconds it hands what it did to whoever started it, as a line of JSON, and forgets it: neither a file nor the
-memory of this process grows with the length of the run.
+Every few seconds it reports what it did to the process that started it, as a line of JSON, and forgets it. So neither a
+file nor the memory of this process grows with the length of the run.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ EVERY = 5.0
 
 ITEMS, ACCOUNTS = 5_000, 8
 IDLE = 30.0
-"""Seconds after which the reaper takes a lock; short, so that a plateau comes within minutes."""
+"""Seconds after which the reaper deletes an idle lock; short, so that tables reach a plateau within minutes."""
 
 
 class Reporter(Recorder):
-    """A recorder that keeps what was done only until it is asked for."""
+    """A recorder that keeps operations only until the next report."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -52,12 +52,12 @@ class Reporter(Recorder):
         pass
 
     def taken(self) -> list[dict[str, Any]]:
-        """Return what was done since the last time."""
+        """Return the lines recorded since the last report."""
         return [self._lines.popleft() for _ in range(len(self._lines))]
 
 
 class Few:
-    """A few locks that everybody wants: waited for, tried, renewed, dropped."""
+    """Contend for a few locks: wait, try, renew, drop."""
 
     def __init__(self, orders: Orders) -> None:
         self._mutex = mutex.Workload()
@@ -68,7 +68,7 @@ class Few:
 
 
 class Many:
-    """Thousands of locks that hardly anybody wants at the same time, and ever new ones."""
+    """Use thousands of locks with hardly any contention, and new names all the time."""
 
     def __init__(self, orders: Orders) -> None:
         self._prefix = f"order {orders.seed}"
@@ -88,7 +88,7 @@ class Many:
 
 
 class Fenced:
-    """Writes that take a lock, claim its fence and put a value under its token."""
+    """Acquire a lock, claim its fence and write a value under its token."""
 
     def __init__(self, orders: Orders) -> None:
         self._store = fenced_store.FencedStore(orders.direct, history=3)
@@ -109,7 +109,7 @@ class Fenced:
 
 
 class Visitor:
-    """A client that comes, takes a lock or two, and goes."""
+    """Open a client, acquire a lock or two, and close the client."""
 
     def __init__(self, orders: Orders) -> None:
         self._kinds = itertools.cycle(("sync", "async"))
@@ -123,14 +123,14 @@ class Visitor:
                 lease = guest.acquire(name, ttl=5.0, timeout=worker.dice.choice([0.0, 1.0]))
                 if lease is not None:
                     guest.hold(lease, worker.dice.uniform(0, 0.01))
-                    if worker.dice.random() < 0.7:  # else it is its client that gives it back
+                    if worker.dice.random() < 0.7:  # else the client releases it when it closes
                         guest.release(lease)
             worker.recorder.note("visit", "")
         worker.pause(worker.dice.uniform(0, 0.5))
 
 
 class Operator:
-    """Somebody who looks after it: lists, breaks a lock now and then, asks the doctor; and the reaper."""
+    """Operate dblock: list locks, force-release one at times, run the doctor and the reaper."""
 
     def __init__(self, orders: Orders) -> None:
         self._target = resolve(orders.direct)
@@ -146,7 +146,7 @@ class Operator:
             held = [one for one in look.locks("mutex *") if one.token]
             if turn % 5 == 0 and held:
                 one = worker.dice.choice(held)
-                taken = look.force_release(one.name, one.number, actor="the soak", reason="now and then")
+                taken = look.force_release(one.name, one.number, actor="soak", reason="regular force-release")
                 note("force", one.name, token=one.number, freed=taken)
         if turn % 5 == 0:
             began = time.monotonic()
@@ -167,7 +167,7 @@ PARTS: dict[str, Callable[[Orders], Any]] = {
 
 
 def main() -> None:
-    """Play a part until standard input ends."""
+    """Run a role until standard input ends."""
     part, orders = sys.argv[1], Orders(**json.loads(sys.argv[2]))
     logging.getLogger("dblock").addHandler(logging.FileHandler(orders.history))
     warnings.simplefilter("ignore", ResourceWarning)  # leases are dropped on purpose
@@ -189,7 +189,7 @@ def main() -> None:
         for thread in threads:
             thread.join(20)
             if thread.is_alive():
-                reporter.note("trouble", thread.name, what="did not end")
+                reporter.note("trouble", thread.name, what="did not stop")
     print(json.dumps(reporter.taken()), flush=True)
 
 
@@ -198,11 +198,11 @@ def _go(played: Any, worker: Worker) -> None:
         try:
             played.step(worker)
         except dblock.DblockError as error:
-            # What a part does not expect is a finding; the soak goes on.
+            # An unexpected error is recorded as trouble, and the soak continues.
             worker.recorder.note("trouble", worker.name, what=f"{type(error).__name__}: {error}")
             worker.pause(1.0)
         except BaseException as error:
-            worker.recorder.note("trouble", worker.name, what=f"{type(error).__name__}: {error}; it ends")
+            worker.recorder.note("trouble", worker.name, what=f"{type(error).__name__}: {error}; the thread stops")
             raise
 
 

@@ -1,4 +1,4 @@
-"""The figures of a soak as one SVG: a panel for each group, all over the same time, on a card that fits any page."""
+"""Draw the figures of a soak as one SVG: a panel for each group, all over the same time."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ PANELS = (
     ("operations a second", "operations", ()),
     ("a free lock: p50 and p99, ms", "p", ()),
 )
-"""A title, what the names of its series begin with, and those that do not belong."""
+"""A title, the prefix of the names of its series, and the names to leave out."""
 
 
 LETTER, LINES = 5.2, 2
-"""How wide a letter of a legend is, and how many lines it may have."""
+"""The width of a letter in a legend, and the most lines of a legend."""
 
 
 def svg_of(series: Sequence[Series], minutes: float, heading: str) -> str:
-    """Return the picture."""
+    """Return the SVG."""
     rows = -(-len(PANELS) // ACROSS)
     width, height = WIDTH * ACROSS + 40, HEIGHT * rows + 80
     drawn = []
@@ -55,7 +55,7 @@ def _panel(title: str, prefix: str, series: Sequence[Series], minutes: float) ->
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     most = max((value for one in series for _, value in one.points), default=0) * 1.08 or 1.0
     parts = [f'<text class="title" x="{LEFT}" y="16">{escape(title)}</text>']
-    # The two stretches that are compared.
+    # The two periods that are compared.
     for begin, end in ((WARM_UP, EARLY), (LATE, 1.0)):
         parts.append(
             f'<rect x="{LEFT + begin * width:.1f}" y="{TOP}" width="{(end - begin) * width:.1f}" height="{height}" '
@@ -85,12 +85,12 @@ def _panel(title: str, prefix: str, series: Sequence[Series], minutes: float) ->
 
 
 def _short(name: str, prefix: str) -> str:
-    """Return the name without what all in the panel have in common, where that is a word."""
+    """Return the name without the prefix that all names in the panel share, if that prefix is a word."""
     return name.removeprefix(prefix) if prefix.endswith(" ") else name
 
 
 def _legend(names: Sequence[str]) -> list[str]:
-    """Name the lines in their colours, as far as there is room; a pointer over a line is told its name in any case."""
+    """Name the lines in their colours, as far as there is space. A pointer over a line always shows its name."""
     parts: list[str] = []
     x, line = 0.0, 0
 

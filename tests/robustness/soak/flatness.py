@@ -1,9 +1,9 @@
-"""What counts as flat: the end of a soak compared with its beginning, and the way between.
+"""Judge whether a figure stayed flat: compare the end of a soak with its beginning, and check the slope.
 
-The first twelfth of the time is for warming up and is not looked at. Then the median of the second and third twelfth
-is compared with that of the last two; of an hour, minutes 5 to 15 with minutes 50 to 60. So that a slow rise shows also
-where both medians are noisy, the slope between is taken too, as the median of the slopes between all pairs of points
-(Theil and Sen), which a few odd samples cannot move.
+The first twelfth of the time is for warming up and is ignored. Then the median of the second and third twelfth is
+compared with the median of the last two. In an hour, these are minutes 5 to 15 and minutes 50 to 60. So that a slow
+rise shows even if both medians are noisy, the slope is checked too. It is the median of the slopes between all pairs of
+points (Theil and Sen), which a few outliers cannot move.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ MOST_POINTS = 240
 
 @dataclass(frozen=True)
 class Rule:
-    """By how much a figure may have changed: by a factor, or by an amount that is noise at any level."""
+    """The most that a figure may change: by a factor, or by an amount that is noise at any level."""
 
     factor: float
     slack: float
     why: str
     falls: bool = False
-    """Whether it is falling that would be bad."""
+    """Whether a fall of the figure is bad, instead of a rise."""
 
 
-MEMORY = Rule(1.10, 4.0, "an allocator keeps some of what was ever used; a leak goes on, and an hour of it is more")
-COUNTS = Rule(1.0, 2.0, "a burst may add one or two for a minute; what is not given back adds up")
-CONNECTIONS = Rule(1.0, 4.0, "clients that come and go are there or not when it is counted")
-SIZE = Rule(1.25, 0.5, "what is deleted is used again after vacuum has been there, once a minute at most")
-DEAD = Rule(1.5, 5000.0, "vacuum comes in jumps: it waits for a fifth of a table to be dead")
-RATE = Rule(0.8, 0.0, "the machine has other things to do, too", falls=True)
-P50 = Rule(1.25, 0.05, "the same")
-P99 = Rule(1.5, 2.0, "a few slow commits of the disk make up most of it")
+MEMORY = Rule(1.10, 4.0, "an allocator keeps some of what was ever used. A leak continues, and is larger after an hour")
+COUNTS = Rule(1.0, 2.0, "a burst may add one or two for a minute. A leak adds up")
+CONNECTIONS = Rule(1.0, 4.0, "short-lived clients may or may not be there when the connections are counted")
+SIZE = Rule(1.25, 0.5, "the space of deleted rows is reused after a vacuum, which runs once a minute at most")
+DEAD = Rule(1.5, 5000.0, "vacuum works in jumps: it waits until a fifth of a table is dead")
+RATE = Rule(0.8, 0.0, "the machine does other work as well", falls=True)
+P50 = Rule(1.25, 0.05, "the machine does other work as well")
+P99 = Rule(1.5, 2.0, "a few slow commits to the disk dominate it")
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Series:
     unit: str
     rule: Rule
     points: list[tuple[float, float]] = field(default_factory=list)
-    """Minutes since the start, and the figure then."""
+    """Minutes since the start, and the figure at that time."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Verdict:
     early: float
     late: float
     slope: float
-    """How much it changes over the whole time that was looked at, by the slope."""
+    """The change over the judged time according to the slope."""
     flat: bool
     rule: Rule
 
@@ -67,7 +67,7 @@ class Verdict:
 
 
 def judge(series: Series, minutes: float) -> Verdict | None:
-    """Say whether a figure stayed flat; None where there is too little to look at."""
+    """Judge whether a figure stayed flat; return None if there are too few points."""
     seen = [point for point in series.points if point[0] >= WARM_UP * minutes]
     early = [value for at, value in seen if at < EARLY * minutes]
     late = [value for at, value in seen if at >= LATE * minutes]
@@ -97,7 +97,7 @@ def slope(points: list[tuple[float, float]]) -> float:
 
 
 def all_series(samples: list[dict[str, Any]]) -> list[Series]:
-    """Make series of the samples of a run."""
+    """Make series from the samples of a run."""
     made: dict[str, Series] = {}
 
     def add(name: str, unit: str, rule: Rule, at: float, value: float | None) -> None:
@@ -121,5 +121,5 @@ def all_series(samples: list[dict[str, Any]]) -> list[Series]:
         add("p50", "ms", P50, at, traffic["p50"])
         add("p99", "ms", P99, at, traffic["p99"])
         done = traffic["rate"] * sample["seconds"]
-        add("log for an operation", "kB", SIZE, at, server["wal"] / 1024 / done if done else None)
+        add("WAL per operation", "kB", SIZE, at, server["wal"] / 1024 / done if done else None)
     return list(made.values())

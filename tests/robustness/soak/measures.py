@@ -1,4 +1,4 @@
-"""What is measured during a soak: the processes from outside, as the kernel sees them, and the server by asking it."""
+"""Measure a soak: the processes from outside, through the kernel, and the server by queries."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ STEP = math.log(1.05)
 """Latencies are counted in buckets that are five per cent apart."""
 
 COUNTED = ("acquire", "renew", "release")
-"""What is an operation on a lock."""
+"""The kinds of operations on a lock."""
 
 
 def of_process(pid: int) -> dict[str, float] | None:
-    """Return the memory (MB), threads and open files of a process; None if it is gone."""
+    """Return the memory (MB), threads and open files of a process, or None if it has exited."""
     try:
         status = dict(
             line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
@@ -38,14 +38,14 @@ def of_process(pid: int) -> dict[str, float] | None:
 
 
 class Server:
-    """Looks at the server over one connection of its own."""
+    """Sample the server over one connection of its own."""
 
     def __init__(self, dsn: str) -> None:
         self._connection = psycopg.connect(dsn, autocommit=True)
         self._wal = self._position()
 
     def look(self) -> dict[str, Any]:
-        """Return how the server stands at this moment, and what it has logged since the last look."""
+        """Return the current state of the server, and the WAL written since the last sample."""
         ask = self._connection.execute
         backends = [
             pid
@@ -62,7 +62,7 @@ class Server:
         before, self._wal = self._wal, self._position()
         return {
             "connections": len(backends),
-            # What each session has for itself; the buffers that they share are not counted again for each.
+            # The private memory of each session. Shared buffers would be counted once for each.
             "memory": sum(_own_memory(pid) for pid in backends),
             "tables": {
                 name: {"table": table, "indexes": indexes, "dead": dead, "live": live}
@@ -91,14 +91,14 @@ def _own_memory(pid: int) -> float:
 
 
 def of_operations(operations: Iterable[Operation], seconds: float) -> dict[str, Any]:
-    """Return how many operations ended, of which kind, and how long those on locks that are free took."""
+    """Return the number of operations by kind, and the latency of the operations on free locks."""
     counts: Counter[str] = Counter()
     unknown = 0
     buckets: Counter[int] = Counter()
     for one in operations:
         counts[one.kind] += 1
         unknown += one.outcome == "unknown"
-        # Those of the many locks: nobody waits for another there, so it is the service that is measured.
+        # Only on the many locks, where no client waits for another, so that the latency is the service's own.
         if one.ok and one.kind in ("acquire", "release") and one.key.startswith(("item", "order")):
             buckets[int(math.log(max(one.returned - one.called, 1e-6) * 1e6) / STEP)] += 1
     locking = sum(counts[kind] for kind in COUNTED)

@@ -1,8 +1,8 @@
-"""The checkers, asked again and again while a soak goes on, about what happened last.
+"""Run checkers on the most recent part of the history while a soak continues.
 
-The history of hours is too long to be kept. So it comes in windows; the checkers look at two of them at a time, and of
-whatever was before the newest grant of each lock is remembered. What they look for shows between neighbours in time:
-a token below one that was granted before, a lease that is believed in though the lock has been granted again.
+The history of hours is too long to keep, so it comes in windows. The checkers read two windows at a time, and from
+before them the newest grant of each lock. What they look for shows between neighbours in time: a token below an earlier
+one, or a holder that believes in its lease although the lock has been granted again.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from tests.robustness.history.record import UNKNOWN, History, Operation, _operat
 
 
 class Windows:
-    """Puts operations together from what the processes report, and has them checked."""
+    """Assemble operations from the reports of the processes, and check them."""
 
     def __init__(self) -> None:
         self._begun: dict[str, dict[int, dict[str, Any]]] = {}
         self._arrived: list[Operation] = []
         self._last: list[Operation] = []
         self._newest: dict[str, Operation] = {}
-        """The grant with the highest token of each lock, of those that are in no window any more."""
+        """The grant with the highest token of each lock, among those that are in no window any more."""
         self.violations: dict[str, None] = {}
         self.looked_at = {"token order": 0, "loss told first": 0}
 
     def report(self, process: str, lines: list[dict[str, Any]]) -> None:
-        """Take what a process has to report."""
+        """Add the lines that a process reports."""
         begun = self._begun.setdefault(process, {})
         for line in lines:
             if "kind" in line:
@@ -36,13 +36,13 @@ class Windows:
                 self._arrived.append(_operation(process, begun.pop(line["id"]), line))
 
     def forget(self, process: str) -> None:
-        """Take note that a process is dead; what it was about nobody will say."""
+        """Forget a dead process and its unfinished operations, whose outcome stays unknown."""
         self._begun.pop(process, None)
 
     def next(self) -> list[Operation]:
-        """Check what has arrived, together with the window before, and return it."""
+        """Check what has arrived together with the previous window, and return it."""
         window, self._arrived = self._arrived, []
-        # Lock by lock, so that the time it takes grows with the operations and not with the locks as well.
+        # Lock by lock, so that the time grows with the operations and not with the locks as well.
         by_key: dict[str, list[Operation]] = defaultdict(list)
         for one in (*self._last, *window):
             by_key[one.key].append(one)
@@ -61,7 +61,7 @@ class Windows:
                 if newest is None or newest.token < one.token:
                     self._newest[one.key] = one
         if len(self._newest) > MOST_REMEMBERED:
-            # Locks that were used once, and never again: the oldest can go.
+            # Locks that were used once and never again: the oldest can be dropped.
             oldest = sorted(self._newest.values(), key=lambda one: one.returned)[: MOST_REMEMBERED // 2]
             for one in oldest:
                 del self._newest[one.key]
@@ -70,4 +70,4 @@ class Windows:
 
 
 MOST_REMEMBERED = 20_000
-"""Locks whose newest grant is remembered."""
+"""Most locks whose newest grant is kept."""

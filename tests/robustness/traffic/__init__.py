@@ -1,1 +1,1 @@
-"""What the processes of a robustness run do, and on which stage: workers, workloads, resources, interruptions."""
+"""Generate the traffic of a robustness run: environment, workers, workloads, resources, interruptions."""

@@ -1,11 +1,11 @@
-"""What befalls a process of the traffic from inside, when it is sent a signal.
+"""Interrupt a traffic process from inside when it receives a signal.
 
-SIGUSR1: it forks, whatever its threads are doing. The child has all the objects, and must hold nothing: it looks at its
-parent's leases, tries to renew and to release them, takes a lock of its own with the client that it has inherited, and
-ends, at once or a while later. What it finds is in a history of its own.
+SIGUSR1 makes it fork, whatever its threads are doing. The child has all the objects and must hold nothing. It checks
+its parent's leases, tries to renew and release them, acquires a lock with the client that it has inherited, and exits,
+at once or a while later. It records what it finds in its own history.
 
-SIGUSR2: a call is given up. A task is cancelled when it waits for the n-th time, for any n. In a synchronous process an
-exception is raised in the main thread, in the middle of a call, as Ctrl-C does; so one of its workers runs there.
+SIGUSR2 cancels a call. In an asynchronous process, a task is cancelled at its n-th await, for any n. In a synchronous
+process, an exception is raised in the main thread in the middle of a call, as Ctrl-C does. So one worker runs there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Interrupted(BaseException):
-    """A call was given up in the middle."""
+    """Raised when a call is cancelled in the middle."""
 
 
 GIVEN_UP = (Interrupted, CancelledError)
@@ -41,14 +41,14 @@ GIVEN_UP = (Interrupted, CancelledError)
 FORK, GIVE_UP = signal.SIGUSR1, signal.SIGUSR2
 
 CHILD_LIVES = 30
-"""Seconds after which the child of a fork is killed that has not ended by then."""
+"""Seconds after which the child of a fork is killed if it has not exited by then."""
 
 WAITS = (1, 1, 2, 2, 3, 4, 6, 10)
-"""At which of its waits a call is given up; most calls have two or three, and a wait in line is one."""
+"""At which of its awaits a call is cancelled. Most calls have two or three, and a wait in the queue is one."""
 
 
 class Interruptions:
-    """What has been asked of this process by signals."""
+    """The interruptions that signals have requested from this process."""
 
     def __init__(self) -> None:
         self._leases: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -59,13 +59,13 @@ class Interruptions:
         self._children: list[int] = []
 
     def note(self, lease: T) -> T:
-        """Take note of a lease, for the children to try."""
+        """Remember a lease, so that the children can try to use it."""
         if lease is not None:
             self._leases.add(lease)
         return lease
 
     def interruptible(self, call: Callable[[], T]) -> Callable[[], T]:
-        """Return the same call, which may be given up in the middle."""
+        """Return the same call, but one that can be cancelled in the middle."""
         if threading.current_thread() is not threading.main_thread():
             return call
 
@@ -82,7 +82,7 @@ class Interruptions:
         return guarded
 
     def expect_giving_up(self, client: Any, seed: int) -> None:
-        """Give up a call whenever told to."""
+        """Cancel a call for each signal."""
         self._dice.seed(seed)
         loop: asyncio.AbstractEventLoop | None = getattr(client, "_loop", None)
         if loop is not None and not isinstance(client, dblock.Client):
@@ -102,21 +102,21 @@ class Interruptions:
             self._pending += 1
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-        # Those of the keep-alive and the listener have names; nobody but the client gives them up.
+        # The tasks of the keep-alive and the listener are left alone: only the client itself cancels them.
         if self._pending and getattr(coroutine, "__name__", "") in ("acquire", "try_acquire", "renew", "release"):
             self._pending -= 1
             coroutine = _given_up(coroutine, self._dice.choice(WAITS))
         return asyncio.Task(coroutine, loop=loop, **options)
 
     def expect_forks(self, client: Any, name: str, history: Path, seed: int, make: Callable[[Recorder], Any]) -> None:
-        """Fork whenever told to; `make` makes a worker of the child's."""
+        """Fork for each signal; `make` makes the child's worker."""
         self._dice.seed(seed)
         numbers = itertools.count()
         alone = threading.Lock()
 
         def told(*_: object) -> None:
-            # Not in the middle of another fork, by a signal that comes then: what the interpreter holds meanwhile it
-            # would wait for in vain.
+            # A signal in the middle of another fork is ignored: a second fork would wait forever for what the
+            # interpreter holds during the first.
             if alone.acquire(blocking=False):
                 try:
                     fork()
@@ -127,7 +127,7 @@ class Interruptions:
             number = next(numbers)
             leases, moment = list(self._leases), time.monotonic()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads is the very point
+                warnings.simplefilter("ignore", DeprecationWarning)  # forking a process with threads is the point
                 child = os.fork()
             if child:
                 self._children.append(child)
@@ -146,17 +146,17 @@ class Interruptions:
         signal.signal(FORK, told)
 
     def wait_for_children(self, recorder: Recorder) -> None:
-        """Return once every child has ended; one that did not end by itself is trouble."""
+        """Return once every child has exited, and record as trouble each child that did not exit by itself."""
         for child in self._children:
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             if code == -signal.SIGALRM:
-                recorder.note("trouble", "child", what=f"a child of a fork did not end within {CHILD_LIVES} s")
+                recorder.note("trouble", "child", what=f"the child of a fork did not exit within {CHILD_LIVES} s")
             elif code < 0:
-                recorder.note("trouble", "child", what=f"a child of a fork was ended by {signal.Signals(-code).name}")
+                recorder.note("trouble", "child", what=f"the child of a fork was ended by {signal.Signals(-code).name}")
 
 
 def _be_child(client: Any, leases: list[Any], recorder: Recorder, worker: Any, forked_at: float) -> None:
-    """Do with the parent's things what a child may do, and must not succeed in."""
+    """Try everything with the parent's leases that a child must not succeed in, then acquire a lock."""
     for lease in leases:
         if lease.remaining():
             recorder.note("trouble", lease.name, what=f"a child believes in its parent's token {lease.token}")
@@ -184,7 +184,7 @@ def _be_child(client: Any, leases: list[Any], recorder: Recorder, worker: Any, f
 
 
 async def _take_turn(client: dblock.AsyncClient, worker: Any) -> None:
-    """Take a lock in the child of an asynchronous process, which has no event loop but its own."""
+    """Acquire a lock in the child of an asynchronous process, in an event loop of its own."""
     name = f"mutex {worker.dice.randrange(3)}"
     number = worker.recorder.begin("acquire", name, ttl=1.0)
     try:
@@ -205,7 +205,7 @@ async def _take_turn(client: dblock.AsyncClient, worker: Any) -> None:
 
 
 async def _given_up(coroutine: Coroutine[Any, Any, T], at: int) -> T:
-    """Run a coroutine, and cancel the task when it waits for the n-th time."""
+    """Run a coroutine, and cancel its task at the n-th await."""
     return await _steps(coroutine, at)
 
 

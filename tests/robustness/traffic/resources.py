@@ -1,7 +1,7 @@
-"""Fenced resources of every kind, as the traffic uses them: one value under each name, read, claimed and written.
+"""Wrap fenced resources of every kind for the traffic: one value under each name, to read, claim and write.
 
-Each thread of the traffic has its own, and opens its connections anew when one has failed. What a failure means is the
-same for all kinds: REFUSED is certain to have changed nothing, UNKNOWN may have been done or may be done yet.
+Each thread of the traffic has its own instance, and reconnects after a failure. A failure means the same for all kinds:
+REFUSED has certainly changed nothing, UNKNOWN may have taken effect or may still do so.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Elements = list[str]
 
 
 class Resource:
-    """Names that hold a list each; those of a key-value store, and the base of the others."""
+    """Keep one list under each name of a key-value store; the base class of the other resources."""
 
     numbered = True
-    """Whether a write can carry a number of its own."""
+    """Whether a write can carry a write number."""
     claims_from_tasks = True
-    """Whether a lock of an asynchronous client can claim it."""
+    """Whether a lock of an asynchronous client can claim the resource."""
 
     def __init__(self, dsn: str, where: dict[str, str]) -> None:
         self.dsn = dsn
@@ -56,38 +56,38 @@ class Resource:
     @classmethod
     @contextmanager
     def setting(cls, dsn: str, folder: Path) -> Iterator[dict[str, str]]:
-        """Run what it takes besides the database, and yield where it is."""
+        """Run the services that the resource needs besides the database, and yield their addresses."""
         yield {}
 
     @classmethod
     def prepare(cls, dsn: str, names: list[str]) -> None:
-        """Make what must be there before anything is written."""
+        """Create what must exist before the first write."""
 
     def name(self, name: str) -> str:
-        """Return what the fence of this name is called."""
+        """Return the name of the fence."""
         return name
 
     def claims(self, name: str) -> list[Any]:
-        """Return what a lock for it claims."""
+        """Return the claims for a lock on this resource."""
         return [self.name(name)]
 
     def claim(self, name: str, lease: Any) -> None:
-        """Refuse all older tokens from now on."""
+        """Claim the resource, which refuses all older tokens from now on."""
         self.store.claim(self.name(name), fence=lease.token, patience=2)
 
     def read(self, name: str) -> Elements:
-        """Return what is there."""
+        """Return the stored list."""
         found = self.store.get(name)
         return [] if found is None else list(json.loads(found.value))
 
     def write(self, name: str, elements: Elements, token: int, number: int) -> bool:
-        """Write it all back under a token; True, or an error."""
+        """Write the whole list under a token; return True or raise an error."""
         self.store.put(name, json.dumps(elements), fence=token, write=number)
         return True
 
     @property
     def connection(self) -> psycopg.Connection[Any]:
-        """A connection of its own, with no transaction under way."""
+        """A connection of this resource alone, outside a transaction."""
         if self._connection is None or self._connection.closed or self._connection.broken:
             self._connection = psycopg.connect(self.dsn)
         elif self._connection.info.transaction_status:
@@ -101,7 +101,7 @@ class Resource:
 
 
 class Transaction(Resource):
-    """Rows of a table without protection, written in a transaction that takes the fence."""
+    """Rows of an unprotected table, written in a transaction that takes the fence."""
 
     numbered = False
 
@@ -126,7 +126,7 @@ class Transaction(Resource):
 
 
 class Row(Resource):
-    """Rows of a protected table, written by plain SQL that carries the token."""
+    """Rows of a protected table, written by plain SQL in a transaction that carries the token."""
 
     numbered = False
     table, statement = (
@@ -166,7 +166,7 @@ class Row(Resource):
 
 
 class Table(Row):
-    """Protected tables with one row each."""
+    """Protected tables of one row each."""
 
     @classmethod
     def prepare(cls, dsn: str, names: list[str]) -> None:
@@ -189,7 +189,7 @@ class Table(Row):
 
 
 class S3(Resource):
-    """Objects of a bucket."""
+    """Objects in an S3 bucket."""
 
     claims_from_tasks = False
 
@@ -222,7 +222,7 @@ class S3(Resource):
 
 
 class Files(S3):
-    """Files of a folder, to which the fenced store points."""
+    """Files in a folder, with their pointers in the fenced store."""
 
     def _objects(self) -> FencedObjects:
         return FencedObjects(LocalStore(self.where["files"]), pointers=self.store)
@@ -236,7 +236,7 @@ class Files(S3):
 
 
 class Http(Resource):
-    """Things of an HTTP service behind FencingMiddleware."""
+    """Values in an HTTP service behind FencingMiddleware."""
 
     def __init__(self, dsn: str, where: dict[str, str]) -> None:
         super().__init__(dsn, where)

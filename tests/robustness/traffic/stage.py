@@ -1,6 +1,7 @@
-"""Stages: a server, whatever stands before it, and the processes of the traffic; what faults act upon.
+"""Set up the environment of one run: a server, any proxy in front of it, and the traffic processes that faults strike.
 
-A stage is made for one run and goes with it. Everything on it is real: Postgres, processes, sockets, signals.
+An environment is created for one run and removed with it. Everything in it is real: Postgres, processes, sockets,
+signals.
 """
 
 from __future__ import annotations
@@ -39,33 +40,33 @@ END $$;
 CREATE TRIGGER witness AFTER UPDATE ON dblock.distributed_locks FOR EACH ROW
     WHEN (NEW.token > 0 AND NEW.token <> OLD.token) EXECUTE FUNCTION public.note_grant();
 """
-"""The server itself notes its grants, in the transaction and under the row lock of each."""
+"""SQL that makes the server record its grants, each in the transaction and under the row lock of the grant."""
 
 
 class Stage:
-    """A server and the processes of the traffic."""
+    """A server and the traffic processes."""
 
     def __init__(self, server: Server, folder: Path, workload: str, seed: int, bug: str | None = None) -> None:
         self.server = server
         self.folder = folder
-        """Where the histories are."""
+        """The folder of the histories."""
         self.workload = workload
         self.bug = bug
         self.seed = seed
         self.options: dict[str, Any] = {}
-        """For the workload."""
+        """The options of the workload."""
         self.dsn = server.url
-        """The traffic's way to the server."""
+        """The DSN of the traffic."""
         self.direct = server.url
-        """The way to the server past everything that may stand before it."""
+        """The DSN that bypasses every proxy in front of the server."""
         self.props: dict[str, Any] = {}
-        """What else stands on the stage, by name: a proxy, a standby."""
+        """The other components of the environment by name: a proxy, a standby."""
         self.workers: dict[str, subprocess.Popen[str]] = {}
         self.recorder = Recorder(folder / "director.jsonl")
         self._started = 0
 
     def start_worker(self, wait: bool = True) -> str:
-        """Start one more process of the traffic; the result is its name. Every other is asynchronous."""
+        """Start one more traffic process and return its name. Every second process is asynchronous."""
         name = f"w{self._started}"
         orders = Orders(
             self.workload,
@@ -92,13 +93,13 @@ class Stage:
         return name
 
     def wait_for(self, name: str) -> None:
-        """Return once this process is at work."""
+        """Return once this process is running its workload."""
         stdout = self.workers[name].stdout
         assert stdout is not None
         assert stdout.readline() == "ready\n", (self.folder / f"{name}.err").read_text()
 
     def stop_workers(self) -> None:
-        """Have all processes of the traffic end, each after what it is doing."""
+        """Stop all traffic processes, each after its current step."""
         for process in self.workers.values():
             assert process.stdin is not None
             process.stdin.close()
@@ -108,12 +109,12 @@ class Stage:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-                self.recorder.note("trouble", name, what="the process did not end")
+                self.recorder.note("trouble", name, what="the process did not exit")
             assert process.stdout is not None
             process.stdout.close()
 
     def conclude(self) -> History:
-        """Look at the server once more, and put the history together."""
+        """Record the final state of the server, and return the history of the run."""
         workloads.named(self.workload).conclude(self.direct, self.recorder, self.options)
         with psycopg.connect(self.direct) as connection:
             for name, token in connection.execute("SELECT name, token FROM dblock.distributed_locks").fetchall():
@@ -128,7 +129,7 @@ class Stage:
 def stage(
     workload: str, folder: Path, seed: int, *, settings: dict[str, str], bug: str | None = None, in_memory: bool = False
 ) -> Iterator[Stage]:
-    """Make a stage with nothing on it yet but a server that is ready for the workload."""
+    """Create an environment that has only a server, prepared for the workload."""
     with ExitStack() as stack:
         server = stack.enter_context(private_server(settings, in_memory))
         stack.callback(shutil.copyfile, server.log, folder / "server.log")
@@ -154,7 +155,7 @@ def _end(made: Stage) -> None:
 
 
 def wait_until(what: str, is_so: Any, patience: float = 30.0) -> None:
-    """Return as soon as it is so."""
+    """Return as soon as the condition is true."""
     deadline = time.monotonic() + patience
     while not is_so():
         assert time.monotonic() < deadline, f"{what}: not within {patience:g} s"

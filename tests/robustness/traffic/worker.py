@@ -1,9 +1,9 @@
-"""One process of the traffic: it runs a workload until it is told to end, and writes its history.
+"""Run one traffic process: it runs a workload until its standard input ends, and writes its history.
 
     python -m tests.robustness.traffic.worker '{"workload": "mutex", "dsn": …}'
 
-It ends when its standard input does, and so with whoever started it. What a workload does with locks it does through a
-Worker, which writes everything down; with a client of either kind, as it was told.
+Its standard input ends with the process that started it. A workload uses locks only through a Worker, which records
+every operation. The configuration decides whether the client is synchronous or asynchronous.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tests.support.orphans import die_with_parent
 
 
 class Orders(NamedTuple):
-    """What a process of the traffic is told."""
+    """The configuration of a traffic process."""
 
     workload: str
     dsn: str
     direct: str
-    """Past whatever stands between the traffic and the server; for the resources, not for the locks."""
+    """The DSN that bypasses every proxy in front of the server; for the resources, not for the locks."""
     history: str
     seed: int
     kind: str = "sync"
@@ -45,9 +45,9 @@ class Orders(NamedTuple):
 
 
 class Worker:
-    """One thread of the traffic, and the words in which a workload is written."""
+    """One thread of the traffic, with the operations that a workload can use."""
 
-    # A claim in another place than the lock's database may come too late, or get no answer.
+    # A claim outside the lock's database may come too late, or get no reply.
     REFUSED = (dblock.LockTimeout, dblock.LeaseLost, fenced_store.StaleTokenError)
     UNKNOWN = (dblock.DatabaseError, dblock.ClientClosed, fenced_store.OutcomeUnknown, DBAPIError, *GIVEN_UP)
 
@@ -67,26 +67,26 @@ class Worker:
         self.options = orders.options
         self.dice = random.Random(f"{orders.seed} {name}")
         self.own: dict[str, Any] = {}
-        """What the workload keeps for this thread from step to step."""
+        """State that the workload keeps for this thread between steps."""
         self._over = over
         self._interruptions = interruptions or Interruptions()
 
     @property
     def over(self) -> bool:
-        """Whether it is time to end."""
+        """Whether the worker must stop."""
         return self._over.is_set()
 
     def pause(self, seconds: float) -> None:
-        """Do nothing for so long, or until it is time to end."""
+        """Pause for this time, or until the worker must stop."""
         self._over.wait(seconds)
 
     def acquire(self, name: str, *, timeout: float | None = 5.0, ttl: float = 30.0, **terms: Any) -> Any:
-        """Wait for the lock; the result is a lease or None."""
+        """Wait for the lock; return a lease or None."""
         lock = self.client.lock(name, ttl=ttl, **terms)
         return self._grant(name, ttl, terms | {"timeout": timeout}, lambda: lock.acquire(timeout=timeout))
 
     def try_acquire(self, name: str, *, ttl: float = 30.0, **terms: Any) -> Any:
-        """Ask once for the lock; the result is a lease or None."""
+        """Try once to acquire the lock; return a lease or None."""
         lock = self.client.lock(name, ttl=ttl, **terms)
 
         def ask() -> Any:
@@ -117,7 +117,7 @@ class Worker:
         return self._interruptions.note(lease)
 
     def believes(self, lease: Any) -> bool:
-        """Tell whether the lease may be believed, and write it down if so: from before it was looked at."""
+        """Return whether the lease is still trusted; if so, record that with a time from before the check."""
         before = time.monotonic()
         if lease.lost.is_set() or not lease.remaining():
             return False
@@ -125,7 +125,7 @@ class Worker:
         return True
 
     def hold(self, lease: Any, seconds: float, every: float = 0.005) -> bool:
-        """Be the holder for so long, looking at the lease all the while; False as soon as it is lost."""
+        """Hold the lock for this time and check the lease repeatedly; return False as soon as it is lost."""
         ends = time.monotonic() + seconds
         while self.believes(lease):
             left = ends - time.monotonic()
@@ -136,7 +136,7 @@ class Worker:
         return False
 
     def renew(self, lease: Any) -> None:
-        """Renew the lease by hand."""
+        """Renew the lease explicitly."""
         self.recorder.do(
             "renew",
             lease.name,
@@ -147,7 +147,7 @@ class Worker:
         )
 
     def release(self, lease: Any) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self.recorder.do(
             "release",
             lease.name,
@@ -159,12 +159,12 @@ class Worker:
         )
 
     def drop(self, lease: Any) -> None:
-        """Let go of it without a word: whoever looks after the client gives it back, at some time or never."""
+        """Drop the lease without a release: the client gives the lock back at some time, or never."""
         self.recorder.begin("release", lease.name, token=lease.token)
 
 
 def main() -> None:
-    """Do as told until standard input ends."""
+    """Run the workload until standard input ends."""
     die_with_parent()
     orders = Orders(**json.loads(sys.argv[1]))
     logging.getLogger("dblock").addHandler(logging.FileHandler(Path(orders.history).with_suffix(".log")))
@@ -182,7 +182,7 @@ def main() -> None:
             return Worker(name, client, recorder, orders, over, interruptions)
 
         def worker_of_child(recorder: Recorder) -> Worker:
-            # Whatever it notes from now on is a part of its own story.
+            # The child records everything from now on in its own history.
             own_recorder[:] = [recorder]
             return worker(name, recorder)
 
@@ -192,7 +192,7 @@ def main() -> None:
         if befalls == "giving up":
             interruptions.expect_giving_up(client, orders.seed)
         workers = [worker(f"{name}.{number}") for number in range(int(orders.options.get("threads", workload.threads)))]
-        # Ctrl-C, and whatever else a signal raises, comes to the main thread alone.
+        # Python raises exceptions from signal handlers, as Ctrl-C does, in the main thread only.
         in_main = [workers.pop()] if befalls == "giving up" and orders.kind == "sync" else []
         threads = [threading.Thread(target=_go, args=(workload, one), daemon=True) for one in workers]
         for thread in threads:
@@ -206,7 +206,7 @@ def main() -> None:
         for thread in threads:
             thread.join(20)
             if thread.is_alive():
-                recorder.note("trouble", thread.name, what="did not end")
+                recorder.note("trouble", thread.name, what="did not stop")
         interruptions.wait_for_children(recorder)
 
 
@@ -220,13 +220,13 @@ def _go(workload: Any, worker: Worker) -> None:
         while not worker.over:
             workload.step(worker)
     except BaseException as error:
-        # What a workload does not expect is a finding, and not for this process to judge.
+        # An unexpected error is recorded as trouble. This process does not judge it.
         worker.recorder.note("trouble", worker.name, what=f"{type(error).__name__}: {error}")
         raise
 
 
 def _count_wake_ups(own_recorder: list[Recorder]) -> None:
-    """Write down every notification that wakes a waiter, in the history of the process that this is by then."""
+    """Record every notification that wakes a waiter, in the history of the process that receives it."""
     from dblock._core.waiters import LocalWaiter, LocalWaiters
 
     add, notified = LocalWaiters.add, LocalWaiters.notified
@@ -237,7 +237,7 @@ def _count_wake_ups(own_recorder: list[Recorder]) -> None:
         add(self, waiter)
 
     def noted(self: LocalWaiters, attempt: str) -> None:
-        # Nobody else is told of the lock's name; a waiter that has left may be woken too late.
+        # The notification carries only the attempt. A waiter that has left may still be notified.
         own_recorder[0].note("woken", names.get(attempt.replace("-", ""), ""), attempt=attempt)
         notified(self, attempt)
 

@@ -1,7 +1,7 @@
-"""Workloads: what the traffic does. Each is a module of this package with a class `Workload`; its name is the module's.
+"""Workloads: what the traffic does. Each is a module of this package with a class `Workload`, named after the module.
 
-One that is done in several ways has `VARIANTS`, and is named with one of them: `set_add:row`. Adding a workload is
-adding its file: it can be played by its name then, and the whole matrix plays it too.
+A workload with several variants lists them in `VARIANTS`, and is named with one of them: `set_add:row`. To add a
+workload, add its file: you can then play it by its name, and the whole matrix plays it too.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 
 
 class Base:
-    """What a workload may do besides its steps: prepare the database, look at it in the end, and name its checkers."""
+    """Base class of workloads: prepares the database, performs steps, records the final state, names its checkers."""
 
     checkers: tuple[Checker, ...] = ()
-    """What must be true of the history."""
+    """The checkers of the history."""
     threads = 2
-    """Threads of each process."""
+    """Number of threads in each process."""
 
     def __init__(self, variant: str = "") -> None:
         self.variant = variant
 
     def prepare(self, dsn: str) -> None:
-        """Make what the steps need, once, before any process starts."""
+        """Create what the steps need, once, before any process starts."""
 
     @contextmanager
     def setting(self, dsn: str, folder: Path) -> Iterator[dict[str, Any]]:
-        """Run what the steps need besides the database, while the stage stands; yield options that tell where."""
+        """Run the services that the steps need besides the database, and yield options with their addresses."""
         yield {}
 
     def step(self, worker: Worker) -> None:
-        """Do one thing; called again and again, in every thread of every process."""
+        """Perform one step; called repeatedly, in every thread of every process."""
         raise NotImplementedError
 
     def conclude(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
-        """Write down how things stand when all is over."""
+        """Record the final state after the traffic has stopped."""
 
 
 def named(name: str) -> Base:
-    """Return a workload."""
+    """Return the workload of this name."""
     module, _, variant = name.partition(":")
     workload: Any = importlib.import_module(f"{__name__}.{module}")
     found: Base = workload.Workload(variant)
@@ -55,7 +55,7 @@ def named(name: str) -> Base:
 
 
 def names() -> list[str]:
-    """Return the names of all of them."""
+    """Return the names of all workloads."""
     found: list[str] = []
     for module in pkgutil.iter_modules(__path__):
         variants = getattr(importlib.import_module(f"{__name__}.{module.name}"), "VARIANTS", ())

@@ -1,7 +1,7 @@
-"""Accounts in a table: transfers in a transaction inside the fence, each with an entry in a journal; readers sum up.
+"""Transfer money between accounts inside the fence, each transfer with an entry in a journal, while readers add it up.
 
-A transfer may take its time before it enters the fence, past its lease, and inside of it, where nobody else gets past
-the fence. Readers hold no lock: what they see in one snapshot must add up.
+A transfer may be delayed before it enters the fence, past the end of its lease, and inside the fence, where it keeps
+all other transfers out. Readers hold no lock: the balances that they see in one snapshot must add up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CREATE TABLE public.journal (
 
 
 class Workload(workloads.Base):
-    """Money is neither made nor lost, and every acknowledged transfer is in the journal once."""
+    """No money appears or disappears, and every acknowledged transfer is in the journal once."""
 
     checkers = (bank.check, fence.check, linearizability.check, token_order.check, loss.check, durability.check)
 
@@ -57,7 +57,7 @@ class Workload(workloads.Base):
         if lease is None:
             return
         worker.believes(lease)
-        # Past its lease, and into the midst of what the next holder does.
+        # Past the end of the lease, so that the transfer meets one of the next holder.
         time.sleep(dice.uniform(0.25, 0.5) if late else 0)
         number = worker.own["number"] = worker.own.get("number", 0) + 1
         source, target = dice.sample(range(1, ACCOUNTS + 1), 2)
@@ -99,7 +99,7 @@ def _sum(worker: Worker) -> dict[str, int]:
     connection.isolation_level = IsolationLevel.REPEATABLE_READ
     try:
         with connection.transaction():
-            # In two statements, so that it takes a snapshot to see both alike.
+            # Two statements, so that only a snapshot shows the same state to both.
             row = connection.execute("SELECT sum(balance)::bigint FROM accounts").fetchone()
             entries = connection.execute("SELECT count(*) FROM journal").fetchone()
     finally:
@@ -117,7 +117,7 @@ def _transfer(worker: Worker, token: int, transfer: str, source: int, target: in
             connection.execute("SELECT id, balance FROM accounts WHERE id IN (%s, %s)", [source, target]).fetchall()
         )
         time.sleep(pause)
-        # Written as it was read, and not as it is by now: only the fence stands in the way of a lost update.
+        # Computed from the values read above, not from the current ones: only the fence prevents a lost update.
         amount = balances[source] // 3
         for account, balance in ((source, balances[source] - amount), (target, balances[target] + amount)):
             connection.execute("UPDATE accounts SET balance = %s WHERE id = %s", [balance, account])

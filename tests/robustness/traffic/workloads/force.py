@@ -1,7 +1,7 @@
-"""Locks that an operator breaks: one thread of each process takes locks from whoever holds them, gently or at once.
+"""Force-release locks: one thread of each process force-releases held locks, with notice to the holder or at once.
 
-Gently, the holder learns of it before anybody else has the lock. At once, it does not, and goes on writing: then only
-the fence stands between it and the next.
+With notice, the holder learns of it before the next grant. At once, the holder does not learn of it and continues to
+write. Then only the fence protects the resource from that holder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOCKS = 3
 
 
 class Workload(workloads.Base):
-    """Breaking a lock is as safe as it says."""
+    """A force-release keeps its promises."""
 
     checkers = (
         forced.check,
@@ -57,9 +57,9 @@ def _break(worker: Worker, name: str) -> None:
     worker.recorder.do(
         "force",
         name,
-        lambda: overview.force_release(name, token, actor="operator", reason="to see what happens", now=now),
+        lambda: overview.force_release(name, token, actor="operator", reason="robustness test", now=now),
         unknown=(dblock.DblockError, psycopg.Error),
-        # Told gently, the lock is not free yet.
+        # With notice, the lock is not free yet.
         told=lambda taken: {"taken": taken, "freed": taken and now},
         **said,
     )
@@ -77,7 +77,7 @@ def _hold(worker: Worker, name: str) -> None:
     worker.own["store"] = store
     blind = dice.random() < 0.5
     for number in range(1, dice.randrange(2, 8)):
-        # A blind one never looks, and keeps on writing; others end with their lease.
+        # A blind worker ignores the loss and continues to write. Other workers stop when their lease is lost.
         if not worker.hold(lease, dice.uniform(0, 0.05)) and not blind:
             break
         worker.recorder.do(

@@ -1,7 +1,7 @@
-"""A few locks that everybody wants: waited for, tried, held briefly or past a renewal, renewed by hand, dropped.
+"""Contend for a few locks: wait, try, hold briefly or past a renewal, renew explicitly, drop.
 
-Or, with the options `locks` and `hold`, many locks that are mostly free: {"locks": 1000, "hold": 0} is about how many
-operations there are in a second.
+With the options `locks` and `hold`, use many locks that are mostly free: {"locks": 1000, "hold": 0} performs as many
+operations per second as possible.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LOCKS = 3
 
 
 class Workload(workloads.Base):
-    """Every lock is held by one at a time, in the order of tokens."""
+    """Every lock has one holder at a time, in the order of tokens."""
 
     checkers = (
         linearizability.check,
@@ -45,7 +45,7 @@ class Workload(workloads.Base):
             worker.pause(dice.uniform(0, 0.01))
             return
         deed = dice.random()
-        # Mostly brief; sometimes for longer than a lease lasts without renewal.
+        # Mostly brief, and sometimes for longer than a lease lasts without renewal.
         brief = dice.uniform(0, float(options.get("brief", 0.01)))
         kept = worker.hold(lease, ttl * 1.2 if deed < float(options.get("long", 0.03)) else brief)
         if kept and deed > 0.9:

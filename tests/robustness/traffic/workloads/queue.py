@@ -1,7 +1,7 @@
-"""Many who wait in line for few locks: with and without patience, cancelled, trying in between.
+"""Queue many waiters for few locks: with short and long timeouts, with cancelled waits, and with single tries.
 
-The server itself notes who takes a place, who leaves it and who is granted the lock, each in the transaction and under
-the locks that decide it, so that the order in which it noted them is the order in which they happened.
+The server itself records when a waiter gets a ticket, when the ticket is deleted and when the lock is granted, each in
+the transaction and under the locks that decide it. So the order of the records is the order of the events.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CREATE TRIGGER line_witness AFTER UPDATE ON dblock.distributed_locks FOR EACH RO
 
 
 class Workload(workloads.Base):
-    """First come, first served."""
+    """Grants follow the order of the tickets."""
 
     checkers = (
         queue_order.check,
@@ -85,7 +85,7 @@ class Workload(workloads.Base):
         worker.release(lease)
 
     def conclude(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
-        # Whoever comes last gets past all who are dead, and leaves nobody behind.
+        # The last client passes over all dead waiters, and leaves no ticket behind.
         with dblock.Client(dsn) as client:
             for number in range(LOCKS):
                 try:
@@ -105,7 +105,7 @@ class Workload(workloads.Base):
 
 
 def _be_cancelled(worker: Worker, name: str, ttl: float, after: float) -> None:
-    """Begin to wait, and have the task cancelled; a grant that came before is given back."""
+    """Begin to wait, then cancel the task; release the lock if it was granted before the cancellation."""
     blocking = worker.client
     number = worker.recorder.begin("acquire", name, ttl=ttl, worker=worker.name, cancelled=True)
     lock = blocking.lock(name, ttl=ttl)._inner
@@ -122,7 +122,7 @@ def _be_cancelled(worker: Worker, name: str, ttl: float, after: float) -> None:
         worker.recorder.end(number, "unknown", error=str(error)[:200])
         return
     if lease is None:
-        # Whether it was granted before it heard of it nobody can tell.
+        # The lock may have been granted before the cancellation arrived.
         try:
             lease = future.result(0)
         except (futures.CancelledError, futures.TimeoutError, *Worker.REFUSED, *Worker.UNKNOWN):

@@ -1,8 +1,8 @@
-"""Sets in a resource of every kind: under the lock read the set, add one element, write it back with the fence.
+"""Add elements to sets in a resource of every kind: under the lock, read the set, add an element, write it back fenced.
 
-Before it reads, a holder claims the resource, with the lock or by itself: so whatever it reads is all that any holder
-before it will ever have written. It never looks at its lease: a holder that was frozen writes what it had read long
-ago, and it is for the resource to refuse it.
+Before it reads, a holder claims the resource, with the lock or by itself, so that it reads all that any earlier holder
+will ever have written. It never checks its lease: after a freeze it writes what it had read long before, and the
+resource must refuse that write.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tests.robustness.traffic.worker import Worker
 VARIANTS = KINDS
 SETS = 2
 MOST = 400
-"""Elements of a set that is large enough: the next is begun then."""
+"""Number of elements after which the next set is begun."""
 TABLES = 40
-"""Sets of each that there are, of the kind that must be made before."""
+"""Number of tables for each set, which must be created beforehand."""
 
 
 class Workload(workloads.Base):
-    """Whatever was acknowledged is there in the end, once."""
+    """At the end, every acknowledged element is there, once."""
 
     checkers = (sets.check, fence.check, linearizability.check, token_order.check, loss.check, durability.check)
 
@@ -49,8 +49,8 @@ class Workload(workloads.Base):
         ttl = dice.choice([0.3, 0.5, 1.0])
         with_lock = dice.random() < 0.5 and (worker.orders.kind == "sync" or resource.claims_from_tasks)
         mood = dice.random()
-        # Some let their lease run out before they write, and then some linger between reading and writing: the former
-        # come into the midst of the latter.
+        # Some workers let their lease expire before they write, and some wait between reading and writing, so that the
+        # late writes meet the slow ones.
         late, lingers = mood < float(worker.options.get("late", 0.06)), mood > 0.85
         kept_alive = not late and dice.random() < float(worker.options.get("kept_alive", 1.0))
         claims = resource.claims(name) if with_lock else ()
