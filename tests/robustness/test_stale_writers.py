@@ -23,8 +23,8 @@ import pytest
 import dblock
 from fenced_store import FencedStore, StaleTokenError
 from tests.support.backends import TABLE
-from tests.support.frozen import KINDS, Resources
 from tests.support.mutants import altered_fence
+from tests.support.paused_holder import KINDS, Resources
 from tests.support.s3 import new_bucket, running_s3
 from tests.support.service import running_service
 from tests.support.stages import first
@@ -40,7 +40,7 @@ class Holders:
         root = Path(__file__).parents[2]
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.support.frozen", dsn, json.dumps(where)],
+                [sys.executable, "-m", "tests.support.paused_holder", dsn, json.dumps(where)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -118,7 +118,7 @@ def story(
             should_be.append(f"new {lease.token}" if writes else "start")
         holders.say([{}] * AT_ONCE)
         holders.signal(signal.SIGCONT)
-        told = [one["told"] for one in holders.hear()]
+        told = [one["outcome"] for one in holders.hear()]
     return told, [resources.read(kind, name, fenced) for name in names], should_be
 
 

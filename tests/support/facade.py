@@ -1,7 +1,7 @@
-"""Both kinds of client behind one set of words, so that a case is written once.
+"""Put both kinds of client behind one interface, so that each test is written once.
 
-A case awaits everything that does I/O. With asynchronous clients that is what happens; with synchronous ones each
-call runs in a thread, one for each task of the test, as a program with that many threads would make it.
+A test awaits every call that does I/O. An asynchronous client is awaited directly. Each call of a synchronous client
+runs in a thread. Each task of the test has one thread, so that the calls come as from a program with that many threads.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import dblock
 
 _LOCAL = {"lock", "efficiency_lock", "remaining", "raise_if_lost", "on_lost", "on_danger"}
-"""Methods that do no I/O, and are plain functions of both kinds."""
+"""Methods that do no I/O: plain functions on both kinds of client."""
 
 
 class Clients(Protocol):
-    """Makes clients of one kind, and closes them."""
+    """Create clients of one kind, and close them."""
 
     dsn: str
 
@@ -32,37 +32,37 @@ class Clients(Protocol):
 
 
 class AsyncClients:
-    """Makes asynchronous clients."""
+    """Create asynchronous clients."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
-        self._made: list[dblock.AsyncClient] = []
+        self._clients: list[dblock.AsyncClient] = []
 
     def __call__(self, where: Any = None, **options: Any) -> Any:
         client = dblock.AsyncClient(self.dsn if where is None else where, **options)
-        self._made.append(client)
+        self._clients.append(client)
         return client
 
     async def close(self) -> None:
-        for client in self._made:
+        for client in self._clients:
             await client.close()
 
 
 class SyncClients:
-    """Makes synchronous clients that are spoken to as if they were asynchronous."""
+    """Create synchronous clients that a test awaits as if they were asynchronous."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
-        self._made: list[dblock.Client] = []
+        self._clients: list[dblock.Client] = []
         self._threads: weakref.WeakKeyDictionary[Any, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
 
     def __call__(self, where: Any = None, **options: Any) -> Any:
         client = dblock.Client(self.dsn if where is None else where, **options)
-        self._made.append(client)
-        return _Awaited(client, self._run)
+        self._clients.append(client)
+        return _AsyncFacade(client, self._run)
 
     async def close(self) -> None:
-        for client in self._made:
+        for client in self._clients:
             client.close()
         for thread in self._threads.values():
             thread.shutdown()
@@ -72,7 +72,7 @@ class SyncClients:
         return await asyncio.get_running_loop().run_in_executor(thread, lambda: function(*args, **options))
 
 
-class _Awaited:
+class _AsyncFacade:
     def __init__(self, inner: Any, run: Any) -> None:
         self._inner = inner
         self._run = run
@@ -97,15 +97,15 @@ class _Awaited:
 
     def _wrapped(self, value: Any) -> Any:
         kinds = (dblock.Lock, dblock.Lease, dblock.EfficiencyLease, dblock.Client)
-        return _Awaited(value, self._run) if isinstance(value, kinds) else value
+        return _AsyncFacade(value, self._run) if isinstance(value, kinds) else value
 
     def __repr__(self) -> str:
         return repr(self._inner)
 
 
 @contextmanager
-def in_threads(kind: str, dsn: str, **options: Any) -> Iterator[Any]:
-    """Yield a client of either kind that is spoken to as if it were synchronous, from any thread."""
+def blocking_client(kind: str, dsn: str, **options: Any) -> Iterator[Any]:
+    """Yield a client of either kind that any thread can call as if it were synchronous."""
     if kind == "sync":
         with dblock.Client(dsn, **options) as client:
             yield client
@@ -113,7 +113,7 @@ def in_threads(kind: str, dsn: str, **options: Any) -> Iterator[Any]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    blocking = _Blocking(dblock.AsyncClient(dsn, **options), loop)
+    blocking = _SyncFacade(dblock.AsyncClient(dsn, **options), loop)
     try:
         yield blocking
     finally:
@@ -123,8 +123,8 @@ def in_threads(kind: str, dsn: str, **options: Any) -> Iterator[Any]:
         loop.close()
 
 
-class _Blocking:
-    """An asynchronous client, lock or lease whose calls are waited for."""
+class _SyncFacade:
+    """Wraps an asynchronous client, lock or lease: each call blocks until it has ended."""
 
     def __init__(self, inner: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._inner = inner
@@ -135,12 +135,12 @@ class _Blocking:
         if not callable(attribute):
             return attribute
         if name in ("lock", "efficiency_lock"):
-            return lambda *args, **options: _Blocking(attribute(*args, **options), self._loop)
+            return lambda *args, **options: _SyncFacade(attribute(*args, **options), self._loop)
         if not inspect.iscoroutinefunction(attribute):
             return attribute
 
         def call(*args: Any, **options: Any) -> Any:
             result = asyncio.run_coroutine_threadsafe(attribute(*args, **options), self._loop).result()
-            return _Blocking(result, self._loop) if isinstance(result, dblock.AsyncLease) else result
+            return _SyncFacade(result, self._loop) if isinstance(result, dblock.AsyncLease) else result
 
         return call

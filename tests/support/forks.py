@@ -1,4 +1,4 @@
-"""A body of code in the child of a fork."""
+"""Run code in the child of a fork."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Callable
 
 
-def in_a_child(body: Callable[[], object]) -> int:
-    """Run the body in the child of a fork; its exit code is 0 when the body returns something true."""
+def run_in_fork(body: Callable[[], object]) -> int:
+    """Run the body in the child of a fork, and return the child's exit code: 0 if the body returns a true value."""
     with warnings.catch_warnings():
-        # That this process has threads is the very point.
+        # Python warns because this process has threads. The tests are about exactly that.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:

@@ -1,6 +1,7 @@
-"""A stand-in for Google Cloud Storage, as far as obstore speaks to it: objects, generations, and conditions on them.
+"""Serve a fake Google Cloud Storage, as far as obstore uses it: objects, generations, and conditions on them.
 
-It shows which requests are sent and that they are enough; how Google's own service answers them it cannot show.
+The fake shows which requests obstore sends, and that these requests suffice. It cannot show how Google's service
+replies to them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from werkzeug.wrappers import Request, Response
 
 
 class _Quiet(WSGIRequestHandler):
-    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - the name it has there
+    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's name for it
         pass
 
 
@@ -30,9 +31,9 @@ class _Bucket:
 
     def __call__(self, environ: Any, start_response: Any) -> Any:
         with self._lock:
-            return self._answer(Request(environ))(environ, start_response)
+            return self._respond(Request(environ))(environ, start_response)
 
-    def _answer(self, request: Request) -> Response:
+    def _respond(self, request: Request) -> Response:
         generation, body, kept = self._objects.get(request.path, (0, b"", {}))
         if request.method == "PUT":
             condition = request.headers.get("x-goog-if-generation-match")
@@ -61,7 +62,7 @@ class _Bucket:
 
 @contextmanager
 def running_gcs() -> Iterator[GCSStore]:
-    """Run it in a thread, and yield its one bucket."""
+    """Run the fake service in a thread, and yield its only bucket."""
     server = make_server("127.0.0.1", 0, _Bucket(), threaded=True, request_handler=_Quiet)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

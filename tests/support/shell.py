@@ -1,4 +1,4 @@
-"""The command as a shell runs it: a real process, its output, its exit code."""
+"""Run the `dblock` command as a shell does: a real process, its output, its exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 30.0
 
 
 class Done(NamedTuple):
-    """What became of a command."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -28,7 +28,7 @@ class Done(NamedTuple):
 
 
 class Shell:
-    """Runs `dblock` against one database, in a folder of its own; ends what is still running."""
+    """Runs `dblock` against one database, in a folder of its own, and ends the processes that still run."""
 
     def __init__(self, dsn: str | None, folder: Path) -> None:
         self.dsn = dsn
@@ -36,12 +36,12 @@ class Shell:
         self._started: list[subprocess.Popen[str]] = []
 
     def command(self, *arguments: str, dsn: str | None = None) -> list[str]:
-        """Return the command line; the database comes before the command's own words, which may end in another."""
+        """Return the command line. `--dsn` comes before the arguments, because they may end in a command to run."""
         where = dsn or self.dsn
         return [sys.executable, "-m", "dblock", *(["--dsn", where] if where else []), *arguments]
 
     def start(self, *arguments: str, dsn: str | None = None, env: dict[str, str] | None = None, **options: Any) -> Any:
-        """Start it and go on; its output is text."""
+        """Start the command without waiting for its end. Its output is text."""
         options.setdefault("stdin", subprocess.DEVNULL)
         started = subprocess.Popen(
             self.command(*arguments, dsn=dsn),
@@ -56,7 +56,7 @@ class Shell:
         return started
 
     def run(self, *arguments: str, dsn: str | None = None, **options: Any) -> Done:
-        """Run it to its end."""
+        """Run the command to its end."""
         return ended(self.start(*arguments, dsn=dsn, **options))
 
     def close(self) -> None:
@@ -68,16 +68,16 @@ class Shell:
 
 
 def ended(process: Any) -> Done:
-    """Wait for a command's end; whatever it was, it has left no traceback."""
+    """Wait for a command's end, and check that it has printed no traceback, whatever its exit code."""
     out, err = process.communicate(timeout=PATIENCE)
     assert "Traceback" not in (err or ""), err
     return Done(process.returncode, out or "", err or "")
 
 
 def until(holds: Callable[[], Any], what: str = "it") -> Any:
-    """Wait until something holds, and return it."""
+    """Wait until the condition returns a true value, and return that value."""
     gives_up = time.monotonic() + PATIENCE
     while not (found := holds()):
-        assert time.monotonic() < gives_up, f"{what} never came"
+        assert time.monotonic() < gives_up, f"{what} did not happen"
         time.sleep(0.01)
     return found

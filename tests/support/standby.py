@@ -1,4 +1,4 @@
-"""A standby of an embedded server, made by pg_basebackup from the same binaries."""
+"""Run a standby of an embedded server, made with pg_basebackup from the same binaries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 30.0
 
 @contextmanager
 def copy_of(primary: Server, *options: str) -> Iterator[Server]:
-    """Yield a base backup of the primary, not yet started. It is removed at the end."""
+    """Yield a base backup of the primary, not yet started. The backup is removed at the end."""
     account = account_for(primary.data)
     folder = new_folder(primary.folder.parent)
     folder.mkdir(mode=0o711)
@@ -51,14 +51,14 @@ def copy_of(primary: Server, *options: str) -> Iterator[Server]:
 
 @contextmanager
 def standby_of(primary: Server) -> Iterator[Server]:
-    """Yield a running standby that follows the primary. It is stopped and removed at the end."""
+    """Yield a running standby that follows the primary. The standby is stopped and removed at the end."""
     with copy_of(primary, "--write-recovery-conf") as standby:
         standby.start()
         yield standby
 
 
 def recover_to(copy: Server, lsn: str, wal: Path) -> None:
-    """Start a base backup that replays the log up to this point and continues on a timeline of its own."""
+    """Start a base backup that replays the WAL up to this LSN and then continues on a new timeline."""
     with open(copy.data / "postgresql.auto.conf", "a") as settings:
         settings.write(f"restore_command = 'cp {wal}/%f %p'\n")
         settings.write(f"recovery_target_lsn = '{lsn}'\nrecovery_target_action = promote\n")
@@ -74,7 +74,7 @@ def recover_to(copy: Server, lsn: str, wal: Path) -> None:
 
 
 def wait_until_caught_up(primary: Server, standby: Server) -> None:
-    """Wait until the standby has replayed everything that the primary has written so far."""
+    """Wait until the standby has replayed all WAL that the primary has written so far."""
     with psycopg.connect(primary.url, autocommit=True) as leading, psycopg.connect(standby.url) as following:
         row = leading.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
         assert row is not None
@@ -89,12 +89,12 @@ def wait_until_caught_up(primary: Server, standby: Server) -> None:
 
 
 def promote(standby: Server) -> None:
-    """Promote the standby and wait until it takes writes."""
+    """Promote the standby, and wait until it accepts writes."""
     with psycopg.connect(standby.url, autocommit=True) as connection:
         assert connection.execute("SELECT pg_promote()").fetchone() == (True,)
 
 
 def kill(server: Server) -> None:
-    """Kill a server, as a power failure would."""
+    """Kill a server, as a power failure would do."""
     assert server.pid is not None
     os.kill(server.pid, 9)

@@ -1,4 +1,4 @@
-"""A terminal for a command to run in: a real pty, and the screen that a person would see."""
+"""Run a command in a terminal: a real pty, and the screen that a user would see."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 30.0
 
 
 class Terminal:
-    """Runs a command as the leader of a session with this terminal; what it writes is drawn on a screen."""
+    """Runs a command as the leader of a session with this terminal, and draws its output on a screen."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Terminal:
         self._drawing = threading.Lock()
         self._status: int | None = None
         self.raw = b""
-        """Everything that was written, as it was."""
+        """The whole output of the command, with its control characters."""
         environment = {
             name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
         } | {"TERM": "xterm-256color", **(env or {})}
@@ -47,16 +47,16 @@ class Terminal:
             finally:
                 os._exit(127)
         self.settings = termios.tcgetattr(self._master)
-        """How the terminal was set when the command began."""
+        """The settings of the terminal when the command began."""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def press(self, keys: str) -> None:
-        """Type something."""
+        """Type these keys."""
         os.write(self._master, keys.encode())
 
     def lines(self) -> list[str]:
-        """Return what is on the screen."""
+        """Return the lines of the screen."""
         with self._drawing:
             return [line.rstrip() for line in self._screen.display]
 
@@ -65,18 +65,18 @@ class Terminal:
         return "\n".join(self.lines())
 
     def wait_for(self, text: str) -> str:
-        """Return the screen as soon as it shows this."""
+        """Return the screen as soon as it shows this text."""
         gives_up = time.monotonic() + PATIENCE
         while text not in (seen := self.text):
-            assert time.monotonic() < gives_up, f"{text!r} never came; there was:\n{seen}"
+            assert time.monotonic() < gives_up, f"{text!r} did not appear; the screen:\n{seen}"
             time.sleep(0.02)
         return seen
 
     def wait_while(self, text: str) -> str:
-        """Return the screen as soon as it does not show this any more."""
+        """Return the screen as soon as it no longer shows this text."""
         gives_up = time.monotonic() + PATIENCE
         while text in (seen := self.text):
-            assert time.monotonic() < gives_up, f"{text!r} never went; there is:\n{seen}"
+            assert time.monotonic() < gives_up, f"{text!r} did not disappear; the screen:\n{seen}"
             time.sleep(0.02)
         return seen
 
@@ -87,11 +87,11 @@ class Terminal:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def settings_now(self) -> list[object]:
-        """Return how the terminal is set."""
+        """Return the present settings of the terminal."""
         return termios.tcgetattr(self._master)
 
     def ended(self) -> int:
-        """Wait for the command's end and return its exit code."""
+        """Wait for the command's end, and return its exit code."""
         gives_up = time.monotonic() + PATIENCE
         while self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -99,7 +99,7 @@ class Terminal:
                 self._status = status
                 self._reader.join(5)
                 break
-            assert time.monotonic() < gives_up, f"it never ended; there was:\n{self.text}"
+            assert time.monotonic() < gives_up, f"the command did not end; the screen:\n{self.text}"
             time.sleep(0.01)
         return os.waitstatus_to_exitcode(self._status)
 
@@ -108,7 +108,7 @@ class Terminal:
             try:
                 part = os.read(self._master, 65536)
             except OSError:
-                return  # everyone on the other side has gone
+                return  # the last process with this terminal has ended
             if not part:
                 return
             with self._drawing:

@@ -337,7 +337,7 @@ def test_uninstall_tells_the_highest_token_even_of_grants_under_way(dsn: str, se
     granting.do("SELECT try_acquire('a')")
     with ThreadPoolExecutor(1) as thread:
         removing = thread.submit(schema.uninstall, resolve(dsn))
-        sessions.wait_until_somebody_waits()
+        sessions.wait_until_a_session_waits()
         granting.do("SELECT try_acquire('b')")
         granting.do("COMMIT")
         assert removing.result(20) == 2

@@ -12,7 +12,7 @@ from dblock.cli.graph.markup import dot, mermaid
 from dblock.cli.graph.svg import HEIGHT, layout, shortened, svg
 from dblock.cli.graph.text import circles, plain_text, tree
 from dblock.cli.graph.waits import Graph, Step, build, facts, part
-from tests.support.seen import free, held, place
+from tests.support.records import free_lock, held_lock, waiter
 
 HOSTILE = [
     'say "hi"', "<b>bold</b>", "a&b &amp; &#60;", "back`tick`", "pi|pe", "new\nline\r\x1b[2J", "back\\slash \\n \\N",
@@ -24,13 +24,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def ring(*who: str) -> Graph:
     """Return a graph in which each waits for what the next one holds."""
-    locks = [held(f"lock of {one}", one, number) for number, one in enumerate(who, 1)]
+    locks = [held_lock(f"lock of {one}", one, number) for number, one in enumerate(who, 1)]
     waits = zip(who, who[1:] + who[:1], strict=True)
-    return build(locks, [place(f"lock of {after}", 1, one) for one, after in waits])
+    return build(locks, [waiter(f"lock of {after}", 1, one) for one, after in waits])
 
 
 def test_who_holds_one_and_waits_for_another_is_one_participant() -> None:
-    graph = build([held("a", "ann"), held("b", "bob")], [place("a", 1, "bob"), place("b", 1, "carol")])
+    graph = build([held_lock("a", "ann"), held_lock("b", "bob")], [waiter("a", 1, "bob"), waiter("b", 1, "carol")])
     assert graph.participants == ["ann", "bob", "carol"]
     assert graph.circles == []
     found = facts(graph)
@@ -61,9 +61,15 @@ def test_a_circle_is_found_and_told_in_its_order() -> None:
 
 def test_circles_that_touch_are_all_found_and_what_leads_to_them_is_not_one() -> None:
     """Ann is in two circles; dora waits for ann and holds what nobody wants, erik waits for nothing in them."""
-    locks = [held("a", "ann"), held("b", "bob"), held("c", "carol"), held("d", "dora"), held("e", "erik")]
+    locks = [
+        held_lock("a", "ann"),
+        held_lock("b", "bob"),
+        held_lock("c", "carol"),
+        held_lock("d", "dora"),
+        held_lock("e", "erik"),
+    ]
     waits = [("a", "bob"), ("b", "ann"), ("a", "carol"), ("c", "ann"), ("a", "dora"), ("e", "ann"), ("e", "fay")]
-    graph = build(locks, [place(name, 1, who) for name, who in waits])
+    graph = build(locks, [waiter(name, 1, who) for name, who in waits])
     stuck = {who for who in graph.participants if graph.is_stuck(who=who)}
     assert stuck == {"ann", "bob", "carol"}
     assert len(graph.circles) == 2
@@ -73,24 +79,26 @@ def test_circles_that_touch_are_all_found_and_what_leads_to_them_is_not_one() ->
 
 
 def test_a_wait_for_what_one_holds_oneself_is_no_circle_but_is_said() -> None:
-    graph = build([held("a", "ann")], [place("a", 1, "ann"), place("a", 2, "bob")])
+    graph = build([held_lock("a", "ann")], [waiter("a", 1, "ann"), waiter("a", 2, "bob")])
     assert graph.circles == []
     assert "ann, for 1.0 s (it holds it itself, perhaps in another thread)" in plain_text(tree(graph))
 
 
 def test_a_lock_that_ran_out_is_nobodys_though_its_row_names_a_holder() -> None:
-    graph = build([held("a", "ann", left=0.0), held("b", "bob")], [place("a", 1, "bob"), place("b", 1, "ann")])
+    graph = build(
+        [held_lock("a", "ann", left=0.0), held_lock("b", "bob")], [waiter("a", 1, "bob"), waiter("b", 1, "ann")]
+    )
     assert graph.circles == []
     assert "nobody  holds a" in plain_text(tree(graph))
 
 
 def test_the_tree_reads_like_this() -> None:
-    locks = [held("invoice:42", "ann@web-1:812", 7, 12.3), held("report", "bob@web-2:99", 9, 5)]
+    locks = [held_lock("invoice:42", "ann@web-1:812", 7, 12.3), held_lock("report", "bob@web-2:99", 9, 5)]
     line = [
-        place("invoice:42", 1, "bob@web-2:99", 3.1),
-        place("report", 1, "carol", 2),
-        place("report", 2, "erik", 1.5),
-        place("invoice:42", 2, "dave", 0.4),
+        waiter("invoice:42", 1, "bob@web-2:99", 3.1),
+        waiter("report", 1, "carol", 2),
+        waiter("report", 2, "erik", 1.5),
+        waiter("invoice:42", 2, "dave", 0.4),
     ]
     assert plain_text(tree(build(locks, line))) == (
         "ann@web-1:812  holds invoice:42 (token 7, 12.3 s left)\n"
@@ -105,9 +113,10 @@ def test_the_tree_reads_like_this() -> None:
 def test_everyone_is_in_the_tree_once_with_what_they_hold() -> None:
     """In circles, behind them, of several locks, of free ones: each holding is drawn exactly once."""
     graph = build(
-        [held("a", "ann"), held("b", "bob"), held("c", "ann"), held("d", "dora"), held("e", "erik"), free("f")],
-        [place("a", 1, "bob"), place("b", 1, "ann"), place("b", 2, "dora"), place("c", 1, "dora"), place("d", 1, "x"),
-         place("f", 1, "erik"), place("e", 1, "y")],
+        [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "ann"), held_lock("d", "dora"),
+         held_lock("e", "erik"), free_lock("f")],
+        [waiter("a", 1, "bob"), waiter("b", 1, "ann"), waiter("b", 2, "dora"), waiter("c", 1, "dora"),
+         waiter("d", 1, "x"), waiter("f", 1, "erik"), waiter("e", 1, "y")],
     )  # fmt: skip
     text = plain_text(tree(graph))
     for name in "abcde":
@@ -117,8 +126,14 @@ def test_everyone_is_in_the_tree_once_with_what_they_hold() -> None:
 
 
 def test_a_pattern_picks_locks_and_what_hangs_together_with_them() -> None:
-    locks = [held("a", "ann"), held("b", "bob"), held("z", "zoe"), held("idle", "ann"), held("lone", "bob")]
-    graph = build(locks, [place("a", 1, "bob"), place("z", 1, "x")])
+    locks = [
+        held_lock("a", "ann"),
+        held_lock("b", "bob"),
+        held_lock("z", "zoe"),
+        held_lock("idle", "ann"),
+        held_lock("lone", "bob"),
+    ]
+    graph = build(locks, [waiter("a", 1, "bob"), waiter("z", 1, "x")])
     assert set(part(graph).locks) == {"a", "b", "z", "lone"}  # what bob holds, who waits
     assert set(part(graph, "a").locks) == {"a", "b", "lone"}
     assert set(part(graph, "i*").locks) == set()
@@ -129,8 +144,8 @@ def test_a_pattern_picks_locks_and_what_hangs_together_with_them() -> None:
 
 def test_a_chain_of_any_length_is_drawn() -> None:
     number = 1500
-    locks = [held(f"l{one:04}", f"p{one:04}") for one in range(number)]
-    graph = build(locks, [place(f"l{one:04}", 1, f"p{one + 1:04}") for one in range(number)])
+    locks = [held_lock(f"l{one:04}", f"p{one:04}") for one in range(number)]
+    graph = build(locks, [waiter(f"l{one:04}", 1, f"p{one + 1:04}") for one in range(number)])
     assert len(tree(graph)) == 2 * number
     boxes = layout(part(graph))
     assert boxes["who", f"p{number:04}"].layer == 2 * number
@@ -138,9 +153,9 @@ def test_a_chain_of_any_length_is_drawn() -> None:
 
 
 def hostile() -> Graph:
-    locks = [held(name, f"holder {name}", number) for number, name in enumerate(HOSTILE, 1)]
-    locks.append(held("plain", HOSTILE[0], 99))
-    return build(locks, [place(name, 1, f"waiter {name}") for name in HOSTILE] + [place(HOSTILE[1], 2, HOSTILE[0])])
+    locks = [held_lock(name, f"holder {name}", number) for number, name in enumerate(HOSTILE, 1)]
+    locks.append(held_lock("plain", HOSTILE[0], 99))
+    return build(locks, [waiter(name, 1, f"waiter {name}") for name in HOSTILE] + [waiter(HOSTILE[1], 2, HOSTILE[0])])
 
 
 def test_hostile_names_draw_no_lines_of_their_own() -> None:
@@ -178,9 +193,10 @@ def test_svg_is_xml_whatever_the_names_and_has_them_whole() -> None:
         ring("ann", "bob"),
         ring("a", "b", "c", "d"),
         build(
-            [held("a", "ann"), held("b", "bob"), held("c", "ann"), held("d", "dora"), free("f")],
-            [place("a", 1, "bob"), place("b", 1, "dora"), place("c", 1, "dora"), place("d", 1, "x"),
-             place("f", 1, "x"), place("a", 2, "bob"), place("a", 3, "y")],
+            [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "ann"), held_lock("d", "dora"),
+             free_lock("f")],
+            [waiter("a", 1, "bob"), waiter("b", 1, "dora"), waiter("c", 1, "dora"), waiter("d", 1, "x"),
+             waiter("f", 1, "x"), waiter("a", 2, "bob"), waiter("a", 3, "y")],
         ),
     ],
 )  # fmt: skip
@@ -212,7 +228,7 @@ def test_in_the_svg_no_box_lies_over_another_and_layers_go_to_the_right(graph: G
 
 
 def test_a_circle_is_red_in_every_picture() -> None:
-    stuck, fine = ring("ann", "bob"), build([held("a", "ann")], [place("a", 1, "bob")])
+    stuck, fine = ring("ann", "bob"), build([held_lock("a", "ann")], [waiter("a", 1, "bob")])
     root = ElementTree.fromstring(svg(stuck))
     assert sum("stuck" in (path.get("class") or "") for path in root.iter(f"{SVG}path")) == 4
     assert sum("stuck" in (rect.get("class") or "") for rect in root.iter(f"{SVG}rect")) == 4

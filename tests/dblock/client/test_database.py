@@ -25,7 +25,7 @@ from dblock._core.schema_version import REVISION
 from dblock._runtime import target
 from dblock.admin import schema
 from tests.support.facade import Clients
-from tests.support.forks import in_a_child
+from tests.support.forks import run_in_fork
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 from tests.support.sessions import Sessions
@@ -109,7 +109,7 @@ async def test_a_grant_whose_answer_was_lost_is_found_again(clients: Clients) ->
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
         await (await client.lock("warm").acquire()).release()
-        proxy.lose_answer_to(b"the lock in question")
+        proxy.lose_reply_to(b"the lock in question")
         lease = await client.lock("the lock in question").try_acquire()
         assert proxy.lost == 1
         assert lease is not None
@@ -121,7 +121,7 @@ async def test_a_call_whose_answer_is_lost_twice_is_an_error_that_tells_of_it(cl
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn, presence=None)  # so that nobody else speaks of the lock
         lease = await client.lock("the lock in question").acquire()
-        proxy.lose_answer_to(b"the lock in question", times=10)
+        proxy.lose_reply_to(b"the lock in question", times=10)
         with pytest.raises(dblock.Unavailable):
             await lease.renew()
         assert proxy.lost == 2
@@ -132,7 +132,7 @@ async def test_a_release_whose_answer_was_lost_is_no_lost_lease(clients: Clients
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
         async with client.lock("the lock in question"):
-            proxy.lose_answer_to(b"the lock in question")
+            proxy.lose_reply_to(b"the lock in question")
         assert proxy.lost == 1
         assert await clients().lock("the lock in question").holder() is None
         await client.close()
@@ -143,7 +143,7 @@ async def test_retried_release_does_not_free_the_lock_of_the_next_holder(clients
         client = clients(proxy.dsn)
         proxy.before_cut = other.lock("the lock in question").acquire
         async with client.lock("the lock in question"):
-            proxy.lose_answer_to(b"the lock in question")
+            proxy.lose_reply_to(b"the lock in question")
         assert proxy.lost == 1
         assert other.lock("the lock in question").holder() is not None
         await client.close()
@@ -468,7 +468,7 @@ def test_a_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: 
                 new = watching.execute(NEW, [list(parents)]).fetchone()
             return free is not None and held is None and new is not None
 
-        assert in_a_child(body) == 0
+        assert run_in_fork(body) == 0
         mine.renew()
         assert parents <= backends(), "the child has closed a connection of its parent"
         assert mine.release()
@@ -483,7 +483,7 @@ def test_a_child_leaves_its_parents_lease_alone(dsn: str) -> None:
                 lease.renew()
             return lease.remaining() == 0 and not lease.release()
 
-        assert in_a_child(body) == 0
+        assert run_in_fork(body) == 0
         lease.renew()
 
 
@@ -499,7 +499,7 @@ def test_a_lock_that_was_held_at_the_fork_does_not_hang_the_child(dsn: str, held
         if held == "the client's":
             client._runner = None
         with locks[held]:
-            assert in_a_child(lambda: client.lock("child's").acquire().release()) == 0
+            assert run_in_fork(lambda: client.lock("child's").acquire().release()) == 0
 
 
 def test_a_fork_while_other_threads_are_at_work_does_not_hang_the_child(dsn: str) -> None:
@@ -516,7 +516,7 @@ def test_a_fork_while_other_threads_are_at_work_does_not_hang_the_child(dsn: str
             thread.start()
         try:
             for _ in range(20):
-                assert in_a_child(lambda: client.lock("of a child", ttl=1).acquire().release()) == 0
+                assert run_in_fork(lambda: client.lock("of a child", ttl=1).acquire().release()) == 0
         finally:
             stop.set()
             for thread in threads:

@@ -19,7 +19,7 @@ import pytest
 import dblock
 from dblock._runtime import shutdown
 from tests.support.facade import Clients
-from tests.support.forks import in_a_child
+from tests.support.forks import run_in_fork
 from tests.support.proxy import Proxy
 from tests.support.stages import first, sync_first
 
@@ -114,7 +114,7 @@ async def test_a_renewal_whose_answer_is_lost_does_not_lose_the_lease(clients: C
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
         lease = await client.lock("the lock in question", ttl=0.9).acquire()
-        proxy.lose_answer_to(b"the lock in question", times=2)
+        proxy.lose_reply_to(b"the lock in question", times=2)
         await asyncio.sleep(2)
         assert proxy.lost == 2
         assert lease.remaining() > 0
@@ -597,4 +597,4 @@ def test_parents_lease_in_a_child_is_over_and_not_lost(client: dblock.Client) ->
         time.sleep(0.3)
         return not lease.lost.is_set() and not told
 
-    assert in_a_child(body) == 0
+    assert run_in_fork(body) == 0

@@ -14,7 +14,7 @@ from dblock._core.lease_state import LeaseState
 from dblock._core.presence import Presence
 from dblock._core.replies import Grant
 from dblock.lease import Lease
-from tests.support.forks import in_a_child
+from tests.support.forks import run_in_fork
 
 RENEWED = ("0", None, None)
 
@@ -99,7 +99,7 @@ def test_a_child_of_the_holders_process_can_do_nothing_with_its_lease() -> None:
         held.lease.__exit__(None, None, None)  # would call, and the call raises
         return held.lease.remaining() == 0
 
-    assert in_a_child(body) == 0
+    assert run_in_fork(body) == 0
     assert held.lease.remaining() > 50
 
 

@@ -24,7 +24,7 @@ from fenced_store.objects import FencedObjects, local_files
 from fenced_store.objects.flow import Effect, Runner
 from tests.support.s3 import new_bucket
 from tests.support.stages import first
-from tests.support.steps import Stepwise
+from tests.support.stepwise import Stepwise
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from fenced_store.objects import AsyncFencedObjects, FencedObjects, conditional
 from fenced_store.objects.fence_tag import FenceTag, tag_in
 from tests.fenced_store.conftest import Place
 from tests.support.s3 import accepted_in_order, bucket
-from tests.support.steps import Stepwise
+from tests.support.stepwise import Stepwise
 
 
 def names_in(store: Any) -> list[str]:
@@ -449,7 +449,7 @@ import json, sys
 from fenced_store import StaleTokenError
 from fenced_store.objects import FencedObjects
 from tests.support.s3 import bucket
-from tests.support.steps import Stepwise
+from tests.support.stepwise import Stepwise
 objects = FencedObjects(bucket(sys.argv[1], sys.argv[2]), probe=False)
 token = int(sys.argv[3])
 for path in sys.stdin:

@@ -96,7 +96,7 @@ async def test_a_lost_answer_to_a_grant_that_claims_is_asked_for_again(
     with Proxy(clients.dsn) as proxy:
         lock = clients(proxy.dsn).lock("the lock in question", claims=["r"])
         await lock.holder()
-        proxy.lose_answer_to(b"fenced_store.claim")
+        proxy.lose_reply_to(b"fenced_store.claim")
         lease = await lock.try_acquire()
         assert proxy.lost == 1
         assert fences(owner) == {"r": lease.token}
@@ -110,7 +110,7 @@ async def test_a_transaction_past_the_fence_is_waited_for(clients: Clients, sess
     older.do("SELECT fenced_store.raise_fence('r', 1)")
     lock = clients().lock("a", claims=["r"])
     waiting = asyncio.ensure_future(lock.acquire())
-    await asyncio.to_thread(sessions.wait_until_somebody_waits)
+    await asyncio.to_thread(sessions.wait_until_a_session_waits)
     assert not waiting.done()
     older.do("COMMIT")
     assert (await waiting).token > 0

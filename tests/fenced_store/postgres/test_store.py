@@ -214,12 +214,12 @@ async def test_a_lost_answer_is_asked_for_again_and_stored_once(
     with Proxy(stores.dsn) as proxy:
         store = stores(proxy.dsn)
         await store.get("warm")
-        proxy.lose_answer_to(b"the key in question")
+        proxy.lose_reply_to(b"the key in question")
         stored = await store.put("the key in question", "value", **terms)
         assert proxy.lost == 1
         assert (stored.version, stored.repeated) == (1, True)
         assert owner.execute("SELECT count(*) FROM fenced_store.versions").fetchone() == (1,)
-        proxy.lose_answer_to(b"the key in question")
+        proxy.lose_reply_to(b"the key in question")
         gone = await store.delete("the key in question", **({"if_version": 1} if "if_version" in terms else terms))
         assert (gone.version, gone.repeated) == (2, True)
 
@@ -230,7 +230,7 @@ async def test_when_no_answer_comes_the_outcome_is_unknown_and_can_be_asked_for(
     monkeypatch.setattr(fenced_store.store, "PAUSE", 0.01)
     with Proxy(stores.dsn) as proxy:
         store = stores(proxy.dsn)
-        proxy.lose_answer_to(b"the key in question", times=9)
+        proxy.lose_reply_to(b"the key in question", times=9)
         with pytest.raises(OutcomeUnknown) as caught:
             await store.put("the key in question", "value", fence=7)
     again = await stores().put("the key in question", "value", fence=7, write=caught.value.write)

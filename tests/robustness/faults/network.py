@@ -134,7 +134,7 @@ class HoldAnswers(BlackHole):
     name = "hold-answers"
 
     def hold(self, proxy: Proxy) -> None:
-        proxy.hold_answers()
+        proxy.hold_replies()
 
 
 class LoseClients(Network):

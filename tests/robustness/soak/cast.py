@@ -28,7 +28,7 @@ from dblock.admin.reaper import Reaper
 from tests.robustness.history.record import Recorder
 from tests.robustness.traffic.worker import Orders, Worker
 from tests.robustness.traffic.workloads import mutex
-from tests.support.facade import in_threads
+from tests.support.facade import blocking_client
 
 EVERY = 5.0
 """Seconds between two reports."""
@@ -115,7 +115,7 @@ class Visitor:
         self._kinds = itertools.cycle(("sync", "async"))
 
     def step(self, worker: Worker) -> None:
-        with in_threads(next(self._kinds), worker.orders.dsn, patience=2.0) as client:
+        with blocking_client(next(self._kinds), worker.orders.dsn, patience=2.0) as client:
             guest = Worker(worker.name, client, worker.recorder, worker.orders, worker._over)
             guest.dice = worker.dice
             for _ in range(worker.dice.randrange(1, 4)):
@@ -173,7 +173,7 @@ def main() -> None:
     warnings.simplefilter("ignore", ResourceWarning)  # leases are dropped on purpose
     reporter, over = Reporter(), threading.Event()
     played = PARTS[part](orders)
-    with in_threads(orders.kind, orders.dsn, patience=2.0) as client:
+    with blocking_client(orders.kind, orders.dsn, patience=2.0) as client:
         threads = [
             threading.Thread(
                 target=_go, args=(played, Worker(f"{part}.{number}", client, reporter, orders, over)), daemon=True

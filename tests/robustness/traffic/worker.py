@@ -26,7 +26,7 @@ from tests.robustness import mutations
 from tests.robustness.history.record import Recorder
 from tests.robustness.traffic import workloads
 from tests.robustness.traffic.interruptions import GIVEN_UP, Interruptions
-from tests.support.facade import in_threads
+from tests.support.facade import blocking_client
 from tests.support.orphans import die_with_parent
 
 
@@ -173,7 +173,7 @@ def main() -> None:
     recorder = Recorder(Path(orders.history))
     over = threading.Event()
     name = Path(orders.history).stem
-    with in_threads(orders.kind, orders.dsn, patience=2.0, **orders.options.get("client", {})) as client:
+    with blocking_client(orders.kind, orders.dsn, patience=2.0, **orders.options.get("client", {})) as client:
         own_recorder = [recorder]
         _count_wake_ups(own_recorder)
         interruptions = Interruptions()

@@ -1,4 +1,4 @@
-"""Performs the effects of a flow of fenced_store.objects one by one, so that a test can stop before any of them."""
+"""Perform the effects of a flow of fenced_store.objects one by one, so that a test can stop before any of them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from fenced_store.objects.flow import Effect, Runner
 
 
 class Stepwise:
-    """A writer that stops before an effect, and continues when the test says so."""
+    """Runs a writer that stops before each effect until the test continues it."""
 
     def __init__(self, objects: FencedObjects, act: Callable[[FencedObjects], Any]) -> None:
         runner = objects._runner
         self.performed: list[Effect] = []
-        """The effects so far."""
+        """The effects performed so far."""
         self._runner = runner
         self._flow: Any = None
         outer = self
 
-        class Catches(Runner):
+        class CapturingRunner(Runner):
             def run(self, flow: Any) -> Any:
                 outer._flow = flow
-                raise _Caught
+                raise _Captured
 
-        objects._runner = Catches(None, None)
+        objects._runner = CapturingRunner(None, None)
         try:
             act(objects)
-        except _Caught:
+        except _Captured:
             pass
         finally:
             objects._runner = runner
@@ -40,14 +40,14 @@ class Stepwise:
         self._advance()
 
     def until(self, operation: str) -> Stepwise:
-        """Continue to just before the next effect with this operation, such as `put`."""
+        """Perform effects up to the next one with this operation, such as `put`, and stop before it."""
         while not self.done and self.next is not None and self.next.operation != operation:
             self.step()
         assert not self.done, f"the flow ended before {operation}"
         return self
 
     def step(self) -> None:
-        """Perform one effect."""
+        """Perform the next effect."""
         assert self.next is not None
         self.performed.append(self.next)
         self._reply, self._error = None, None
@@ -70,5 +70,5 @@ class Stepwise:
             self.done, self.next, self.result = True, None, done.value
 
 
-class _Caught(BaseException):
+class _Captured(BaseException):
     pass

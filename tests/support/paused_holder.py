@@ -1,7 +1,7 @@
-"""A holder that is stopped past its lease, and goes on as if nothing had happened.
+"""Run a holder that is stopped past the end of its lease and then continues as if nothing had happened.
 
-Run as a program it takes orders on its standard input: acquire a lock, wait for a word, then write as the holder that
-it believes itself to be. It never looks at its lease: only the resource can stop it.
+As a program it reads orders from its standard input: acquire a lock, wait for a line, then write as the holder that
+it believes to be. The program never checks its lease, so only the resource can refuse the write.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from tests.support.orphans import die_with_parent
 from tests.support.s3 import bucket
 
 KINDS = ["key", "transaction", "row", "table", "s3", "files", "http"]
-BEYOND = {"s3", "files", "http"}
-"""Those that are not in Postgres."""
+OUTSIDE = {"s3", "files", "http"}
+"""The kinds of resource outside Postgres."""
 
 
 class Resources:
-    """One resource of each kind for every name, and how a holder writes to it."""
+    """Provides one resource of each kind for every name, and writes to it as a holder."""
 
     def __init__(self, dsn: str, where: dict[str, str]) -> None:
-        """`where` has the S3 server and bucket, the folder of files, and the address of tests.support.service."""
+        """Connect to the resources.
+
+        `where` has the S3 server and bucket, the folder of files, and the address of tests.support.service.
+        """
         query = {key: str(value) for key, value in conninfo.conninfo_to_dict(dsn).items()}
         self._engine = create_engine(URL.create("postgresql+psycopg", query=query))
         self._store = fenced_store.FencedStore(self._engine)
@@ -46,9 +49,9 @@ class Resources:
         self._http = httpx.Client(base_url=where["http"], timeout=30)
 
     def prepare(self, kind: str, names: list[str], fenced: bool) -> None:
-        """Make the resources, each holding `start`."""
+        """Create the resources, each with the value `start`."""
         raw = self._raw
-        if kind in BEYOND:
+        if kind in OUTSIDE:
             for name in names:
                 self.write(kind, name, Numbered(1, 1), "start", fenced)
         elif kind == "key" and fenced:
@@ -75,7 +78,7 @@ class Resources:
                 fenced_store.unprotect(self._engine, table)
 
     def claims(self, kind: str, name: str) -> list[Any]:
-        """Return what a lock for this resource claims."""
+        """Return the claims of a lock for this resource."""
         if kind in self._objects:
             return [self._objects[kind].claims(name)]
         if kind == "http":
@@ -83,9 +86,9 @@ class Resources:
         return [{"row": f"public.rows:{name}", "table": f"public.whole_{name}"}.get(kind, name)]
 
     def write(self, kind: str, name: str, lease: Any, value: str, fenced: bool) -> None:
-        """Write as the holder of a lease, or without showing it to anybody."""
+        """Write as the holder of a lease: with the lease's token if fenced, else without one."""
         if kind == "http":
-            # The token, and not the lease, which would know that it is lost.
+            # The token instead of the lease, because the lease would know that it is lost.
             auth = FencingAuth(lease.token) if fenced else httpx.USE_CLIENT_DEFAULT
             folder = "stored" if fenced else "bare"
             self._http.put(f"/{folder}/{name}", content=value, auth=auth).raise_for_status()
@@ -107,7 +110,7 @@ class Resources:
                     self._raw.execute(f"UPDATE {kind}s SET v = %s WHERE id = %s".encode(), [value, name])
 
     def read(self, kind: str, name: str, fenced: bool) -> Any:
-        """Return what is there."""
+        """Return the value of a resource."""
         if kind == "http":
             return self._http.get(f"/{'stored' if fenced else 'bare'}/{name}").raise_for_status().text
         if kind in self._objects and fenced:
@@ -130,7 +133,7 @@ class Resources:
 
 
 def main() -> None:
-    """Take orders until there are no more."""
+    """Carry out orders until standard input ends."""
     die_with_parent()
     dsn = sys.argv[1]
     resources = Resources(dsn, json.loads(sys.argv[2]))
@@ -140,18 +143,18 @@ def main() -> None:
             kind, name, fenced = order["kind"], order["name"], order["fenced"]
             lease = client.lock(f"{kind} {name}", ttl=order["ttl"]).acquire()
             print(json.dumps({"token": lease.token}), flush=True)
-            sys.stdin.readline()  # stopped here
+            sys.stdin.readline()  # the test stops the process here
             try:
                 resources.write(kind, name, lease, f"stale {lease.token}", fenced)
-                told = "written"
+                outcome = "written"
             except (fenced_store.StaleTokenError, psycopg.Error) as error:
-                told = (
+                outcome = (
                     "stale"
                     if fenced_store.errors.translated(error) or not isinstance(error, psycopg.Error)
                     else str(error)
                 )
             lease.release()
-            print(json.dumps({"told": told}), flush=True)
+            print(json.dumps({"outcome": outcome}), flush=True)
     resources.close()
 
 

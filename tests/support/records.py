@@ -1,4 +1,4 @@
-"""Locks, places and notes as the database would tell of them, made by hand."""
+"""Build locks, waiters and history events by hand, as dblock.admin.inspect reads them from the database."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dblock.admin.inspect import Event, LockState, Waiter
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
 
-def held(name: str, holder: str = "ann", token: int | None = 1, left: float = 30.0, **others: Any) -> LockState:
-    """Return a lock that somebody holds."""
+def held_lock(name: str, holder: str = "ann", token: int | None = 1, left: float = 30.0, **others: Any) -> LockState:
+    """Return a lock that is held."""
     facts: dict[str, Any] = {
         "meta": None, "granted_at": NOON, "expires_at": NOON + timedelta(seconds=left), "released_at": None,
         "forced_at": None, "waiting": 0,
@@ -19,18 +19,18 @@ def held(name: str, holder: str = "ann", token: int | None = 1, left: float = 30
     return LockState(name=name, number=token or 0, holder=holder, remaining=left, **(facts | others))
 
 
-def free(name: str, token: int | None = 1, *, released: bool = True, waiting: int = 0) -> LockState:
-    """Return a lock that nobody holds, released or run out."""
+def free_lock(name: str, token: int | None = 1, *, released: bool = True, waiting: int = 0) -> LockState:
+    """Return a free lock: its last lease was released, or expired."""
     return LockState(name, token or 0, None, None, NOON, None if released else NOON, NOON if released else None, None,
     0.0,
                      waiting)  # fmt: skip
 
 
-def place(name: str, number: int, holder: str, seconds: float = 1.0) -> Waiter:
-    """Return a place in line."""
+def waiter(name: str, number: int, holder: str, seconds: float = 1.0) -> Waiter:
+    """Return a waiter in a lock's queue."""
     return Waiter(name, number, holder, NOON, seconds)
 
 
-def note(number: int, event: str, name: str = "a", token: int | None = 1, holder: str = "ann") -> Event:
-    """Return a note in the history."""
+def history_event(number: int, event: str, name: str = "a", token: int | None = 1, holder: str = "ann") -> Event:
+    """Return an event of the history."""
     return Event(NOON, name, token, event, holder, None, None, number)
