@@ -1,0 +1,50 @@
+"""Measure how late this machine is, so that a claim about time is not judged by what other programs took.
+
+A process that does nothing but sleep shows what the machine gave: it wakes late by as much as everything else did.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+NAP = 0.005
+
+_SLEEPER = f"""
+import select, sys, time
+worst = 0.0
+while True:
+    began = time.monotonic()
+    if select.select([sys.stdin], [], [], {NAP})[0]:
+        if not sys.stdin.readline():
+            break
+        print(worst, flush=True)
+    else:
+        worst = max(worst, time.monotonic() - began - {NAP})
+"""
+
+
+@contextmanager
+def measured() -> Iterator[Callable[[], float]]:
+    """Yield a function that returns by how many seconds a sleeping process was late at most, since this began."""
+    sleeper = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert sleeper.stdin is not None
+    assert sleeper.stdout is not None
+    asks, hears = sleeper.stdin, sleeper.stdout
+
+    def lateness() -> float:
+        asks.write("\n")
+        asks.flush()
+        return float(hears.readline())
+
+    try:
+        lateness()  # it sleeps by now
+        yield lateness
+    finally:
+        with asks, hears:
+            asks.close()
+            sleeper.wait()
