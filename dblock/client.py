@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from dblock._runtime.keepalive import AsyncKeepAlive, KeepAlive
-    from dblock._runtime.listener import Listener
+    from dblock._runtime.listener import AsyncListener, Listener
     from dblock._runtime.runner import AsyncRunner, Runner
-    from dblock._runtime.task_listener import AsyncListener
 
 T = TypeVar("T")
 
@@ -255,9 +254,9 @@ class AsyncClient(ClientBase):
             return self._runner
         with importing:
             from dblock._runtime.keepalive import AsyncKeepAlive
+            from dblock._runtime.listener import AsyncListener
             from dblock._runtime.runner import AsyncRunner
             from dblock._runtime.shutdown import shut_async
-            from dblock._runtime.task_listener import AsyncListener
             from dblock.admin.schema import install
 
         async with self._opening_here:

@@ -89,7 +89,7 @@ class LockFlows(GrantFlows):
             if tried.grant or tried.held_for > 0 or tried.others_wait:
                 break
             # The lock is free, but an open transaction has locked its row: ask again.
-            yield Sleep(self._uniform(POLL_FIRST / 2, POLL_FIRST))
+            yield Sleep(self.uniform(POLL_FIRST / 2, POLL_FIRST))
         return tried.grant
 
     def acquire(
@@ -101,10 +101,10 @@ class LockFlows(GrantFlows):
         """
         contention = contention or Contention()
         crowded, contention.expected = contention.expected, False
-        give_up = math.inf if timeout is None else self._clock() + timeout
+        give_up = math.inf if timeout is None else self.clock() + timeout
         if not crowded or timeout == 0:
-            tried = yield from self._try(options, attempt, max(give_up - self._clock(), LEAST_PATIENCE))
-            if tried.grant or self._clock() >= give_up:
+            tried = yield from self._try(options, attempt, max(give_up - self.clock(), LEAST_PATIENCE))
+            if tried.grant or self.clock() >= give_up:
                 return tried.grant
         waiter = yield JoinQueue(options.name, attempt)
         try:
@@ -122,16 +122,16 @@ class LockFlows(GrantFlows):
     ) -> Flow[Grant | None]:
         number: int | None = None
         while True:
-            within = max(give_up - self._clock(), LEAST_PATIENCE)
+            within = max(give_up - self.clock(), LEAST_PATIENCE)
             grant, ticket = yield from self._enqueue(options, attempt, within, number is not None)
             if grant:
                 return grant
-            left = give_up - self._clock()
+            left = give_up - self.clock()
             if left <= 0:
                 break
             if ticket is None:
                 # Another transaction has locked the lock's row, perhaps for long.
-                yield Sleep(min(self._uniform(POLL_FIRST, POLL_LONGEST), left))
+                yield Sleep(min(self.uniform(POLL_FIRST, POLL_LONGEST), left))
                 continue
             if number is not None and ticket.fresh:
                 logger.warning("waiter: heartbeat came too late, ticket replaced by a new one (lock %r)", options.name)
@@ -139,7 +139,7 @@ class LockFlows(GrantFlows):
             waiter.ticket_issued(ticket.first, ticket.next_check)
             yield Wait(waiter, left)
             waiter.ticket_redeemed()
-            left = give_up - self._clock()
+            left = give_up - self.clock()
             if left <= 0:
                 break
             # Usually it is this waiter's turn, and a try is the shortest way.
@@ -157,7 +157,7 @@ class LockFlows(GrantFlows):
         self, options: LockOptions, attempt: str, within: float = math.inf, ticket: int | None = None
     ) -> Flow[Tried]:
         """Ask once, without queueing; redeem the ticket of this number, if there is one."""
-        sent_at = self._clock()
+        sent_at = self.clock()
         presence = self._valid_presence(sent_at)
         args = (
             options.name,
@@ -184,7 +184,7 @@ class LockFlows(GrantFlows):
 
     def _enqueue(self, options: LockOptions, attempt: str, within: float, had_ticket: bool) -> Flow[Queued]:
         """Ask, and take a ticket unless granted. An attempt that had a ticket passes over dead waiters ahead of it."""
-        sent_at = self._clock()
+        sent_at = self.clock()
         presence = self._valid_presence(sent_at)
         args = (
             options.name,
@@ -223,7 +223,7 @@ class LockFlows(GrantFlows):
 
     def _in_time(self, grant: Grant) -> Flow[Grant | None]:
         """Return the grant. If its reply took longer than the trust window, release the grant and return None."""
-        if self._clock() < grant.trusted_until:
+        if self.clock() < grant.trusted_until:
             return grant
         yield from self.release(grant.name, grant.token, grant.trusted_until)
         return None

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
+    from dblock._core.listener_connection import Connection
     from dblock._core.waiters import LocalWaiter
 
 T = TypeVar("T")
@@ -61,6 +62,48 @@ Flow = Generator[Any, Any, T]
 """A generator that yields effects and returns a T."""
 
 
+class CallOver(NamedTuple):
+    """Make a call over the listener's connection. The result is the row; a failure raises ConnectionFailed."""
+
+    connection: Connection
+    call: Call
+    within: float
+
+
+class CallOverKeepAlive(NamedTuple):
+    """Make a call over the keep-alive's connection, as its runner does. A plain Call goes over the pool."""
+
+    call: Call
+
+
+class Connect(NamedTuple):
+    """Open a connection. The result is a Connection; a failure raises ConnectFailed."""
+
+
+class Spawn(NamedTuple):
+    """Run a flow beside this one, in a thread or task of its own."""
+
+    flow: Flow[None]
+
+
+class CallLater(NamedTuple):
+    """Call a function after so many seconds, whatever else is under way. A closed listener need not call it."""
+
+    seconds: float
+    function: Callable[[], None]
+
+
+class WaitForInput(NamedTuple):
+    """Wait until the listener is woken, but no longer than this many seconds.
+
+    Meanwhile pass notifications that come over the connection to `notified`. A connection that turns out to be closed
+    raises ConnectionFailed.
+    """
+
+    connection: Connection | None
+    seconds: float
+
+
 def drive(flow: Flow[T], perform: Callable[[Any], Any]) -> T:
     """Perform every effect of the flow and return the flow's result."""
     try:
@@ -88,6 +131,22 @@ async def drive_async(flow: Flow[T], perform: Callable[[Any], Awaitable[Any]]) -
                 effect = flow.throw(error)
             else:
                 effect = flow.send(result)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+
+
+def redirect(flow: Flow[T], wrap: Callable[[Call], Any]) -> Flow[T]:
+    """Yield each call of the flow, wrapped in another effect that makes it elsewhere."""
+    try:
+        call = next(flow)
+        while True:
+            try:
+                result = yield wrap(call)
+            except BaseException as error:
+                call = flow.throw(error)
+            else:
+                call = flow.send(result)
     except StopIteration as done:
         value: T = done.value
         return value

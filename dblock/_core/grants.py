@@ -48,14 +48,14 @@ class GrantFlows:
         """Names this client in the queues. It cannot be guessed."""
         self.presence: Presence | None = None
         """The session by which other clients see that this process is alive, while there is one."""
-        self._clock = clock
-        self._uniform = uniform
+        self.clock = clock
+        self.uniform = uniform
 
     def renew(
         self, grants: Sequence[tuple[str, int, float]], within: float = math.inf, tie: Presence | None = None
     ) -> Flow[Renewal]:
         """Extend these exact grants, each given by name, token and ttl, in one call, and tie them to a presence."""
-        sent_at = self._clock()
+        sent_at = self.clock()
         names, tokens, ttls = zip(*grants, strict=True)
         moment, missed, reasons = yield Call(
             self.statements.renew_all,
@@ -72,7 +72,7 @@ class GrantFlows:
         (released,) = yield Call(self.statements.release, args, self.statements.release_again)
         if released is None:
             # The first reply was lost. While the trust window is open, only the first attempt can have released it.
-            return self._clock() < trusted_until
+            return self.clock() < trusted_until
         return bool(released == "t")
 
     def release_all(

@@ -1,221 +1,163 @@
-"""The keep-alive: goes round (see dblock._core.renewal) for all leases of a client.
+"""The keep-alive: performs the loop of dblock._core.keepalive for all leases of a client.
 
-It has a thread (or task) and a connection of its own, so that neither a busy pool nor a blocked caller can starve it.
+It has a thread (or task) and a connection of its own, so that neither a busy pool nor a blocked caller can delay a
+renewal.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import queue
 import threading
-from collections import deque
+from typing import Any
 
-from dblock._core import clock
 from dblock._core.acquire import LockFlows
-from dblock._core.effects import Flow
+from dblock._core.effects import Flow, drive, drive_async
+from dblock._core.keepalive import KeepAliveFlow, WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
 from dblock._core.presence import Presence
-from dblock._core.renewal import LONGEST_PAUSE, SHORTEST_PAUSE, RenewalSchedule, due_at
 from dblock._runtime.asyncio_compat import wait_and_clear
 from dblock._runtime.forks import call_after_fork
 from dblock._runtime.runner import AsyncRunner, Runner
-from dblock.errors import ClientClosed, DblockError
-
-logger = logging.getLogger("dblock")
 
 
 class _KeepAliveBase:
-    """What both kinds of keep-alive know: what is held, what was abandoned, and when there is something to do."""
+    """The part that does not depend on how the loop waits."""
 
-    def __init__(self, service: LockFlows) -> None:
-        self._schedule = RenewalSchedule(service)
-        self.reset_after_fork()
+    def __init__(self, flows: LockFlows) -> None:
+        self.flow = KeepAliveFlow(flows)
+        self._reset()
         call_after_fork(self)
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork nothing goes round, and there is no lease of ours."""
-        self._schedule.forget()
-        self._abandoned: list[LeaseState] = []
-        self._in_use = False
-        self._asleep_until = math.inf
-        self._closed = False
+        """Forget the parent's leases. No loop runs in the child."""
+        self.flow.reset_after_fork()
+        self._reset()
 
-    def tied_to(self, presence: Presence) -> list[LeaseState]:
-        """Return what is tied to this presence, and not known to be lost."""
-        return self._schedule.tied_to(presence)
+    def _reset(self) -> None:
+        raise NotImplementedError
+
+    def _wake(self) -> None:
+        raise NotImplementedError
 
     def discard(self, state: LeaseState) -> None:
-        """Renew it no more."""
-        self._schedule.discard(state)
+        """Stop renewing this lease."""
+        self.flow.discard(state)
 
-    def letting_go(self) -> Flow[None]:
-        """Release all that is still held, and what was abandoned."""
-        return self._schedule.let_go(self._abandoned)
+    def abandon(self, state: LeaseState) -> None:
+        """Release a lease that has no owner any more. Safe to call from a finalizer, in any thread."""
+        self.flow.abandon(state)
+        self._wake()
 
-    def _seconds_to_sleep(self) -> float | None:
-        """Return how long there is nothing to do; None for ever.
+    def tied_to(self, presence: Presence) -> list[LeaseState]:
+        """Return the leases that are tied to this presence and have not ended."""
+        return self.flow.tied_to(presence)
 
-        A client that takes and frees locks in quick succession would wake us each time, only for us to find nothing to
-        do. So while it is in use we look in once a second, and it wakes us for what is due sooner.
-        """
-        self._asleep_until = math.inf  # whoever adds a lease while we look for the next one due wakes us
-        in_use, self._in_use = self._in_use, False
-        due = min(self._schedule.due_at(), clock.now() + LONGEST_PAUSE if self._abandoned or in_use else math.inf)
-        self._asleep_until = due
-        return None if due == math.inf else min(max(due - clock.now(), 0.0), threading.TIMEOUT_MAX)
+    def tie(self) -> None:
+        """Tie the leases to the client's new presence at once."""
+        self.flow.tie()
+        self._wake()
+
+    def let_go(self) -> Flow[None]:
+        """Release all leases that are still held, and the abandoned ones, at the end of the client."""
+        return self.flow.let_go()
 
 
 class KeepAlive(_KeepAliveBase):
-    """Goes round in a thread of its own, from the first lease on."""
+    """Runs the loop in a thread of its own, from the first lease on."""
 
-    def __init__(self, runner: Runner, service: LockFlows) -> None:
+    def __init__(self, runner: Runner, flows: LockFlows) -> None:
         self._runner = runner
-        super().__init__(service)
+        super().__init__(flows)
 
-    def reset_after_fork(self) -> None:
-        super().reset_after_fork()
+    def _reset(self) -> None:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        # May be put to from a finalizer, which may run in the middle of anything.
-        self._wake: queue.SimpleQueue[LeaseState | None] = queue.SimpleQueue()
+        # A finalizer may put to it, in the middle of anything.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def add(self, state: LeaseState) -> None:
         """Keep this lease alive from now on."""
-        self._schedule.add(state)
-        self._in_use = True
+        due_sooner = self.flow.add(state)
         if self._thread is None:
             self._start()
-        elif due_at(state) < self._asleep_until:
-            self._wake.put(None)
-
-    def abandon(self, state: LeaseState) -> None:
-        """Release what nobody has in hand any more. Can be called from a finalizer."""
-        self._wake.put(state)
-
-    def tie(self) -> None:
-        """Tie the leases to our new presence at once."""
-        self._schedule.tie()
-        self._wake.put(None)
-
-    def letting_go(self) -> Flow[None]:
-        self._collect(block=False)
-        self._wake.put(None)  # what was meant for the thread may have been among it
-        return super().letting_go()
+        elif due_sooner:
+            self._wake()
 
     def close(self) -> None:
-        """Stop going round."""
-        self._closed = True
-        self._wake.put(None)
+        """Stop renewing."""
+        self.flow.closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._wakes.put(None)
 
     def _start(self) -> None:
         with self._starting:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._go, name="dblock keep-alive", daemon=True)
+            if self._thread is None and not self.flow.closed:
+                self._thread = threading.Thread(
+                    target=drive, args=(self.flow.run(), self._perform), name="dblock keep-alive", daemon=True
+                )
                 self._thread.start()
 
-    def _go(self) -> None:
-        with contextlib.suppress(DblockError):
-            # Now, so that the first round does not begin with the opening of a connection.
-            self._runner.warm()
-            self._schedule.reached()
-        while True:
-            try:
-                self._collect(block=True)
-                if self._closed:
-                    return
-                self._abandoned = self._runner.run(self._schedule.tick(self._abandoned))
-            except ClientClosed:
-                return
-            except Exception:
-                logger.exception("the keep-alive met what it did not expect, and goes on")
-                threading.Event().wait(SHORTEST_PAUSE)
-
-    def _collect(self, *, block: bool) -> None:
-        """Collect what was abandoned; wait until there is something to do, if so wanted."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                item = self._wake.get(block, self._seconds_to_sleep() if block else None)
-                block = False
-                if item is not None:
-                    self._schedule.discard(item)
-                    self._abandoned.append(item)
+    def _perform(self, effect: Any) -> Any:
+        if isinstance(effect, WaitForWake):
+            timeout = None if effect.seconds == math.inf else min(effect.seconds, threading.TIMEOUT_MAX)
+            with contextlib.suppress(queue.Empty):
+                self._wakes.get(True, timeout)
+                while True:
+                    self._wakes.get(False)
+            return None
+        if isinstance(effect, Warm):
+            return self._runner.warm()
+        return self._runner.perform(effect)
 
 
 class AsyncKeepAlive(_KeepAliveBase):
-    """Goes round in a task of its own, from the first lease on."""
+    """Runs the loop in a task of its own, from the first lease on."""
 
-    def __init__(self, runner: AsyncRunner, service: LockFlows) -> None:
+    def __init__(self, runner: AsyncRunner, flows: LockFlows) -> None:
         self._runner = runner
-        super().__init__(service)
+        super().__init__(flows)
 
-    def reset_after_fork(self) -> None:
-        super().reset_after_fork()
+    def _reset(self) -> None:
         self._task: asyncio.Task[None] | None = None
-        self._wake: asyncio.Event | None = None
+        self._woken: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._dropped: deque[LeaseState] = deque()
 
     def add(self, state: LeaseState) -> None:
         """Keep this lease alive from now on."""
-        self._schedule.add(state)
-        self._in_use = True
+        due_sooner = self.flow.add(state)
         if self._task is None or self._task.done():
             self._loop = asyncio.get_running_loop()
-            self._wake = asyncio.Event()
-            self._task = self._loop.create_task(self._go(self._wake), name="dblock keep-alive")
-        elif self._wake is not None and due_at(state) < self._asleep_until:
-            self._wake.set()
-
-    def abandon(self, state: LeaseState) -> None:
-        """Release what nobody has in hand any more. Can be called from a finalizer, in any thread."""
-        self._dropped.append(state)
-        if self._loop is not None and self._wake is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._wake.set)
+            self._woken = asyncio.Event()
+            self._task = self._loop.create_task(drive_async(self.flow.run(), self._perform), name="dblock keep-alive")
+        elif self._woken is not None and due_sooner:
+            self._woken.set()
 
     @property
     def tasks(self) -> set[asyncio.Task[None]]:
-        """What runs for it in the event loop."""
+        """The tasks that run for it in the event loop."""
         return {self._task} if self._task is not None else set()
 
     def close(self) -> None:
-        """Stop going round."""
-        self._closed = True
+        """Stop renewing."""
+        self.flow.closed = True
         if self._task is not None and self._loop is not None and not self._loop.is_closed():
             self._task.cancel()
 
-    def tie(self) -> None:
-        """Tie the leases to our new presence at once."""
-        self._schedule.tie()
-        if self._wake is not None:
-            self._wake.set()
+    def _wake(self) -> None:
+        if self._loop is not None and self._woken is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._woken.set)
 
-    def letting_go(self) -> Flow[None]:
-        self._collect()
-        return super().letting_go()
-
-    def _collect(self) -> None:
-        while self._dropped:
-            state = self._dropped.popleft()
-            self._schedule.discard(state)
-            self._abandoned.append(state)
-        self._abandoned = self._schedule.releasable(self._abandoned)
-
-    async def _go(self, wake: asyncio.Event) -> None:
-        with contextlib.suppress(DblockError):
-            # Now, so that the first round does not begin with the opening of a connection.
-            await self._runner.warm()
-            self._schedule.reached()
-        while not self._closed:
-            try:
-                await wait_and_clear(wake, self._seconds_to_sleep())
-                self._collect()
-                self._abandoned = await self._runner.run(self._schedule.tick(self._abandoned))
-            except ClientClosed:
-                return
-            except Exception:
-                logger.exception("the keep-alive met what it did not expect, and goes on")
-                await asyncio.sleep(SHORTEST_PAUSE)
+    async def _perform(self, effect: Any) -> Any:
+        if isinstance(effect, WaitForWake):
+            if self._woken is not None:
+                await wait_and_clear(self._woken, None if effect.seconds == math.inf else effect.seconds)
+            return None
+        if isinstance(effect, Warm):
+            return await self._runner.warm()
+        return await self._runner.perform(effect)

@@ -1,42 +1,76 @@
-"""The listener of a client of threads: one connection for all its waiters, with a thread of its own.
+"""The listener: performs the loop of dblock._core.listener over one connection for all waiters of a client.
 
-It starts with the first lease or wait. What it says and decides is in dblock._runtime.listening; here is how it waits.
+It starts with the first lease or wait, in a thread or a task of its own. On a notification it reads, wakes the waiter
+and goes straight back to waiting.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import logging
 import math
 import select
 import socket
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import psycopg
+from typing import Any
 
 from dblock._core import clock
-from dblock._core.effects import Call, Flow, Row, drive
-from dblock._core.presence import Presence
-from dblock._runtime import listening
-from dblock._runtime.connection import RawConnection
-from dblock._runtime.listening import FIRST_PAUSE, Listening
-from dblock._runtime.wakeups import ThreadWaiter
-from dblock.errors import ClientClosed, DatabaseError, DblockError
-
-if TYPE_CHECKING:
-    from dblock._runtime.runner import Runner
-
-logger = logging.getLogger("dblock")
+from dblock._core.acquire import LockFlows
+from dblock._core.effects import (
+    CallLater,
+    CallOver,
+    CallOverKeepAlive,
+    Connect,
+    Flow,
+    Spawn,
+    WaitForInput,
+    drive,
+    drive_async,
+)
+from dblock._core.listener import ListenerFlow
+from dblock._core.recovery import KeepsLeases
+from dblock._core.waiters import LocalWaiters
+from dblock._runtime.asyncio_compat import wait_and_clear
+from dblock._runtime.forks import call_after_fork
+from dblock._runtime.listener_connection import ListenerConnection, connect_failed
+from dblock._runtime.runner import AsyncRunner, Runner
+from dblock._runtime.target import Target
+from dblock._runtime.wakeups import TaskWaiter, ThreadWaiter
 
 LONGEST_SLEEP = 3600.0
 
-T = TypeVar("T")
+
+class _ListenerBase:
+    """The part that does not depend on how the loop waits."""
+
+    def __init__(
+        self, target: Target, flows: LockFlows, installation: str, keepalive: KeepsLeases, grace: float | None
+    ) -> None:
+        self._target = target
+        self.flow = ListenerFlow(flows, keepalive, installation, grace, self._wake)
+        self._reset()
+        call_after_fork(self)
+
+    @property
+    def waiters(self) -> LocalWaiters:
+        """The client's waiters."""
+        return self.flow.waiters
+
+    def reset_after_fork(self) -> None:
+        """Forget the parent's connection and waiters. No loop runs in the child."""
+        self.flow.reset_after_fork()
+        self._reset()
+
+    def _reset(self) -> None:
+        raise NotImplementedError
+
+    def _wake(self) -> None:
+        raise NotImplementedError
 
 
-class Listener(Listening):
-    """Listens in a thread of its own."""
+class Listener(_ListenerBase):
+    """Runs the loop in a thread of its own."""
 
     def __init__(self, runner: Runner, keepalive_runner: Runner, *args: Any) -> None:
         self._runner = runner
@@ -44,25 +78,22 @@ class Listener(Listening):
         super().__init__(*args)
 
     def _reset(self) -> None:
-        super()._reset()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._connected: tuple[RawConnection, Presence | None] | Exception | None = None
-        """What came of an attempt to connect."""
         self._timers: list[threading.Timer] = []
-        self._bell: socket.socket | None = None
+        self._wake_input: socket.socket | None = None
+        """Readable once the loop has been woken."""
+        self._wake_output: socket.socket | None = None
 
     def start(self) -> None:
         """Listen from now on."""
         if self._thread is None:
             with self._starting:
-                if self._thread is None and not self._closed:
-                    ring, self._bell = socket.socketpair()
-                    ring.setblocking(False)
-                    self._bell.setblocking(False)
-                    self._thread = threading.Thread(
-                        target=self._go, args=(ring, self._bell), name="dblock listener", daemon=True
-                    )
+                if self._thread is None and not self.flow.closed:
+                    self._wake_input, self._wake_output = sockets = socket.socketpair()
+                    for one in sockets:
+                        one.setblocking(False)
+                    self._thread = threading.Thread(target=self._go, args=sockets, name="dblock listener", daemon=True)
                     self._thread.start()
 
     def join_queue(self, name: str, attempt: str) -> ThreadWaiter:
@@ -74,12 +105,12 @@ class Listener(Listening):
 
     @property
     def started(self) -> bool:
-        """Whether the database may know of us."""
+        """Whether the database may know of this client."""
         return self._thread is not None
 
     def close(self) -> None:
         """Stop listening."""
-        self._closed = True
+        self.flow.closed = True
         for timer in self._timers:
             timer.cancel()
         self._wake()
@@ -90,142 +121,186 @@ class Listener(Listening):
             self._thread.join(timeout)
 
     def _wake(self) -> None:
-        bell = self._bell
-        if bell is not None:
-            with contextlib.suppress(OSError):  # it has rung more often than it was heard, or is gone
-                bell.send(b"!")
+        output = self._wake_output
+        if output is not None:
+            with contextlib.suppress(OSError):  # full, because the loop has not read earlier wake-ups; or closed
+                output.send(b"!")
 
-    def _give_up_in(self, seconds: float) -> None:
+    def _go(self, *sockets: socket.socket) -> None:
+        try:
+            drive(self.flow.run(), self._perform)
+        finally:
+            self.flow.hang_up()
+            for one in sockets:
+                one.close()
+
+    def _perform(self, effect: Any) -> Any:
+        if isinstance(effect, WaitForInput):
+            return self._wait(effect.connection, effect.seconds)
+        if isinstance(effect, CallOver):
+            connection: Any = effect.connection
+            with connection.translating():
+                return connection.connection.wait(connection.raw.exchange(effect.call, effect.within))
+        if isinstance(effect, CallOverKeepAlive):
+            return self._keepalive_runner.perform(effect.call)
+        if isinstance(effect, Connect):
+            try:
+                return ListenerConnection(self._target.connect(), self.flow.notified)
+            except Exception as error:
+                raise connect_failed(error, self._target) from error
+        if isinstance(effect, Spawn):
+            threading.Thread(
+                target=drive, args=(effect.flow, self._perform), name="dblock connecting", daemon=True
+            ).start()
+            return None
+        if isinstance(effect, CallLater):
+            return self._call_later(effect.seconds, effect.function)
+        return self._runner.perform(effect)
+
+    def _call_later(self, seconds: float, function: Callable[[], None]) -> None:
         self._timers = [timer for timer in self._timers if timer.is_alive()]
-        timer = threading.Timer(seconds, self._give_up)
+        timer = threading.Timer(seconds, function)
         timer.daemon = True
         timer.start()
         self._timers.append(timer)
 
-    def _go(self, ring: socket.socket, bell: socket.socket) -> None:
-        try:
-            while not self._closed:
-                try:
-                    self._turn(ring)
-                except ClientClosed:
-                    break
-                except Exception:
-                    logger.exception("the listener met what it did not expect, and goes on")
-                    threading.Event().wait(FIRST_PAUSE)
-        finally:
-            if isinstance(self._connected, tuple):
-                self._connected[0].close()
-            self._hang_up()
-            ring.close()
-            bell.close()
-
-    def _turn(self, ring: socket.socket) -> None:
-        """Do what is due; then wait for a notification, or for what is due next."""
-        self._excuse()
-        self._take_connection()
-        if self._raw is None and clock.now() >= self._retry_at:
-            # Apart, because it may take its time and there are those to look after meanwhile.
-            self._retry_at = math.inf
-            threading.Thread(target=self._connect, name="dblock connecting", daemon=True).start()
-        self._look_at_the_clock()
-        if self._sleep_for() <= 0:
-            self._look_in()
-            self._pay()
-        self._wait(ring)
-
-    def _excuse(self) -> None:
-        with contextlib.suppress(DblockError):
-            for presence in list(self._doubtful):
-                self._keepalive_runner.run(self._excusing(presence))
-
-    def _connect(self) -> None:
-        """Open a connection and greet the server over it; the listener takes it from there."""
-        raw: RawConnection | None = None
-        try:
-            raw = RawConnection(self._target.connect(), prepares=False)
-            self._connected = (raw, self._say(raw, self._greeting(raw)))
-            if self._closed:
-                raw.close()
-        except Exception as error:
-            if raw is not None:
-                raw.close()
-            self._connected = error
-        self._wake()
-
-    def _take_connection(self) -> None:
-        connected, self._connected = self._connected, None
-        if isinstance(connected, tuple):
-            self._came_up(*connected)
-        elif connected is not None:
-            self._could_not_connect(connected)
-
-    def _pay(self) -> None:
-        if clock.now() >= self.waiters.cleanup_due_at():
-            with contextlib.suppress(DatabaseError):
-                self._runner.run(self.waiters.run_cleanup())
-
-    def _look_in(self) -> None:
-        raw = self._raw
-        if raw is not None:
-            try:
-                listened = self._listens
-                self._say(raw, self._listening())
-                self._say(raw, self._beating())
-                self._looked(None)
-                if self._listens and not listened:
-                    self._runner.run(self._probing())
-            except psycopg.Error as error:
-                self._failed(raw, error)
-            except DblockError as error:
-                if isinstance(error, ClientClosed):
-                    raise
-                logger.info("notifications could not be tried: %s", error)
-        elif clock.now() >= self.waiters.due_at():
-            try:
-                self._runner.run(self.waiters.check(math.inf))
-                self._looked(None)
-            except ClientClosed:
-                raise
-            except DblockError as error:
-                self._looked(error)
-
-    def _say(self, raw: RawConnection, steps: Flow[T]) -> T:
-        """Perform the steps over this connection."""
-
-        def perform(call: Call) -> Row | None:
-            row: Row | None = raw.connection.wait(raw.exchange(call, min(call.within, listening.ANSWER_WITHIN)))
-            return row
-
-        return drive(steps, perform)
-
-    def _wait(self, ring: socket.socket) -> None:
-        raw = self._raw
-        handles = [ring.fileno()]
-        if raw is not None:
-            try:
-                handles.append(raw.connection.pgconn.socket)
-            except psycopg.Error as error:
-                self._failed(raw, error)
-                return
+    def _wait(self, connection: Any, seconds: float) -> None:
+        woken = self._wake_input
+        assert woken is not None
+        handles = [woken.fileno()]
+        if connection is not None:
+            with connection.translating():
+                handles.append(connection.fileno())
         wait = _readable(handles)
-        until = clock.now() + self._sleep_for()
+        until = clock.now() + seconds
         while True:
             ready = wait(max(until - clock.now(), 0.0))
-            if raw is None or handles[1] not in ready:
+            if connection is None or handles[1] not in ready:
                 break
-            # Straight back to waiting, so that whoever was woken can go on.
-            try:
-                self._read(raw)
-            except psycopg.Error as error:
-                self._failed(raw, error)
-                break
+            # Straight back to waiting, so that the waiter that was woken can run.
+            with connection.translating():
+                connection.read()
         if handles[0] in ready:
             with contextlib.suppress(BlockingIOError):
-                ring.recv(4096)
+                woken.recv(4096)
+
+
+class AsyncListener(_ListenerBase):
+    """Runs the loop in a task of its own."""
+
+    def __init__(self, runner: AsyncRunner, keepalive_runner: AsyncRunner, *args: Any) -> None:
+        self._runner = runner
+        self._keepalive_runner = keepalive_runner
+        super().__init__(*args)
+
+    def _reset(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._woken: asyncio.Event | None = None
+
+    def start(self) -> None:
+        """Listen from now on."""
+        if (self._task is None or self._task.done()) and not self.flow.closed:
+            if self._task is not None:
+                # All tasks were cancelled, but the client continues.
+                if self._connecting is not None:
+                    self._connecting.cancel()
+                self.flow.restart()
+            self._woken = asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(self._go(), name="dblock listener")
+
+    def join_queue(self, name: str, attempt: str) -> TaskWaiter:
+        """Register a waiter for the running task."""
+        self.start()
+        waiter = TaskWaiter(self.waiters, name, attempt)
+        self.waiters.add(waiter)
+        return waiter
+
+    @property
+    def started(self) -> bool:
+        """Whether the database may know of this client."""
+        return self._task is not None
+
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """The tasks that run for it in the event loop."""
+        return {task for task in (self._task, self._connecting) if task is not None}
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.flow.closed = True
+        task = self._task
+        if task is not None and not task.get_loop().is_closed():
+            task.cancel()
+            if self._connecting is not None:
+                self._connecting.cancel()
+        self.flow.hang_up()
+
+    def _wake(self) -> None:
+        if self._woken is not None:
+            self._woken.set()
+
+    async def _go(self) -> None:
+        try:
+            await drive_async(self.flow.run(), self._perform)
+        finally:
+            self.flow.hang_up()
+
+    async def _perform(self, effect: Any) -> Any:
+        if isinstance(effect, WaitForInput):
+            return await self._wait(effect.connection, effect.seconds)
+        if isinstance(effect, CallOver):
+            connection: Any = effect.connection
+            with connection.translating():
+                return await connection.connection.wait(connection.raw.exchange(effect.call, effect.within))
+        if isinstance(effect, CallOverKeepAlive):
+            return await self._keepalive_runner.perform(effect.call)
+        if isinstance(effect, Connect):
+            try:
+                return ListenerConnection(await self._target.connect_async(), self.flow.notified)
+            except Exception as error:
+                raise connect_failed(error, self._target) from error
+        if isinstance(effect, Spawn):
+            self._spawn(effect.flow)
+            return None
+        if isinstance(effect, CallLater):
+            asyncio.get_running_loop().call_later(effect.seconds, effect.function)
+            return None
+        return await self._runner.perform(effect)
+
+    def _spawn(self, flow: Flow[None]) -> None:
+        self._connecting = asyncio.get_running_loop().create_task(
+            drive_async(flow, self._perform), name="dblock connecting"
+        )
+
+    async def _wait(self, connection: Any, seconds: float) -> None:
+        loop, woken = asyncio.get_running_loop(), self._woken
+        assert woken is not None
+        readable = False
+
+        def on_readable() -> None:
+            nonlocal readable
+            readable = True
+            woken.set()
+
+        if connection is not None:
+            with connection.translating():
+                connection.start_reading(loop, on_readable)
+        try:
+            await wait_and_clear(woken, None if seconds == math.inf else seconds)
+        finally:
+            if connection is not None:
+                connection.stop_reading()
+        if readable:
+            with connection.translating():
+                connection.read()
 
 
 def _readable(handles: list[int]) -> Callable[[float], list[int]]:
-    """Return what waits until one of them can be read, or for so many seconds, and returns those that can."""
+    """Return a function that waits until one of the handles can be read, or for so many seconds.
+
+    It returns the handles that can be read.
+    """
     if not hasattr(select, "poll"):
         return lambda seconds: select.select(handles, [], [], min(seconds, LONGEST_SLEEP))[0]
     poll = select.poll()

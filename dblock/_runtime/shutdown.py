@@ -13,9 +13,8 @@ from dblock._core.acquire import LockFlows
 from dblock._core.effects import GIVE_UP_WITHIN
 from dblock._runtime.callbacks import CallbackTimer
 from dblock._runtime.keepalive import AsyncKeepAlive, KeepAlive
-from dblock._runtime.listener import Listener
+from dblock._runtime.listener import AsyncListener, Listener
 from dblock._runtime.runner import AsyncRunner, Runner
-from dblock._runtime.task_listener import AsyncListener
 from dblock.errors import DblockError
 
 LISTENER_ENDS_WITHIN = 0.5
@@ -61,7 +60,7 @@ async def aclose(
     last = AsyncRunner(runner.target, runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
     try:
         with contextlib.suppress(DblockError):
-            await last.run(keeper.letting_go())
+            await last.run(keeper.let_go())
             if listener.started:
                 await last.run(service.leave())
     finally:
@@ -95,7 +94,7 @@ def _release_remaining(
 ) -> None:
     last = Runner(runner.target, runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
     with contextlib.suppress(DblockError):
-        last.run(keeper.letting_go())
+        last.run(keeper.let_go())
         if listener.started:
             last.run(service.leave())
     last.close()

@@ -100,7 +100,7 @@ def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str
     with dblock.Client(dsn, pool_size=4) as client, ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: client.lock(f"{number}").acquire(), range(10_000)))
         keeper = client._keepalive
-        states = keeper._schedule.held()
+        states = keeper.flow.schedule.held()
         assert len(states) == 10_000
         calls = 0
 
@@ -119,7 +119,7 @@ def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str
             for state in states:
                 state._sent_at -= 10  # due
             before = time.thread_time()
-            keeper._runner.run(counted(keeper._schedule.renew_due()))
+            keeper._runner.run(counted(keeper.flow.schedule.renew_due()))
             spent.append(time.thread_time() - before)
         assert calls == 3
         assert all(state.remaining() > 28 for state in states)

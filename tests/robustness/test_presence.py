@@ -20,9 +20,10 @@ import pytest
 from psycopg import conninfo
 
 import dblock
+from dblock._core import listener as core_listener
 from dblock._core import presence
 from dblock._core.statements import KEEP_SESSION
-from dblock._runtime import listening
+from dblock._runtime.listener_connection import ListenerConnection
 from dblock._runtime.target import Target
 from dblock.embedded import Server
 from tests.support.proxy import Proxy
@@ -176,7 +177,7 @@ def present(client: dblock.Client, lease: Any) -> None:
 @pytest.fixture
 def seems_direct(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the proxy as a direct connection: like a network, the proxy of these tests closes both sides at once."""
-    monkeypatch.setattr(listening.Listening, "_is_direct", lambda *args: True)
+    monkeypatch.setattr(ListenerConnection, "is_direct", lambda *args: True)
 
 
 @pytest.mark.usefixtures("seems_direct")
@@ -203,9 +204,15 @@ def test_cut_off_holder_learns_of_the_loss_before_the_next_grant(dsn: str, owner
 def test_cut_off_run_catches_a_holder_that_gives_up_too_late(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "OWN_PART", 8)
+    monkeypatch.setattr(core_listener, "OWN_PART", 8)
     with pytest.raises((AssertionError, IndexError)):
         test_cut_off_holder_learns_of_the_loss_before_the_next_grant(dsn, owner)
+
+
+def slow_to_notice(*args: Any) -> Iterator[Any]:
+    """Take a second, and do nothing then."""
+    time.sleep(1)
+    return iter(())
 
 
 def test_lease_checked_while_presence_is_in_doubt_reports_lost(
@@ -215,7 +222,7 @@ def test_lease_checked_while_presence_is_in_doubt_reports_lost(
     with dblock.Client(dsn) as holder:
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
-        monkeypatch.setattr(listening.Listening, "_failed", lambda *args: time.sleep(1))  # slow to notice
+        monkeypatch.setattr(core_listener.ListenerFlow, "_failed", slow_to_notice)
         lease.raise_if_lost()
         owner.execute(LINK.encode())
         deadline = time.monotonic() + 5
@@ -229,8 +236,8 @@ def test_lease_checked_while_presence_is_in_doubt_reports_lost(
 def test_silent_connection_is_replaced_without_losing_a_lease(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "BEAT", 0.2)
-    monkeypatch.setattr(listening, "ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr(core_listener, "PING_INTERVAL", 0.2)
+    monkeypatch.setattr(core_listener, "REPLY_WITHIN", 0.3)
     with Proxy(dsn) as proxy, dblock.Client(dsn, listen_dsn=proxy.dsn) as holder, dblock.Client(dsn) as client:
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
@@ -253,8 +260,8 @@ def test_silent_connection_is_replaced_without_losing_a_lease(
 def test_holder_without_replies_gives_up_before_the_server_does(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "BEAT", 0.2)
-    monkeypatch.setattr(listening, "ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr(core_listener, "PING_INTERVAL", 0.2)
+    monkeypatch.setattr(core_listener, "REPLY_WITHIN", 0.3)
     monkeypatch.setattr(presence, "TRUSTED", 1.5)
     with Proxy(dsn) as proxy, dblock.Client(proxy.dsn, patience=1) as holder:
         lease = holder.lock("a", ttl=30).acquire()
@@ -269,7 +276,7 @@ def test_holder_without_replies_gives_up_before_the_server_does(
 
 
 def test_server_keeps_the_session_for_longer_than_the_client_trusts_it(dsn: str, owner: psycopg.Connection) -> None:
-    assert presence.TRUSTED + listening.BEAT < presence.DROPPED_AFTER
+    assert presence.TRUSTED + core_listener.PING_INTERVAL < presence.DROPPED_AFTER
     with dblock.Client(dsn) as holder:
         holder.lock("a").acquire()
         owner.execute("SET idle_session_timeout = '1 h'")
@@ -419,7 +426,7 @@ def test_connection_that_is_slow_to_become_the_presence_saves_no_lease(
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
         thread, _ = waiting(client, owner)
-        monkeypatch.setattr(holder._listener, "_excuse", lambda: None)
+        monkeypatch.setattr(holder._listener.flow._in_doubt, "withdraw", lambda: iter(()))
         owner.execute("ALTER FUNCTION register_presence RENAME TO be_present_at_once")
         owner.execute(
             "CREATE FUNCTION register_presence(presence uuid, grace interval) RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
@@ -444,7 +451,7 @@ def test_client_behind_a_proxy_never_looks_dead(dsn: str, owner: psycopg.Connect
     with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder, dblock.Client(dsn) as client:
         lease = holder.lock("a", ttl=30).acquire()
         deadline = time.monotonic() + 10
-        while holder._listener._raw is None:
+        while holder._listener.flow.connection is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (0,)

@@ -500,7 +500,7 @@ async def test_expired_lease_does_not_stay_in_the_renewal_schedule(clients: Clie
     forget(kept_leases)
     await asyncio.sleep(0)
     await client.lock("wakes the keep-alive", ttl=0.3).acquire()
-    schedule = getattr(client, "_inner", client)._keepalive._schedule
+    schedule = getattr(client, "_inner", client)._keepalive.flow.schedule
     await eventually(lambda: len(schedule._states) <= 1)
 
 

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 import dblock
+from dblock._core.effects import Call
 from dblock._runtime import target
 from dblock.admin import schema
 from tests.dblock.client.test_waiting import in_line
@@ -113,7 +114,7 @@ async def test_a_listener_in_another_installation_is_not_used(
     await client.lock("a").holder()
     listener = getattr(client, "_inner", client)._listener
     # As if listen_dsn named another database.
-    listener._which = listener._which._replace(sql=b"SELECT other.installation()")
+    listener.flow._statements.installation = Call(b"SELECT other.installation()", ())
     await client.lock("a").acquire()
     deadline = time.monotonic() + 5
     while "another installation" not in caplog.text:

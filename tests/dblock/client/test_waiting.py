@@ -11,8 +11,7 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core import waiters
-from dblock._runtime import listening
+from dblock._core import listener, waiters
 from dblock._runtime.target import Target
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
@@ -256,7 +255,7 @@ async def test_a_waiter_whose_place_was_passed_over_takes_a_new_one(
 async def test_waiter_gets_an_error_when_the_database_is_away(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "AWAY_FOR", 0.5)
+    monkeypatch.setattr(listener, "AWAY_FOR", 0.5)
     held = await clients().lock("a").acquire()
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn, patience=1)
@@ -393,11 +392,12 @@ async def test_a_closed_listener_lets_go_of_its_socket(dsn: str) -> None:
     await client.lock("a").acquire()
     loop: Any = asyncio.get_running_loop()
     deadline = time.monotonic() + 5
-    while client._listener._raw is None:
+    while client._listener.flow.connection is None:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
-    handle = client._listener._raw.connection.pgconn.socket
+    connection: Any = client._listener.flow.connection
+    handle = connection.fileno()
     assert handle in loop._selector.get_map()
     await client.close()
     assert handle not in loop._selector.get_map(), "whoever gets that number next would be listened to in our name"
@@ -407,18 +407,18 @@ async def test_client_without_waiters_does_not_listen(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every notification wakes the sessions of all who listen, in the whole database."""
-    monkeypatch.setattr(listening, "LISTEN_FOR", 0.3)
-    monkeypatch.setattr(listening, "BEAT", 0.2)
+    monkeypatch.setattr(listener, "LISTEN_FOR", 0.3)
+    monkeypatch.setattr(listener, "PING_INTERVAL", 0.2)
     one, other = clients(), clients()
     held = await one.lock("a").acquire()
     waiting = asyncio.create_task(other.lock("a").acquire())
     await settled(other)
     listeners = [getattr(client, "_inner", client)._listener for client in (one, other)]
-    assert [listener._listens for listener in listeners] == [False, True]
+    assert [listener.flow.listens for listener in listeners] == [False, True]
     await held.release()
     await waiting
     deadline = time.monotonic() + 5
-    while listeners[1]._listens:
+    while listeners[1].flow.listens:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
 
@@ -440,7 +440,8 @@ async def test_a_listener_is_there_again_after_its_task_was_cancelled(
 
     async def ready(client: dblock.AsyncClient) -> None:
         deadline = time.monotonic() + 5
-        while not (client._listener._raw and client._flows.presence and client._listener.waiters.notifications_work):
+        flow = client._listener.flow
+        while not (flow.connection and client._flows.presence and flow.waiters.notifications_work):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
 

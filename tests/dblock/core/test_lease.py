@@ -11,7 +11,7 @@ import dblock
 from dblock._core import clock
 from dblock._core.acquire import TRUST, LockFlows
 from dblock._core.lease_state import LeaseState
-from dblock._core.presence import Presence
+from dblock._core.presence import Presence, SocketState
 from dblock._core.replies import Grant
 from dblock.lease import Lease
 from tests.support.forks import run_in_fork
@@ -174,7 +174,7 @@ def test_a_release_sent_again_that_finds_nothing_counts_as_done_only_if_nobody_c
     stands: bool, released: bool
 ) -> None:
     held = Held()
-    presence = Presence("there", 0.15, 0, clock.now())
+    presence = Presence("there", 0.15, lambda: SocketState.OPEN, clock.now())
     presence.stands = lambda now: stands  # type: ignore[method-assign]
     held.state.tie(presence)
     steps = held.releasing()
@@ -190,7 +190,7 @@ def test_a_release_sent_again_that_finds_nothing_counts_as_done_only_if_nobody_c
 def test_third_release_after_a_busy_row_is_not_reported_as_done_in_doubt() -> None:
     """Whoever takes the lock from us holds its row, too."""
     held = Held()
-    presence = Presence("there", 0.15, 0, clock.now())
+    presence = Presence("there", 0.15, lambda: SocketState.OPEN, clock.now())
     presence.stands = lambda now: False  # type: ignore[method-assign]
     held.state.tie(presence)
     steps = held.releasing()

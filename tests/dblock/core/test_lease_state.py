@@ -14,7 +14,7 @@ import pytest
 from dblock._core import clock
 from dblock._core.acquire import TRUST
 from dblock._core.lease_state import LeaseState, Reason, Status
-from dblock._core.presence import Presence
+from dblock._core.presence import Presence, SocketState
 from dblock._core.replies import Grant
 
 
@@ -78,7 +78,7 @@ def _trust_window_ends(state: LeaseState, now: Clock) -> None:
 
 
 def _presence_in_doubt(state: LeaseState, now: Clock) -> None:
-    presence = Presence("there", 0.15, 0, now.now)
+    presence = Presence("there", 0.15, lambda: SocketState.OPEN, now.now)
     presence.stands = lambda now: False  # type: ignore[method-assign]
     state.tie(presence)
     state.lost()
@@ -96,7 +96,10 @@ TRANSITIONS: dict[str, tuple[Callable[[LeaseState, Clock], object], list[Status]
     "a renewal is refused: released": (lambda state, now: state.renewal_refused("released"), [LO, RD, RG, RD, LO]),
     "a renewal is refused: superseded": (lambda state, now: state.renewal_refused("superseded"), [LO, RD, RG, RD, LO]),
     "the ttl changes": (lambda state, now: state.change_ttl(5), [H, LV, RG, RD, LO]),
-    "the lease is tied": (lambda state, now: state.tie(Presence("there", 1, 0, now.now)), [H, LV, RG, RD, LO]),
+    "the lease is tied": (
+        lambda state, now: state.tie(Presence("there", 1, lambda: SocketState.OPEN, now.now)),
+        [H, LV, RG, RD, LO],
+    ),
     "a release is sent in a transaction": (_leaving, [LV, LV, RG, RD, LO]),
     "a release cannot be sent in a transaction": (_leaving_failed, [H, LV, RG, RD, LO]),
     "a release in a transaction is refused": (lambda state, now: state.leave_refused(), [H, H, RG, RD, LO]),

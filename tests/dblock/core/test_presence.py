@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dblock._core.presence import OWN_PART, TRUSTED, Presence
+from dblock._runtime.socket_probe import socket_probe
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def test_presence_stands_for_a_while_after_a_heartbeat(ends: tuple[socket.socket, socket.socket]) -> None:
-    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    presence = Presence("aa", 0.15, socket_probe(ends[0].fileno()), 100)
     assert presence.stands(100 + TRUSTED - 0.01)
     assert not presence.stands(100 + TRUSTED)
     presence.confirm(110)
@@ -34,7 +35,7 @@ def test_presence_stands_for_a_while_after_a_heartbeat(ends: tuple[socket.socket
 def test_presence_falls_when_the_server_closes_the_connection(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    presence = Presence("aa", 0.15, socket_probe(ends[0].fileno()), 100)
     ends[1].sendall(b"a notification that nobody has read")
     assert presence.stands(101)
     ends[1].close()
@@ -44,7 +45,7 @@ def test_presence_falls_when_the_server_closes_the_connection(
 def test_recent_probe_bounds_how_long_a_presence_can_have_been_gone(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    presence = Presence("aa", 0.15, socket_probe(ends[0].fileno()), 100)
     assert presence.stands(101)
     ends[1].close()
     assert presence.stands(101 + 0.15 * OWN_PART - 0.001)
@@ -54,7 +55,7 @@ def test_recent_probe_bounds_how_long_a_presence_can_have_been_gone(
 def test_presence_in_doubt_falls_and_an_ended_presence_binds_nothing(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    presence = Presence("aa", 0.15, socket_probe(ends[0].fileno()), 100)
     presence.doubt()
     assert not presence.stands(101)
     presence.end()
@@ -63,7 +64,7 @@ def test_presence_in_doubt_falls_and_an_ended_presence_binds_nothing(
 
 
 def test_many_threads_may_ask_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
-    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    presence = Presence("aa", 0.15, socket_probe(ends[0].fileno()), 100)
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(lambda _: presence.stands(101), range(5000)))
 
@@ -71,6 +72,6 @@ def test_many_threads_may_ask_at_once(ends: tuple[socket.socket, socket.socket])
 def test_a_socket_that_was_closed_on_our_side_does_not_pass_for_open(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    presence = Presence("aa", 0.15, ends[0].fileno(), 100)
+    presence = Presence("aa", 0.15, socket_probe(ends[0].fileno()), 100)
     ends[0].close()
     assert not presence.stands(101)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +12,9 @@ import pytest
 from dblock._core import clock as clocks
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import Call
+from dblock._core.listener import ListenerFlow
 from dblock._core.statements import PROBE
 from dblock._core.waiters import HEARTBEAT_INTERVAL, HOLDER_CHECK_INTERVAL, POLL, POLL_INTERVAL_OF_OTHERS, LocalWaiters
-from dblock._runtime.listening import Listening
 from dblock._runtime.wakeups import ThreadWaiter
 
 
@@ -37,18 +36,17 @@ class Waiter(ThreadWaiter):
         self.woken += 1
 
 
-class Ears(Listening):
-    """A listener that tells how often it was woken, over a connection that is none."""
-
-    rung = 0
+class Ears(ListenerFlow):
+    """A listener that counts how often it was woken, over a connection that is none."""
 
     def __init__(self) -> None:
         nothing: Any = object()
-        super().__init__(nothing, LockFlows("dblock", "me"), "", nothing, None)
-        self._raw = nothing
-        self._sign_of_life = clocks.now()
+        self.rung = 0
+        super().__init__(LockFlows("dblock", "me"), nothing, "", None, self.ring)
+        self.connection = nothing
+        self._replied_at = clocks.now()
 
-    def _wake(self) -> None:
+    def ring(self) -> None:
         self.rung += 1
 
 
@@ -201,19 +199,19 @@ def test_new_waiter_wakes_the_listener_only_to_begin_to_listen(waiters: LocalWai
 
 def test_waiter_that_joins_while_the_listener_stops_is_listened_for() -> None:
     ears = Ears()
-    ears._listens = ears.waiters.notifications_work = True
-    stopping = ears._listening()
+    ears.listens = ears.waiters.notifications_work = True
+    stopping = ears._listen_if_needed()
     assert next(stopping) == Call(b"UNLISTEN *", ())
     # Held here. Who comes now takes it that the listener listens; and a last notification seems to confirm that.
     comer = Waiter(ears.waiters, "a", "aa")
     ears.waiters.add(comer)
-    ears._notified(SimpleNamespace(payload=PROBE))
+    ears.notified(PROBE)
     with pytest.raises(StopIteration):
         stopping.send(None)
-    assert ears._sleep_for() == 0, "it does not sleep before it listens again"
-    assert next(ears._listening()) == Call(f'LISTEN "{ears._channel}"'.encode(), ())
+    assert ears._seconds_until_due() == 0, "it does not sleep before it listens again"
+    assert next(ears._listen_if_needed()) == Call(f'LISTEN "{ears.channel}"'.encode(), ())
     comer.leave()
-    assert ears._sleep_for() > 1
+    assert ears._seconds_until_due() > 1
     rung = ears.rung
     ears.waiters.add(Waiter(ears.waiters, "a", "bb"))
     assert ears.rung == rung + 1, "who comes later wakes it"
@@ -222,11 +220,11 @@ def test_waiter_that_joins_while_the_listener_stops_is_listened_for() -> None:
 def test_a_listener_goes_on_listening_for_those_who_never_wait_for_long() -> None:
     """It looks in every few seconds, and they have come and gone between two looks."""
     ears = Ears()
-    ears._listens = ears.waiters.notifications_work = True
+    ears.listens = ears.waiters.notifications_work = True
     comer = Waiter(ears.waiters, "a", "aa")
     ears.waiters.add(comer)
-    ears._notified(SimpleNamespace(payload="aa"))
+    ears.notified("aa")
     comer.leave()
     with pytest.raises(StopIteration):
-        next(ears._listening())
-    assert ears._listens
+        next(ears._listen_if_needed())
+    assert ears.listens

@@ -31,7 +31,7 @@ def _change_grants(change: Callable[[Any, Any], Any]) -> None:
 
 def _trust_from_reply() -> None:
     def later(service: Any, grant: Any) -> Any:
-        now = service._clock()
+        now = service.clock()
         return grant._replace(trusted_until=now + (grant.trusted_until - grant.sent_at), sent_at=now)
 
     _change_grants(later)

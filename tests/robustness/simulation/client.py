@@ -1,125 +1,96 @@
-"""A simulated process with one dblock client in it: the real service, line, rounds, holds and listening.
+"""A simulated process with one dblock client in it: the shipped flows, waiters, leases, keep-alive and listener.
 
-What decides is dblock's own code. Here is only what its threads do around it, in the order in which they do it:
-compare dblock._runtime.keepalive.AsyncKeepAlive and dblock._runtime.listener.Listener.
+Every decision is dblock's own code: the loops of dblock._core.keepalive and dblock._core.listener run here as they are.
+This module only performs their effects, as dblock._runtime.keepalive and dblock._runtime.listener do.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Generator
 from typing import Any, cast
 
-import psycopg
-
-from dblock._core import clock
 from dblock._core.acquire import LockFlows
-from dblock._core.effects import Call, Flow, Sleep, Wait
+from dblock._core.effects import Connect, Flow, WaitForInput
+from dblock._core.keepalive import WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
-from dblock._core.options import interval
-from dblock._core.presence import Presence
-from dblock._core.renewal import RenewalSchedule, due_at
+from dblock._core.listener_connection import ConnectFailed
 from dblock._core.waiters import LocalWaiters
-from dblock._runtime import listening
 from dblock._runtime.client_base import ClientBase
 from dblock._runtime.keepalive import _KeepAliveBase
-from dblock._runtime.listening import Listening
-from dblock.errors import ClientClosed, DatabaseError, DblockError
+from dblock._runtime.listener import _ListenerBase
+from dblock.errors import Unavailable
 from tests.robustness.simulation.network import Network
-from tests.robustness.simulation.process import Bell, Over, Process, RawConnection, Task, Waiter
+from tests.robustness.simulation.process import Bell, Connection, Process, Resume, Task, Waiter, failed
+from tests.robustness.simulation.statements import INSTALLATION
 from tests.robustness.simulation.world import World
 
 CONNECTS_WITHIN = 2.0
-"""Seconds after which an attempt to connect is given up where nothing gets through."""
+"""Seconds after which an attempt to connect is given up while the process is cut off."""
 
 
-class Keeper(_KeepAliveBase):
-    """The keep-alive."""
+class KeepAlive(_KeepAliveBase):
+    """The keep-alive, in a task of the simulation."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._bell = Bell(client)
-        self._dropped: list[LeaseState] = []
+        super().__init__(client.flows)
+
+    def _reset(self) -> None:
         self._task: Task | None = None
-        super().__init__(client._flows)
-        self._schedule = RenewalSchedule(client._flows, client.clock)
+
+    def _wake(self) -> None:
+        self._bell.ring()
 
     def add(self, state: LeaseState) -> None:
         """Keep this lease alive from now on."""
-        self._schedule.add(state)
-        self._in_use = True
+        due_sooner = self.flow.add(state)
         if self._task is None:
-            self._task = Task(self._client, self._go())
-        elif due_at(state) < self._asleep_until:
-            self._bell.ring()
-
-    def abandon(self, state: LeaseState) -> None:
-        """Release what nobody has in hand any more."""
-        self._dropped.append(state)
-        self._bell.ring()
-
-    def tie(self) -> None:
-        """Tie the leases to our new presence at once."""
-        self._schedule.tie()
-        self._bell.ring()
+            self._task = Task(self._client, self.flow.run(), perform=self._perform)
+        elif due_sooner:
+            self._wake()
 
     def close(self) -> None:
-        """Stop going round."""
-        self._closed = True
-        self._bell.ring()
+        """Stop renewing."""
+        self.flow.closed = True
+        self._wake()
 
-    def letting_go(self) -> Flow[None]:
-        self._collect()
-        return super().letting_go()
+    def _perform(self, effect: Any, resume: Resume) -> bool:
+        client = self._client
+        if isinstance(effect, WaitForWake):
+            self._bell.wait_and_mute(effect.seconds, resume)
+        elif isinstance(effect, Warm):
 
-    def _collect(self) -> None:
-        for state in self._dropped:
-            self._schedule.discard(state)
-            self._abandoned.append(state)
-        self._dropped = []
-        self._abandoned = self._schedule.releasable(self._abandoned)
+            def warmed() -> None:
+                resume(Unavailable("The database could not be asked.") if client.cut_off else None)
 
-    def _go(self) -> Flow[None]:
-        yield Sleep(self._client.network.delay())
-        if not self._client.cut_off:
-            self._schedule.reached()
-        while not self._closed:
-            seconds = self._seconds_to_sleep()
-            yield Wait(cast(Any, self._bell), math.inf if seconds is None else seconds)
-            self._bell.mute()
-            self._collect()
-            self._abandoned = yield from self._schedule.tick(self._abandoned)
+            client.later(client.network.delay() / client.rate, warmed)
+        else:
+            return False
+        return True
 
 
-class _Target:
-    is_one_host = True
+class Listener(_ListenerBase):
+    """The listener, in a task of the simulation."""
 
-
-class _Notification:
-    def __init__(self, payload: str) -> None:
-        self.payload = payload
-
-
-class Listener(Listening):
-    """The listener."""
-
-    def __init__(self, client: Client, keeper: Keeper, grace: float | None) -> None:
+    def __init__(self, client: Client, keepalive: KeepAlive, grace: float | None) -> None:
         self._client = client
         self._bell = Bell(client)
+        super().__init__(cast(Any, None), client.flows, INSTALLATION, keepalive, grace)
+
+    def _reset(self) -> None:
         self._task: Task | None = None
-        self._connected: tuple[Any, Presence | None] | Exception | None = None
-        super().__init__(cast(Any, _Target()), client._flows, "", cast(Any, keeper), grace)
-        self.waiters = LocalWaiters(client._flows, self._wake, client.clock, client.world.random.uniform)
+
+    def _wake(self) -> None:
+        self._bell.ring()
 
     def start(self) -> None:
         """Listen from now on."""
-        if self._task is None and not self._closed:
-            self._task = Task(self._client, self._go())
+        if self._task is None and not self.flow.closed:
+            self._task = Task(self._client, self.flow.run(), lambda _: self.flow.hang_up(), self._perform)
 
     @property
     def started(self) -> bool:
-        """Whether the database may know of us."""
+        """Whether the database may know of this client."""
         return self._task is not None
 
     def join_queue(self, name: str, attempt: str) -> Waiter:
@@ -131,125 +102,46 @@ class Listener(Listening):
 
     def close(self) -> None:
         """Stop listening."""
-        self._closed = True
+        self.flow.closed = True
         self._wake()
 
-    def _wake(self) -> None:
-        self._bell.ring()
+    def _perform(self, effect: Any, resume: Resume) -> bool:
+        if isinstance(effect, WaitForInput):
+            connection = cast("Connection | None", effect.connection)
 
-    def _give_up_in(self, seconds: float) -> None:
-        self._client.later(seconds / self._client.rate, self._give_up)
+            def woken(_: Any) -> None:
+                error = connection.error if connection is not None else None
+                resume(None if error is None else failed(error))
 
-    def _greeting(self, raw: Any) -> Flow[Presence | None]:
-        if self._grace is None:
-            return None
-        name, sent_at = self._client.world.name(), clock.now()
-        yield Call(self._flows.statements.register_presence, (name, interval(self._grace)))
-        presence = Presence(name, self._grace, 0, sent_at)
-        presence._look = raw.look
-        return presence
+            self._bell.wait_and_mute(effect.seconds, woken)
+        elif isinstance(effect, Connect):
+            client = self._client
+            client.later(client.network.delay() / client.rate, self._connect, resume)
+        else:
+            return False
+        return True
 
-    def _go(self) -> Flow[None]:
-        while not self._closed:
-            yield from self._turn()
-        if isinstance(self._connected, tuple):
-            self._connected[0].close()
-        self._hang_up()
-
-    def _turn(self) -> Flow[None]:
-        """Do what is due; then wait for a notification, or for what is due next."""
-        with contextlib.suppress(DblockError):
-            for presence in list(self._doubtful):
-                yield from self._excusing(presence)
-        self._take_connection()
-        if self._raw is None and clock.now() >= self._retry_at:
-            self._retry_at = math.inf
-            Task(self._client, self._connecting())
-        self._look_at_the_clock()
-        if self._sleep_for() <= 0:
-            yield from self._look_in()
-            if clock.now() >= self.waiters.cleanup_due_at():
-                with contextlib.suppress(DatabaseError):
-                    yield from self.waiters.run_cleanup()
-        yield Wait(cast(Any, self._bell), self._sleep_for())
-        self._bell.mute()
-        raw = cast("RawConnection | None", self._raw)
-        if raw is not None and raw.error is not None:
-            self._failed(cast(Any, raw), raw.error)
-
-    def _connecting(self) -> Flow[None]:
+    def _connect(self, resume: Resume) -> None:
         client = self._client
-        raw = RawConnection(client, client.network)
-        yield Sleep(client.network.delay())
-        try:
-            if client.refused:
-                raise psycopg.OperationalError("sorry, too many clients already")
-            session = client.network.connect(raw)
-            if session is None:
-                if client.cut_off:
-                    yield Sleep(CONNECTS_WITHIN)
-                    raise psycopg.OperationalError("timeout expired")
-                raise psycopg.OperationalError("the database system is starting up")
-            raw.session = session
-            raw.on_end = self._wake
-            raw.heard = lambda payload: self._hear(raw, payload)
-            self._connected = (raw, (yield from self._say(raw, self._greeting(raw))))
-            if self._closed:
-                raw.close()
-        except psycopg.Error as error:
-            raw.close()
-            self._connected = error
-        self._wake()
+        if client.refused:
+            resume(ConnectFailed("sorry, too many clients already"))
+            return
+        connection = Connection(client, client.network)
+        session = client.network.connect(connection)
+        if session is not None:
+            connection.session = session
+            connection.on_end = self._wake
+            connection.notified = lambda payload: self._notified(connection, payload)
+            resume(connection)
+        elif client.cut_off:
+            client.later(CONNECTS_WITHIN / client.rate, resume, ConnectFailed("timeout expired"))
+        else:
+            resume(ConnectFailed("the database system is starting up", server_restarted=True))
 
-    def _hear(self, raw: RawConnection, payload: str) -> None:
-        if cast(Any, self._raw) is raw:
-            self._notified(_Notification(payload))
+    def _notified(self, connection: Connection, payload: str) -> None:
+        if self.flow.connection is connection:
+            self.flow.notified(payload)
             self._wake()
-
-    def _take_connection(self) -> None:
-        connected, self._connected = self._connected, None
-        if isinstance(connected, tuple):
-            self._came_up(*connected)
-        elif connected is not None:
-            self._could_not_connect(connected)
-
-    def _look_in(self) -> Flow[None]:
-        raw = cast("RawConnection | None", self._raw)
-        if raw is not None:
-            try:
-                listened = self._listens
-                yield from self._say(raw, self._listening())
-                yield from self._say(raw, self._beating())
-                self._looked(None)
-                if self._listens and not listened:
-                    yield from self._probing()
-            except psycopg.Error as error:
-                raw.usable = False
-                self._failed(cast(Any, raw), error)
-            except DblockError as error:
-                if isinstance(error, ClientClosed):
-                    raise
-        elif clock.now() >= self.waiters.due_at():
-            try:
-                yield from self.waiters.check(math.inf)
-                self._looked(None)
-            except DblockError as error:
-                self._looked(error)
-
-    def _say(self, raw: RawConnection, steps: Flow[Any]) -> Generator[Any, Any, Any]:
-        """Perform the steps over this connection."""
-        try:
-            step = next(steps)
-            while True:
-                assert isinstance(step, Call)
-                try:
-                    row = yield Over(raw, step, min(step.within, listening.ANSWER_WITHIN))
-                except BaseException as error:
-                    steps.throw(error)
-                    raise
-                step = steps.send(row)
-        except StopIteration as done:
-            return done.value
 
 
 class Client(Process):
@@ -265,18 +157,14 @@ class Client(Process):
         grace: float | None,
     ) -> None:
         super().__init__(world, network, name, rate, patience)
-        self._flows = LockFlows("dblock", name, self.clock, world.random.uniform, world.name)
+        self.flows = self._flows = LockFlows("dblock", name, self.clock, world.random.uniform, world.name)
         self._grace = grace
         self._closed = False
-        self._keepalive = Keeper(self)
+        self._keepalive = KeepAlive(self)
         self._listener = Listener(self, self._keepalive, grace)
 
     @property
-    def service(self) -> LockFlows:
-        return self._flows
-
-    @property
-    def keeper(self) -> Keeper:
+    def keepalive(self) -> KeepAlive:
         return self._keepalive
 
     @property
@@ -303,9 +191,9 @@ class Client(Process):
         Task(self, self._saying_last(), lambda result: None)
 
     def _saying_last(self) -> Flow[None]:
-        yield from self._keepalive.letting_go()
+        yield from self._keepalive.let_go()
         if self._listener.started:
-            yield from self._flows.leave()
+            yield from self.flows.leave()
 
     def die(self) -> None:
         """End without a word; the machine closes the connections, if anything gets through."""

@@ -118,7 +118,6 @@ class Faults:
             worker = self._world.random.choice(workers)
             if not worker.client.stopped:
                 self._say(worker.name, "is cancelled")
-                self._world.clock = worker.client.clock
                 worker.cancel()
 
     def die(self) -> None:

@@ -18,7 +18,7 @@ from psycopg import sql
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import Call, Row
 from dblock._core.options import lock_options
-from dblock._core.presence import Presence
+from dblock._core.presence import Presence, SocketState
 from dblock._core.replies import items
 from tests.robustness.simulation.fence import Fence
 from tests.robustness.simulation.statements import perform
@@ -134,7 +134,7 @@ class Both:
         service.client = client
         if self._presences and self.chance.random() < 0.6:
             name = self.chance.choice(self._presences)
-            service.presence = Presence(name, 1.0, 0, self.now)
+            service.presence = Presence(name, 1.0, lambda: SocketState.OPEN, self.now)
             service.presence.stands = lambda now: True  # type: ignore[method-assign]
         return service
 

@@ -142,7 +142,7 @@ def trust_from_the_reply(run: Run) -> Iterator[None]:
     """Count the trust window from when the answer came."""
 
     def in_time(service: LockFlows, grant: Grant) -> Flow[Grant | None]:
-        until = service._clock() + grant.trusted_until - grant.sent_at
+        until = service.clock() + grant.trusted_until - grant.sent_at
         kept: Grant | None = yield from before(service, grant._replace(trusted_until=until))
         return kept
 

@@ -21,7 +21,7 @@ from tests.robustness.simulation.statements import Args, Listens, perform
 from tests.robustness.simulation.world import World
 
 if TYPE_CHECKING:
-    from tests.robustness.simulation.process import Process, RawConnection
+    from tests.robustness.simulation.process import Connection, Process
 
 Answered = Callable[[Any], object]
 """Is told the row, or the error."""
@@ -63,7 +63,7 @@ class Network:
         self.world = world
         self.database = database
         self.weather = weather
-        self.wires: dict[int, RawConnection] = {}
+        self.wires: dict[int, Connection] = {}
         """The listeners' connections, by the session at their other end."""
         self.channels: dict[int, str] = {}
         """Which client's channel each session listens to."""
@@ -78,7 +78,7 @@ class Network:
         return chance.uniform(0.0002, weather.longest)
 
     def send(
-        self, process: Process, sql: bytes, args: Args, within: float, raw: RawConnection | None, answered: Answered
+        self, process: Process, sql: bytes, args: Args, within: float, connection: Connection | None, answered: Answered
     ) -> Message:
         """Send a statement; say what came of it, but not for longer than so many of the sender's seconds."""
         world, weather = self.world, self.weather
@@ -90,12 +90,12 @@ class Network:
         if process.cut_off or fate < weather.silent:
             message.silent = True
             if not process.cut_off and not lost_on_the_way:
-                world.after(there, self._arrive, process, message, sql, args, raw, None, 0.0)
+                world.after(there, self._arrive, process, message, sql, args, connection, None, 0.0)
             process.later(patience, answered, Overdue("the answer did not come in time"))
-        elif fate < weather.silent + weather.breaks and raw is None:
+        elif fate < weather.silent + weather.breaks and connection is None:
             if not lost_on_the_way:
                 there += world.random.choice([0.0, 0.1, 0.5, 2.0]) * world.random.random()
-                world.after(there, self._arrive, process, message, sql, args, raw, None, 0.0)
+                world.after(there, self._arrive, process, message, sql, args, connection, None, 0.0)
             # Perhaps it is known before the statement arrives, which is then done after it was sent a second time.
             broken_after = world.random.uniform(0, min(there + back, 0.2))
             if broken_after > patience:
@@ -103,10 +103,10 @@ class Network:
             else:
                 process.later(broken_after, answered, psycopg.OperationalError("the connection is lost"))
         elif there + back > patience:
-            world.after(there, self._arrive, process, message, sql, args, raw, None, 0.0)
+            world.after(there, self._arrive, process, message, sql, args, connection, None, 0.0)
             process.later(patience, answered, Overdue("the answer did not come in time"))
         else:
-            world.after(there, self._arrive, process, message, sql, args, raw, answered, back)
+            world.after(there, self._arrive, process, message, sql, args, connection, answered, back)
         return message
 
     def _arrive(
@@ -115,21 +115,21 @@ class Network:
         message: Message,
         sql: bytes,
         args: Args,
-        raw: RawConnection | None,
+        connection: Connection | None,
         answered: Answered | None,
         back: float,
     ) -> None:
         if message.cancelled:
             return
         result: Any
-        if not self.database.up or (raw is not None and raw.session not in self.database.store.sessions):
+        if not self.database.up or (connection is not None and connection.session not in self.database.store.sessions):
             result = psycopg.OperationalError("the connection is lost")
         else:
-            result = self._do(process, sql, args, raw)
+            result = self._do(process, sql, args, connection)
         if answered is not None:
             process.later(back, answered, result)
 
-    def _do(self, process: Process, sql: bytes, args: Args, raw: RawConnection | None) -> Any:
+    def _do(self, process: Process, sql: bytes, args: Args, connection: Connection | None) -> Any:
         weather, database = self.weather, self.database
         if weather.claim_busy and b"fenced_store.claim(" in sql and self.world.chance(weather.claim_busy):
             row = database.store.tables.rows.get(args[0] or "")
@@ -137,14 +137,14 @@ class Network:
                 return ClaimBusy("a transaction is past the fence")
         try:
             result = database.call(
-                raw.session if raw else None, lambda: perform(database.store, database.fence, sql, args)
+                connection.session if connection else None, lambda: perform(database.store, database.fence, sql, args)
             )
         except Listens as listens:
-            assert raw is not None
+            assert connection is not None
             if listens.client is None:
-                self.channels.pop(raw.session, None)
+                self.channels.pop(connection.session, None)
             else:
-                self.channels[raw.session] = listens.client
+                self.channels[connection.session] = listens.client
             result = None
         if self.world.tracing:
             self.world.say("database", f"{process.name}: {_told(sql, args)} -> {result}")
@@ -153,21 +153,21 @@ class Network:
     def notify(self, client: str, payload: str) -> None:
         """Carry a notification to whoever listens."""
         for session, channel in list(self.channels.items()):
-            raw = self.wires.get(session)
-            if channel == client and raw is not None and session in self.database.store.sessions:
-                lost = raw.process.cut_off or raw.process.deaf or self.world.chance(self.weather.silent)
+            connection = self.wires.get(session)
+            if channel == client and connection is not None and session in self.database.store.sessions:
+                lost = connection.process.cut_off or connection.process.deaf or self.world.chance(self.weather.silent)
                 if not lost:
-                    raw.process.later(self.delay(), raw.heard, payload)
+                    connection.process.later(self.delay(), connection.notified, payload)
 
     # The listeners' connections.
 
-    def connect(self, raw: RawConnection) -> int | None:
+    def connect(self, connection: Connection) -> int | None:
         """Open a connection; None while the database takes none."""
-        if not self.database.up or raw.process.cut_off:
+        if not self.database.up or connection.process.cut_off:
             return None
         self._sessions += 1
         self.database.store.sessions.add(self._sessions)
-        self.wires[self._sessions] = raw
+        self.wires[self._sessions] = connection
         return self._sessions
 
     def end_session(self, session: int) -> None:
@@ -177,19 +177,19 @@ class Network:
         self.channels.pop(session, None)
         self.wires.pop(session, None)
 
-    def hang_up(self, raw: RawConnection) -> None:
+    def hang_up(self, connection: Connection) -> None:
         """Cut a connection: the database sees it now, the process's machine a moment later, be it stopped or not."""
-        self.end_session(raw.session)
-        self.world.after(self.world.random.uniform(0, 0.01), raw.hung_up, psycopg.OperationalError("closed"))
+        self.end_session(connection.session)
+        self.world.after(self.world.random.uniform(0, 0.01), connection.hung_up, psycopg.OperationalError("closed"))
 
     def crash(self) -> None:
         """Cut all connections, as a server does that starts over: it says so, where it still can."""
-        for session, raw in list(self.wires.items()):
+        for session, connection in list(self.wires.items()):
             self.end_session(session)
             told: psycopg.Error = pg.CrashShutdown("the server starts over")
             if self.world.chance(0.3):
                 told = psycopg.OperationalError("closed")
-            self.world.after(self.world.random.uniform(0, 0.01), raw.hung_up, told)
+            self.world.after(self.world.random.uniform(0, 0.01), connection.hung_up, told)
 
 
 def _told(sql: bytes, args: Args) -> str:

@@ -8,13 +8,25 @@ process may also die.
 from __future__ import annotations
 
 import math
-import select
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import psycopg
+from psycopg import errors as pg
 
-from dblock._core.effects import Call, Flow, JoinQueue, Sleep, Wait
+from dblock._core.effects import (
+    Call,
+    CallLater,
+    CallOver,
+    CallOverKeepAlive,
+    Flow,
+    JoinQueue,
+    Sleep,
+    Spawn,
+    Wait,
+)
+from dblock._core.listener_connection import ConnectionFailed, Failure
+from dblock._core.presence import SocketState
 from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.error_mapping import is_overdue
 from dblock.errors import DblockError, Unavailable
@@ -24,14 +36,6 @@ from tests.robustness.simulation.world import World
 
 class Cancelled(BaseException):
     """Whoever waits for the end of a task does not want it any more."""
-
-
-class Over(NamedTuple):
-    """Make a call over one certain connection."""
-
-    raw: RawConnection
-    call: Call
-    within: float
 
 
 class Bell:
@@ -57,6 +61,19 @@ class Bell:
         self._resume = resume
         if seconds < math.inf:
             self._process.later(seconds / self._process.rate, resume, None)
+
+    def wait_and_mute(self, seconds: float, resume: Callable[[Any], object]) -> None:
+        """Call this when the bell has been rung, or after so many seconds; either way it is not rung any more."""
+        over = False
+
+        def woken(result: Any) -> None:
+            nonlocal over
+            if not over:
+                over = True
+                self.mute()
+                resume(result)
+
+        self.wait_then(seconds, woken)
 
     def mute(self) -> None:
         """Forget that it was rung."""
@@ -85,51 +102,67 @@ class Waiter(LocalWaiter):
         self.bell.wait_then(seconds, resume)
 
 
-class RawConnection:
+class Connection:
     """The listener's connection, with a session at its other end."""
 
     def __init__(self, process: Process, network: Network) -> None:
         self.process = process
         self.session = 0
-        self.usable = True
         self.error: psycopg.Error | None = None
         """Why it is closed, as the machine knows even while the process is stopped."""
         self.on_end: Callable[[], object] = lambda: None
-        self.heard: Callable[[str], object] = lambda payload: None
+        self.notified: Callable[[str], object] = lambda payload: None
         self._network = network
 
-    def look(self) -> list[tuple[int, int]]:
-        """Look at the socket, as poll does."""
-        return [] if self.error is None else [(0, select.POLLHUP)]
+    def is_direct(self, backend: str, address: str | None, port: str | None) -> bool:
+        """Return True: nothing stands between a process and the database."""
+        return True
+
+    def probe(self) -> SocketState:
+        """Look at the socket, as poll() does."""
+        return SocketState.OPEN if self.error is None else SocketState.CLOSED
 
     def hung_up(self, error: psycopg.Error) -> None:
-        """Take note that the other end has closed it."""
+        """Close it at the other end."""
         self.error = error
-        self.usable = False
         self.process.later(0.0, self.on_end)
 
     def close(self) -> None:
-        """Close this end; the database sees that unless nothing gets through."""
-        self.usable = False
-        if not self.process.cut_off:
+        """Close this end. The database sees that unless the process is cut off. A dead process closes nothing."""
+        if not self.process.cut_off and not self.process.dead:
             self._network.end_session(self.session)
+
+    def drop(self) -> None:
+        """Do nothing: no process forks here."""
+
+
+Resume = Callable[[Any], object]
+"""Continues a flow with the result of its effect; an exception is raised in it."""
 
 
 class Task:
-    """Performs the steps of one generator, one after the other."""
+    """Performs the effects of one flow, one after the other."""
 
-    def __init__(self, process: Process, steps: Flow[Any], done: Callable[[Any], object] | None = None) -> None:
+    def __init__(
+        self,
+        process: Process,
+        flow: Flow[Any],
+        done: Callable[[Any], object] | None = None,
+        perform: Callable[[Any, Resume], bool] = lambda effect, resume: False,
+    ) -> None:
+        """`perform` starts effects that a process alone cannot perform, and returns False for all others."""
         self._process = process
-        self._steps = steps
+        self._flow = flow
         self._done = done
+        self._perform_first = perform
         self._turn = 0
-        """What is answered to an earlier turn comes too late."""
+        """The number of the effect under way. A result of an earlier effect comes too late."""
         self.over = False
         self._message: Message | None = None
-        self._go(None)
+        self._continue(None)
 
     def cancel(self) -> None:
-        """Have the task leave whatever it waits for."""
+        """Make the flow leave whatever it waits for."""
         if not self.over:
             message, self._turn = self._message, self._turn + 1
             if message is not None and not self._process.cut_off and self._process.world.chance(0.5):
@@ -138,40 +171,57 @@ class Task:
 
     def _resume(self, turn: int, result: Any) -> None:
         if turn == self._turn and not self.over:
-            self._go(result)
+            self._continue(result)
 
-    def _go(self, result: Any) -> None:
+    def _continue(self, result: Any) -> None:
         self._turn += 1
         self._message = None
         turn = self._turn
         try:
-            step: Any = self._steps.throw(result) if isinstance(result, BaseException) else self._steps.send(result)
+            effect = self._flow.throw(result) if isinstance(result, BaseException) else self._flow.send(result)
         except StopIteration as done:
             self._end(done.value)
             return
         except (DblockError, Cancelled) as error:
             self._end(error)
             return
+        self._perform(effect, lambda result: self._resume(turn, result))
+
+    def _perform(self, effect: Any, resume: Resume) -> None:
         process = self._process
-
-        def resume(result: Any) -> None:
-            self._resume(turn, result)
-
-        if isinstance(step, Call):
-            self._call(step, resume)
-        elif isinstance(step, Wait):
-            waiter: Any = step.waiter
-            waiter.wait_then(step.seconds, resume)
-        elif isinstance(step, JoinQueue):
-            resume(process.join_queue(step.name, step.attempt))
-        elif isinstance(step, Over):
-            sql, args = step.call.sql, step.call.args
-            self._message = process.network.send(process, sql, args, step.within, step.raw, resume)
+        if self._perform_first(effect, resume):
+            return
+        if isinstance(effect, Call):
+            self._call(effect, resume)
+        elif isinstance(effect, CallOverKeepAlive):
+            self._call(effect.call, resume)
+        elif isinstance(effect, CallOver):
+            self._call_over(effect, resume)
+        elif isinstance(effect, Wait):
+            waiter: Any = effect.waiter
+            waiter.wait_then(effect.seconds, resume)
+        elif isinstance(effect, JoinQueue):
+            resume(process.join_queue(effect.name, effect.attempt))
+        elif isinstance(effect, Spawn):
+            Task(process, effect.flow, perform=self._perform_first)
+            resume(None)
+        elif isinstance(effect, CallLater):
+            process.later(effect.seconds / process.rate, effect.function)
+            resume(None)
         else:
-            assert isinstance(step, Sleep)
-            process.later(step.seconds / process.rate, resume, None)
+            assert isinstance(effect, Sleep)
+            process.later(effect.seconds / process.rate, resume, None)
 
-    def _call(self, call: Call, resume: Callable[[Any], object]) -> None:
+    def _call_over(self, effect: CallOver, resume: Resume) -> None:
+        process, connection = self._process, cast(Connection, effect.connection)
+
+        def answered(result: Any) -> None:
+            resume(failed(result) if isinstance(result, psycopg.Error) else result)
+
+        sql, args = effect.call.sql, effect.call.args
+        self._message = process.network.send(process, sql, args, effect.within, connection, answered)
+
+    def _call(self, call: Call, resume: Resume) -> None:
         process = self._process
         within = min(call.within, process.patience)
         turn, sent = self._turn, 0
@@ -209,6 +259,17 @@ class Task:
             self._done(result)
         elif isinstance(result, BaseException):
             raise result
+
+
+def failed(error: psycopg.Error) -> ConnectionFailed:
+    """Translate an error of the listener's connection as the runtime does."""
+    if is_overdue(error):
+        failure = Failure.SILENT
+    elif isinstance(error, pg.CrashShutdown):
+        failure = Failure.SERVER_RESTARTED
+    else:
+        failure = Failure.CLOSED
+    return ConnectionFailed(str(error), failure)
 
 
 class Process:
@@ -254,7 +315,6 @@ class Process:
         if self.stopped:
             self._put_off.append((act, args))
             return
-        self.world.clock = self.clock
         act(*args)
 
     def stop(self) -> None:

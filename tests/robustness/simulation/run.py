@@ -86,9 +86,10 @@ class Run:
     def go(self) -> Outcome:
         """Let it all happen."""
         found: Violation | None = None
-        with _clock_of(self.world):
+        with _isolated() as log:
             try:
                 self._happen()
+                log.check()
             except Violation as violation:
                 found = violation
                 if self.world.tracing:
@@ -129,14 +130,13 @@ class Run:
         )
         client.deaf = chance.random() < 0.1
         self.clients.append(client)
-        self.checks.clients[client.service.client] = client
+        self.checks.clients[client.flows.client] = client
         for thread in range(chance.choice([1, 1, 2])):
             errands = [self._errand() for _ in range(chance.randrange(1, 6))]
             self._employ(client, f"thread {number}.{thread}", errands)
 
     def _employ(self, client: Client, name: str, errands: list[Errand]) -> None:
-        world, checks = self.world, self.checks
-        world.clock = client.clock
+        checks = self.checks
         self.workers.append(Worker(client, name, errands, checks.asks, checks.holds, self._write, checks.released))
 
     def _errand(self) -> Errand:
@@ -206,15 +206,37 @@ class Run:
         raise Violation("served", f"{', '.join(waiting)} still not done {self.world.now - self.storm:.1f} s later")
 
 
+class _Logger(logging.Handler):
+    """Keeps the errors that dblock logs and survives: each of them is a finding here."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.errors: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.errors.append(record)
+
+    def check(self) -> None:
+        """Raise a Violation for the first error that was logged."""
+        if self.errors:
+            raise Violation("unexpected", logging.Formatter().format(self.errors[0]))
+
+
 @contextlib.contextmanager
-def _clock_of(world: World) -> Iterator[None]:
-    """Have dblock look at the clock of whoever acts, and keep its thoughts to itself."""
-    logger = logging.getLogger("dblock")
-    now, disabled = clock.now, logger.disabled
-    clock.now = lambda: world.clock()
-    logger.disabled = True
+def _isolated() -> Iterator[_Logger]:
+    """Keep dblock from the real clock, and its log from everything but the handler that is returned."""
+    logger, handler = logging.getLogger("dblock"), _Logger()
+    now, before = clock.now, (logger.level, logger.propagate, logger.handlers)
+    clock.now = _no_clock
+    logger.propagate, logger.handlers = False, [handler]
+    logger.setLevel(logging.ERROR)
     try:
-        yield
+        yield handler
     finally:
         clock.now = now
-        logger.disabled = disabled
+        logger.propagate, logger.handlers = before[1:]
+        logger.setLevel(before[0])
+
+
+def _no_clock() -> float:
+    raise AssertionError("each process has a clock of its own")

@@ -12,12 +12,17 @@ from functools import lru_cache
 
 from dblock._core.effects import Row
 from dblock._core.replies import array
+from dblock._core.statements import ARE_YOU_THERE, KEEP_SESSION, NOTIFY_SELF, STOP_LISTENING, WHICH_ENDPOINTS
 from tests.robustness.simulation.fence import Fence
 from tests.robustness.simulation.store import Asked, Store, Tried
 
 Args = tuple["str | None", ...]
 
 _FUNCTION = re.compile(rb'"dblock"\.(\w+)\(')
+
+
+INSTALLATION = "simulated"
+"""The name of the one installation that there is."""
 
 
 class Listens(Exception):
@@ -51,13 +56,17 @@ def _performer(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
 
 
 def _plain(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
-    if sql == b"SELECT 1":
+    if sql == ARE_YOU_THERE.sql:
         return lambda store, fence, args: ("1",)
+    if sql == WHICH_ENDPOINTS.sql:
+        return lambda store, fence, args: ("1", None, None)
+    if sql == KEEP_SESSION.sql:
+        return lambda store, fence, args: ("",)
     if sql.startswith(b"LISTEN "):
         raise_for: str | None = sql.split(b"dblock_")[1].strip(b'"').decode()
-    elif sql.startswith(b"UNLISTEN"):
+    elif sql == STOP_LISTENING.sql:
         raise_for = None
-    elif b"pg_notify($1, 'probe')" in sql:
+    elif sql == NOTIFY_SELF:
         return _probe
     else:
         raise ValueError(f"nobody knows what this means: {sql!r}")
@@ -178,6 +187,10 @@ def _withdraw_presence(store: Store, fence: Fence | None, args: Args) -> Row:
     return ("{" + ",".join(map(str, lost)) + "}" if lost else None,)
 
 
+def _installation(store: Store, fence: Fence | None, args: Args) -> Row:
+    return (INSTALLATION,)
+
+
 _FUNCTIONS: dict[str, Callable[[Store, Fence | None, Args], Row | None]] = {
     "try_acquire": _try_acquire,
     "acquire": _acquire,
@@ -188,6 +201,7 @@ _FUNCTIONS: dict[str, Callable[[Store, Fence | None, Args], Row | None]] = {
     "abandon": _abandon,
     "leave_place": _leave_place,
     "heartbeat": _heartbeat,
+    "installation": _installation,
     "leave_queue": _leave_queue,
     "leave_queue_but": _leave_queue_but,
     "register_presence": _register_presence,

@@ -45,7 +45,7 @@ class Lease(_LeaseBase):
     def __init__(self, client: Client, state: LeaseState) -> None:
         # Without minding it: when an object goes out of use is Python's to say. An errand that forgets says so.
         self._state = state
-        self._flows = LeaseFlows(client.service, state)
+        self._flows = LeaseFlows(client.flows, state)
 
     @property
     def state(self) -> LeaseState:
@@ -116,7 +116,7 @@ class Worker:
             yield from self._release(lease)
             raise
         if errand.forgets:
-            self.client.keeper.abandon(lease.state)
+            self.client.keepalive.abandon(lease.state)
         else:
             yield from self._release(lease)
 
@@ -130,7 +130,7 @@ class Worker:
             self._say(f"{options.name}: wants it, attempt {short(attempt)}, timeout {errand.timeout}")
         try:
             if errand.tries_once:
-                grant = yield from client.service.try_acquire(options, attempt)
+                grant = yield from client.flows.try_acquire(options, attempt)
             else:
                 grant = yield from lock._acquiring(errand.timeout, attempt)
             if grant is None:
@@ -140,7 +140,7 @@ class Worker:
         except (DblockError, Cancelled) as error:
             if _may_be_granted(error):
                 try:
-                    yield from client.service.abandon(options.name, attempt)
+                    yield from client.flows.abandon(options.name, attempt)
                 except DblockError:
                     client.defer_cleanup(options.name, attempt)
             raise
@@ -168,7 +168,7 @@ class Worker:
 
     def _release(self, lease: Lease) -> Flow[None]:
         """Give the lock back, as ThreadLease.release does."""
-        state, keeper = lease.state, self.client.keeper
+        state, keeper = lease.state, self.client.keepalive
         since = self.client.world.now
         try:
             released = lease._flows.release_without_asking(keeper.abandon)

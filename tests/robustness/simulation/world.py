@@ -32,8 +32,6 @@ class World:
         self.steps = 0
         self.tracing = tracing
         self.story: list[str] = []
-        self.clock: Callable[[], float] = lambda: self.now
-        """The clock of whoever acts at this moment; each process has its own, which may be fast or slow."""
         self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._order = 0
         self._names = 0

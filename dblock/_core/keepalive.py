@@ -1,0 +1,116 @@
+"""The keep-alive's loop as a flow: renew the leases that are due, and release the abandoned ones.
+
+Which leases are due, and what becomes of them, is decided by dblock._core.renewal. The loop runs over a connection of
+its own, so that neither a busy pool nor a blocked caller can delay a renewal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections import deque
+from typing import NamedTuple
+
+from dblock._core.acquire import LockFlows
+from dblock._core.effects import Flow, Sleep
+from dblock._core.lease_state import LeaseState
+from dblock._core.presence import Presence
+from dblock._core.renewal import LONGEST_PAUSE, SHORTEST_PAUSE, RenewalSchedule, due_at
+from dblock.errors import ClientClosed, DblockError
+
+logger = logging.getLogger("dblock")
+
+
+class Warm(NamedTuple):
+    """Open the connection before it is needed, so that the first renewal does not have to."""
+
+
+class WaitForWake(NamedTuple):
+    """Wait until the loop is woken, but no longer than this many seconds."""
+
+    seconds: float
+
+
+class KeepAliveFlow:
+    """The leases of one client, and the loop that keeps them. Waking the loop is the caller's part."""
+
+    def __init__(self, flows: LockFlows) -> None:
+        self.schedule = RenewalSchedule(flows, flows.clock)
+        self._now = flows.clock
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """Forget all leases: they belong to the parent."""
+        self.schedule.forget()
+        self._dropped: deque[LeaseState] = deque()
+        """Abandoned leases that the loop has not seen yet. A finalizer may append, in the middle of anything."""
+        self._abandoned: list[LeaseState] = []
+        self._in_use = False
+        self._asleep_until = math.inf
+        self.closed = False
+
+    def add(self, state: LeaseState) -> bool:
+        """Keep this lease from now on. Return whether a loop that sleeps must be woken for it."""
+        self.schedule.add(state)
+        self._in_use = True
+        return due_at(state) < self._asleep_until
+
+    def discard(self, state: LeaseState) -> None:
+        """Stop renewing this lease."""
+        self.schedule.discard(state)
+
+    def abandon(self, state: LeaseState) -> None:
+        """Release a lease that has no owner any more. Safe to call from a finalizer; wake the loop afterwards."""
+        self._dropped.append(state)
+
+    def tied_to(self, presence: Presence) -> list[LeaseState]:
+        """Return the leases that are tied to this presence and have not ended."""
+        return self.schedule.tied_to(presence)
+
+    def tie(self) -> None:
+        """Tie the leases to the client's new presence at once; wake the loop afterwards."""
+        self.schedule.tie()
+
+    def let_go(self) -> Flow[None]:
+        """Release all leases that are still held, and the abandoned ones, at the end of the client."""
+        self._collect()
+        return self.schedule.let_go(self._abandoned)
+
+    def run(self) -> Flow[None]:
+        """Renew and release until the client is closed."""
+        with contextlib.suppress(DblockError):
+            yield Warm()
+            self.schedule.reached()
+        while not self.closed:
+            try:
+                yield WaitForWake(self._seconds_to_sleep())
+                if self.closed:
+                    return
+                self._collect()
+                self._abandoned = yield from self.schedule.tick(self._abandoned)
+            except ClientClosed:
+                return
+            except Exception:
+                logger.exception("keep-alive: unexpected error, continuing")
+                yield Sleep(SHORTEST_PAUSE)
+
+    def _collect(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                state = self._dropped.popleft()
+                self.schedule.discard(state)
+                self._abandoned.append(state)
+
+    def _seconds_to_sleep(self) -> float:
+        """Return how long there is nothing to do.
+
+        A client that acquires and releases locks in quick succession would wake the loop each time, and the loop would
+        find nothing to do. So while the client is in use the loop looks once a second, and the client wakes it only for
+        leases that are due sooner.
+        """
+        self._asleep_until = math.inf  # a lease that is added while the next one due is searched wakes the loop
+        in_use, self._in_use = self._in_use, False
+        due = min(self.schedule.due_at(), self._now() + LONGEST_PAUSE if self._abandoned or in_use else math.inf)
+        self._asleep_until = due
+        return max(due - self._now(), 0.0)

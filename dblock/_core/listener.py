@@ -1,0 +1,419 @@
+"""The listener as a flow: what a client says and decides over its listener's connection, apart from how it waits.
+
+Two things depend on that connection. Notifications that wake the client's waiters come over it. And while it lasts,
+other clients see that this process is alive: it is the client's presence. When it closes, other clients may take the
+locks of this one after a grace. So within the greater part of the grace one of three things happens:
+
+- The client reports over another connection that it is alive, and learns which leases it still holds.
+- The server is known to have restarted. Then no presence from before the restart counts.
+- The client gives its leases up as lost.
+
+If the connection falls silent, the client keeps it open until one of these has happened, because closing it would start
+the grace. A new connection is a new presence. Leases are tied to it once the database knows of it.
+
+If notifications do not come through, for example behind a pooler that runs each transaction in another session, waiters
+are still served: the client checks their positions more often. If something stands between the client and the server (a
+pooler, a proxy, a NAT), there is no presence, because that thing may close its side toward the server, unseen by the
+client.
+
+The flow yields effects. The thread runtime, the task runtime and the simulation perform them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from dblock._core import statements
+from dblock._core.acquire import LockFlows
+from dblock._core.effects import Call, CallLater, CallOver, Connect, Flow, Sleep, Spawn, WaitForInput, redirect
+from dblock._core.listener_connection import ConnectFailed, Connection, ConnectionFailed, Failure
+from dblock._core.options import interval
+from dblock._core.presence import OWN_PART, Presence
+from dblock._core.recovery import DoubtfulPresences, KeepsLeases
+from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiters
+from dblock.errors import ClientClosed, DatabaseError, DblockError
+
+logger = logging.getLogger("dblock")
+
+T = TypeVar("T")
+
+PING_INTERVAL = 5.0
+"""Seconds between two requests over the connection."""
+
+REPLY_WITHIN = 5.0
+"""Seconds to wait for a reply over the connection. Without one, the connection has fallen silent."""
+
+PROBE_WITHIN = 2.0
+"""Seconds after which a notification that the client sent to itself is taken to be lost."""
+
+LISTEN_FOR = 30.0
+"""Seconds to keep listening after the last waiter has left."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+"""Seconds before the next attempt to connect."""
+
+WARN_AFTER = 1.0
+"""Seconds between two attempts to connect from which on a warning is due."""
+
+AWAY_FOR = 5.0
+"""Seconds without a heartbeat after which the waiters are woken, so that each sees that the database is away."""
+
+
+class ListenerFlow:
+    """The state of one client's listener, and its loop."""
+
+    def __init__(
+        self,
+        flows: LockFlows,
+        keepalive: KeepsLeases,
+        installation: str,
+        grace: float | None,
+        wake: Callable[[], object],
+    ) -> None:
+        """`wake` ends the wait of the loop; it may be called from any thread that the client runs in."""
+        self._flows = flows
+        self._statements = flows.statements
+        self._now = flows.clock
+        self._keepalive = keepalive
+        self._installation = installation
+        self._grace = grace
+        self._wake = wake
+        self._warned: set[str] = set()
+        self.waiters = LocalWaiters(flows, wake, flows.clock, flows.uniform)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.connection: Connection | None = None
+        self._connected: tuple[Connection, Presence | None] | Exception | None = None
+        """The outcome of an attempt to connect, until the loop takes it."""
+        self._attempt = 0
+        """The number of the last attempt to connect. An earlier attempt has no say any more."""
+        self._silent: Connection | None = None
+        """A connection that does not reply any more, kept open until no lease depends on it."""
+        self._in_doubt = DoubtfulPresences(self._flows, self._keepalive)
+        self.closed = False
+        self._replied_at = -math.inf
+        """When the last request that got a reply over the connection was sent."""
+        self.listens = False
+        self._listen_at = -math.inf
+        """When to try to listen at the earliest."""
+        self._awaited_at = -math.inf
+        """When a waiter was last seen."""
+        self._probed_at: float | None = None
+        """When the client sent a notification to itself, unless a notification has come since."""
+        self._retry_at = -math.inf
+        """When to connect at the earliest. Never, while an attempt is under way."""
+        self._pause = FIRST_PAUSE
+        self._away_since: float | None = None
+
+    def reset_after_fork(self) -> None:
+        """Start as another client, without connection and waiters. The parent's session ends with the parent."""
+        for connection in self._connections():
+            connection.drop()
+        self._flows.client = self._flows.new_name()
+        self._flows.presence = None
+        self.waiters.reset_after_fork()
+        self._reset()
+
+    # The loop.
+
+    def run(self) -> Flow[None]:
+        """Listen until the client is closed. Call `hang_up` at the end, however it ends."""
+        for presence in self._in_doubt:
+            yield CallLater(presence.grace * OWN_PART, self._in_doubt.give_up)
+        while not self.closed:
+            try:
+                yield from self._turn()
+            except ClientClosed:
+                break
+            except Exception:
+                logger.exception("listener: unexpected error, continuing")
+                yield Sleep(FIRST_PAUSE)
+
+    def _turn(self) -> Flow[None]:
+        """Do what is due. Then wait for a notification, or until something is due."""
+        yield from self._in_doubt.withdraw()
+        self._take_connection()
+        if self.connection is None and self._now() >= self._retry_at:
+            # In a flow of its own, because it may take long and the waiters need attention in that time.
+            self._retry_at = math.inf
+            self._attempt += 1
+            yield Spawn(self._connect(self._attempt))
+        self._check_deadlines()
+        if self._seconds_until_due() <= 0:
+            yield from self._heartbeat()
+            if self._now() >= self.waiters.cleanup_due_at():
+                with contextlib.suppress(DatabaseError):
+                    yield from self.waiters.run_cleanup()
+        connection = self.connection
+        try:
+            yield WaitForInput(connection, self._seconds_until_due())
+        except ConnectionFailed as error:
+            if connection is not None:
+                yield from self._failed(connection, error)
+
+    def _heartbeat(self) -> Flow[None]:
+        """Send what is due over the connection. Without a connection, send the waiters' heartbeat over the pool."""
+        connection = self.connection
+        if connection is not None:
+            try:
+                listened = self.listens
+                yield from _over(connection, self._listen_if_needed())
+                yield from _over(connection, self._ping())
+                self._heartbeat_ended(None)
+                if self.listens and not listened:
+                    yield from self._probe_notifications()
+            except ConnectionFailed as error:
+                yield from self._failed(connection, error)
+            except ClientClosed:
+                raise
+            except DblockError as error:
+                logger.info("listener: notifications could not be probed: %s", error)
+        elif self._now() >= self.waiters.due_at():
+            try:
+                yield from self.waiters.check(math.inf)
+                self._heartbeat_ended(None)
+            except ClientClosed:
+                raise
+            except DblockError as error:
+                self._heartbeat_ended(error)
+
+    def _check_deadlines(self) -> None:
+        """Close a silent connection that no lease depends on, and give up on a probe that has not come back."""
+        if not self._in_doubt:
+            self._close_silent()
+        if self._probed_at is not None and self._now() >= self._probed_at + PROBE_WITHIN:
+            self._probed_at = None
+            self.waiters.notifications_work = False
+            self._warn_once(
+                "listener: notifications do not come through, perhaps because of a pooler in transaction mode. Waiters "
+                "poll several times a second instead. Set listen_dsn to a DSN that leads past the pooler."
+            )
+            self.waiters.wake_all()
+
+    def _seconds_until_due(self) -> float:
+        """Return the seconds until there is something to do, if nothing comes before."""
+        due = [self.waiters.due_at(), self.waiters.cleanup_due_at()]
+        if self._probed_at is not None:
+            due.append(self._probed_at + PROBE_WITHIN)
+        if self._silent is not None:
+            due.append(self._now() + HEARTBEAT_INTERVAL)
+        if self.connection is None:
+            due.append(self._retry_at)
+        else:
+            due.append(self._replied_at + PING_INTERVAL)
+            if self.waiters.in_use and not self.listens:
+                due.append(self._listen_at)
+        return max(min(due) - self._now(), 0.0)
+
+    # Over the connection.
+
+    def _connect(self, attempt: int) -> Flow[None]:
+        """Open a connection and make sure of it. The loop takes the outcome from there."""
+        connection: Connection | None = None
+        try:
+            opened: Connection = yield Connect()
+            connection = opened
+            presence = yield from _over(opened, self._handshake(opened))
+        except Exception as error:
+            if connection is not None:
+                connection.close()
+            outcome: tuple[Connection, Presence | None] | Exception = error
+        except BaseException:
+            # Cancelled, while the listener itself may continue.
+            if connection is not None:
+                connection.close()
+            if attempt == self._attempt:
+                self._retry_at = -math.inf
+                self._wake()
+            raise
+        else:
+            outcome = opened, presence
+        if attempt == self._attempt:
+            self._connected = outcome
+        if connection is not None and (self.closed or attempt != self._attempt):
+            connection.close()
+        self._wake()
+
+    def _handshake(self, connection: Connection) -> Flow[Presence | None]:
+        """Check a new connection, and register it as a presence. The result is None where there can be none."""
+        (installation,) = yield self._statements.installation
+        if installation != self._installation:
+            raise ConnectFailed("listen_dsn leads to another installation of dblock than the client itself")
+        if self._grace is None:
+            return None
+        backend, address, port = yield statements.WHICH_ENDPOINTS
+        if not connection.is_direct(backend, address, port):
+            self._warn_once(
+                "listener: something stands between this client and the database. There is no presence: leases of a "
+                "dead process last until they expire."
+            )
+            return None
+        yield statements.KEEP_SESSION
+        name, sent_at = self._flows.new_name(), self._now()
+        yield Call(self._statements.register_presence, (name, interval(self._grace)))
+        return Presence(name, self._grace, connection.probe, sent_at)
+
+    @property
+    def channel(self) -> str:
+        """The channel of this client's notifications."""
+        return f"dblock_{self._flows.client}"
+
+    def _listen_if_needed(self) -> Flow[None]:
+        """Start to listen when there are waiters, and stop when there have been none for a while.
+
+        Every notification wakes the sessions of all listening clients, in the whole database.
+        """
+        needed = self.waiters.in_use
+        if needed:
+            self._awaited_at = self._now()
+        if needed and not self.listens:
+            yield statements.listen(self.channel)
+            self.listens = True
+        elif self.listens and self._now() >= self._awaited_at + LISTEN_FOR:
+            yield statements.STOP_LISTENING
+            self.listens = False
+            self.waiters.notifications_work = False
+
+    def _probe_notifications(self) -> Flow[None]:
+        """Send a notification to this client, over another connection and without waiting for the disk."""
+        self._probed_at = self._now()
+        yield Call(statements.NOTIFY_SELF, (self.channel,))
+
+    def _ping(self) -> Flow[None]:
+        """Ask for a reply: to the waiters' heartbeat, if that is due."""
+        sent_at = self._now()
+        if sent_at >= self.waiters.due_at():
+            yield from self.waiters.check(REPLY_WITHIN)
+        else:
+            yield statements.ARE_YOU_THERE
+        self._replied_at = sent_at
+        if self._flows.presence is not None:
+            self._flows.presence.confirm(sent_at)
+
+    def notified(self, payload: str) -> None:
+        """Wake the waiter that a notification names. Called from the thread or task that reads the connection."""
+        self._probed_at = None
+        self.waiters.notifications_work = True
+        if payload != statements.PROBE:
+            # Waiters that never wait for long are seldom there when the loop looks. This one was there until now.
+            self._awaited_at = self._now()
+            self.waiters.notified(payload)
+
+    # What becomes of the connection.
+
+    def _take_connection(self) -> None:
+        outcome, self._connected = self._connected, None
+        if isinstance(outcome, tuple):
+            self._connection_opened(*outcome)
+        elif outcome is not None:
+            self._connect_failed(outcome)
+
+    def _connection_opened(self, connection: Connection, presence: Presence | None) -> None:
+        self.connection = connection
+        self.listens = False
+        self._replied_at = self._now()
+        self._pause = FIRST_PAUSE
+        self._flows.presence = presence
+        if presence is not None:
+            self._keepalive.tie()
+        self.waiters.wake_all()  # notifications may have been lost while there was no connection
+
+    def _connect_failed(self, error: Exception) -> None:
+        if isinstance(error, ConnectFailed) and error.server_restarted:
+            self._in_doubt.end()
+        self._retry_at = self._now() + self._pause
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        message = str(error).strip()
+        logger.info("listener: could not connect, will retry: %s", message)
+        if self._pause > WARN_AFTER:
+            self._warn_once(
+                "listener: no connection for a while. Until there is one, waiters poll several times a second, and "
+                f"leases of a dead process last until they expire. {message.splitlines()[0] if message else ''}"
+            )
+
+    def _failed(self, connection: Connection, error: ConnectionFailed) -> Flow[None]:
+        """Decide what becomes of a connection over which a call failed, and of its presence."""
+        if error.failure is Failure.REFUSED:
+            logger.warning("listener: the server refused a request, will retry: %s", error)
+            self._replied_at = self._now()
+            self._listen_at = self._replied_at + HEARTBEAT_INTERVAL
+            return
+        self.connection = None
+        self._retry_at = -math.inf
+        self.waiters.notifications_work = False
+        presence, self._flows.presence = self._flows.presence, None
+        if presence is not None:
+            self._in_doubt.add(presence)
+        if error.failure is Failure.SILENT and presence is not None:
+            logger.warning("listener: connection has fallen silent, opening another")
+            self._close_silent()
+            self._silent = connection
+            yield CallLater(presence.left(self._now()), self._in_doubt.give_up)
+            return
+        logger.info("listener: connection closed, reconnecting: %s", error)
+        if presence is not None:
+            presence.doubt()
+            if error.failure is Failure.SERVER_RESTARTED:
+                self._in_doubt.end()
+            else:
+                yield CallLater(presence.grace * OWN_PART, self._in_doubt.give_up)
+        connection.close()
+
+    def _close_silent(self) -> None:
+        silent, self._silent = self._silent, None
+        if silent is not None:
+            self._in_doubt.doubt()
+            silent.close()
+
+    def _heartbeat_ended(self, error: Exception | None) -> None:
+        """Record whether the heartbeat got a reply. Wake the waiters if there has been none for long."""
+        if error is None:
+            self._away_since = None
+            return
+        now = self._now()
+        logger.info("listener: heartbeat of the waiters failed, will retry: %s", error)
+        self._away_since = self._away_since or now
+        if now - self._away_since >= AWAY_FOR:
+            self._away_since = now
+            self.waiters.wake_all()
+
+    # The end.
+
+    def hang_up(self) -> None:
+        """Close all connections. Their presences are in doubt from here on."""
+        if self._flows.presence is not None:
+            self._flows.presence.doubt()
+        self._in_doubt.doubt()
+        for connection in self._connections():
+            connection.close()
+        self.connection = self._silent = self._connected = None
+
+    def restart(self) -> None:
+        """Prepare another `run` after `hang_up`, where the client continues, as when all tasks were cancelled."""
+        self._attempt += 1
+        self.listens = False
+        self._probed_at = None
+        self._retry_at = -math.inf
+        self.waiters.notifications_work = False
+        presence, self._flows.presence = self._flows.presence, None
+        if presence is not None:
+            self._in_doubt.add(presence)
+
+    def _connections(self) -> list[Connection]:
+        connected = self._connected[0] if isinstance(self._connected, tuple) else None
+        return [one for one in (self.connection, self._silent, connected) if one is not None]
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning("%s", message)
+
+
+def _over(connection: Connection, flow: Flow[T]) -> Flow[T]:
+    """Make the calls of a flow over this connection."""
+    return redirect(flow, lambda call: CallOver(connection, call, min(call.within, REPLY_WITHIN)))

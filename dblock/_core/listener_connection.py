@@ -1,0 +1,57 @@
+"""The listener's connection as the core sees it, and the ways in which it fails.
+
+The runtime translates the driver's errors into these. What the driver knows about an error (is the connection usable,
+did the reply come in time, does the server restart) is decided there and named here.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+from dblock._core.presence import SocketState
+
+
+class Connection(Protocol):
+    """The listener's connection, as the runtime provides it."""
+
+    def is_direct(self, backend: str, address: str | None, port: str | None) -> bool:
+        """Return whether the server's end, as the server describes it, is the other end of this connection."""
+
+    def probe(self) -> SocketState:
+        """Look at the socket without waiting and without reading."""
+
+    def close(self) -> None:
+        """Close the connection at once, from any thread. Closing twice does no harm."""
+
+    def drop(self) -> None:
+        """Close this process's copy of the socket in the child of a fork, without a message to the server."""
+
+
+class Failure(enum.Enum):
+    """What is left of a connection over which a call failed."""
+
+    REFUSED = "refused"
+    """The server refused the call. The connection is usable."""
+    SILENT = "silent"
+    """The reply did not come in time. The server may not know of it."""
+    CLOSED = "closed"
+    SERVER_RESTARTED = "server restarted"
+    """The server closed the connection because it restarts after a crash, which ends all sessions."""
+
+
+class ConnectionFailed(Exception):
+    """A call over the listener's connection failed, or reading from it did."""
+
+    def __init__(self, message: str, failure: Failure) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
+class ConnectFailed(Exception):
+    """No connection could be opened."""
+
+    def __init__(self, message: str, server_restarted: bool = False) -> None:
+        """`server_restarted` means that the only server there is has ended all sessions and is starting."""
+        super().__init__(message)
+        self.server_restarted = server_restarted
