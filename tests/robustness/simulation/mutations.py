@@ -17,6 +17,8 @@ import dblock._core.renewal
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import Flow
 from dblock._core.lease_state import LeaseState
+from dblock._core.listener import ListenerFlow
+from dblock._core.recovery import DoubtfulPresences
 from dblock._core.replies import Grant
 from tests.robustness.simulation.run import Run
 from tests.robustness.simulation.tables import Row, Ticket
@@ -300,6 +302,25 @@ def excuse_not_heard(run: Run) -> Iterator[None]:
 
     store.withdraw_presence = deaf  # type: ignore[method-assign]
     yield
+
+
+@_bug
+def doubtful_presence_forgotten(run: Run) -> Iterator[None]:
+    """Have the listener forget a presence whose connection is gone: neither withdraw it nor give its leases up."""
+    with _instead(DoubtfulPresences, "add", lambda doubtful, presence: presence.end()):
+        yield
+
+
+@_bug
+def failed_connection_kept(run: Run) -> Iterator[None]:
+    """Have the listener keep a connection that has failed, so that it never opens another."""
+
+    def failed(flow: ListenerFlow, connection: Any, error: Any) -> Iterator[Any]:
+        flow._replied_at = flow._now()
+        return iter(())
+
+    with _instead(ListenerFlow, "_failed", failed):
+        yield
 
 
 @_bug
