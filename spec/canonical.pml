@@ -1,12 +1,12 @@
-/* One state for all that differ in nothing that matters: see README.md, "Why nothing is lost".
+/* One representative for all states that differ in nothing relevant: see README.md, "Why no state is missed".
  *
- * After every step: what will not be read again is set to 0, tokens are counted anew from 1 in their order, and the
- * clients, which are alike, are sorted. It decides nothing, and calls on nothing in the protocol.
+ * After every step, variables that will not be read again are set to 0, tokens are renumbered from 1 in their order,
+ * and the clients, which are interchangeable, are sorted. This file decides nothing and uses no part of the protocol.
  */
 c_decl {
     typedef unsigned char Byte;
 
-    /* Everything that the model knows of a client. */
+    /* All variables of a client. */
 #ifdef BUG_TOKEN_EARLY
     #define EARLY_OF(apply) apply(early)
 #else
@@ -144,7 +144,7 @@ c_code {
 
 #ifdef TRACE
 c_code {
-    /* For who follows a trail (./pan -r): the state after each step. */
+    /* To follow a trail (./pan -r): the state after each step. */
     static void show(void)
     {
         int i;

@@ -1,7 +1,7 @@
-"""Search the model: the protocol must hold in every setting, and every seeded bug must break it.
+"""Search the model: the protocol must hold in every setting, and every seeded bug must violate it.
 
-python spec/check.py            all of it
-python spec/check.py --quick    with two clients: what a change to the model is tried with
+python spec/check.py            every setting and every bug
+python spec/check.py --quick    with two clients: a first check of a change to the model
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ MEMORY = 6000
 
 
 class Setting(NamedTuple):
-    """What can happen in one search."""
+    """The events that can happen in one search."""
 
     what: str
     flags: str
     clients: int = 3
     kind: str = "states"
-    """`states`: every state is visited; `ends`: every run ends; `served`: nobody waits for ever in endless runs."""
+    """`states`: every state is visited. `ends`: every run ends. `served`: no waiter waits forever in endless runs."""
 
 
 SETTINGS = (
-    Setting("ask, hold, renew, write, let go; answers lost; the reaper", ""),
+    Setting("ask, hold, renew, write, release; lost replies; the reaper", ""),
     Setting("the same with claims", "CLAIMS"),
     Setting("each wants the lock twice", "CLAIMS ROUNDS=2"),
     Setting("a longer ttl", "CLAIMS TTL=3"),
-    Setting("clients die; notifications are lost", "CLAIMS LOOKS CRASHES"),
-    Setting("an operator breaks the lock", "CLAIMS FORCE"),
+    Setting("clients die, notifications are lost", "CLAIMS LOOKS CRASHES"),
+    Setting("an operator forces a release", "CLAIMS FORCE"),
     Setting("an operator frees the lock at once", "CLAIMS FORCE_NOW"),
-    Setting("waiters leave, and die", "CLAIMS LEAVES CRASHES"),
-    Setting("paused waiters lose their places", "CLAIMS PAUSES CRASHES"),
+    Setting("waiters leave and die", "CLAIMS LEAVES CRASHES"),
+    Setting("paused waiters lose their tickets", "CLAIMS PAUSES CRASHES"),
     Setting("all of that", "CLAIMS LOOKS CRASHES FORCE PAUSES LEAVES"),
     Setting("a standby that is behind is promoted", "CLAIMS LOOKS CRASHES PROMOTES"),
     Setting("the same without claims", "LOOKS PROMOTES"),
-    Setting("a standby in step is promoted", "CLAIMS LOOKS CRASHES PROMOTES_IN_STEP"),
-    Setting("the server crashes, and recovers", "CLAIMS LOOKS CRASHES FORCE RECOVERS"),
-    Setting("sessions are closed under the living", "PRESENCE"),
+    Setting("a synchronous standby is promoted", "CLAIMS LOOKS CRASHES PROMOTES_IN_STEP"),
+    Setting("the server crashes and recovers", "CLAIMS LOOKS CRASHES FORCE RECOVERS"),
+    Setting("sessions of live clients are closed", "PRESENCE"),
     Setting("the same, and clients die", "PRESENCE CRASHES"),
-    Setting("sessions are closed, and the server starts over", "PRESENCE RESTARTS"),
+    Setting("sessions are closed, and the server restarts", "PRESENCE RESTARTS"),
     Setting("all of that, with a longer grace", "PRESENCE CRASHES RESTARTS TTL=3 GRACE=2 OWN_PART=1", clients=2),
     Setting(
         "nothing is counted: any number of rounds, renewals, deaths",
@@ -67,78 +67,80 @@ SETTINGS = (
 
 BUGS = {
     "TOKEN_EARLY": Setting("mints the token before the row is held", "", 2),
-    "RELEASE_BY_NAME": Setting("frees the lock whoever holds it", "", 2),
-    "RENEW_REVIVES": Setting("extends a lease that ran out", "", 2),
-    "KEEPALIVE_OUTLIVES_RELEASE": Setting("renews what was released", "", 2),
-    "TRUST_FROM_REPLY": Setting("counts trust from the answer instead of from the request", "", 2),
-    "WHOLE_TTL_AGAIN": Setting("believes in a whole ttl when an older grant of its own is found", "", 2),
-    "LOST_WAKEUP": Setting("frees the lock and wakes nobody", "", 2),
-    "NO_RESERVE": Setting("grants a free lock past those in line", "", 2),
+    "RELEASE_BY_NAME": Setting("frees the lock, whichever grant holds it", "", 2),
+    "RENEW_REVIVES": Setting("extends a lease that has expired", "", 2),
+    "KEEPALIVE_OUTLIVES_RELEASE": Setting("renews a released lease", "", 2),
+    "TRUST_FROM_REPLY": Setting("counts trust from the reply instead of from the request", "", 2),
+    "WHOLE_TTL_AGAIN": Setting("trusts a whole ttl when a retry finds its own older grant", "", 2),
+    "LOST_WAKEUP": Setting("frees the lock and wakes no waiter", "", 2),
+    "NO_RESERVE": Setting("grants a free lock ahead of its queue", "", 2),
     "REAPER_TAKES_LIVING": Setting("deletes a row that is held", "", 2),
-    "REAPER_LOWERS_TOKENS": Setting("counts tokens anew where a row is gone", "", 2),
-    "NO_FENCE": Setting("lets every write through", "", 2),
+    "REAPER_LOWERS_TOKENS": Setting("restarts the tokens when a row is deleted", "", 2),
+    "NO_FENCE": Setting("accepts every write", "", 2),
     "NO_CLAIM": Setting("does not raise the fence with the grant", "CLAIMS", 2),
-    "FORCE_FREES": Setting("frees a lock at once that its holder should be told about first", "FORCE", 2),
-    "FORCED_IS_RENEWED": Setting("renews a holder that was told to let go", "FORCE", 2),
-    "NO_JUMP": Setting("goes on with the sequence as a promotion has left it", "PROMOTES", 2),
-    "ASYNC_GRANT_WITH_TOKEN": Setting("does not wait for the disk, and hands out a token", "RECOVERS", 2),
-    "EXPIRED_WAITER_GRANTED": Setting("redeems a ticket that is gone", "PAUSES", 2),
-    "LEAVES_ALONE": Setting("leaves the line, and does not pass on that the lock is free", "LEAVES", 3),
-    "PRESENCE_TAKES_LIVING": Setting("takes from who is cut off without a grace", "PRESENCE", 2),
-    "PRESENCE_AFTER_RESTART": Setting("takes marks from before a restart for the dead", "PRESENCE RESTARTS", 2),
-    "DOUBT_IGNORED": Setting("believes in a lease though its session is closed", "PRESENCE", 2),
-    "EXCUSE_UNHEARD": Setting("takes from who has said that it is there", "PRESENCE", 2),
-    "EXCUSED_EARLY": Setting("believes a grant whose session ended while it was on its way", "PRESENCE", 2),
-    "LOST_WAKEUP for ever": Setting("frees the lock and wakes nobody", "", 2, "served"),
-    "NO_RESERVE for ever": Setting("grants a free lock past those in line", "", 2, "served"),
-    "POLLS": Setting("asks again and again, unwoken", "", 2, "ends"),
+    "FORCE_FREES": Setting("frees a lock at once without telling its holder first", "FORCE", 2),
+    "FORCED_IS_RENEWED": Setting("renews a holder that was told to release", "FORCE", 2),
+    "NO_JUMP": Setting("continues the sequence where a promotion has left it", "PROMOTES", 2),
+    "ASYNC_GRANT_WITH_TOKEN": Setting("issues a token without waiting for the disk", "RECOVERS", 2),
+    "EXPIRED_WAITER_GRANTED": Setting("redeems a ticket that was pruned", "PAUSES", 2),
+    "LEAVES_ALONE": Setting("leaves the queue without waking the next waiter of a free lock", "LEAVES", 3),
+    "PRESENCE_TAKES_LIVING": Setting("takes the lock of a client that is cut off, without a grace", "PRESENCE", 2),
+    "PRESENCE_AFTER_RESTART": Setting("takes presences from before a restart for dead clients", "PRESENCE RESTARTS", 2),
+    "DOUBT_IGNORED": Setting("trusts a lease though its session is closed", "PRESENCE", 2),
+    "EXCUSE_UNHEARD": Setting("takes the lock of a client that has withdrawn its presence", "PRESENCE", 2),
+    "EXCUSED_EARLY": Setting("trusts a grant whose session ended while the reply was in transit", "PRESENCE", 2),
+    "LOST_WAKEUP forever": Setting("frees the lock and wakes no waiter", "", 2, "served"),
+    "NO_RESERVE forever": Setting("grants a free lock ahead of its queue", "", 2, "served"),
+    "POLLS": Setting("asks again and again without being woken", "", 2, "ends"),
 }
-"""Each seeded bug, and the setting that it takes to show."""
+"""Each seeded bug, and the setting that shows it."""
 
 POSSIBLE = {
-    "FIND_ITS_GRANT": Setting("a request sent again finds its own grant", "", 2),
-    "WRITE_LATE": Setting("a write of an older grant is accepted, where nothing was claimed or written since", "", 2),
+    "FIND_ITS_GRANT": Setting("a retry finds its own grant", "", 2),
+    "WRITE_LATE": Setting("an old write is accepted if nothing was claimed or written since", "", 2),
     "LINE_UP_ANEW": Setting("a paused waiter wakes, finds the lock free, and takes a new ticket", "PAUSES", 3),
-    "TAKE_FROM_THE_DEAD": Setting("a lock is taken from the dead before its time", "PRESENCE CRASHES", 2),
-    "TAKE_FROM_THE_LIVING": Setting("and from who lives, and has said that it is lost", "PRESENCE", 2),
+    "TAKE_FROM_THE_DEAD": Setting("a lock is taken from a dead client before its deadline", "PRESENCE CRASHES", 2),
+    "TAKE_FROM_THE_LIVING": Setting(
+        "a lock is taken from a live client that no longer trusts its lease", "PRESENCE", 2
+    ),
 }
-"""What must be possible, or the searches above have nothing to find."""
+"""Events that must be possible. Otherwise the searches above would have nothing to find."""
 
 VIOLATIONS = {
-    "believers<=1": "two believe in the lock",
+    "believers<=1": "two clients trust the lock",
     "row_token>newest": "a token does not rise",
     "||forgotten": "held after it was released",
     "||(row_left>0)": "a renewal revives",
-    "!(row_forced)": "renewed though told to let go",
+    "!(row_forced)": "renewed though told to release",
     "in_line==0": "granted out of turn",
-    "under[i]>=fence": "a write below one that was accepted",
+    "under[i]>=fence": "a write below an accepted one",
     "under[i]>=newest": "a write below a claim",
-    "row_token==under[i]": "another's grant released",
-    "at[0]==5": "somebody is left waiting",
-    "acceptance cycle": "somebody waits for ever",
+    "row_token==under[i]": "the grant of another client is released",
+    "at[0]==5": "a waiter is left waiting",
+    "acceptance cycle": "a waiter waits forever",
     "non-progress cycle": "a run does not end",
 }
-"""What spin says of each assertion, and what it means."""
+"""Part of spin's message for each assertion, and its meaning."""
 
 
 class Found(NamedTuple):
-    """What a search has come to."""
+    """The result of a search."""
 
     states: int
     seconds: float
     megabytes: float
     error: str | None
-    """What was violated; None if nothing was."""
+    """The violated assertion, or None."""
 
 
 def search(setting: Setting, *more: str) -> Found:
-    """Visit every state of the model in this setting, or as many as it takes to find an error."""
+    """Visit every state of the model in this setting, or stop at the first error."""
     flags = [f"N={setting.clients}", *setting.flags.split(), *more]
     built, run = ["-DSAFETY"], []
     if setting.kind == "ends":
         built, run = ["-DNP"], ["-l"]
     if setting.kind == "served":
-        # Fairness knows the processes apart, so clients are not sorted. Assertions are for the other searches.
+        # Fairness tells processes apart, so clients are not sorted. The other searches check the assertions.
         flags.append("ENDLESS")
         built, run = ["-DNFAIR=3"], ["-a", "-f", "-A", "-N", "served"]
     else:
@@ -149,7 +151,7 @@ def search(setting: Setting, *more: str) -> Found:
             return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
         call("spin", "-a", *(f"-D{flag}" for flag in flags), str(MODEL))
-        # The partial order reduction knows nothing of what canonical.pml does.
+        # The partial order reduction does not know what canonical.pml changes.
         call("gcc", "-w", "-O1", "-DNOREDUCE", "-DVECTORSZ=512", f"-DMEMLIM={MEMORY}", *built, "-o", "pan", "pan.c")
         began = time.monotonic()
         said = call("./pan", "-w20", "-m1000000", *run)
@@ -174,7 +176,7 @@ def seeded(bug: str) -> Found:
 
 
 def main() -> int:
-    """Search all, and say what was found; the number of surprises is the exit code."""
+    """Run all searches and print the results. The exit code is the number of unexpected ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="with two clients")
     options = parser.parse_args()
@@ -206,7 +208,7 @@ def main() -> int:
         say(setting.what, setting, found, "possible" if found.error else "IMPOSSIBLE")
     for name in unseen:
         surprises += 1
-        print(f"No bug shows that this would be found: {name}")
+        print(f"No seeded bug violates this assertion: {name}")
     return surprises
 
 

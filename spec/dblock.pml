@@ -1,16 +1,17 @@
-/* The protocol of one lock, to be searched exhaustively by spin: see README.md.
+/* The protocol of one lock, which spin searches exhaustively: see README.md.
  *
- * Each SQL function is one atomic step, for it holds the lock's row while it decides. Everything else may be
- * interleaved, delayed, lost or cut off: requests and answers are under way for any time, a client may stop between
- * any two steps (which is what a freeze is: others go on, and time with them) or die. Time is counted in ticks that
- * pass for all at once: for the row's deadline, and for the trust of a client, which began when its request was sent.
+ * Each SQL function is one atomic step, because it holds the lock's row while it decides. Everything else may be
+ * interleaved, delayed, lost or cut off. Requests and replies are in transit for any time. A client may stop between
+ * any two steps (a freeze: other clients and the time continue) or die. Time is counted in ticks that pass for the
+ * whole model at once: for the row's deadline, and for the trust of a client, which starts when it sends its request.
  *
- * Each client wants the lock ROUNDS times; in each round one answer may be lost, and it renews once and writes once.
- * So every run comes to an end, and "every live waiter is served" is: none ends before all are served, or dead. With
- * ENDLESS there are rounds without end, and the same is a property of infinite runs: `served`. With UNBOUNDED nothing
- * is counted: a client may lose answers, renew, write, die and be started again as often as it likes.
+ * Each client wants the lock ROUNDS times. In each round one reply may be lost, and the client renews once and writes
+ * once. So every run ends, and "every live waiter is served" means that no run ends before every client is served or
+ * dead. With ENDLESS there are infinitely many rounds, and the same is a property of infinite runs: `served`. With
+ * UNBOUNDED nothing is counted: a client may lose replies, renew, write, die and be restarted any number of times.
  *
- * With -DBUG_... one thing is wrong, and the search must fail. With -DCAN_... it must fail too: it is possible.
+ * -DBUG_... seeds one bug, and the search must fail. -DCAN_... states that something is impossible, and the search
+ * must fail too, because it is possible.
  */
 
 #ifndef N
@@ -39,50 +40,50 @@
 #define COPIES
 #endif
 
-/* Where a client is. */
+/* The states of a client. */
 #define THINKS 0        /* it does not want the lock yet */
-#define ASKS 1          /* its request is under way */
-#define ANSWERED 2      /* it was granted the lock: the answer is under way */
-#define WAITS 3         /* it has a place in line, as far as it knows */
-#define HOLDS 4         /* it has a lease in hand; whether it believes in it is another thing */
-#define DONE 5          /* it has let go, or left; or died */
+#define ASKS 1          /* its request is in transit */
+#define ANSWERED 2      /* it was granted the lock, and the reply is in transit */
+#define WAITS 3         /* it has a ticket, as far as it knows */
+#define HOLDS 4         /* it has a lease, which it may or may not trust */
+#define DONE 5          /* it has released, left or died */
 
-/* Where a renewal or a write is. */
+/* The states of a renewal or a write. */
 #define SENT 1
-#define LANDED 2        /* with a renewal: granted */
+#define LANDED 2        /* for a renewal: granted */
 #define REFUSED 3
-#define TYING 4         /* a renewal, sent, that ties the lease to a new session */
+#define TYING 4         /* a renewal in transit that ties the lease to a new session */
 
-/* Where the session is by which others can see that a client is there. */
+/* The states of a client's presence. */
 #define UP 0
-#define CLOSED 1        /* by the server, or with its process */
-#define EXCUSED 2       /* nothing hangs on it: the time of the lease alone decides */
-#define EXCUSED_EARLY 3 /* the same, from before it was known whether something was granted */
+#define CLOSED 1        /* by the server, or because its process ended */
+#define EXCUSED 2       /* withdrawn: only the ttl of the lease decides */
+#define EXCUSED_EARLY 3 /* withdrawn before the client knew whether it was granted the lock */
 
-/* The database: the lock's row, the sequence. The line is in the clients' places. */
-byte row_token = 0;             /* of the newest grant; 0: there is no row */
-byte row_left = 0;              /* ticks until its deadline; 0: free */
-bool row_released = true;       /* freed by somebody, who woke the next; not by time alone */
+/* The database: the lock's row and the sequence. The queue is in the clients' positions. */
+byte row_token = 0;             /* of the newest grant, 0: there is no row */
+byte row_left = 0;              /* ticks until its deadline, 0: free */
+bool row_released = true;       /* freed by a step that woke the next waiter, not only by time */
 bool row_forced = false;
 byte sequence = 0;
 
 /* The resource. */
 byte fence = 0;
 
-/* The clients: what the database knows of them, */
-byte place[N];                  /* in line, from 1; 0: none */
+/* What the database knows of the clients. */
+byte place[N];                  /* position in the queue, from 1, 0: none */
 bool mine[N];                   /* the newest grant was for its attempt */
-/* what is in their own hands, */
+/* What the clients know themselves. */
 byte at[N];
 byte under[N];                  /* the token of its lease */
-byte trust[N];                  /* ticks for which it may believe in it */
-byte flight[N];                 /* ticks of trust that a request under way would bring */
-bool again[N];                  /* an answer was lost in this round */
+byte trust[N];                  /* ticks for which it may trust its lease */
+byte flight[N];                 /* ticks of trust that a request in transit would bring */
+bool again[N];                  /* a reply was lost in this round */
 byte renewing[N];
 bool renewed[N];
 byte writing[N];
 bool dead[N];
-/* and what is under way to them. */
+/* What is in transit to them. */
 bool woken[N];
 #if ROUNDS > 1
 byte round[N];
@@ -92,7 +93,7 @@ byte early[N];
 #endif
 
 #ifdef PAUSES
-byte paused[N];                 /* 1: it is not heard of, though it lives; 2: it was, in this round */
+byte paused[N];                 /* 1: it sends no heartbeat, though it lives, 2: it was paused in this round */
 #define awake(i) (paused[i] != 1)
 #define not_heard_of(i) (dead[i] || paused[i] == 1)
 #else
@@ -102,40 +103,40 @@ byte paused[N];                 /* 1: it is not heard of, though it lives; 2: it
 
 #ifdef PRESENCE
 byte session[N];
-byte doubt[N];                  /* ticks for which it may believe though its session is closed */
-bool tied[N];                   /* the newest grant ends with its session */
-bool noted = false;             /* somebody has seen that the holder's session is gone, */
-byte grace = 0;                 /* and must wait so many ticks */
+byte doubt[N];                  /* ticks for which it may trust its lease though its session is closed */
+bool tied[N];                   /* the newest grant is tied to its session */
+bool noted = false;             /* a waiter has found the holder's session gone */
+byte grace = 0;                 /* ticks of grace left */
 bool restarted = false;
 #endif
 
 #ifdef COPIES
-/* An older state of the database: what a standby has, or what has reached the disk. */
-byte copied = 0;                /* 1: there is one; 2: it has taken the place of the newer */
+/* An older state of the database: that of a standby, or that on the disk. */
+byte copied = 0;                /* 1: there is one, 2: it has replaced the newer state */
 byte copy_token = 0, copy_left = 0, copy_sequence = 0;
 bool copy_released = false, copy_forced = false;
 bool copy_mine[N];
 bool entered = true;            /* tokens were minted on this timeline */
 #endif
 
-/* For the checks alone. */
+/* Only for the checks. */
 #if (defined(CRASHES) || defined(LEAVES) || defined(PRESENCE)) && !defined(ENDLESS)
 #define CALMS_DOWN
-bool calm = false;              /* nobody dies, leaves or is cut off any more: who is stuck is not helped by that */
+bool calm = false;              /* no client dies, leaves or is cut off any more, so a stuck waiter stays stuck */
 #define stormy (!calm)
 #else
 #define stormy true
 #endif
 byte newest = 0;                /* the highest token granted */
-bool forgotten = false;         /* the database has lost something */
-bool unsafe = false;            /* an acknowledged grant was forgotten, or taken at once: the fence is all there is */
+bool forgotten = false;         /* the database has lost data */
+bool unsafe = false;            /* an acknowledged grant was lost, or freed by force at once: only the fence is safe */
 
-/* For use within a step: no part of the state. */
+/* Scratch variables of a step, which are not part of the state. */
 hidden byte k, in_line, believers, gone, granted, ok;
 
 #include "canonical.pml"
 
-/* Truth 4, and mutual exclusion: while one believes, no other does. */
+/* Truth 4, and mutual exclusion: while one client trusts its lease, no other client does. */
 #ifdef PRESENCE
 #define away(i) (place[i] > 0 && session[i] == CLOSED)
 #ifdef BUG_DOUBT_IGNORED
@@ -149,7 +150,7 @@ hidden byte k, in_line, believers, gone, granted, ok;
 #endif
 #define believes(i) (at[i] == HOLDS && !dead[i] && trust[i] > 0 && stands(i))
 
-/* Who is passed over in line: a client whose session is gone, whether or not it lives. */
+/* A waiter is skipped when its session is gone, whether or not the client is alive. */
 #define comes_before(j, i) (place[j] > 0 && place[j] < place[i] && !away(j))
 #define is_first(i) (place[i] > 0 && !comes_before(0, i) && !comes_before(1, i) && !comes_before(N - 1, i))
 
@@ -189,7 +190,7 @@ inline leave_line(who)
     place[who] = 0
 }
 
-/* wake_next: one release wakes one waiter, the first. */
+/* wake_next: one release wakes one waiter, the first one. */
 inline wake_first()
 {
 #ifndef BUG_LOST_WAKEUP
@@ -204,7 +205,7 @@ inline wake_first()
 #endif
 }
 
-/* A commit that was waited for: no crash, and no standby that follows in step, goes back to before it. */
+/* A durable commit: no crash and no synchronous standby goes back to before it. */
 inline commit_durably()
 {
 #if defined(PROMOTES_IN_STEP) || defined(RECOVERS)
@@ -229,7 +230,7 @@ inline free_row()
     for (k : 0 .. N - 1) { mine[k] = false }
 }
 
-/* try_acquire and enter_timeline: the token is minted while the row is held, after the last look at it. */
+/* try_acquire and enter_timeline: the token is minted while the row is locked, after its last check. */
 inline grant(i)
 {
     /* Truth 7: first come, first served. */
@@ -240,7 +241,7 @@ inline grant(i)
     :: !entered ->
         entered = true;
 #ifndef BUG_NO_JUMP
-        /* Farther than anything that was forgotten. */
+        /* Higher than every lost token. */
         sequence = (newest > sequence -> newest : sequence) + 1
 #endif
     :: else
@@ -252,7 +253,7 @@ inline grant(i)
     sequence++;
     row_token = sequence;
 #endif
-    /* Truth 1: the order of tokens is the order of grants, so none is handed out twice. */
+    /* Truth 1: token order is grant order, so no token is issued twice. */
     assert(row_token > newest);
     newest = row_token;
     row_left = TTL;
@@ -265,7 +266,7 @@ inline grant(i)
     for (k : 0 .. N - 1) { tied[k] = (k == i && session[k] < EXCUSED) };
 #endif
 #if defined(CLAIMS) && !defined(BUG_NO_CLAIM)
-    /* claim: whoever held it before is refused from here on. */
+    /* claim: the previous holder is refused from here on. */
     fence = (row_token > fence -> row_token : fence);
 #endif
 #ifndef BUG_ASYNC_GRANT_WITH_TOKEN
@@ -273,7 +274,7 @@ inline grant(i)
 #endif
 }
 
-/* acquire: if it is this client's turn, a grant; else a place in line, the lock being kept for who is there first. */
+/* acquire: a grant if it is this client's turn, else a ticket. A free lock is reserved for the first ticket. */
 inline acquire(i)
 {
     granted = false;
@@ -283,7 +284,7 @@ inline acquire(i)
 #endif
     if
     :: row_left > 0 && mine[i] ->
-        /* Sent again: its own grant is found, and no more than what is left of it. */
+        /* A retry finds its own grant, and trusts only what is left of it. */
         granted = true;
         leave_line(i);
 #ifndef BUG_WHOLE_TTL_AGAIN
@@ -319,7 +320,7 @@ inline acquire(i)
 }
 
 #ifdef PRESENCE
-/* presence_gone: who finds the holder's session gone waits out its grace, and then takes the lock from the dead. */
+/* remaining_grace: a waiter that finds the holder's session gone waits for the grace, and then takes the lock. */
 inline look_at_holder(i, take)
 {
     for (k : 0 .. N - 1) {
@@ -354,7 +355,7 @@ inline look_at_holder(i, take)
 #endif
 
 #ifdef PRESENCE
-/* What was noted was of this session. */
+/* The grace that runs is that of this session. */
 inline untie(i)
 {
     if
@@ -368,7 +369,7 @@ inline send(i)
 {
     at[i] = ASKS; flight[i] = TTL; woken[i] = false;
 #ifdef PRESENCE
-    /* A session that is in doubt is not named. */
+    /* A request does not name a presence that is in doubt. */
     if
     :: session[i] == CLOSED -> session[i] = EXCUSED
     :: else
@@ -404,7 +405,7 @@ inline start_anew(i)
 #define another_round(i) true
 #endif
 
-/* When a waiter asks again by itself: at the deadline, which it knows; with LOOKS when the lock is free for it. */
+/* A waiter asks again by itself at the deadline, which it knows. With LOOKS also when it is first and the lock free. */
 #ifdef PRESENCE
 #define is_tied(i) tied[i]
 #define can_take (holder_gone && noted && grace == 0)
@@ -434,11 +435,11 @@ end:
 #endif
     :: d_step { at[i] == ASKS -> acquire(i); canonical() }
     :: d_step {
-        /* The answer is lost, and it asks again. */
+        /* The reply is lost, and the client retries. */
         at[i] == ANSWERED && may_lose(i) && !dead[i] -> again[i] = true; at[i] = ASKS; flight[i] = TTL; canonical()
        }
     :: d_step {
-        /* Woken by who frees the lock; by itself at the deadline; or by a look at the line. */
+        /* Woken by the step that freed the lock, by the deadline, or by a heartbeat. */
         at[i] == WAITS && !dead[i] && awake(i) &&
         (woken[i] || place[i] == 0 || was_cut_off(i) || sees_its_turn(i)) -> send(i); canonical()
        }
@@ -446,7 +447,7 @@ end:
     :: d_step { woken[i] -> woken[i] = false; canonical() }          /* a notification is lost */
 #endif
     :: d_step {
-        /* The answer has come. How long it may be believed was settled when the request was sent. */
+        /* The reply arrives. The trust was settled when the request was sent. */
         at[i] == ANSWERED && !dead[i] ->
 #ifdef BUG_TRUST_FROM_REPLY
         trust[i] = TTL;
@@ -461,7 +462,7 @@ end:
 #ifdef PRESENCE
         if
 #ifndef BUG_EXCUSED_EARLY
-        :: session[i] == EXCUSED_EARLY || !stands(i) -> trust[i] = 0  /* nobody has asked if it was taken */
+        :: session[i] == EXCUSED_EARLY || !stands(i) -> trust[i] = 0  /* the lock may have been taken */
 #endif
         :: else
         fi;
@@ -470,11 +471,11 @@ end:
         canonical()
        }
 
-    /* renew_all, under way for any time, whatever becomes of the client. */
+    /* renew_all: in transit for any time, whatever happens to the client. */
     :: d_step { believes(i) && may_renew(i) -> renewed[i] = true; renewing[i] = SENT; flight[i] = TTL; canonical() }
 #ifdef PRESENCE
     :: d_step {
-        /* It has a session again. From here on the lease may end with it, whether or not this arrives. */
+        /* The client has a session again. From here on the lease may end with it, whether or not this arrives. */
         believes(i) && may_renew(i) && session[i] == EXCUSED && stormy ->
         renewed[i] = true; renewing[i] = TYING; flight[i] = TTL; session[i] = UP;
         canonical()
@@ -492,11 +493,11 @@ end:
 #ifdef BUG_FORCED_IS_RENEWED
         ok = (row_token == under[i] && row_left > 0);
 #endif
-        /* Truth 9: what was let go of is held by nobody under that token. */
+        /* Truth 9: a released lock is not held under that token. */
         assert(!ok || dead[i] || at[i] == HOLDS || forgotten);
         /* Truth 3: a renewal revives nothing. */
         assert(!ok || row_left > 0);
-        /* Who was told to let go is not renewed. */
+        /* A holder that was told to release is not renewed. */
         assert(!ok || !row_forced);
 #ifdef PRESENCE
         if
@@ -518,11 +519,11 @@ end:
         check_alone();
         canonical()
        }
-    :: d_step { renewing[i] == LANDED -> renewing[i] = 0; flight[i] = 0; canonical() }      /* the answer is lost */
+    :: d_step { renewing[i] == LANDED -> renewing[i] = 0; flight[i] = 0; canonical() }      /* the reply is lost */
     :: d_step { renewing[i] == REFUSED -> trust[i] = 0; renewing[i] = 0; flight[i] = 0; canonical() }
 
 #ifndef NO_WRITES
-    /* A write, under way for any time: what was believed when it was sent may be long over. */
+    /* A write: in transit for any time, so the lease may be over when it arrives. */
     :: d_step { believes(i) && may_write(i) -> writing[i] = SENT; canonical() }
     :: d_step {
         writing[i] == SENT ->
@@ -533,10 +534,10 @@ end:
 #else
         :: under[i] >= fence ->
 #endif
-            /* Truth 10: nothing below what was accepted, */
+            /* Truth 10: no write below an accepted one, */
             assert(under[i] >= fence);
 #ifdef CLAIMS
-            /* or claimed. */
+            /* or below a claim. */
             assert(under[i] >= newest);
 #endif
 #ifdef CAN_WRITE_LATE
@@ -549,7 +550,7 @@ end:
        }
 #endif
 
-    /* release, of this exact grant. */
+    /* release: of this exact grant. */
     :: d_step {
         at[i] == HOLDS && !dead[i] ->
         if
@@ -558,7 +559,7 @@ end:
 #else
         :: row_token == under[i] && row_left > 0 ->
 #endif
-            /* Truth 3: nobody can touch another's grant. */
+            /* Truth 3: a release never frees the grant of another client. */
             assert(row_token == under[i]);
             free_row();
             wake_first()
@@ -574,7 +575,7 @@ end:
        }
 #endif
 #ifdef LEAVES
-    /* abandon: its place goes, and what it was granted meanwhile. */
+    /* abandon: gives back the ticket, and the grant if there is one by now. */
     :: d_step {
         (at[i] == WAITS || at[i] == ANSWERED) && !dead[i] && stormy ->
         if
@@ -593,7 +594,7 @@ end:
        }
 #endif
 #ifdef CRASHES
-    /* It dies; what it has sent arrives all the same. */
+    /* The client dies. What it has sent still arrives. */
     :: d_step {
         !dead[i] && at[i] != DONE && stormy ->
         dead[i] = true;
@@ -604,7 +605,7 @@ end:
        }
 #endif
 #ifdef UNBOUNDED
-    /* A process is started in its place, when nothing is left of it. */
+    /* A new process replaces it once nothing of the old one is left. */
     :: d_step {
         dead[i] && at[i] == DONE && place[i] == 0 && !under_way(i) && !is_tied(i) ->
         dead[i] = false; start_anew(i); canonical()
@@ -615,12 +616,12 @@ end:
     :: d_step { paused[i] == 1 -> paused[i] = 2; canonical() }
 #endif
 #ifdef PRESENCE
-    /* The server, or the network, closes the session of one who lives. */
+    /* The server or the network closes the session of a live client. */
     :: d_step {
         session[i] == UP && !dead[i] && at[i] != DONE && stormy ->
         session[i] = CLOSED; doubt[i] = OWN_PART; canonical()
        }
-    /* withdraw_presence: it says that it is there all the same, and is told what was taken. */
+    /* withdraw_presence: the client reports that it is alive, and learns which locks were taken. */
     :: d_step {
         session[i] == CLOSED && !dead[i] && at[i] == HOLDS ->
         session[i] = EXCUSED; doubt[i] = 0;
@@ -639,7 +640,7 @@ end:
         session[i] = EXCUSED_EARLY; doubt[i] = 0; untie(i);
         canonical()
        }
-    /* heartbeat: the first in line looks whether the holder is there. */
+    /* heartbeat: the first waiter checks whether the holder is alive. */
     :: d_step {
         at[i] == WAITS && !dead[i] && is_first(i) && holder_gone && !noted ->
         noted = true; grace = GRACE; canonical()
@@ -648,7 +649,7 @@ end:
     od
 }
 
-/* Time, for all at once; it stands still when nothing depends on it. */
+/* Time passes for the whole model at once, and stands still when nothing depends on it. */
 proctype Clock()
 {
 end:
@@ -676,7 +677,7 @@ end:
 
 #if defined(CRASHES) || defined(PAUSES) || defined(PRESENCE)
 #define may_be_passed(i) (place[i] == 1 && (not_heard_of(i) || away(i)))
-/* first_in_queue: places of those who are not heard of go, and who is first then is woken, if the lock is free. */
+/* first_in_queue: tickets of clients without a heartbeat are pruned. If the lock is free, the first waiter is woken. */
 proctype Passing()
 {
 end:
@@ -695,7 +696,7 @@ end:
 }
 #endif
 
-/* reap: a row goes that is free and that nobody waits for. The sequence goes on. */
+/* reap: deletes a row that is free and has no waiter. The sequence continues. */
 proctype Reaper()
 {
 end:
@@ -717,7 +718,7 @@ end:
 }
 
 #if defined(FORCE) || defined(FORCE_NOW)
-/* force_release: the holder must let go, and keeps its deadline. */
+/* force_release: the holder must release, and keeps its deadline. */
 proctype Operator()
 {
 end:
@@ -735,7 +736,7 @@ end:
        }
 #endif
 #ifdef FORCE_NOW
-    /* On demand it is free at once: only the fence is safe. wake_queue, afterwards. */
+    /* With `now` the lock is free at once, and only the fence is safe. wake_queue follows. */
     :: d_step { row_left > 0 && !unsafe -> unsafe = true; free_row(); wake_first(); canonical() }
 #endif
     od
@@ -759,8 +760,8 @@ inline go_back()
     forgotten = true
 }
 
-/* A standby follows, behind by any distance, and is promoted once; or the server crashes, and has what reached the
- * disk. What counts is the last state that it has seen, so that one is kept, of any moment. */
+/* A standby follows at any distance and is promoted once, or the server crashes and has what reached the disk. Only the
+ * last state that it has seen counts, so one state of any moment is kept. */
 proctype Standby()
 {
 end:
@@ -773,13 +774,13 @@ end:
         canonical()
        }
     :: d_step { copied == 1 -> go_back(); canonical() }
-    :: d_step { copied == 1 -> go_back(); ALL(place[k] = 0;); canonical() }      /* tickets are forgotten too */
+    :: d_step { copied == 1 -> go_back(); ALL(place[k] = 0;); canonical() }      /* tickets are lost too */
     od
 }
 #endif
 
 #ifdef RESTARTS
-/* The server starts over after a crash: all sessions end, and no mark from before counts. Its clients learn that. */
+/* The server restarts after a crash: all sessions end, and no earlier presence counts. Its clients learn that. */
 proctype Server()
 {
 end:
@@ -804,7 +805,7 @@ end:
 #define served_or_dead(i) (at[i] == DONE || dead[i])
 
 #ifndef ENDLESS
-/* Nobody is left waiting: where nothing more can happen, all are served, or dead. */
+/* No waiter is left: where no step is possible, every client is served or dead. */
 proctype Judge()
 {
 #ifdef CALMS_DOWN

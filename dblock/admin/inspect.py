@@ -1,8 +1,8 @@
-"""What goes on in the database, for those who look after it: locks, lines, history; and taking a lock from its holder.
+"""Inspect a database for its operator: locks, queues and history. Take a lock from its holder.
 
-The database decides and remembers; this asks. Each call is one statement over a connection of its own, or over one that
-the caller keeps. What is shown is as of that statement, and may be otherwise a moment later; only force_release() acts,
-and it acts on one exact grant.
+The database decides and records. This module only asks: each call is one statement, on the connection that the caller
+gives. A result is true of that statement's moment and may be out of date right after. Only force_release() and
+record_grants() change anything, and force_release() acts on one exact grant.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LockState:
-    """A lock, as of one moment."""
+    """A lock at the moment of the query."""
 
     name: str
     number: int
-    """Of the newest grant: its token, or for one without durability a negative number of no order."""
+    """The token of the newest grant. A grant that is not durable has a random negative number instead."""
     holder: str | None
     meta: Any
     granted_at: datetime | None
     expires_at: datetime | None
     released_at: datetime | None
     forced_at: datetime | None
-    """When its holder was told to let go."""
+    """When the holder was told to release."""
     remaining: float
-    """Seconds left to its holder, by the database's clock; 0 for one that is free."""
+    """Seconds that the holder has left, by the database's clock. 0 for a free lock."""
     waiting: int
 
     @property
     def token(self) -> int | None:
-        """The fencing token of the newest grant; None before the first, and for one without durability."""
+        """The fencing token of the newest grant. None before the first grant, and for a grant that is not durable."""
         return self.number if self.number > 0 else None
 
     @property
     def state(self) -> str:
-        """One of: held, forced (its holder was told to let go), free."""
+        """One of: held, forced (the holder was told to release), free."""
         if not self.remaining:
             return "free"
         return "held" if self.forced_at is None else "forced"
@@ -60,7 +60,7 @@ class LockState:
 
 @dataclass(frozen=True)
 class Waiter:
-    """A place in line."""
+    """A waiter and its position in the queue of a lock, from 1."""
 
     name: str
     position: int
@@ -71,22 +71,22 @@ class Waiter:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that befell a grant."""
+    """An event in the history of a lock."""
 
     at: datetime
     name: str
     token: int | None
     event: str
-    """One of: expired, died, forced, forced_now; and where grants are recorded: granted, released."""
+    """One of: expired, died, forced, forced_now. If grants are recorded, also: granted, released."""
     holder: str | None
     actor: str | None
-    """Who did it, if somebody did."""
+    """The operator who forced the release."""
     reason: str | None
     number: int
 
 
 class Overview:
-    """Looks, and now and then acts, over one connection."""
+    """Inspects one schema on one connection."""
 
     def __init__(self, connection: psycopg.Connection[Any], schema: str = DEFAULT_SCHEMA) -> None:
         self._connection = connection
@@ -103,47 +103,47 @@ class Overview:
         return [LockState(*row) for row in rows]
 
     def waiters(self, name: str | None = None, *, limit: int = 1000) -> list[Waiter]:
-        """Return who waits, for one lock or for all, in order."""
+        """Return the live waiters of one lock or of all, in queue order."""
         return [Waiter(*row) for row in self._call("list_waiters(%s, %s)", [name, limit])]
 
     def history(self, name: str | None = None, *, limit: int = 100) -> list[Event]:
-        """Return what befell the grants of one lock or of all, the newest first."""
+        """Return the events of one lock or of all, newest first."""
         return [Event(*row) for row in self._call("list_history(%s, %s)", [name, limit])]
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
-        """Have whatever is asked inside be as of one and the same moment, though it takes several statements."""
+        """Answer all queries in the body from one snapshot of the database."""
         with translated(self._schema), self._connection.transaction():
             self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             yield
 
     def grants_are_recorded(self) -> bool:
-        """Tell whether the history has every grant and release, and not only what went wrong."""
+        """Return whether the history has every grant and release, and not only unusual ends of grants."""
         return bool(self._call("grants_are_recorded()", [])[0][0])
 
     def record_grants(self, recorded: bool) -> None:
-        """Have every grant and release noted in the history, or no more; for the schema's owner.
+        """Start or stop recording every grant and release in the history. Only the schema's owner may call this.
 
-        That takes the table for a moment. Whoever wants to renew a lease waits behind us while we wait for it, so we
-        wait only briefly, and try again.
+        The change locks the table for a moment. Renewals queue behind this call while it waits for that lock, so it
+        waits only briefly and retries.
         """
         self._patiently("200ms", 50, "record_grants(%s)", [recorded])
 
     def force_release(self, name: str, number: int, *, actor: str, reason: str, now: bool = False) -> bool:
-        """Take a lock from the grant of this number, its token if it has one; False when that does not hold it.
+        """Take a lock from the grant with this number (its token, if it has one). False if that grant does not hold it.
 
-        Its holder is told to let go, and nobody has the lock before it has, or before its deadline; with `now` the
-        lock is free at once, and a holder that is still at work is a matter for the fence.
+        The holder is told to release. No other client is granted the lock before the holder has released it or its
+        deadline has passed. With `now` the lock is free at once, and only a fence stops a holder that still works.
         """
         rows = self._patiently("5s", 1, "force_release(%s, %s, %s, %s, %s)", [name, number, actor, reason, now])
         taken = bool(rows[0][0])
         if taken and now:
-            with contextlib.suppress(DblockError):  # it is done; and the first in line finds out by itself, too
+            with contextlib.suppress(DblockError):  # the release is done, and the first waiter also finds out by itself
                 self._call("wake_queue(%s)", [name])
         return taken
 
     def _patiently(self, patience: str, times: int, call: str, arguments: list[Any]) -> list[tuple[Any, ...]]:
-        """Do what may have to wait for another transaction, but not for long."""
+        """Make a call that may wait for another transaction, with a lock timeout and a number of tries."""
         from psycopg.errors import LockNotAvailable
 
         with translated(self._schema):
@@ -157,28 +157,30 @@ class Overview:
                     raise
                 if not times:
                     raise DatabaseError(
-                        "Another transaction is in the way and does not end; nothing was done. Try again, or end that "
-                        "transaction: dblock doctor finds those that are old."
+                        "Another transaction is in the way and does not end. Nothing was done. Try again, or end that "
+                        "transaction: dblock doctor finds transactions that have been open for long."
                     ) from error
                 time.sleep(0.1)
 
     def _call(self, call: str, arguments: list[Any]) -> list[tuple[Any, ...]]:
         for argument in arguments:
             if isinstance(argument, str) and not is_text(argument):
-                raise InvalidArgument(f"Postgres cannot take this as text: {argument!a}.")
+                raise InvalidArgument(f"Postgres cannot store this text: {argument!a}.")
         statement = f"SELECT * FROM {quoted(self._schema).replace('%', '%%')}.{call}"
         try:
             with translated(self._schema):
                 return self._connection.execute(statement.encode(), arguments).fetchall()
         except AccessDenied as error:
-            right = "force-release" if call.startswith(("force", "wake")) else "see"
-            allow = "is the owner's to do" if call.startswith("record") else f"takes: dblock grant ROLE --may {right}"
-            raise AccessDenied(f"This login may not do that in schema {self._schema!r}; it {allow}.") from error
+            privilege = "force-release" if call.startswith(("force", "wake")) else "see"
+            allow = (
+                "is only for the owner" if call.startswith("record") else f"needs: dblock grant ROLE --may {privilege}"
+            )
+            raise AccessDenied(f"This login may not do that in schema {self._schema!r}: it {allow}.") from error
 
 
 @contextmanager
 def overview(target: Target, schema: str = DEFAULT_SCHEMA) -> Iterator[Overview]:
-    """Open a connection to look over, after a look at whether the schema is one that can be looked at."""
+    """Open a connection, check the schema's revision, and yield an Overview of it."""
     check_name(schema)
     with translated(schema):
         connection = target.connect()
@@ -189,6 +191,6 @@ def overview(target: Target, schema: str = DEFAULT_SCHEMA) -> Iterator[Overview]
 
 
 def like(pattern: str) -> str:
-    """Return a pattern with * and ? as LIKE takes it."""
+    """Convert a pattern with * and ? to a LIKE pattern."""
     escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return escaped.replace("*", "%").replace("?", "_")

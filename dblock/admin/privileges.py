@@ -1,4 +1,4 @@
-"""What a role can be allowed, and the statements that allow it that and no more."""
+"""The privileges that a role can be granted, and the statements that grant exactly these."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ PRIVILEGES = {
     "see": ("list_locks", "list_waiters", "list_history", "grants_are_recorded", "schema_revision", "installation"),
     "force-release": ("force_release", "wake_queue", "schema_revision", "installation"),
 }
-"""What a role can be allowed, and the functions that come with it."""
+"""Each privilege, and the functions that it allows a role to call."""
 
 
 def functions(may: Iterable[str]) -> list[str]:
-    """Return the functions that come with these rights."""
-    return sorted({function for right in may for function in PRIVILEGES[right]})
+    """Return the functions that these privileges allow."""
+    return sorted({function for privilege in may for function in PRIVILEGES[privilege]})
 
 
 def grant_statements(role: str, schema: str, may: Iterable[str]) -> list[str]:
@@ -44,7 +44,7 @@ def grant_statements(role: str, schema: str, may: Iterable[str]) -> list[str]:
     granted = ", ".join(f"{quoted(schema)}.{function}" for function in functions(may))
     all_of = [f"ALL {kind} IN SCHEMA {quoted(schema)}" for kind in ("TABLES", "SEQUENCES", "FUNCTIONS")]
     return [
-        # Whatever ALTER DEFAULT PRIVILEGES may have given it.
+        # Privileges that the role has from ALTER DEFAULT PRIVILEGES.
         *(f"REVOKE ALL ON {objects} FROM {quoted(role)}" for objects in all_of),
         f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}",
         f"GRANT EXECUTE ON FUNCTION {granted} TO {quoted(role)}",
