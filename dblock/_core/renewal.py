@@ -243,7 +243,7 @@ class RenewalSchedule:
         return [
             state
             for state in abandoned
-            # A lease that was lost in doubt may still be granted to this client. Waiters need not wait for its deadline.
+            # A lease that was lost in doubt may still be granted here. Waiters need not wait for its deadline.
             if (state.may_be_granted if state.loss else not state.settled) and now < state.trusted_until
         ]
 
