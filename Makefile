@@ -11,13 +11,16 @@ help: ## List the targets
 install: ## Install dblock for development, with the embedded Postgres
 	pip install -e '.[dev]'
 
-check: ## Run the whole gate: lint, types, tests (the same as plain pytest)
+check: ## Run the first stage of the gate: lint, types, every claim (the same as plain pytest)
 	pytest
+
+check-all: ## Run both stages of the gate, as CI does
+	pytest && pytest --stage 2
 
 long: ## Run every test, including those that take minutes
 	pytest --long
 
-quick: ## Run the tests that take seconds
+quick: ## Run the tests of the core, the runtime, the SQL, the clients and the administration
 	pytest tests/dblock/core tests/dblock/runtime tests/dblock/sql tests/dblock/client tests/dblock/admin
 
 format: ## Format the code, and fix what ruff can fix
@@ -29,7 +32,7 @@ bench: ## Compare pairs, hand-offs and crowds with raw psycopg and two Redis cli
 	python bench/handoffs.py --slow-disk
 	python bench/crowd.py
 
-robustness: ## Play every fault, hunt every seeded bug, and write a report with pictures (hours)
+robustness: ## Run every fault, find every seeded bug, and write a report with pictures (hours)
 	mkdir -p $(REPORT)
 	( echo '## Simulation' && echo && python -m tests.robustness.simulation --seeds 100000 --processes 2 && echo ) \
 		| tee $(REPORT)/section-simulation.md
@@ -47,9 +50,10 @@ model: ## Search every state of the protocol's model for violations (needs spin 
 	python spec/check.py
 
 containers: ## Run the tests against every supported Postgres, in Docker
-	for version in 14 15 16 17 18; do DBLOCK_TEST_IMAGE=postgres:$$version pytest --postgres=container || exit 1; done
+	for version in 14 15 16 17 18; do export DBLOCK_TEST_IMAGE=postgres:$$version; \
+		pytest --postgres=container && pytest --postgres=container --stage 2 || exit 1; done
 
 demo: ## Play two workers, one lock and a freeze
 	dblock demo
 
-.PHONY: help install check long quick format bench robustness robustness-quick soak model containers demo
+.PHONY: help install check check-all long quick format bench robustness robustness-quick soak model containers demo
