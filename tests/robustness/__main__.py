@@ -25,7 +25,7 @@ from tests.robustness import faults, matrix, mutations
 from tests.robustness.report import page, results
 from tests.robustness.scenarios import Scenario, play
 from tests.robustness.traffic import workloads
-from tests.robustness.traffic.stage import ROOT
+from tests.robustness.traffic.environment import ROOT
 
 SKIPPED = 77
 """The exit code of a run that this machine cannot perform."""
@@ -36,12 +36,12 @@ LONGEST = 3600.0
 
 def main() -> int:
     """Run the command; return 1 if anything failed."""
-    asked = _parser().parse_args()
+    args = _parser().parse_args()
     # When terminated, leave nothing behind: no servers, no mounts, no stopped processes.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        return int(asked.do(asked))
+        return int(args.do(args))
     except KeyboardInterrupt:
         print("\nInterrupted; nothing is left behind.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -108,35 +108,35 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
-def _play(asked: argparse.Namespace) -> int:
-    scenario = Scenario(asked.workload, asked.fault, asked.workers, asked.seconds, asked.strikes, dict(asked.option))
+def _play(args: argparse.Namespace) -> int:
+    scenario = Scenario(args.workload, args.fault, args.workers, args.seconds, args.strikes, dict(args.option))
     with tempfile.TemporaryDirectory() as own:
-        folder = asked.keep or Path(own) / "run"
+        folder = args.keep or Path(own) / "run"
         folder.mkdir(parents=True)
-        kept = results.folder_of(asked.out, asked.workload, asked.fault, asked.seed) if asked.out else None
+        kept = results.folder_of(args.out, args.workload, args.fault, args.seed) if args.out else None
         try:
-            outcome = play(scenario, asked.seed, bug=asked.bug, folder=folder, progress=_progress)
-            result = results.keep(outcome, asked.out) if asked.out else results.result_of(outcome)
-        except faults.CannotBeDone as error:
-            _say(f"{scenario.name}: skipped: {error}")
+            outcome = play(scenario, args.seed, bug=args.bug, folder=folder, progress=_progress)
+            result = results.keep(outcome, args.out) if args.out else results.result_of(outcome)
+        except faults.FaultUnavailable as error:
+            _print(f"{scenario.name}: skipped: {error}")
             return SKIPPED
         except BaseException:
             _keep_all(folder, kept)
             raise
         if not result.good:
             _keep_all(folder, kept)
-    _say(
+    _print(
         f"{result.name}, seed {result.seed}: {result.operations:,} operations, {result.grants:,} grants, "
         f"{result.unknown} of unknown outcome, {result.strikes} faults, {result.seconds:.0f} s"
     )
     for finding in outcome.findings:
-        _say(f"  {finding.checker}: checked {finding.looked_at:,}, {len(finding.violations)} violations")
+        _print(f"  {finding.checker}: checked {finding.checked:,}, {len(finding.violations)} violations")
         for what in finding.violations[:5]:
-            _say(f"    {what}")
-    for name, why in result.excused.items():
-        _say(f"  {name}: exempt: {why}")
+            _print(f"    {what}")
+    for name, why in result.exempt_checkers.items():
+        _print(f"  {name}: exempt: {why}")
     for trouble in result.trouble:
-        _say(f"  trouble: {trouble}")
+        _print(f"  trouble: {trouble}")
     return 0 if result.good else 1
 
 
@@ -146,11 +146,11 @@ def _keep_all(folder: Path, where: Path | None) -> None:
         shutil.copytree(folder, where, dirs_exist_ok=True)
 
 
-def _all(asked: argparse.Namespace) -> int:
-    asked.out.mkdir(parents=True, exist_ok=True)
-    entries = [(scenario, seed) for scenario, seed in matrix.full() if asked.only in f"{scenario.name} {seed}"]
+def _all(args: argparse.Namespace) -> int:
+    args.out.mkdir(parents=True, exist_ok=True)
+    entries = [(scenario, seed) for scenario, seed in matrix.full() if args.only in f"{scenario.name} {seed}"]
     if not entries:
-        _say(f"The name of no run contains {asked.only!r}. An example of a name: 'mutex / freeze 7'.")
+        _print(f"The name of no run contains {args.only!r}. An example of a name: 'mutex / freeze 7'.")
         return 2
     began = time.monotonic()
     done = 0
@@ -158,17 +158,17 @@ def _all(asked: argparse.Namespace) -> int:
     def play_one(entry: matrix.Entry) -> int:
         nonlocal done
         scenario, seed = entry
-        path = results.path_of(asked.out, scenario.workload, scenario.fault, seed)
-        code = (0 if results.read(path).good else 1) if path.exists() else _run(_command(scenario, seed), asked.out)
+        path = results.path_of(args.out, scenario.workload, scenario.fault, seed)
+        code = (0 if results.read(path).good else 1) if path.exists() else _run(_command(scenario, seed), args.out)
         done += 1
         so_far = (time.monotonic() - began) / 60
         verdict = {0: "holds", SKIPPED: "skipped: not possible on this machine"}.get(code, "FAILED")
-        _say(f"{done}/{len(entries)}, {so_far:.0f} min: {scenario.name}, seed {seed}: {verdict}")
+        _print(f"{done}/{len(entries)}, {so_far:.0f} min: {scenario.name}, seed {seed}: {verdict}")
         return int(code not in (0, SKIPPED))
 
-    with ThreadPoolExecutor(asked.at_once) as threads:
+    with ThreadPoolExecutor(args.at_once) as threads:
         codes = list(threads.map(play_one, entries))
-    return max([_report(asked), *codes])
+    return max([_report(args), *codes])
 
 
 def _run(command: list[str], out: Path) -> int:
@@ -189,10 +189,10 @@ def _command(scenario: Scenario, seed: int) -> list[str]:
     return [sys.executable, "-m", "tests.robustness", *words, *options]
 
 
-def _report(asked: argparse.Namespace) -> int:
-    found = results.load(asked.out)
-    sections = [path.read_text() for path in sorted(asked.out.glob("section-*.md"))]
-    _say(f"The report: {page.write(found, asked.out, sections, _not_played(asked.out))}")
+def _report(args: argparse.Namespace) -> int:
+    found = results.load(args.out)
+    sections = [path.read_text() for path in sorted(args.out.glob("section-*.md"))]
+    _print(f"The report: {page.write(found, args.out, sections, _not_played(args.out))}")
     return 0 if found and all(one.good for one in found) else 1
 
 
@@ -212,7 +212,7 @@ def _progress(what: str) -> None:
         sys.stderr.flush()
 
 
-def _say(what: str) -> None:
+def _print(what: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write("\r\033[K")
     print(what, flush=True)

@@ -13,33 +13,33 @@ from tests.robustness.traffic import workloads
 Entry = tuple[Scenario, int]
 """A scenario and its seed."""
 
-BUSY: dict[str, object] = {"locks": 1000, "hold": 0}
+MANY_LOCKS: dict[str, object] = {"locks": 1000, "hold": 0}
 """Many locks that are released at once: as many operations as the machine can perform."""
 
-EVERYWHERE = ("freeze", "kill", "crash", "cut", "lose-answers", "stop-server")
+FAULTS_OF_EVERY_WORKLOAD = ("freeze", "kill", "crash", "cut", "lose-replies", "stop-server")
 """The faults that are injected into every workload. All other faults are injected into the plain lock only."""
 
 
 def full() -> list[Entry]:
     """Return all runs of the matrix, the longest first, so that parallel runs end at about the same time."""
-    return [*_counts(), *_each_with_each()]
+    return [*_long_runs(), *_short_runs()]
 
 
-def _counts() -> list[Entry]:
+def _long_runs() -> list[Entry]:
     sets = [name for name in workloads.names() if name.startswith("set_add:")]
     runs = [Scenario("mutex", "crash", strikes=125)] * 8
     runs += [Scenario(name, "freeze-past", strikes=150) for name in sets]
     runs += [Scenario(name, "promotion-sync", strikes=25) for name in ("mutex", "set_add:key")]
     # A resource in the same database as the lock would be lost together with the lock.
     runs += [Scenario(name, "promotion-async", strikes=25) for name in ("mutex", "set_add:s3")]
-    runs += [Scenario("mutex", workers=6, seconds=150, options=BUSY)] * 4
-    return [(run, 1000 + place) for place, run in enumerate(runs)]
+    runs += [Scenario("mutex", workers=6, seconds=150, options=MANY_LOCKS)] * 4
+    return [(run, 1000 + index) for index, run in enumerate(runs)]
 
 
-def _each_with_each() -> list[Entry]:
+def _short_runs() -> list[Entry]:
     runs = [Scenario("mutex", fault, seconds=12) for fault in sorted(faults.all_faults()) if fault != "cluster"]
     others = [name for name in workloads.names() if name != "mutex"]
-    runs += [Scenario(name, fault, seconds=10) for name in others for fault in ("none", *EVERYWHERE)]
+    runs += [Scenario(name, fault, seconds=10) for name in others for fault in ("none", *FAULTS_OF_EVERY_WORKLOAD)]
     # If two primaries grant locks, only the fence protects the resource, provided that there is only one resource.
     runs.append(Scenario("set_add:s3", "split-brain", seconds=30))
-    return [(run, place) for place, run in enumerate(runs)]
+    return [(run, index) for index, run in enumerate(runs)]

@@ -13,7 +13,7 @@ from tests.robustness import faults
 from tests.robustness.checkers import Finding, recovery
 from tests.robustness.history.record import History, Operation
 from tests.robustness.traffic import workloads
-from tests.robustness.traffic.stage import stage
+from tests.robustness.traffic.environment import start_environment
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Outcome:
     history: History
     findings: list[Finding]
     seconds: float
-    excused: dict[str, str]
+    exempt_checkers: dict[str, str]
 
     @property
     def violations(self) -> list[str]:
@@ -58,7 +58,7 @@ class Outcome:
     @property
     def strikes(self) -> int:
         """The number of strikes that had an effect."""
-        return sum(not one.said.get("in_vain") for one in self.history.faults)
+        return sum(not one.details.get("no_effect") for one in self.history.faults)
 
 
 def play(
@@ -71,7 +71,7 @@ def play(
 ) -> Outcome:
     """Play one scenario and check its history. If the caller names a `folder`, the history stays there.
 
-    Raise CannotBeDone with the reason if this machine cannot perform the fault.
+    Raise FaultUnavailable with the reason if this machine cannot perform the fault.
     """
     with tempfile.TemporaryDirectory() as own:
         where = folder or Path(own)
@@ -79,35 +79,35 @@ def play(
         fault = faults.all_faults()[scenario.fault]()
         missing = fault.missing()
         if missing is not None:
-            raise faults.CannotBeDone(missing)
+            raise faults.FaultUnavailable(missing)
         history = _play(scenario, fault, seed, bug, where, progress)
         checkers = (*workloads.named(scenario.workload).checkers, *([recovery.check] if history.faults else []))
         findings = [check(history) for check in checkers]
-        findings = [one for one in findings if one.checker not in fault.excuses]
-        return Outcome(scenario, seed, history, findings, time.monotonic() - began, dict(fault.excuses))
+        findings = [one for one in findings if one.checker not in fault.exempt_checkers]
+        return Outcome(scenario, seed, history, findings, time.monotonic() - began, dict(fault.exempt_checkers))
 
 
 def _play(
     scenario: Scenario, fault: faults.Fault, seed: int, bug: str | None, where: Path, progress: Callable[[str], None]
 ) -> History:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     settings, in_memory = dict(fault.settings), scenario.in_memory
-    with stage(scenario.workload, where, seed, settings=settings, bug=bug, in_memory=in_memory) as made:
-        made.options.update(scenario.options)
-        with fault.setting(made):
-            for name in [made.start_worker(wait=False) for _ in range(scenario.workers)]:
-                made.wait_for(name)
+    with start_environment(scenario.workload, where, seed, settings=settings, bug=bug, in_memory=in_memory) as env:
+        env.options.update(scenario.options)
+        with fault.set_up(env):
+            for name in [env.start_worker(wait=False) for _ in range(scenario.workers)]:
+                env.wait_for(name)
             began, struck = time.monotonic(), 0
             while struck < scenario.strikes if scenario.strikes else time.monotonic() < began + scenario.seconds:
-                time.sleep(dice.uniform(*fault.every))
+                time.sleep(rng.uniform(*fault.every))
                 if fault.name != "none":
-                    number = made.recorder.begin("fault", fault.name)
-                    said = fault.strike(made, dice)
-                    in_vain = {"in_vain": True} if fault.effect and not said[fault.effect] else {}
-                    made.recorder.end(number, "ok", **said, **in_vain)
+                    number = env.recorder.begin("fault", fault.name)
+                    details = fault.strike(env, rng)
+                    no_effect = {"no_effect": True} if fault.effect and not details[fault.effect] else {}
+                    env.recorder.end(number, "ok", **details, **no_effect)
                     struck += 1
                 progress(f"{scenario.name}: {struck} strikes, {time.monotonic() - began:.0f} s")
             if struck:
-                fault.recover(made)
-            made.stop_workers()
-            return made.conclude()
+                fault.recover(env)
+            env.stop_workers()
+            return env.collect_history()

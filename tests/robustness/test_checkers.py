@@ -32,10 +32,10 @@ from tests.robustness.history.models import FencedMutex, Mutex, linearize
 from tests.robustness.history.record import History, Operation
 
 
-def op(kind: str, called: float, returned: float, process: str = "a", key: str = "k", **said: Any) -> Operation:
+def op(kind: str, called: float, returned: float, process: str = "a", key: str = "k", **details: Any) -> Operation:
     """Return an operation with this `outcome`; by default unknown if it never returned, and ok otherwise."""
-    outcome = said.pop("outcome", "unknown" if math.isinf(returned) else "ok")
-    return Operation(process, kind, key, called, returned, outcome, said)
+    outcome = details.pop("outcome", "unknown" if math.isinf(returned) else "ok")
+    return Operation(process, kind, key, called, returned, outcome, details)
 
 
 NEVER = math.inf
@@ -43,31 +43,31 @@ GRANT = op("acquire", 0, 1, token=1, ttl=10)
 FREED = op("release", 2, 2.5, token=1, freed=True)
 
 
-def taken_over(at: float) -> Operation:
+def granted_next(at: float) -> Operation:
     return op("acquire", 1.5, at, "b", token=2, ttl=10)
 
 
-NEXT = taken_over(3)
+NEXT = granted_next(3)
 
 
 def killed(victim: str, at: float) -> Operation:
-    return op("fault", at, at + 0.1, "director", "kill", victim=victim)
+    return op("fault", at, at + 0.1, "runner", "kill", victim=victim)
 
 
 def stopped(victim: str, at: float, seconds: float) -> Operation:
-    return op("fault", at, at + seconds, "director", "freeze", victim=victim, seconds=seconds)
+    return op("fault", at, at + seconds, "runner", "freeze", victim=victim, seconds=seconds)
 
 
-def forcing(called: float, returned: float, token: int = 1, **said: Any) -> Operation:
-    return op("force", called, returned, "operator", token=token, **said)
+def forcing(called: float, returned: float, token: int = 1, **details: Any) -> Operation:
+    return op("force", called, returned, "operator", token=token, **details)
 
 
-def witnessed(kind: str, order: int, **said: Any) -> Operation:
-    return op(kind, 100 + order, 100 + order, "director", order=order, **said)
+def witnessed(kind: str, order: int, **details: Any) -> Operation:
+    return op(kind, 100 + order, 100 + order, "runner", order=order, **details)
 
 
-def lined_up(order: int, who: str, ticket: int) -> Operation:
-    return witnessed("lined up", order, attempt=who, ticket=ticket, act=f"in {order}", token=None)
+def queued(order: int, who: str, ticket: int) -> Operation:
+    return witnessed("queued", order, attempt=who, ticket=ticket, act=f"in {order}", token=None)
 
 
 def left(order: int, who: str, ticket: int, act: str) -> Operation:
@@ -78,33 +78,33 @@ def served(order: int, who: str, token: int, act: str) -> Operation:
     return witnessed("served", order, attempt=who, token=token, act=act, ticket=None)
 
 
-def write(called: float, returned: float, token: int, **said: Any) -> Operation:
-    return op("write", called, returned, token=token, **said)
+def write(called: float, returned: float, token: int, **details: Any) -> Operation:
+    return op("write", called, returned, token=token, **details)
 
 
 def final(*elements: str) -> Operation:
-    return op("final", 99, 99, "director", elements=list(elements))
+    return op("final", 99, 99, "runner", elements=list(elements))
 
 
-def transfer(called: float, returned: float, token: int, name: str, **said: Any) -> Operation:
-    return op("write", called, returned, token=token, transfer=name, **said)
+def transfer(called: float, returned: float, token: int, name: str, **details: Any) -> Operation:
+    return op("write", called, returned, token=token, transfer=name, **details)
 
 
 def entry(order: int, token: int, name: str, amount: int = 10) -> Operation:
-    return op("entry", 99, 99, "director", order=order, token=token, transfer=name, source=1, target=2, amount=amount)
+    return op("entry", 99, 99, "runner", order=order, token=token, transfer=name, source=1, target=2, amount=amount)
 
 
 def balance(account: int, amount: int) -> Operation:
-    return op("balance", 99, 99, "director", str(account), balance=amount, before=100)
+    return op("balance", 99, 99, "runner", str(account), balance=amount, before=100)
 
 
 def summed(called: float, returned: float, total: int, entries: int) -> Operation:
     return op("sum", called, returned, total=total, should_be=200, entries=entries)
 
 
-IN_LINE = [lined_up(1, "x", 1), lined_up(2, "y", 2)]
+QUEUED = [queued(1, "x", 1), queued(2, "y", 2)]
 BOOKS = [transfer(0, 1, 1, "t1"), entry(1, 1, "t1"), balance(1, 90), balance(2, 110)]
-NOTED = [op("newest", 99, 99, token=2), *(op("granted", 99, 99, order=token, token=token) for token in (1, 2))]
+RECORDED = [op("newest", 99, 99, token=2), *(op("granted", 99, 99, order=token, token=token) for token in (1, 2))]
 
 GOOD: list[tuple[str, Checker, list[Operation]]] = [
     ("handed over", linearizability.check, [GRANT, op("believe", 1.2, 1.3, token=1), FREED, NEXT]),
@@ -118,43 +118,43 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
     ]),
     ("the lock of a dead holder", linearizability.check, [GRANT, killed("a", 1.1), NEXT]),
     ("a cut connection, after which nothing is certain", linearizability.check, [
-        GRANT, op("fault", 1.1, 1.2, "director", "cut"), NEXT,
+        GRANT, op("fault", 1.1, 1.2, "runner", "cut"), NEXT,
     ]),
     ("force-released at once, without notice to the holder", linearizability.check, [
         GRANT, forcing(1.1, 1.2, now=True, freed=True), NEXT, op("believe", 4, 4.1, token=1),
     ]),
     ("a grant reported to no client, force-released at once", linearizability.check, [
-        op("granted", 99, 99, "director", order=1, token=1), forcing(1.1, 1.2, now=True, freed=True), NEXT,
+        op("granted", 99, 99, "runner", order=1, token=1), forcing(1.1, 1.2, now=True, freed=True), NEXT,
     ]),
     ("grants that overlap", token_order.check, [op("acquire", 0, 3, token=2), op("acquire", 1, 2, "b", token=1)]),
     ("a belief that ends with the next grant", loss.check, [GRANT, NEXT, op("believe", 2.9, 4, token=1)]),
     ("force-released at once", loss.check, [
         GRANT, forcing(1.1, 1.2, now=True, freed=True), NEXT, op("believe", 4, 4.1, token=1),
     ]),
-    ("taken over in time", takeover.check, [GRANT, stopped("a", 2, 15), taken_over(13)]),
+    ("taken over in time", takeover.check, [GRANT, stopped("a", 2, 15), granted_next(13)]),
     ("a waiter is stopped too", takeover.check, [
-        GRANT, stopped("a", 2, 15), stopped("b", 3, 15), taken_over(20),
+        GRANT, stopped("a", 2, 15), stopped("b", 3, 15), granted_next(20),
     ]),
     ("another waiter of the same process is first in the queue", takeover.check, [
-        GRANT, stopped("a", 2, 15), op("acquire", 1.2, 18, outcome="failed"), taken_over(20),
+        GRANT, stopped("a", 2, 15), op("acquire", 1.2, 18, outcome="failed"), granted_next(20),
     ]),
-    ("a holder that resumes in time", takeover.check, [GRANT, stopped("a", 2, 5), taken_over(20)]),
+    ("a holder that resumes in time", takeover.check, [GRANT, stopped("a", 2, 5), granted_next(20)]),
     ("granted again after the last strike", recovery.check, [
-        op("fault", 1, 2, "director", "cut"), op("fault", 3, 3.1, "director", "cut", in_vain=True),
+        op("fault", 1, 2, "runner", "cut"), op("fault", 3, 3.1, "runner", "cut", no_effect=True),
         op("acquire", 2.5, 3.2, token=1),
     ]),
     ("handed over at once", hand_over.check, [GRANT, FREED, NEXT]),
-    ("known to the server", durability.check, [GRANT, NEXT, *NOTED]),
+    ("known to the server", durability.check, [GRANT, NEXT, *RECORDED]),
     ("a row that the reaper has deleted", durability.check, [
-        op("acquire", 0, 1, key="l", token=3), op("fault", 2, 2.1, "director", "reap"),
-        *NOTED, op("granted", 99, 99, key="l", order=3, token=3),
+        op("acquire", 0, 1, key="l", token=3), op("fault", 2, 2.1, "runner", "reap"),
+        *RECORDED, op("granted", 99, 99, key="l", order=3, token=3),
     ]),
     ("a wake-up for a release", wake_ups.check, [GRANT, FREED, op("woken", 2.2, 2.2, "b")]),
     ("a wake-up of a waiter that left", wake_ups.check, [
         op("acquire", 0, 1, outcome="failed", timeout=1), op("woken", 2, 2, "b"),
     ]),
     ("a wake-up for a grant that no client knows of", wake_ups.check, [
-        op("granted", 99, 99, "director", token=9, order=1), op("woken", 2, 2, "b"),
+        op("granted", 99, 99, "runner", token=9, order=1), op("woken", 2, 2, "b"),
     ]),
     ("tokens and numbers rise", fence.check, [
         write(0, 1, 1, number=1), write(2, 3, 1, number=2), write(4, 5, 2, number=1),
@@ -174,13 +174,13 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
         *BOOKS, summed(2, 3, 200, 1), transfer(4, NEVER, 2, "t2"), summed(5, 6, 200, 1),
     ]),
     ("served in order", queue_order.check, [
-        *IN_LINE, left(3, "x", 1, "g"), served(4, "x", 1, "g"), served(5, "y", 2, "h"), left(6, "y", 2, "h"),
+        *QUEUED, left(3, "x", 1, "g"), served(4, "x", 1, "g"), served(5, "y", 2, "h"), left(6, "y", 2, "h"),
     ]),
     ("a waiter that left is passed over", queue_order.check, [
-        *IN_LINE, left(3, "x", 1, "away"), left(4, "y", 2, "h"), served(5, "y", 1, "h"),
+        *QUEUED, left(3, "x", 1, "away"), left(4, "y", 2, "h"), served(5, "y", 1, "h"),
     ]),
     ("a dead waiter is passed over, and then removed", queue_order.check, [
-        killed("a", 0), *IN_LINE, left(3, "y", 2, "h"), served(4, "y", 1, "h"), left(5, "x", 1, "tidy"),
+        killed("a", 0), *QUEUED, left(3, "y", 2, "h"), served(4, "y", 1, "h"), left(5, "x", 1, "tidy"),
     ]),
     ("a renewal before the force-release", forced.check, [
         GRANT, op("renew", 2, 3, token=1), forcing(2.5, 4, now=False, taken=True, freed=False),
@@ -195,7 +195,7 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
     ]),
     ("a survivor's lease superseded before its ttl", linearizability.check, [GRANT, killed("c", 1.1), NEXT]),
     ("a lease superseded before its ttl while another process was stopped for long", linearizability.check, [
-        GRANT, op("fault", 1.1, 2.3, "director", "freeze-past", victim="c", seconds=1.2), NEXT,
+        GRANT, op("fault", 1.1, 2.3, "runner", "freeze-past", victim="c", seconds=1.2), NEXT,
     ]),
     ("a lease force-released with notice and superseded before its ttl", linearizability.check, [
         GRANT, forcing(1.1, 1.2, now=False, taken=True, freed=False), NEXT,
@@ -224,21 +224,21 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
     ("force-released with notice, but not noticed", loss.check, [
         GRANT, forcing(1.1, 1.2, now=False, taken=True, freed=False), NEXT, op("believe", 4, 4.1, token=1),
     ]),
-    ("taken over too late", takeover.check, [GRANT, stopped("a", 2, 15), taken_over(14)]),
-    ("a dead holder's lock, too late", takeover.check, [GRANT, killed("a", 2), taken_over(14)]),
+    ("taken over too late", takeover.check, [GRANT, stopped("a", 2, 15), granted_next(14)]),
+    ("a dead holder's lock, too late", takeover.check, [GRANT, killed("a", 2), granted_next(14)]),
     ("nothing is granted after the last strike", recovery.check, [
-        op("acquire", 0, 2.9, token=1), op("fault", 1, 3, "director", "cut"), op("acquire", 2, 6, outcome="failed"),
+        op("acquire", 0, 2.9, token=1), op("fault", 1, 3, "runner", "cut"), op("acquire", 2, 6, outcome="failed"),
     ]),
     ("strikes without effect", recovery.check, [
-        op("fault", 1, 2, "director", "cut", in_vain=True), op("acquire", 2.5, 3.2, token=1),
+        op("fault", 1, 2, "runner", "cut", no_effect=True), op("acquire", 2.5, 3.2, token=1),
     ]),
-    ("free, but waited for", hand_over.check, [GRANT, FREED, taken_over(5)]),
-    ("a lost grant", durability.check, [op("acquire", 0, 1, token=3), *NOTED]),
+    ("free, but waited for", hand_over.check, [GRANT, FREED, granted_next(5)]),
+    ("a lost grant", durability.check, [op("acquire", 0, 1, token=3), *RECORDED]),
     ("a lost lock", durability.check, [
-        op("acquire", 0, 1, key="l", token=3), *NOTED, op("granted", 99, 99, key="l", order=3, token=3),
+        op("acquire", 0, 1, key="l", token=3), *RECORDED, op("granted", 99, 99, key="l", order=3, token=3),
     ]),
     ("a grant never recorded", durability.check, [
-        op("acquire", 0, 1, key="l", token=2), op("newest", 9, 9, key="l", token=2), *NOTED,
+        op("acquire", 0, 1, key="l", token=2), op("newest", 9, 9, key="l", token=2), *RECORDED,
     ]),
     ("two wake-ups for a release", wake_ups.check, [
         GRANT, FREED, op("woken", 2.2, 2.2, "b"), op("woken", 2.2, 2.2, "c"),
@@ -274,19 +274,19 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
         transfer(0, 9, 2, "t2"), transfer(0, 9, 1, "t1"), entry(1, 2, "t2", 0), entry(2, 1, "t1", 0), balance(1, 100),
     ]),
     ("served out of turn", queue_order.check, [
-        *IN_LINE, left(3, "y", 2, "g"), served(4, "y", 1, "g"), left(5, "x", 1, "h"), served(6, "x", 2, "h"),
+        *QUEUED, left(3, "y", 2, "g"), served(4, "y", 1, "g"), left(5, "x", 1, "h"), served(6, "x", 2, "h"),
     ]),
     ("served out of turn where another process died", queue_order.check, [
-        killed("z", 0), *IN_LINE,
+        killed("z", 0), *QUEUED,
         left(3, "y", 2, "g"), served(4, "y", 1, "g"), left(5, "x", 1, "h"), served(6, "x", 2, "h"),
     ]),
     ("overtaken, then gave up", queue_order.check, [
-        *IN_LINE, left(3, "y", 2, "g"), served(4, "y", 1, "g"), left(5, "x", 1, "away"),
+        *QUEUED, left(3, "y", 2, "g"), served(4, "y", 1, "g"), left(5, "x", 1, "away"),
     ]),
     ("served without a ticket, ahead of the queue", queue_order.check, [
-        *IN_LINE, served(3, "z", 1, "g"), left(4, "x", 1, "h"), served(5, "x", 2, "h"),
+        *QUEUED, served(3, "z", 1, "g"), left(4, "x", 1, "h"), served(5, "x", 2, "h"),
     ]),
-    ("an orphaned ticket in the queue", queue_order.check, [op("ghost", 9, 9, ticket=1)]),
+    ("an orphaned ticket in the queue", queue_order.check, [op("orphan", 9, 9, ticket=1)]),
     ("a lock that is stuck", queue_order.check, [op("stuck", 9, 9)]),
     ("renewed after a force-release", forced.check, [
         GRANT, forcing(2, 3, now=False, taken=True, freed=False), op("renew", 4, 5, token=1),
@@ -298,17 +298,20 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
 
 
 def named(cases: list[tuple[str, Checker, list[Operation]]]) -> list[Any]:
-    return [pytest.param(check, told, id=f"{check.__module__.split('.')[-1]}: {name}") for name, check, told in cases]
+    return [
+        pytest.param(check, operations, id=f"{check.__module__.split('.')[-1]}: {name}")
+        for name, check, operations in cases
+    ]
 
 
-@pytest.mark.parametrize(("check", "told"), named(GOOD))
-def test_checker_accepts_a_good_history(check: Checker, told: list[Operation]) -> None:
-    assert check(History(told)).violations == []
+@pytest.mark.parametrize(("check", "operations"), named(GOOD))
+def test_checker_accepts_a_good_history(check: Checker, operations: list[Operation]) -> None:
+    assert check(History(operations)).violations == []
 
 
-@pytest.mark.parametrize(("check", "told"), named(BAD))
-def test_checker_finds_the_violation_in_a_bad_history(check: Checker, told: list[Operation]) -> None:
-    finding = check(History(told))
+@pytest.mark.parametrize(("check", "operations"), named(BAD))
+def test_checker_finds_the_violation_in_a_bad_history(check: Checker, operations: list[Operation]) -> None:
+    finding = check(History(operations))
     assert finding.violations
     assert finding.after is not None
 
@@ -321,61 +324,63 @@ def test_every_checker_has_good_and_bad_histories() -> None:
     assert {check for _, check, _ in GOOD} == {check for _, check, _ in BAD} == every
 
 
-def by_trying(model: FencedMutex, operations: list[Operation]) -> bool:
+def by_brute_force(model: FencedMutex, operations: list[Operation]) -> bool:
     """Return whether a linearization exists, by trying every order of every choice of the unknown operations."""
     certain = [one for one in operations if not math.isinf(one.returned)]
     doubtful = [one for one in operations if math.isinf(one.returned)]
     choices = itertools.chain.from_iterable(
         itertools.combinations(doubtful, count) for count in range(len(doubtful) + 1)
     )
-    return any(_goes(model, order) for chosen in choices for order in itertools.permutations([*certain, *chosen]))
+    return any(
+        _is_possible(model, order) for chosen in choices for order in itertools.permutations([*certain, *chosen])
+    )
 
 
-def _goes(model: FencedMutex, order: tuple[Operation, ...]) -> bool:
+def _is_possible(model: FencedMutex, order: tuple[Operation, ...]) -> bool:
     state = Mutex()
-    for place, one in enumerate(order):
-        after = model.answer(state, one)
-        if after is None or any(later.returned < one.called for later in order[place + 1 :]):
+    for index, one in enumerate(order):
+        after = model.apply(state, one)
+        if after is None or any(later.returned < one.called for later in order[index + 1 :]):
             return False
         state = after
     return True
 
 
-def some_history(dice: random.Random) -> list[Operation]:
+def random_history(rng: random.Random) -> list[Operation]:
     """Make a few operations that overlap in any way and are mostly plausible."""
-    count = dice.randrange(2, 6)
-    times = dice.sample(range(100), 2 * count)
+    count = rng.randrange(2, 6)
+    times = rng.sample(range(100), 2 * count)
     found = []
     for number in range(count):
         called, returned = sorted(times[2 * number : 2 * number + 2])
-        kind = dice.choice(["acquire", "acquire", "acquire", "believe", "release", "release", "renew", "force"])
+        kind = rng.choice(["acquire", "acquire", "acquire", "believe", "release", "release", "renew", "force"])
         # If tokens roughly follow time, more of the histories are linearizable.
-        token = min(3, max(1, called // 34 + 1 + dice.choice([0, 0, 0, 0, -1, 1])))
-        said: dict[str, Any] = {"token": token}
-        if kind in ("release", "force") and dice.random() < 0.8:
-            said["freed"] = dice.random() < 0.8
-        end = NEVER if kind not in ("believe", "renew") and dice.random() < 0.25 else float(returned)
-        found.append(op(kind, float(called), end, **said))
+        token = min(3, max(1, called // 34 + 1 + rng.choice([0, 0, 0, 0, -1, 1])))
+        details: dict[str, Any] = {"token": token}
+        if kind in ("release", "force") and rng.random() < 0.8:
+            details["freed"] = rng.random() < 0.8
+        end = NEVER if kind not in ("believe", "renew") and rng.random() < 0.25 else float(returned)
+        found.append(op(kind, float(called), end, **details))
     return found
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_linearizability_search_agrees_with_trying_every_order(seed: int) -> None:
-    dice = random.Random(seed)
-    said = {True: 0, False: 0}
+    rng = random.Random(seed)
+    details = {True: 0, False: 0}
     for _ in range(200):
-        told = some_history(dice)
-        model = FencedMutex({token: dice.uniform(0, 120) for token in (1, 2, 3)} if dice.random() < 0.5 else None)
-        there_is = by_trying(model, told)
-        assert (linearize(model, History(told)) is None) == there_is, "\n".join(map(str, told))
-        said[there_is] += 1
-    assert min(said.values()) > 20, "too few histories of one kind for this to prove anything"
+        operations = random_history(rng)
+        model = FencedMutex({token: rng.uniform(0, 120) for token in (1, 2, 3)} if rng.random() < 0.5 else None)
+        expected = by_brute_force(model, operations)
+        assert (linearize(model, History(operations)) is None) == expected, "\n".join(map(str, operations))
+        details[expected] += 1
+    assert min(details.values()) > 20, "too few histories of one kind for this to prove anything"
 
 
 def test_linearizability_search_stays_fast_with_many_waiters() -> None:
-    told = []
+    operations = []
     for token in range(1, 101):
-        told += [op("acquire", max(0, token - 48) + token / 1000, token + 0.5, token=token)]
-        told += [op("release", token + 0.6, token + 0.7, token=token, freed=True)]
-    assert linearize(FencedMutex(), History(told)) is None
-    assert linearize(FencedMutex(), History([*told, op("believe", 90, 91, token=80)])) is not None
+        operations += [op("acquire", max(0, token - 48) + token / 1000, token + 0.5, token=token)]
+        operations += [op("release", token + 0.6, token + 0.7, token=token, freed=True)]
+    assert linearize(FencedMutex(), History(operations)) is None
+    assert linearize(FencedMutex(), History([*operations, op("believe", 90, 91, token=80)])) is not None

@@ -12,7 +12,7 @@ import pytest
 
 import dblock
 from dblock.embedded import Server
-from tests.robustness.faults.server import kill_everything
+from tests.robustness.faults.server import kill_all_processes
 from tests.support import mutants
 from tests.support.stages import first
 
@@ -66,7 +66,7 @@ def lost_in_crashes(server: Server, kills: int) -> tuple[int, int]:
             for _ in range(kills):
                 recovered = len(load.acknowledged)
                 time.sleep(random.uniform(0.2, 0.5))
-                kill_everything(server)
+                kill_all_processes(server)
                 server.stop()
                 server.start()
                 deadline = time.monotonic() + 30

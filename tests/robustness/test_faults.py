@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.robustness import faults
-from tests.robustness.faults import CannotBeDone, Fault
+from tests.robustness.faults import Fault, FaultUnavailable
 from tests.robustness.scenarios import Outcome, Scenario, play
 from tests.support.stages import first
 
@@ -16,7 +16,7 @@ ALL = faults.all_faults()
 CHECKERS = {
     "linearizability",
     "token order",
-    "loss told first",
+    "loss reported first",
     "takeover in time",
     "one wake-up per release",
     "durability",
@@ -26,28 +26,28 @@ CHECKERS = {
 def played(fault: str, strikes: int, workers: int, folder: Path) -> Outcome:
     try:
         return play(Scenario("mutex", fault, workers, strikes=strikes), seed=1, folder=folder)
-    except CannotBeDone as error:
+    except FaultUnavailable as error:
         pytest.skip(f"{fault}: {error}")
 
 
-def goes_on(outcome: Outcome) -> bool:
+def continues(outcome: Outcome) -> bool:
     """Return whether locks were granted after the last strike had ended."""
-    over = max(one.returned for one in outcome.history.faults)
-    return any(one.ok and one.called > over for one in outcome.history.of("acquire"))
+    ended = max(one.returned for one in outcome.history.faults)
+    return any(one.ok and one.called > ended for one in outcome.history.of("acquire"))
 
 
 @pytest.mark.parametrize("fault", ALL.values(), ids=list(ALL))
 def test_fault_says_what_it_does_and_why_a_checker_is_exempt(fault: type[Fault]) -> None:
     assert fault.__doc__
-    assert all(name in CHECKERS and len(why) > 40 for name, why in fault.excuses.items())
-    assert {"token order", "durability"} - set(fault.excuses) or fault.name == "split-brain"
+    assert all(name in CHECKERS and len(why) > 40 for name, why in fault.exempt_checkers.items())
+    assert {"token order", "durability"} - set(fault.exempt_checkers) or fault.name == "split-brain"
 
 
 def test_fault_without_its_prerequisite_says_so_and_plays_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.robustness.faults.clock.library", lambda: None)
-    with pytest.raises(CannotBeDone, match="libfaketime is not installed"):
+    with pytest.raises(FaultUnavailable, match="libfaketime is not installed"):
         play(Scenario("mutex", "clock"), folder=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -59,7 +59,7 @@ def test_traffic_continues_after_a_fault(fault: str, tmp_path: Path) -> None:
     assert not outcome.violations
     assert not outcome.trouble
     assert outcome.strikes
-    assert goes_on(outcome)
+    assert continues(outcome)
 
 
 @pytest.mark.usefixtures("embedded_binaries")
@@ -71,4 +71,4 @@ def test_traffic_continues_after_every_fault(fault: str, tmp_path: Path) -> None
     assert not outcome.violations
     assert not outcome.trouble
     assert outcome.strikes
-    assert goes_on(outcome)
+    assert continues(outcome)

@@ -9,9 +9,9 @@ from tests.robustness.checkers import hand_over
 from tests.robustness.history.record import History, Operation
 
 
-def op(kind: str, called: float, returned: float, process: str = "a", **said: Any) -> Operation:
-    outcome = said.pop("outcome", "unknown" if math.isinf(returned) else "ok")
-    return Operation(process, kind, said.pop("key", "k"), called, returned, outcome, said)
+def op(kind: str, called: float, returned: float, process: str = "a", **details: Any) -> Operation:
+    outcome = details.pop("outcome", "unknown" if math.isinf(returned) else "ok")
+    return Operation(process, kind, details.pop("key", "k"), called, returned, outcome, details)
 
 
 GRANT = op("acquire", 0, 1, token=1)
@@ -20,22 +20,22 @@ LATE = op("acquire", 19, 23, "b", token=2)
 GIVEN_UP = op("acquire", 19, 24, "b", outcome="failed")
 
 
-def violations(*told: Operation) -> list[str]:
-    return hand_over.check(History(told)).violations
+def violations(*operations: Operation) -> list[str]:
+    return hand_over.check(History(operations)).violations
 
 
 def hand_overs(seconds: float) -> list[Operation]:
-    told = [op("acquire", 0, 0.5, token=1)]
+    operations = [op("acquire", 0, 0.5, token=1)]
     for token in range(1, 21):
-        told.append(op("release", token, token + 0.01, f"p{token}", token=token, freed=True))
-        told.append(op("acquire", token - 0.1, token + 0.01 + seconds, f"p{token + 1}", token=token + 1))
-    return told
+        operations.append(op("release", token, token + 0.01, f"p{token}", token=token, freed=True))
+        operations.append(op("acquire", token - 0.1, token + 0.01 + seconds, f"p{token + 1}", token=token + 1))
+    return operations
 
 
 def test_checker_accepts_a_lock_handed_over_in_time() -> None:
     finding = hand_over.check(History([GRANT, FREED, op("acquire", 19, 20.2, "b", token=2)]))
     assert finding.violations == []
-    assert finding.looked_at == 1
+    assert finding.checked == 1
 
 
 def test_checker_finds_a_free_lock_with_a_waiter() -> None:
@@ -56,8 +56,8 @@ def test_checker_skips_a_lock_that_may_be_held() -> None:
 
 
 def test_checker_skips_the_time_around_a_fault() -> None:
-    assert violations(GRANT, FREED, LATE, op("fault", 17, 17.1, "director", key="kill")) == []
-    assert violations(GRANT, FREED, LATE, op("fault", 1, 1.1, "director", key="kill"))
+    assert violations(GRANT, FREED, LATE, op("fault", 17, 17.1, "runner", key="kill")) == []
+    assert violations(GRANT, FREED, LATE, op("fault", 1, 1.1, "runner", key="kill"))
 
 
 def test_missing_wake_ups_show_in_the_median() -> None:

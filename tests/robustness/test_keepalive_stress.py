@@ -26,7 +26,7 @@ TTL = 2.0
 def slow_database(dsn: str) -> Iterator[tuple[str, Callable[[float], None]]]:
     """Yield a DSN, and a function that delays the replies over it, whatever this process is busy with."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_pass_on, args=(dsn, theirs), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=_run_proxy, args=(dsn, theirs), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -36,10 +36,10 @@ def slow_database(dsn: str) -> Iterator[tuple[str, Callable[[float], None]]]:
         process.join()
 
 
-def _pass_on(dsn: str, orders: Connection) -> None:
+def _run_proxy(dsn: str, commands: Connection) -> None:
     with Proxy(dsn) as proxy:
-        orders.send(proxy.dsn)
-        while (delay := orders.recv()) is not None:
+        commands.send(proxy.dsn)
+        while (delay := commands.recv()) is not None:
             proxy.delay = delay
 
 
@@ -68,9 +68,9 @@ def test_leases_survive_a_busy_pool_and_a_slow_database(dsn: str, owner: psycopg
             until = time.monotonic() + seconds
             while time.monotonic() < until:
                 for lease in leases:
-                    left, looked_at = lease.remaining(), time.monotonic()
+                    left, checked_at = lease.remaining(), time.monotonic()
                     row = owner.execute("SELECT token, remaining FROM holder(%s)", [lease.name]).fetchone()
-                    if left > time.monotonic() - looked_at:
+                    if left > time.monotonic() - checked_at:
                         assert row is not None, f"{lease!r} is trusted, but the server has no such lease"
                         assert row[0] == lease.token
                     assert not lease.lost.is_set(), f"{lease!r} was lost without need"
@@ -99,8 +99,8 @@ def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str
     """With the usual ttl of 30 s, leases are renewed every 10 s. 5 % of a core is half a second of that time."""
     with dblock.Client(dsn, pool_size=4) as client, ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: client.lock(f"{number}").acquire(), range(10_000)))
-        keeper = client._keepalive
-        states = keeper.flow.schedule.held()
+        keepalive = client._keepalive
+        states = keepalive.flow.schedule.held()
         assert len(states) == 10_000
         calls = 0
 
@@ -119,7 +119,7 @@ def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str
             for state in states:
                 state._sent_at -= 10  # due
             before = time.thread_time()
-            keeper._runner.run(counted(keeper.flow.schedule.renew_due()))
+            keepalive._runner.run(counted(keepalive.flow.schedule.renew_due()))
             spent.append(time.thread_time() - before)
         assert calls == 3
         assert all(state.remaining() > 28 for state in states)

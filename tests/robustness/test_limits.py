@@ -11,7 +11,7 @@ from tests.robustness.soak.rolling import Windows
 pytestmark = pytest.mark.usefixtures("embedded_binaries")
 
 
-def is_so(found: Measured) -> Measured:
+def verified(found: Measured) -> Measured:
     assert found.claims
     assert all(found.claims.values()), found.markdown()
     return found
@@ -20,47 +20,47 @@ def is_so(found: Measured) -> Measured:
 @pytest.mark.second_stage
 def test_many_names_lose_no_lock_and_the_reaper_deletes_the_idle_ones() -> None:
     # The duration is measured in test_million_names_cost_no_more_per_lock, while nothing else runs.
-    found = is_so(names.measure(5_000, 500, 150, durable=False))
+    found = verified(names.measure(5_000, 500, 150, durable=False))
     assert found.numbers["bytes"] < 600
 
 
 @pytest.mark.second_stage
 def test_open_snapshot_makes_the_table_grow_only_while_it_is_open() -> None:
-    is_so(snapshots.measure(1_500, durable=False))
+    verified(snapshots.measure(1_500, durable=False))
 
 
 def test_client_has_three_connections_and_leaves_nothing_behind() -> None:
-    assert is_so(clients.measure(2, 4, durable=False)).numbers["connections"] == clients.CONNECTIONS
+    assert verified(clients.measure(2, 4, durable=False)).numbers["connections"] == clients.CONNECTIONS
 
 
 @pytest.mark.long
 def test_clients_beyond_the_connection_limit_cost_the_others_no_lease() -> None:
     # More clients than connections, so that some clients get none, however few connections each of the others takes.
-    found = is_so(clients.measure_without_room(2, 12, 20, ttl=2.0))
+    found = verified(clients.measure_beyond_limit(2, 12, 20, ttl=2.0))
     assert 0 < found.numbers["held"] < 24
 
 
 @pytest.mark.long
 def test_leases_survive_a_period_without_free_connections() -> None:
-    is_so(connections.measure(ttl=1.5))
+    verified(connections.measure(ttl=1.5))
 
 
 def test_client_can_wait_for_many_locks() -> None:
-    is_so(queues.measure((30,), look_for=0.2, durable=False))
+    verified(queues.measure((30,), observe_for=0.2, durable=False))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_million_names_cost_no_more_per_lock() -> None:
-    found = is_so(names.measure())
+    found = verified(names.measure())
     assert found.numbers["pair"] < 1.5, found.figures
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_five_hundred_clients_lose_no_lease() -> None:
-    is_so(clients.measure())
-    is_so(clients.measure_without_room())
+    verified(clients.measure())
+    verified(clients.measure_beyond_limit())
 
 
 # What a soak judges as flat.
@@ -95,14 +95,14 @@ def test_growth_hidden_by_a_late_drop_shows_in_the_slope() -> None:
 
 
 def line(number: int, at: float, **more: object) -> dict[str, object]:
-    return {"id": number, "at": at, "said": {}, **more}
+    return {"id": number, "at": at, "details": {}, **more}
 
 
 def grant(number: int, began: float, ended: float, key: str, token: int) -> list[dict[str, object]]:
     """Make the two lines that a process reports for a grant."""
     return [
         line(number, began, kind="acquire", key=key),
-        {**line(number, ended, outcome="ok"), "said": {"token": token}},
+        {**line(number, ended, outcome="ok"), "details": {"token": token}},
     ]
 
 
@@ -115,14 +115,14 @@ def test_falling_token_is_found_across_several_windows() -> None:
     windows.report("b", grant(1, 20.0, 21.0, "x", 9))
     windows.next()
     assert len(windows.violations) == 1
-    assert windows.looked_at["token order"] == 2
+    assert windows.checked["token order"] == 2
 
 
 def test_lease_trusted_after_the_next_grant_is_found() -> None:
     windows = Windows()
     windows.report("a", [*grant(1, 1.0, 2.0, "x", 10), line(2, 9.0, kind="believe", key="x")])
     windows.next()
-    windows.report("a", [{**line(2, 9.0, outcome="ok"), "said": {"token": 10}}])
+    windows.report("a", [{**line(2, 9.0, outcome="ok"), "details": {"token": 10}}])
     windows.report("b", grant(1, 3.0, 4.0, "x", 11))
     windows.next()
     assert len(windows.violations) == 1

@@ -37,8 +37,8 @@ def test_control_run_without_the_bug_is_clean(bug: Bug) -> None:
     outcome = control(bug)
     assert not outcome.violations
     assert not outcome.trouble
-    looked_at = {one.checker for one in outcome.findings if one.looked_at}
-    assert looked_at & set(bug.found_by), "the checkers that should find the bug had nothing to check"
+    checked = {one.checker for one in outcome.findings if one.checked}
+    assert checked & set(bug.found_by), "the checkers that should find the bug had nothing to check"
 
 
 def test_every_bug_can_still_be_inserted() -> None:

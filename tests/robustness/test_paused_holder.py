@@ -36,17 +36,17 @@ for line in sys.stdin:
     sys.stdin.readline()
     # It is stopped in the line above. This is the first line that runs afterwards.
     lost, left = lease.lost.is_set(), lease.remaining()
-    told = {"lost": lost, "left": left, "reason": str(lease.lost.reason), "released": lease.release()}
+    report = {"lost": lost, "left": left, "reason": str(lease.lost.reason), "released": lease.release()}
     try:
         lease.renew()
     except dblock.LeaseLost as error:
-        told["renew"] = error.reason
-    print(json.dumps(told), flush=True)
+        report["renew"] = error.reason
+    print(json.dumps(report), flush=True)
 """
 
 
 @contextmanager
-def killed_if_it_fails(holder: subprocess.Popen[str]) -> Iterator[None]:
+def kill_on_failure(holder: subprocess.Popen[str]) -> Iterator[None]:
     """Kill the process if the block fails, because a stopped process would never exit."""
     try:
         yield
@@ -57,7 +57,7 @@ def killed_if_it_fails(holder: subprocess.Popen[str]) -> Iterator[None]:
 
 def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int, int]]:
     """Stop one holder past its lease repeatedly; return what it reported, its token, and the next holder's."""
-    told = []
+    reports = []
     with (
         subprocess.Popen(
             [sys.executable, "-c", HOLDER, dsn, str(TTL), str(number)],
@@ -69,7 +69,7 @@ def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int,
     ):
         assert holder.stdin is not None
         assert holder.stdout is not None
-        with killed_if_it_fails(holder):
+        with kill_on_failure(holder):
             for trial in range(times):
                 name = f"{number}:{trial}"
                 holder.stdin.write(f"{name}\n")
@@ -80,21 +80,23 @@ def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int,
                     holder.stdin.write("go on\n")
                     holder.stdin.flush()
                     holder.send_signal(signal.SIGCONT)
-                    told.append((json.loads(holder.stdout.readline()), token, lease.token))
+                    reports.append((json.loads(holder.stdout.readline()), token, lease.token))
                     current = client.lock(name).holder()
                     assert current is not None
                     assert current.token == lease.token, "the stopped holder has changed the next holder's lease"
             holder.stdin.close()
-    return told
+    return reports
 
 
 @pytest.mark.parametrize("times", [1, *first(0, [3]), pytest.param(20, marks=pytest.mark.long)])
 def test_stopped_holder_finds_its_lease_lost_when_it_resumes(dsn: str, times: int) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        told = [one for some in threads.map(lambda number: trials(dsn, number, times), range(AT_ONCE)) for one in some]
-    assert len(told) == times * AT_ONCE
-    for said, before, after in told:
-        assert said == {"lost": True, "left": 0.0, "reason": "expired", "released": False, "renew": "expired"}
+        reports = [
+            one for some in threads.map(lambda number: trials(dsn, number, times), range(AT_ONCE)) for one in some
+        ]
+    assert len(reports) == times * AT_ONCE
+    for report, before, after in reports:
+        assert report == {"lost": True, "left": 0.0, "reason": "expired", "released": False, "renew": "expired"}
         assert after > before
 
 
@@ -106,7 +108,7 @@ def test_paused_holder_run_catches_a_trust_window_that_is_too_long(dsn: str, own
     ) as holder:
         assert holder.stdin is not None
         assert holder.stdout is not None
-        with killed_if_it_fails(holder):
+        with kill_on_failure(holder):
             holder.stdin.write("a\n")
             holder.stdin.flush()
             holder.stdout.readline()

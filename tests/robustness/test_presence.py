@@ -392,8 +392,8 @@ def test_stopped_holder_whose_session_ended_knows_of_the_loss_when_it_resumes(
             thread.join()
             holder.process.send_signal(signal.SIGCONT)
             time.sleep(0.3)
-            told = holder.ask()
-            assert told["lost"] is True, told
+            report = holder.ask()
+            assert report["lost"] is True, report
             assert came[1].release()
 
 
@@ -411,8 +411,8 @@ def test_holder_whose_event_loop_was_blocked_also_finds_out_at_once(dsn: str, ow
             return came[1], lease.lost.is_set(), lease.remaining() == 0
 
     with dblock.Client(dsn) as client:
-        taken, *told = asyncio.run(state(client))
-        assert told == [True, True]
+        taken, *report = asyncio.run(state(client))
+        assert report == [True, True]
         taken.release()
 
 

@@ -39,17 +39,17 @@ CREATE TRIGGER note AFTER DELETE ON dblock.lock_tickets FOR EACH ROW EXECUTE FUN
 """
 
 
-async def want(client: dblock.AsyncClient, dice: random.Random, until: float) -> None:
+async def want(client: dblock.AsyncClient, rng: random.Random, until: float) -> None:
     """Acquire the lock repeatedly; at times give up after a short timeout, or cancel the wait."""
     while time.monotonic() < until:
-        mood = dice.random()
+        draw = rng.random()
         try:
-            if mood < 0.2:
-                async with client.lock("a", timeout=dice.uniform(0, 0.1)):
+            if draw < 0.2:
+                async with client.lock("a", timeout=rng.uniform(0, 0.1)):
                     pass
-            elif mood < 0.3:
-                await asyncio.wait_for(client.lock("a").acquire(), dice.uniform(0, 0.1))
-            elif mood < 0.4:
+            elif draw < 0.3:
+                await asyncio.wait_for(client.lock("a").acquire(), rng.uniform(0, 0.1))
+            elif draw < 0.4:
                 if lease := await client.lock("a").try_acquire():
                     await lease.release()
             else:
@@ -63,11 +63,11 @@ def crowd(dsn: str, seed: int, seconds: float, everyone: Barrier) -> None:
     """Contend for this time, counted from when every process has started: a busy machine starts them slowly."""
 
     async def all_of_them() -> None:
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         clients = [dblock.AsyncClient(dsn, patience=30) for _ in range(CLIENTS)]
         everyone.wait(60)
         until = time.monotonic() + seconds
-        await asyncio.gather(*(want(client, dice, until) for client in clients for _ in range(TASKS)))
+        await asyncio.gather(*(want(client, rng, until) for client in clients for _ in range(TASKS)))
         for client in clients:
             await client.close()
 

@@ -12,7 +12,7 @@ from psycopg import conninfo
 
 import dblock
 from dblock.embedded import Server
-from tests.robustness.traffic.stage import wait_until
+from tests.robustness.traffic.environment import wait_until
 from tests.support.proxy import Proxy
 from tests.support.standby import kill, promote, standby_of, wait_until_caught_up
 

@@ -22,8 +22,8 @@ from tests.robustness.soak.flatness import MEMORY, Series
 SCENARIO = Scenario("mutex", "crash")
 
 
-def result(looked_at: int = 9, violations: int = 0, **more: Any) -> Result:
-    found = {"checker": "loss told first", "looked_at": looked_at, "violations": violations, "first": ["two holders"]}
+def result(checked: int = 9, violations: int = 0, **more: Any) -> Result:
+    found = {"checker": "loss reported first", "checked": checked, "violations": violations, "first": ["two holders"]}
     figures = (1.0, 10, 9, 8, 0, 0, 3)
     return Result(SCENARIO.name, "mutex", "crash", 7, *figures, [found], {"durability": "it may be lost"}, **more)
 
@@ -33,20 +33,20 @@ def written(folder: Path, *some: Result, **more: Any) -> str:
 
 
 def test_report_does_not_count_a_checker_that_saw_nothing(tmp_path: Path) -> None:
-    assert "loss told first (9)" in written(tmp_path, result())
-    assert "*nothing to check: loss told first*" in written(tmp_path, result(looked_at=0))
+    assert "loss reported first (9)" in written(tmp_path, result())
+    assert "*nothing to check: loss reported first*" in written(tmp_path, result(checked=0))
 
 
 def test_report_lists_failures_exempt_checkers_and_skipped_scenarios(tmp_path: Path) -> None:
-    said = written(
+    text = written(
         tmp_path, result(violations=1), result(trouble=["it hung"]), not_played=["mutex / clock: no library"]
     )
-    assert "**2 of 2 runs failed.**" in said
-    assert "**1 were not played.**" in said
-    assert "- mutex / clock: no library" in said
-    assert "two holders" in said
-    assert "0 and trouble" in said
-    assert "- under crash, **durability**: it may be lost" in said
+    assert "**2 of 2 runs failed.**" in text
+    assert "**1 were not played.**" in text
+    assert "- mutex / clock: no library" in text
+    assert "two holders" in text
+    assert "0 and trouble" in text
+    assert "- under crash, **durability**: it may be lost" in text
 
 
 @pytest.mark.parametrize("ended_with", [-9, 1, 0, suite.SKIPPED])
@@ -57,8 +57,8 @@ def test_failed_run_fails_the_suite_and_is_reported(
     monkeypatch.setattr(suite, "_run", lambda command, out: ended_with)
     good = results.path_of(tmp_path, "mutex", "crash", 8)
     good.write_text(json.dumps(asdict(result())))
-    asked = argparse.Namespace(out=tmp_path, only="", at_once=1)
-    assert suite._all(asked) == int(ended_with in (-9, 1))
+    args = argparse.Namespace(out=tmp_path, only="", at_once=1)
+    assert suite._all(args) == int(ended_with in (-9, 1))
     assert ("FAILED" in capsys.readouterr().out) == (ended_with in (-9, 1))
     assert "- mutex / crash, seed 7: has no result" in (tmp_path / "report.md").read_text()
 
@@ -74,7 +74,7 @@ def test_earlier_result_counts_again(
 
 def test_fault_labels_do_not_overlap() -> None:
     faults = [
-        Operation("director", "fault", "server", at, at + 0.01, OK, {"label": name})
+        Operation("runner", "fault", "server", at, at + 0.01, OK, {"label": name})
         for at, name in ((1.0, "the first"), (1.1, "the second"), (6.0, "the third"))
     ]
     acquired = [Operation("worker", "acquire", "a", at, at + 0.1, OK, {"token": 1}) for at in (0.0, 10.0)]

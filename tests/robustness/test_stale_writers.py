@@ -49,13 +49,13 @@ class Holders:
             for _ in range(AT_ONCE)
         ]
 
-    def say(self, words: list[dict[str, Any]]) -> None:
-        for process, word in zip(self._processes, words, strict=True):
+    def send(self, messages: list[dict[str, Any]]) -> None:
+        for process, message in zip(self._processes, messages, strict=True):
             assert process.stdin is not None
-            process.stdin.write(json.dumps(word) + "\n")
+            process.stdin.write(json.dumps(message) + "\n")
             process.stdin.flush()
 
-    def hear(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[dict[str, Any]]:
         return [json.loads(process.stdout.readline()) for process in self._processes]  # type: ignore[union-attr]
 
     def signal(self, number: signal.Signals) -> None:
@@ -74,7 +74,7 @@ class Holders:
 
 
 @pytest.fixture(scope="module")
-def stage(
+def environment(
     server: str, template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Holders, Resources]]:
     """Yield a database, an S3 server, a folder, a service and holders for all tests of this module, because they take
@@ -97,15 +97,15 @@ def stage(
         resources.close()
 
 
-def story(
-    stage: tuple[str, Holders, Resources], kind: str, fenced: bool, writes: bool, claims: bool, label: str
+def take_over_and_resume(
+    environment: tuple[str, Holders, Resources], kind: str, fenced: bool, writes: bool, claims: bool, label: str
 ) -> tuple[list[str], list[Any], list[str]]:
     """Return the results of the stopped holders, the final values, and the values that the next holders wrote."""
-    dsn, holders, resources = stage
+    dsn, holders, resources = environment
     names = [f"{label}_{number}" for number in range(AT_ONCE)]
     resources.prepare(kind, names, fenced)
-    holders.say([{"kind": kind, "name": name, "fenced": fenced, "ttl": TTL} for name in names])
-    tokens = [told["token"] for told in holders.hear()]
+    holders.send([{"kind": kind, "name": name, "fenced": fenced, "ttl": TTL} for name in names])
+    tokens = [results["token"] for results in holders.receive()]
     holders.signal(signal.SIGSTOP)
     should_be = []
     with dblock.Client(dsn) as client:
@@ -116,10 +116,10 @@ def story(
             if writes:
                 resources.write(kind, name, lease, f"new {lease.token}", fenced)
             should_be.append(f"new {lease.token}" if writes else "start")
-        holders.say([{}] * AT_ONCE)
+        holders.send([{}] * AT_ONCE)
         holders.signal(signal.SIGCONT)
-        told = [one["outcome"] for one in holders.hear()]
-    return told, [resources.read(kind, name, fenced) for name in names], should_be
+        results = [one["outcome"] for one in holders.receive()]
+    return results, [resources.read(kind, name, fenced) for name in names], should_be
 
 
 ORDER = sorted(KINDS, key=lambda kind: kind not in ("key", "row", "http"))
@@ -132,22 +132,24 @@ HOW = pytest.mark.parametrize("how", ["first write", "claim alone"])
 @pytest.mark.parametrize("kind", first(3, ORDER))
 @pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
 def test_stale_write_is_refused_every_time(
-    stage: tuple[str, Holders, Resources], kind: str, how: str, rounds: int
+    environment: tuple[str, Holders, Resources], kind: str, how: str, rounds: int
 ) -> None:
     for number in range(rounds):
         label = f"{kind[:3]}{how[:1]}{rounds}_{number}"
-        told, there, should_be = story(stage, kind, True, how == "first write", how == "claim alone", label)
-        assert told == ["stale"] * AT_ONCE
-        assert there == should_be
+        results, found, should_be = take_over_and_resume(
+            environment, kind, True, how == "first write", how == "claim alone", label
+        )
+        assert results == ["stale"] * AT_ONCE
+        assert found == should_be
 
 
 @pytest.mark.parametrize("kind", first(3, ORDER))
-def test_stale_writer_without_a_fence_does_harm(stage: tuple[str, Holders, Resources], kind: str) -> None:
+def test_stale_writer_without_a_fence_does_harm(environment: tuple[str, Holders, Resources], kind: str) -> None:
     if kind == "key":
-        stage[2]._raw.execute("CREATE TABLE IF NOT EXISTS keys (id text PRIMARY KEY, v text)")
-    told, there, should_be = story(stage, kind, False, True, False, f"{kind[:3]}_bare")
-    assert told == ["written"] * AT_ONCE
-    assert all(found != wanted and found.startswith("stale") for found, wanted in zip(there, should_be, strict=True))
+        environment[2]._raw.execute("CREATE TABLE IF NOT EXISTS keys (id text PRIMARY KEY, v text)")
+    results, found, should_be = take_over_and_resume(environment, kind, False, True, False, f"{kind[:3]}_bare")
+    assert results == ["written"] * AT_ONCE
+    assert all(value != wanted and value.startswith("stale") for value, wanted in zip(found, should_be, strict=True))
 
 
 WRITERS = 16

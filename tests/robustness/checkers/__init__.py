@@ -16,7 +16,7 @@ class Finding:
     """Hold the result of one checker for one history."""
 
     checker: str
-    looked_at: int
+    checked: int
     """Number of operations that the checker could judge. If it is 0, the check has shown nothing."""
     violations: list[str] = field(default_factory=list)
     after: int | None = None
@@ -31,12 +31,12 @@ def operations_until(history: History, moment: float) -> int:
     return sum(one.called <= moment for one in history)
 
 
-def found(checker: str, history: History, looked_at: int, bad: list[tuple[Operation, str]]) -> Finding:
+def make_finding(checker: str, history: History, checked: int, bad: list[tuple[Operation, str]]) -> Finding:
     """Make a finding from the violations, each with the operation at which it shows."""
     first = min((one.called if one.returned == float("inf") else one.returned for one, _ in bad), default=None)
     return Finding(
         checker,
-        looked_at,
+        checked,
         [f"{what}\n    {one}" for one, what in bad],
         None if first is None else operations_until(history, first),
     )

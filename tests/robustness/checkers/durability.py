@@ -6,7 +6,7 @@ server recorded its grants, each in the transaction of the grant, this grant mus
 
 from __future__ import annotations
 
-from tests.robustness.checkers import Finding, found
+from tests.robustness.checkers import Finding, make_finding
 from tests.robustness.history.record import History, Operation
 
 
@@ -14,7 +14,7 @@ def check(history: History) -> Finding:
     """Compare the acknowledged grants with the server's final state."""
     bad: list[tuple[Operation, str]] = []
     newest = {one.key: one.token for one in history.of("newest")}
-    noted = {(one.key, one.token) for one in history.of("granted")}
+    recorded = {(one.key, one.token) for one in history.of("granted")}
     grants = [one for one in history.of("acquire") if one.ok]
     reaped = any(one.key == "reap" for one in history.faults)
     if newest:
@@ -23,6 +23,6 @@ def check(history: History) -> Finding:
             for one in grants
             if one.token > newest.get(one.key, 0) and (one.key in newest or not reaped)
         ]
-    if noted:
-        bad += [(one, "acknowledged, but not recorded") for one in grants if (one.key, one.token) not in noted]
-    return found("durability", history, len(grants) if newest else 0, bad)
+    if recorded:
+        bad += [(one, "acknowledged, but not recorded") for one in grants if (one.key, one.token) not in recorded]
+    return make_finding("durability", history, len(grants) if newest else 0, bad)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from tests.robustness.checkers import Finding, found
+from tests.robustness.checkers import Finding, make_finding
 from tests.robustness.history.record import History, Operation
 
 Pair = tuple[int, int]
@@ -20,43 +20,43 @@ Pair = tuple[int, int]
 def check(history: History) -> Finding:
     """Compare each write with the replies received before the write was sent."""
     bad: list[tuple[Operation, str]] = []
-    looked_at = 0
+    checked = 0
     writes = history.by_key("write")
-    shown: dict[str, list[Operation]] = defaultdict(list)
+    presented: dict[str, list[Operation]] = defaultdict(list)
     for one in history.of("claim"):
-        shown[one.key].append(one)
+        presented[one.key].append(one)
     for one in history.of("acquire"):
-        for resource in one.said.get("claims", ()):
-            shown[resource].append(one)
+        for resource in one.details.get("claims", ()):
+            presented[resource].append(one)
     for key, written in writes.items():
-        looked_at += len(written)
-        bad += _accepted_below(written, shown.get(key, []))
-        bad += _refused_without_reason(written, shown.get(key, []))
-    return found("fence", history, looked_at, bad)
+        checked += len(written)
+        bad += _accepted_below(written, presented.get(key, []))
+        bad += _refused_without_reason(written, presented.get(key, []))
+    return make_finding("fence", history, checked, bad)
 
 
 def _pair(one: Operation) -> Pair:
     """Return the token and number of a write. A write without a number of its own may repeat its token."""
-    return one.token, int(one.said.get("number", 0))
+    return one.token, int(one.details.get("number", 0))
 
 
 def _accepted_below(written: list[Operation], claims: list[Operation]) -> list[tuple[Operation, str]]:
     bad: list[tuple[Operation, str]] = []
     # A claim is below every write with its token.
-    answered = [(one.returned, (one.token, -1), one) for one in claims if one.ok]
-    answered += [(one.returned, _pair(one), one) for one in written if one.ok]
-    answered.sort(key=lambda item: item[0])
-    place = 0
+    acknowledged = [(one.returned, (one.token, -1), one) for one in claims if one.ok]
+    acknowledged += [(one.returned, _pair(one), one) for one in written if one.ok]
+    acknowledged.sort(key=lambda item: item[0])
+    index = 0
     highest: tuple[Pair, Operation] | None = None
     for one in sorted((one for one in written if one.ok), key=lambda one: one.called):
-        while place < len(answered) and answered[place][0] < one.called:
-            if highest is None or answered[place][1] > highest[0]:
-                highest = answered[place][1], answered[place][2]
-            place += 1
+        while index < len(acknowledged) and acknowledged[index][0] < one.called:
+            if highest is None or acknowledged[index][1] > highest[0]:
+                highest = acknowledged[index][1], acknowledged[index][2]
+            index += 1
         if highest is None:
             continue
         pair, before = highest
-        repeated = pair == _pair(one) and "number" in one.said
+        repeated = pair == _pair(one) and "number" in one.details
         if _pair(one) < pair or repeated:
             bad.append((one, f"accepted after {before}"))
     return bad
@@ -69,13 +69,13 @@ def _refused_without_reason(written: list[Operation], claims: list[Operation]) -
     reasons = [(one.called, (one.token, -1) if one.ok or one.kind == "claim" else (math.inf, 0)) for one in claims]
     reasons += [(one.called, _pair(one)) for one in written if one.outcome != "failed"]
     reasons.sort(key=lambda item: item[0])
-    place, highest = 0, (-math.inf, 0.0)
+    index, highest = 0, (-math.inf, 0.0)
     for one in sorted((one for one in written if one.outcome == "failed"), key=lambda one: one.returned):
-        if "Stale" not in str(one.said.get("error", "Stale")):
+        if "Stale" not in str(one.details.get("error", "Stale")):
             continue
-        while place < len(reasons) and reasons[place][0] <= one.returned:
-            highest = max(highest, reasons[place][1])
-            place += 1
+        while index < len(reasons) and reasons[index][0] <= one.returned:
+            highest = max(highest, reasons[index][1])
+            index += 1
         if highest <= _pair(one):
             bad.append((one, "refused as stale, but no client has presented a higher token"))
     return bad

@@ -12,7 +12,7 @@ import bisect
 import math
 import statistics
 
-from tests.robustness.checkers import Finding, found
+from tests.robustness.checkers import Finding, make_finding
 from tests.robustness.history.record import History, Operation
 
 BOUND = 2.0
@@ -31,23 +31,23 @@ NEAR = 5.0
 def check(history: History) -> Finding:
     """For each lock that was released while clients waited, find when one of them was granted it."""
     bad: list[tuple[Operation, str]] = []
-    looked_at = 0
+    checked = 0
     taken: list[tuple[Operation, float]] = []
     struck = [(one.called, one.returned) for one in history.faults]
     releases = history.by_key("release")
-    for key, asked in history.by_key("acquire").items():
-        grants = sorted((one for one in asked if one.ok), key=lambda one: one.token)
+    for key, requests in history.by_key("acquire").items():
+        grants = sorted((one for one in requests if one.ok), key=lambda one: one.token)
         tokens = [one.token for one in grants]
-        in_doubt = [one.called for one in asked if one.outcome == "unknown"]
+        in_doubt = [one.called for one in requests if one.outcome == "unknown"]
         for freed in releases.get(key, []):
-            if not (freed.ok and freed.said.get("freed")):
+            if not (freed.ok and freed.details.get("freed")):
                 continue
-            place = bisect.bisect_right(tokens, freed.token)
-            after = grants[place] if place < len(grants) else None
+            index = bisect.bisect_right(tokens, freed.token)
+            after = grants[index] if index < len(grants) else None
             granted = after.returned if after else math.inf
             waits = [
                 (min(one.returned, granted) - max(one.called, freed.returned), one)
-                for one in asked
+                for one in requests
                 if one.called < granted and freed.returned < one.returned < math.inf
             ]
             if not waits:
@@ -58,7 +58,7 @@ def check(history: History) -> Finding:
                 continue
             if any(begin < called < end for called in in_doubt):
                 continue
-            looked_at += 1
+            checked += 1
             if longest > BOUND:
                 bad.append((waiter, f"waited for {longest:.3f} s after token {freed.token} had been released"))
             if after is not None and any(one.called < freed.called for _, one in waits):
@@ -66,4 +66,4 @@ def check(history: History) -> Finding:
     taken.sort(key=lambda one: one[0].returned)
     if len(taken) >= ENOUGH and (usual := statistics.median(seconds for _, seconds in taken)) > USUAL:
         bad.append((taken[ENOUGH - 1][0], f"{len(taken)} hand-overs took {usual:.3f} s at the median"))
-    return found("hand-over in time", history, looked_at, bad)
+    return make_finding("hand-over in time", history, checked, bad)

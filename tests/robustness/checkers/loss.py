@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import bisect
 
-from tests.robustness.checkers import Finding, found
-from tests.robustness.checkers.excuses import believable, broken
+from tests.robustness.checkers import Finding, make_finding
+from tests.robustness.checkers.early_ends import believable, force_released
 from tests.robustness.history.record import History, Operation
 
 
 def check(history: History) -> Finding:
     """Find leases that a holder believed in after a later grant of the same lock had been acknowledged."""
     bad: list[tuple[Operation, str]] = []
-    since = broken(history)
-    beliefs = {key: believable(told, since) for key, told in history.by_key("believe").items()}
+    since = force_released(history)
+    beliefs = {key: believable(reported, since) for key, reported in history.by_key("believe").items()}
     grants = history.by_key("acquire")
     for key, believed in beliefs.items():
-        answered = sorted((one for one in grants.get(key, []) if one.ok), key=lambda one: one.returned)
-        times = [one.returned for one in answered]
+        acknowledged = sorted((one for one in grants.get(key, []) if one.ok), key=lambda one: one.returned)
+        times = [one.returned for one in acknowledged]
         # The highest token that had been acknowledged by each of these times.
         highest: list[int] = []
-        for one in answered:
+        for one in acknowledged:
             highest.append(max(one.token, highest[-1] if highest else 0))
         for one in believed:
-            place = bisect.bisect_left(times, one.called) - 1
-            if place >= 0 and highest[place] > one.token:
-                bad.append((one, f"believed in token {one.token} when {highest[place]} had been granted"))
-    return found("loss told first", history, sum(map(len, beliefs.values())), bad)
+            index = bisect.bisect_left(times, one.called) - 1
+            if index >= 0 and highest[index] > one.token:
+                bad.append((one, f"believed in token {one.token} when {highest[index]} had been granted"))
+    return make_finding("loss reported first", history, sum(map(len, beliefs.values())), bad)

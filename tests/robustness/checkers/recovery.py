@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tests.robustness.checkers import Finding, found
+from tests.robustness.checkers import Finding, make_finding
 from tests.robustness.history.record import History, Operation
 
 
@@ -14,8 +14,8 @@ def check(history: History) -> Finding:
     bad: list[tuple[Operation, str]] = []
     if strikes:
         last = max(strikes, key=lambda one: one.returned)
-        if all(one.said.get("in_vain") for one in strikes):
+        if all(one.details.get("no_effect") for one in strikes):
             bad.append((last, f"none of {len(strikes)} strikes had an effect"))
         if not any(one.ok and one.returned > last.returned for one in history.of("acquire")):
             bad.append((last, "no lock was granted after it"))
-    return found("recovery", history, len(strikes), bad)
+    return make_finding("recovery", history, len(strikes), bad)

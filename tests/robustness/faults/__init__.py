@@ -1,6 +1,6 @@
 """Faults: what is done to the processes, the network and the server while the traffic runs.
 
-Each fault is a class with a name. `setting` sets up what it needs before the traffic starts. `strike` injects the fault
+Each fault is a class with a name. `set_up` provides what it needs before the traffic starts. `strike` injects the fault
 once, and returns when the fault is over and the traffic can continue. A fault names the checkers that are exempt under
 it, each with the reason. If this machine cannot perform the fault, `missing` says what it needs: the fault is then
 skipped with that reason, and does not count as passed.
@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.robustness.traffic.stage import Stage
+    from tests.robustness.traffic.environment import Environment
 
 
-class CannotBeDone(Exception):
+class FaultUnavailable(Exception):
     """Raised with the reason if this machine lacks what a fault needs."""
 
 
@@ -28,7 +28,7 @@ class Fault:
     name = "none"
     settings: Mapping[str, str] = {}
     """Server settings that the fault needs."""
-    excuses: Mapping[str, str] = {}
+    exempt_checkers: Mapping[str, str] = {}
     """The checkers that are exempt under the fault, by name, each with the reason."""
     effect = ""
     """The figure in a strike's result that is 0 if the strike had no effect, if there is such a figure."""
@@ -43,15 +43,15 @@ class Fault:
         return None
 
     @contextmanager
-    def setting(self, stage: Stage) -> Iterator[None]:
+    def set_up(self, env: Environment) -> Iterator[None]:
         """Set up what the fault needs, before the traffic starts."""
         yield
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
         """Inject the fault once; return the details to record."""
         return {}
 
-    def recover(self, stage: Stage) -> None:
+    def recover(self, env: Environment) -> None:
         """Let the traffic continue after the last strike, and do in that time what an operator would do."""
         time.sleep(self.afterwards)
 

@@ -10,7 +10,7 @@ import psycopg
 from tests.robustness.faults import Fault
 
 if TYPE_CHECKING:
-    from tests.robustness.traffic.stage import Stage
+    from tests.robustness.traffic.environment import Environment
 
 SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'dblock' AND pid <> pg_backend_pid()"
 LISTENERS = (
@@ -28,16 +28,16 @@ class Backends(Fault):
     among = SESSIONS
     action = "pg_terminate_backend"
 
-    def choose(self, found: list[int], dice: random.Random) -> list[int]:
+    def choose(self, found: list[int], rng: random.Random) -> list[int]:
         """Choose among the current sessions."""
-        return dice.sample(found, dice.randint(1, min(3, len(found)))) if found else []
+        return rng.sample(found, rng.randint(1, min(3, len(found)))) if found else []
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        with psycopg.connect(stage.direct, autocommit=True) as owner:
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        with psycopg.connect(env.direct, autocommit=True) as owner:
             found = sorted(int(row[0]) for row in owner.execute(self.among.encode()).fetchall())
-            chosen = self.choose(found, dice)
-            told = owner.execute(f"SELECT {self.action}(pid) FROM unnest(%s::int[]) pid".encode(), [chosen]).fetchall()
-        return {"sessions": sum(row[0] for row in told)}
+            chosen = self.choose(found, rng)
+            rows = owner.execute(f"SELECT {self.action}(pid) FROM unnest(%s::int[]) pid".encode(), [chosen]).fetchall()
+        return {"sessions": sum(row[0] for row in rows)}
 
 
 class Terminate(Backends):
@@ -59,7 +59,7 @@ class TerminateAll(Backends):
     name = "terminate-all"
     every = (0.2, 0.6)
 
-    def choose(self, found: list[int], dice: random.Random) -> list[int]:
+    def choose(self, found: list[int], rng: random.Random) -> list[int]:
         return found
 
 
@@ -70,14 +70,14 @@ class CancelStatements(Backends):
     every = (0.01, 0.05)
     among = f"{SESSIONS} AND state = 'active'"
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
         """Look repeatedly until there is a statement to cancel, because statements are brief."""
-        with psycopg.connect(stage.direct, autocommit=True) as owner:
-            for look in range(200):
-                told = owner.execute(
+        with psycopg.connect(env.direct, autocommit=True) as owner:
+            for attempt in range(200):
+                rows = owner.execute(
                     "SELECT pg_cancel_backend(pid), left(query, 60) FROM pg_stat_activity WHERE application_name ="
                     " 'dblock' AND state = 'active' AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
                 ).fetchall()
-                if told:
-                    return {"sessions": len(told), "looks": look + 1, "statement": told[0][1]}
+                if rows:
+                    return {"sessions": len(rows), "attempts": attempt + 1, "statement": rows[0][1]}
         return {"sessions": 0}

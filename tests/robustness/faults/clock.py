@@ -19,7 +19,7 @@ import psycopg
 from tests.robustness.faults import Fault
 
 if TYPE_CHECKING:
-    from tests.robustness.traffic.stage import Stage
+    from tests.robustness.traffic.environment import Environment
 
 HOUR = 3600
 
@@ -27,10 +27,10 @@ EARLY = (
     "when the server's clock is set ahead, leases expire earlier than their holders believe"
     " (docs/concepts/protocol.md, Whose clock). The token protects the resource"
 )
-FORGOTTEN = 8.0
+ABANDONED_AFTER = 8.0
 """Seconds after which no holder trusts a lease that was not renewed under the current clock."""
 
-FREE = """
+FORCE_RELEASE = """
 SELECT dblock.force_release(name, token, 'operator', 'the clock was set back', now => true)
 FROM unnest(%s::text[], %s::bigint[]) AS held (name, token)
 """
@@ -51,20 +51,20 @@ class Clock(Fault):
 
     name = "clock"
     steps: tuple[int, ...] = (-HOUR, HOUR)
-    excuses = {"linearizability": EARLY, "loss told first": EARLY, "takeover in time": LATE}  # noqa: RUF012
+    exempt_checkers = {"linearizability": EARLY, "loss reported first": EARLY, "takeover in time": LATE}  # noqa: RUF012
 
     @classmethod
     def missing(cls) -> str | None:
         return None if library() else "libfaketime is not installed (Debian: apt-get install libfaketime)"
 
     @contextmanager
-    def setting(self, stage: Stage) -> Iterator[None]:
+    def set_up(self, env: Environment) -> Iterator[None]:
         """Restart the server with the library preloaded."""
-        offset = stage.server.folder / "clock"
+        offset = env.server.folder / "clock"
         self._set(offset, 0)
-        stage.props["clock"], stage.props["offset"] = offset, 0
-        stage.server.stop()
-        stage.server.environment |= {
+        env.components["clock"], env.components["offset"] = offset, 0
+        env.server.stop()
+        env.server.environment |= {
             "LD_PRELOAD": str(library()),
             "FAKETIME_TIMESTAMP_FILE": str(offset),
             "FAKETIME_NO_CACHE": "1",
@@ -72,35 +72,35 @@ class Clock(Fault):
             "DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_DISABLE_SHM": "1",
         }
-        stage.server.start()
+        env.server.start()
         yield
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        step = dice.choice(self.steps)
-        stage.props["offset"] += step
-        self._set(stage.props["clock"], stage.props["offset"])
-        return {"step": step, "offset": stage.props["offset"], "freed": self._free_forgotten(stage)}
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        step = rng.choice(self.steps)
+        env.components["offset"] += step
+        self._set(env.components["clock"], env.components["offset"])
+        return {"step": step, "offset": env.components["offset"], "freed": self._release_abandoned(env)}
 
-    def recover(self, stage: Stage) -> None:
-        until = time.monotonic() + FORGOTTEN + self.afterwards
+    def recover(self, env: Environment) -> None:
+        until = time.monotonic() + ABANDONED_AFTER + self.afterwards
         while time.monotonic() < until:
             time.sleep(0.5)
-            self._free_forgotten(stage)
+            self._release_abandoned(env)
 
-    def _free_forgotten(self, stage: Stage) -> int:
+    def _release_abandoned(self, env: Environment) -> int:
         """Force-release the locks that stay held for an hour without a holder, as an operator would; count them."""
-        known: dict[tuple[str, int], float] = stage.props.setdefault("held for long", {})
-        with psycopg.connect(stage.direct, autocommit=True) as owner:
+        known: dict[tuple[str, int], float] = env.components.setdefault("held for long", {})
+        with psycopg.connect(env.direct, autocommit=True) as owner:
             found = owner.execute(
                 "SELECT name, token FROM dblock.distributed_locks"
                 " WHERE expires_at > clock_timestamp() + interval '1 minute'"
             ).fetchall()
             now = time.monotonic()
-            stage.props["held for long"] = {one: known.get(one, now) for one in found}
-            forgotten = [one for one, since in stage.props["held for long"].items() if now - since > FORGOTTEN]
-            owner.execute(FREE, [[name for name, _ in forgotten], [token for _, token in forgotten]])
-            owner.execute("SELECT dblock.wake_queue(name) FROM unnest(%s::text[]) AS name", [[n for n, _ in forgotten]])
-        return len(forgotten)
+            env.components["held for long"] = {one: known.get(one, now) for one in found}
+            abandoned = [one for one, since in env.components["held for long"].items() if now - since > ABANDONED_AFTER]
+            owner.execute(FORCE_RELEASE, [[name for name, _ in abandoned], [token for _, token in abandoned]])
+            owner.execute("SELECT dblock.wake_queue(name) FROM unnest(%s::text[]) AS name", [[n for n, _ in abandoned]])
+        return len(abandoned)
 
     @staticmethod
     def _set(path: Path, seconds: int) -> None:
@@ -116,7 +116,7 @@ class ClockAhead(Clock):
 
     name = "clock-ahead"
     steps = (HOUR,)
-    excuses = {"linearizability": EARLY, "loss told first": EARLY}  # noqa: RUF012
+    exempt_checkers = {"linearizability": EARLY, "loss reported first": EARLY}  # noqa: RUF012
 
 
 class ClockBack(Clock):
@@ -124,4 +124,4 @@ class ClockBack(Clock):
 
     name = "clock-back"
     steps = (-HOUR,)
-    excuses = {"takeover in time": LATE}  # noqa: RUF012
+    exempt_checkers = {"takeover in time": LATE}  # noqa: RUF012

@@ -18,10 +18,10 @@ from dblock.embedded import Server
 from dblock.embedded.account import account_for
 from dblock.embedded.processes import pids_working_in
 from tests.robustness.faults import Fault
-from tests.robustness.faults.server import kill_everything
+from tests.robustness.faults.server import kill_all_processes
 
 if TYPE_CHECKING:
-    from tests.robustness.traffic.stage import Stage
+    from tests.robustness.traffic.environment import Environment
 
 MEBIBYTES = 256
 """Size of the small disk: enough for a server and its log, and soon full."""
@@ -31,12 +31,12 @@ HANGS_AFTER = 5.0
 """Seconds that the server has to recover by itself once there is space."""
 
 
-def push(stage: Stage, seconds: float) -> int:
+def write_log(env: Environment, seconds: float) -> int:
     """Make the server write new log files for this time; return how often it succeeded."""
     until, times = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         try:
-            with psycopg.connect(stage.direct, autocommit=True) as owner:
+            with psycopg.connect(env.direct, autocommit=True) as owner:
                 while time.monotonic() < until:
                     owner.execute("SELECT pg_logical_emit_message(true, 'fill', repeat('x', 200000)), pg_switch_wal()")
                     times += 1
@@ -51,7 +51,7 @@ def recover(server: Server) -> bool:
     while not server.answers():
         if not pids_working_in(server.data) or time.monotonic() > waits_until:
             # An old process may still wait for something, or have been forked with the limit. A new one does not.
-            kill_everything(server)
+            kill_all_processes(server)
             server.stop()
             server.start()
             started = True
@@ -59,7 +59,7 @@ def recover(server: Server) -> bool:
     return started
 
 
-def _see_own_mounts() -> None:
+def _enter_mount_namespace() -> None:
     """Enter a mount namespace: only this process and its children see new mounts, which end with the last of them."""
     if ctypes.CDLL(None, use_errno=True).unshare(0x00020000):  # CLONE_NEWNS
         raise OSError(ctypes.get_errno(), "cannot create a mount namespace")
@@ -88,15 +88,15 @@ class DiskFull(Fault):
         return None if tried.returncode == 0 else "mounting is not allowed on this machine, as in most containers"
 
     @contextmanager
-    def setting(self, stage: Stage) -> Iterator[None]:
+    def set_up(self, env: Environment) -> Iterator[None]:
         """Move the server to a small disk."""
-        server = stage.server
+        server = env.server
         server.stop()
         aside = server.data.with_name("aside")
         server.data.rename(aside)
         owner = aside.stat()
         server.data.mkdir(mode=0o700)
-        _see_own_mounts()
+        _enter_mount_namespace()
         options = f"size={MEBIBYTES}m,mode=0700,uid={owner.st_uid},gid={owner.st_gid}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(server.data)], check=True)
         try:
@@ -112,16 +112,16 @@ class DiskFull(Fault):
             server.data.rmdir()
             aside.rename(server.data)
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        server, before = stage.server, crashes(stage.server)
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        server, before = env.server, crashes(env.server)
         ballast = server.data / "ballast"
         with open(ballast, "wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(2**16))
-        pushed = push(stage, dice.uniform(0.2, 0.8))
+        written = write_log(env, rng.uniform(0.2, 0.8))
         ballast.unlink()
         started = recover(server)
-        return {"crashes": crashes(server) - before, "started": started, "pushed": pushed}
+        return {"crashes": crashes(server) - before, "started": started, "written": written}
 
 
 class FilesCannotGrow(Fault):
@@ -135,14 +135,14 @@ class FilesCannotGrow(Fault):
     def missing(cls) -> str | None:
         return None if shutil.which("prlimit") else "prlimit is not installed (Debian: util-linux)"
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        server, before = stage.server, crashes(stage.server)
-        longest = dice.choice([2**15, 2**20, 2**23])
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        server, before = env.server, crashes(env.server)
+        longest = rng.choice([2**15, 2**20, 2**23])
         _limit(server, str(longest))
-        pushed = push(stage, dice.uniform(0.2, 0.8))
+        written = write_log(env, rng.uniform(0.2, 0.8))
         _limit(server, "unlimited")
         started = recover(server)
-        return {"crashes": crashes(server) - before, "started": started, "pushed": pushed, "longest": longest}
+        return {"crashes": crashes(server) - before, "started": started, "written": written, "longest": longest}
 
 
 def _limit(server: Server, longest: str) -> None:

@@ -20,7 +20,7 @@ from tests.robustness.faults import Fault
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
-    from tests.robustness.traffic.stage import Stage
+    from tests.robustness.traffic.environment import Environment
 
 LONGEST_TTL = 2.0
 
@@ -28,31 +28,31 @@ LONGEST_TTL = 2.0
 class Network(Fault):
     """Put a proxy between the traffic and the server; the base class of these faults."""
 
-    present = False
+    with_presence = False
     """Whether clients have presence despite the proxy."""
 
     @contextmanager
-    def setting(self, stage: Stage) -> Iterator[None]:
-        folder = Path(tempfile.mkdtemp(prefix="dblock-proxy-")) if self.present else None
+    def set_up(self, env: Environment) -> Iterator[None]:
+        folder = Path(tempfile.mkdtemp(prefix="dblock-proxy-")) if self.with_presence else None
         try:
-            with Proxy(stage.direct, folder) as proxy:
-                stage.props["proxy"] = proxy
-                stage.dsn = proxy.dsn
+            with Proxy(env.direct, folder) as proxy:
+                env.components["proxy"] = proxy
+                env.dsn = proxy.dsn
                 yield
         finally:
             if folder is not None:
                 shutil.rmtree(folder)
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        proxy: Proxy = stage.props["proxy"]
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        proxy: Proxy = env.components["proxy"]
         try:
-            return self.trouble(proxy, dice)
+            return self.disturb(proxy, rng)
         finally:
             proxy.delay = proxy.jitter = 0.0
             proxy.loses = lambda _: False
             proxy.flow()
 
-    def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
+    def disturb(self, proxy: Proxy, rng: random.Random) -> dict[str, object]:
         """Disturb the network once; the caller restores the proxy afterwards."""
         raise NotImplementedError
 
@@ -62,9 +62,9 @@ class Delay(Network):
 
     name = "delay"
 
-    def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
-        proxy.delay = dice.choice([0.02, 0.2, 0.7])
-        time.sleep(dice.uniform(0.5, 1.5))
+    def disturb(self, proxy: Proxy, rng: random.Random) -> dict[str, object]:
+        proxy.delay = rng.choice([0.02, 0.2, 0.7])
+        time.sleep(rng.uniform(0.5, 1.5))
         return {"delay": proxy.delay}
 
 
@@ -73,9 +73,9 @@ class Jitter(Network):
 
     name = "jitter"
 
-    def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
-        proxy.jitter = dice.choice([0.02, 0.1, 0.5])
-        time.sleep(dice.uniform(0.5, 1.5))
+    def disturb(self, proxy: Proxy, rng: random.Random) -> dict[str, object]:
+        proxy.jitter = rng.choice([0.02, 0.1, 0.5])
+        time.sleep(rng.uniform(0.5, 1.5))
         return {"jitter": proxy.jitter}
 
 
@@ -85,20 +85,20 @@ class Cut(Network):
     name = "cut"
     effect = "connections"
 
-    def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
+    def disturb(self, proxy: Proxy, rng: random.Random) -> dict[str, object]:
         return {"connections": proxy.cut()}
 
 
-class LoseAnswers(Network):
+class LoseReplies(Network):
     """Cut connections between a request that is performed and its reply, for a random share of the requests."""
 
-    name = "lose-answers"
+    name = "lose-replies"
     effect = "lost"
 
-    def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
-        before, share = proxy.lost, dice.choice([0.05, 0.3, 0.7])
-        proxy.loses = lambda _: dice.random() < share
-        time.sleep(dice.uniform(0.1, 0.5))
+    def disturb(self, proxy: Proxy, rng: random.Random) -> dict[str, object]:
+        before, share = proxy.lost, rng.choice([0.05, 0.3, 0.7])
+        proxy.loses = lambda _: rng.random() < share
+        time.sleep(rng.uniform(0.1, 0.5))
         return {"share": share, "lost": proxy.lost - before}
 
 
@@ -111,11 +111,11 @@ class BlackHole(Network):
         """Stop the flow."""
         proxy.fall_silent()
 
-    def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
-        seconds = dice.choice([0.2, 0.6, 1.3]) * LONGEST_TTL
+    def disturb(self, proxy: Proxy, rng: random.Random) -> dict[str, object]:
+        seconds = rng.choice([0.2, 0.6, 1.3]) * LONGEST_TTL
         self.hold(proxy)
         time.sleep(seconds)
-        late = dice.random() < 0.5
+        late = rng.random() < 0.5
         return {"seconds": seconds, "late": late, "cut": 0 if late else proxy.cut()}
 
 
@@ -128,10 +128,10 @@ class HoldRequests(BlackHole):
         proxy.hold_requests()
 
 
-class HoldAnswers(BlackHole):
+class HoldReplies(BlackHole):
     """Pass nothing to the clients; then everything late, or nothing ever. Requests pass and are performed."""
 
-    name = "hold-answers"
+    name = "hold-replies"
 
     def hold(self, proxy: Proxy) -> None:
         proxy.hold_replies()
@@ -143,9 +143,9 @@ class LoseClients(Network):
     name = "lose-clients"
     effect = "connections"
 
-    def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
+    def disturb(self, proxy: Proxy, rng: random.Random) -> dict[str, object]:
         lost = proxy.lose_clients()
-        time.sleep(dice.uniform(0.1, 1.3) * LONGEST_TTL)
+        time.sleep(rng.uniform(0.1, 1.3) * LONGEST_TTL)
         proxy.cut()
         return {"connections": lost}
 
@@ -156,9 +156,9 @@ class LoseServers(Network):
     name = "lose-servers"
     effect = "connections"
 
-    def trouble(self, proxy: Proxy, dice: random.Random) -> dict[str, object]:
+    def disturb(self, proxy: Proxy, rng: random.Random) -> dict[str, object]:
         lost = proxy.lose_servers()
-        time.sleep(dice.uniform(0.1, 1.3) * LONGEST_TTL)
+        time.sleep(rng.uniform(0.1, 1.3) * LONGEST_TTL)
         proxy.cut()
         return {"connections": lost}
 
@@ -167,58 +167,58 @@ class PresentDelay(Delay):
     """Delay every reply, for clients with presence."""
 
     name = "present-delay"
-    present = True
+    with_presence = True
 
 
 class PresentCut(Cut):
     """Cut every connection at once, for clients with presence."""
 
     name = "present-cut"
-    present = True
+    with_presence = True
 
 
-class PresentLoseAnswers(LoseAnswers):
+class PresentLoseReplies(LoseReplies):
     """Cut connections before the replies to performed requests, for clients with presence."""
 
-    name = "present-lose-answers"
-    present = True
+    name = "present-lose-replies"
+    with_presence = True
 
 
 class PresentBlackHole(BlackHole):
     """Pass nothing in either direction, for clients with presence."""
 
     name = "present-black-hole"
-    present = True
+    with_presence = True
 
 
 class PresentHoldRequests(HoldRequests):
     """Pass nothing to the server, for clients with presence."""
 
     name = "present-hold-requests"
-    present = True
+    with_presence = True
 
 
-class PresentHoldAnswers(HoldAnswers):
+class PresentHoldReplies(HoldReplies):
     """Pass nothing to the clients, for clients with presence."""
 
-    name = "present-hold-answers"
-    present = True
+    name = "present-hold-replies"
+    with_presence = True
 
 
 class PresentLoseClients(LoseClients):
     """Close the clients' side of all connections, for clients with presence."""
 
     name = "present-lose-clients"
-    present = True
+    with_presence = True
 
 
 class PresentLoseServers(LoseServers):
     """Close the server's side of all sessions, for clients with presence: only here they may trust for too long."""
 
     name = "present-lose-servers"
-    present = True
-    excuses = dict.fromkeys(
-        ("linearizability", "loss told first"),
+    with_presence = True
+    exempt_checkers = dict.fromkeys(
+        ("linearizability", "loss reported first"),
         "the server ends the session and the client does not learn of it, so it may trust its lease for up to 45 s"
         " after the next grant of the lock (docs/concepts/waiting.md, When a holder dies)",
     )

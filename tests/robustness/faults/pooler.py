@@ -12,7 +12,7 @@ from tests.robustness.faults import Fault
 from tests.support.pooler import PGBOUNCER, Pooler
 
 if TYPE_CHECKING:
-    from tests.robustness.traffic.stage import Stage
+    from tests.robustness.traffic.environment import Environment
 
 LONGEST_TTL = 2.0
 
@@ -21,7 +21,7 @@ class PoolerKilled(Fault):
     """Kill the pooler, and start it again."""
 
     name = "pooler-killed"
-    listens_past = False
+    listens_directly = False
     """Whether clients have a DSN past the pooler, on which to listen."""
 
     @classmethod
@@ -29,18 +29,18 @@ class PoolerKilled(Fault):
         return None if PGBOUNCER else "pgbouncer is not installed (Debian: apt-get install pgbouncer)"
 
     @contextmanager
-    def setting(self, stage: Stage) -> Iterator[None]:
-        with Pooler(stage.direct) as pooler:
-            stage.props["pooler"] = pooler
-            stage.dsn = pooler.dsn
-            if self.listens_past:
-                stage.options["client"] = {"listen_dsn": stage.direct}
+    def set_up(self, env: Environment) -> Iterator[None]:
+        with Pooler(env.direct) as pooler:
+            env.components["pooler"] = pooler
+            env.dsn = pooler.dsn
+            if self.listens_directly:
+                env.options["client"] = {"listen_dsn": env.direct}
             yield
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        pooler: Pooler = stage.props["pooler"]
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        pooler: Pooler = env.components["pooler"]
         pooler.kill()
-        seconds = dice.choice([0, dice.uniform(0, 0.5)])
+        seconds = rng.choice([0, rng.uniform(0, 0.5)])
         time.sleep(seconds)
         pooler.start()
         return {"seconds": seconds}
@@ -52,8 +52,8 @@ class PoolerReconnects(PoolerKilled):
     name = "pooler-reconnects"
     every = (0.1, 0.4)
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        stage.props["pooler"].command("RECONNECT")
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        env.components["pooler"].command("RECONNECT")
         return {}
 
 
@@ -62,23 +62,23 @@ class PoolerPaused(PoolerKilled):
 
     name = "pooler-paused"
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        seconds = dice.choice([0.1, 0.5, 1.3]) * LONGEST_TTL
-        stage.props["pooler"].command("PAUSE")
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        seconds = rng.choice([0.1, 0.5, 1.3]) * LONGEST_TTL
+        env.components["pooler"].command("PAUSE")
         time.sleep(seconds)
-        stage.props["pooler"].command("RESUME")
+        env.components["pooler"].command("RESUME")
         return {"seconds": seconds}
 
 
-class PassedPoolerKilled(PoolerKilled):
+class BypassedPoolerKilled(PoolerKilled):
     """Kill and restart the pooler, with clients that listen past the pooler and have presence there."""
 
-    name = "passed-pooler-killed"
-    listens_past = True
+    name = "bypassed-pooler-killed"
+    listens_directly = True
 
 
-class PassedPoolerPaused(PoolerPaused):
+class BypassedPoolerPaused(PoolerPaused):
     """Pause and resume the pooler, with clients that listen past the pooler and have presence there."""
 
-    name = "passed-pooler-paused"
-    listens_past = True
+    name = "bypassed-pooler-paused"
+    listens_directly = True

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.robustness.faults import Fault
-from tests.robustness.traffic.interruptions import FORK, GIVE_UP
+from tests.robustness.traffic.interruptions import CANCEL, FORK
 
 if TYPE_CHECKING:
-    from tests.robustness.traffic.stage import Stage
+    from tests.robustness.traffic.environment import Environment
 
 
 class Freeze(Fault):
@@ -23,10 +23,10 @@ class Freeze(Fault):
     seconds = (0.4, 2.6)
     """Least and most seconds. The leases of the workloads last for 2 s at most."""
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        victim = dice.choice(sorted(stage.workers))
-        process = stage.workers[victim]
-        seconds = dice.uniform(*self.seconds)
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        victim = rng.choice(sorted(env.workers))
+        process = env.workers[victim]
+        seconds = rng.uniform(*self.seconds)
         try:
             process.send_signal(signal.SIGSTOP)
             time.sleep(seconds)
@@ -47,16 +47,16 @@ class Kill(Fault):
 
     name = "kill"
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        victim = dice.choice(sorted(stage.workers))
-        process = stage.workers.pop(victim)
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        victim = rng.choice(sorted(env.workers))
+        process = env.workers.pop(victim)
         process.kill()
         process.wait()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.close()
         process.stdout.close()
-        return {"victim": victim, "instead": stage.start_worker()}
+        return {"victim": victim, "instead": env.start_worker()}
 
 
 class Fork(Fault):
@@ -66,14 +66,14 @@ class Fork(Fault):
     every = (0.05, 0.4)
 
     @contextmanager
-    def setting(self, stage: Stage) -> Iterator[None]:
-        stage.options["befalls"] = "forks"
+    def set_up(self, env: Environment) -> Iterator[None]:
+        env.options["interruption"] = "fork"
         yield
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        whom = dice.choice(sorted(stage.workers))
-        stage.workers[whom].send_signal(FORK)
-        return {"whom": whom}
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        worker = rng.choice(sorted(env.workers))
+        env.workers[worker].send_signal(FORK)
+        return {"worker": worker}
 
 
 class Cancel(Fault):
@@ -83,11 +83,11 @@ class Cancel(Fault):
     every = (0.01, 0.1)
 
     @contextmanager
-    def setting(self, stage: Stage) -> Iterator[None]:
-        stage.options["befalls"] = "giving up"
+    def set_up(self, env: Environment) -> Iterator[None]:
+        env.options["interruption"] = "cancel"
         yield
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        whom = dice.choice(sorted(stage.workers))
-        stage.workers[whom].send_signal(GIVE_UP)
-        return {"whom": whom}
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        worker = rng.choice(sorted(env.workers))
+        env.workers[worker].send_signal(CANCEL)
+        return {"worker": worker}

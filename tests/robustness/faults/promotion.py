@@ -23,18 +23,18 @@ from dblock.embedded.account import account_for
 from dblock.embedded.binaries import find
 from dblock.embedded.processes import pids_working_in
 from tests.robustness.faults import Fault
-from tests.robustness.faults.server import LAZY, kill_everything, tell
-from tests.robustness.traffic.stage import wait_until
+from tests.robustness.faults.server import LAZY, kill_all_processes, send_signal
+from tests.robustness.traffic.environment import wait_until
 from tests.support.servers import new_folder
 from tests.support.standby import promote
 
 if TYPE_CHECKING:
-    from tests.robustness.traffic.stage import Stage
+    from tests.robustness.traffic.environment import Environment
 
 LOST = "a failover to an asynchronous standby can lose acknowledged grants (docs/concepts/protocol.md, Failovers)"
 
 
-def follow(primary: Server, standby: Server) -> None:
+def make_standby(primary: Server, standby: Server) -> None:
     """Replace the second server's data by a standby of the primary, and start it."""
     standby.stop()
     shutil.rmtree(standby.data, ignore_errors=True)
@@ -56,7 +56,7 @@ def follow(primary: Server, standby: Server) -> None:
     standby.start()
 
 
-def one_value(server: Server, query: str) -> object:
+def fetch_value(server: Server, query: str) -> object:
     """Return the value of a query on a server."""
     with psycopg.connect(server.url, autocommit=True) as connection:
         row = connection.execute(query.encode()).fetchone()
@@ -70,40 +70,40 @@ class SyncPromotion(Fault):
     effect = "killed"
     settings = LAZY
     synchronous = True
-    way: Mapping[str, str] = {}
+    dsn_parameters: Mapping[str, str] = {}
     """Further parameters of the traffic's DSN."""
     every = (0.3, 0.8)
     afterwards = 3.0
 
     @contextmanager
-    def setting(self, stage: Stage) -> Iterator[None]:
-        first = stage.server
+    def set_up(self, env: Environment) -> Iterator[None]:
+        first = env.server
         second = Server(new_folder(), settings=dict(self.settings), dies_with_us=True)
         try:
-            follow(first, second)
-            stage.props["standby"] = second
-            ways = [conninfo.conninfo_to_dict(one.url) for one in (first, second)]
-            stage.dsn = conninfo.make_conninfo(
+            make_standby(first, second)
+            env.components["standby"] = second
+            addresses = [conninfo.conninfo_to_dict(one.url) for one in (first, second)]
+            env.dsn = conninfo.make_conninfo(
                 user="postgres",
                 dbname="postgres",
-                host=",".join(str(way["host"]) for way in ways),
-                port=",".join(str(way["port"]) for way in ways),
+                host=",".join(str(address["host"]) for address in addresses),
+                port=",".join(str(address["port"]) for address in addresses),
                 target_session_attrs="read-write",
-                **self.way,
+                **self.dsn_parameters,
             )
-            stage.direct = stage.dsn
-            self.attend(stage)
+            env.direct = env.dsn
+            self.wait_for_standby(env)
             yield
         finally:
-            stage.server = first
+            env.server = first
             for one in (second, first):
-                tell(pids_working_in(one.data), signal.SIGCONT)
+                send_signal(pids_working_in(one.data), signal.SIGCONT)
                 one.stop()
             shutil.rmtree(second.folder, ignore_errors=True)
 
-    def attend(self, stage: Stage) -> None:
+    def wait_for_standby(self, env: Environment) -> None:
         """Return once the standby streams and, if it is synchronous, commits wait for its confirmation."""
-        primary = stage.server
+        primary = env.server
         if self.synchronous:
             with psycopg.connect(primary.url, autocommit=True) as owner:
                 owner.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
@@ -111,29 +111,31 @@ class SyncPromotion(Fault):
         state = "sync" if self.synchronous else "async"
         wait_until(
             f"the standby to be {state}",
-            lambda: one_value(primary, "SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'") == state,
+            lambda: (
+                fetch_value(primary, "SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'") == state
+            ),
         )
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        primary, standby = stage.server, stage.props["standby"]
-        said = self.before(primary, standby, dice)
-        killed = kill_everything(primary)
-        self.go_over(standby)
-        stage.server, stage.props["standby"] = standby, primary
-        said |= self.between(stage, dice)
-        follow(stage.server, stage.props["standby"])
-        self.attend(stage)
-        return {"killed": killed, **said}
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        primary, standby = env.server, env.components["standby"]
+        details = self.before_kill(primary, standby, rng)
+        killed = kill_all_processes(primary)
+        self.promote_standby(standby)
+        env.server, env.components["standby"] = standby, primary
+        details |= self.after_promotion(env, rng)
+        make_standby(env.server, env.components["standby"])
+        self.wait_for_standby(env)
+        return {"killed": killed, **details}
 
-    def before(self, primary: Server, standby: Server, dice: random.Random) -> dict[str, object]:
+    def before_kill(self, primary: Server, standby: Server, rng: random.Random) -> dict[str, object]:
         """Prepare the servers before the primary is killed."""
         return {}
 
-    def between(self, stage: Stage, dice: random.Random) -> dict[str, object]:
+    def after_promotion(self, env: Environment, rng: random.Random) -> dict[str, object]:
         """Act on the servers after the standby has been promoted."""
         return {}
 
-    def go_over(self, standby: Server) -> None:
+    def promote_standby(self, standby: Server) -> None:
         """Promote the standby, and let its commits not wait for a standby of its own."""
         with psycopg.connect(standby.url, autocommit=True) as owner:
             owner.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
@@ -146,14 +148,14 @@ class AsyncPromotion(SyncPromotion):
 
     name = "promotion-async"
     synchronous = False
-    excuses = dict.fromkeys(("linearizability", "loss told first", "durability"), LOST)
+    exempt_checkers = dict.fromkeys(("linearizability", "loss reported first", "durability"), LOST)
 
-    def before(self, primary: Server, standby: Server, dice: random.Random) -> dict[str, object]:
+    def before_kill(self, primary: Server, standby: Server, rng: random.Random) -> dict[str, object]:
         """Stop the WAL sender, so that the standby falls behind."""
-        seconds = dice.choice([0, dice.uniform(0.1, 0.6), dice.uniform(0.1, 0.6)])
-        sender = one_value(primary, "SELECT pid FROM pg_stat_replication")
+        seconds = rng.choice([0, rng.uniform(0.1, 0.6), rng.uniform(0.1, 0.6)])
+        sender = fetch_value(primary, "SELECT pid FROM pg_stat_replication")
         if seconds and isinstance(sender, int):
-            tell([sender], signal.SIGSTOP)
+            send_signal([sender], signal.SIGSTOP)
             time.sleep(seconds)
         return {"lagged": seconds}
 
@@ -166,22 +168,22 @@ class SplitBrain(AsyncPromotion):
 
     name = "split-brain"
     effect = "sessions"
-    way = {"load_balance_hosts": "random"}  # noqa: RUF012
-    excuses = {  # noqa: RUF012
-        **AsyncPromotion.excuses,
+    dsn_parameters = {"load_balance_hosts": "random"}  # noqa: RUF012
+    exempt_checkers = {  # noqa: RUF012
+        **AsyncPromotion.exempt_checkers,
         "token order": "two primaries grant at the same time, each in the order of its own tokens. A grant by the old"
         " primary has the lower token, and the fence refuses it",
     }
 
-    def between(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        old = stage.props["standby"]
+    def after_promotion(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        old = env.components["standby"]
         old.stop()
         old.start()
-        with psycopg.connect(stage.server.url, autocommit=True) as owner:
+        with psycopg.connect(env.server.url, autocommit=True) as owner:
             # So that clients choose their server again.
             owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'")
-        seconds = dice.uniform(0.5, 1.0)
+        seconds = rng.uniform(0.5, 1.0)
         time.sleep(seconds)
-        sessions = one_value(old, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dblock'")
-        kill_everything(old)
+        sessions = fetch_value(old, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dblock'")
+        kill_all_processes(old)
         return {"seconds": seconds, "sessions": sessions}

@@ -10,7 +10,7 @@ import psycopg
 from tests.robustness.faults import Fault
 
 if TYPE_CHECKING:
-    from tests.robustness.traffic.stage import Stage
+    from tests.robustness.traffic.environment import Environment
 
 
 class Reap(Fault):
@@ -20,7 +20,7 @@ class Reap(Fault):
     effect = "gone"
     every = (0.01, 0.05)
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        with psycopg.connect(stage.direct, autocommit=True) as owner:
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        with psycopg.connect(env.direct, autocommit=True) as owner:
             row = owner.execute("SELECT dblock.reap('0 seconds')").fetchone()
         return {"gone": row[0] if row else 0}

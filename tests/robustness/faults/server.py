@@ -21,7 +21,7 @@ from dblock.embedded.processes import pids_working_in
 from tests.robustness.faults import Fault
 
 if TYPE_CHECKING:
-    from tests.robustness.traffic.stage import Stage
+    from tests.robustness.traffic.environment import Environment
 
 LAZY = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_delay": "0", "fsync": "off"}
 """What was written to the kernel outlives every process, so waiting for the disk would only slow down recoveries."""
@@ -29,23 +29,23 @@ LAZY = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_dela
 LONGEST_TTL = 2.0
 
 
-def tell(pids: Iterable[int], what: signal.Signals) -> int:
+def send_signal(pids: Iterable[int], what: signal.Signals) -> int:
     """Send a signal to these processes; return how many received it."""
-    told = 0
+    signalled = 0
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, what)
-            told += 1
-    return told
+            signalled += 1
+    return signalled
 
 
-def kill_everything(server: Server) -> int:
+def kill_all_processes(server: Server) -> int:
     """Kill the server as a failure of its machine would, except for the disk; return its number of processes."""
     killed: set[int] = set()
     # Again for processes that were being forked at the time.
     while pids := pids_working_in(server.data):
         if new := pids - killed:
-            tell(new, signal.SIGKILL)
+            send_signal(new, signal.SIGKILL)
             killed |= new
         else:
             time.sleep(0.005)
@@ -59,11 +59,11 @@ class Crash(Fault):
     effect = "killed"
     settings = LAZY
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        killed = kill_everything(stage.server)
-        time.sleep(dice.choice([0, 0, dice.uniform(0, 0.3)]))
-        stage.server.stop()  # reaps the dead child process
-        stage.server.start()
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        killed = kill_all_processes(env.server)
+        time.sleep(rng.choice([0, 0, rng.uniform(0, 0.3)]))
+        env.server.stop()  # reaps the dead child process
+        env.server.start()
         return {"killed": killed}
 
 
@@ -74,17 +74,17 @@ class CrashOne(Fault):
     effect = "killed"
     settings = LAZY
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        with psycopg.connect(stage.direct, autocommit=True) as owner:
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        with psycopg.connect(env.direct, autocommit=True) as owner:
             found = owner.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'dblock'").fetchall()
             if not found:
                 return {"killed": 0}
-            os.kill(dice.choice(sorted(found))[0], signal.SIGKILL)
+            os.kill(rng.choice(sorted(found))[0], signal.SIGKILL)
             with suppress(psycopg.OperationalError):
                 while True:  # until the server ends this session too
                     owner.execute("SELECT pg_sleep(5)")
         deadline = time.monotonic() + 30
-        while not stage.server.answers():
+        while not env.server.answers():
             assert time.monotonic() < deadline, "the server did not recover"
             time.sleep(0.01)
         return {"killed": 1}
@@ -96,15 +96,15 @@ class StopServer(Fault):
     name = "stop-server"
     effect = "stopped"
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        pids = pids_working_in(stage.server.data)
-        seconds = dice.choice([0.1, 0.5, 1.3]) * LONGEST_TTL * dice.uniform(0.8, 1.2)
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        pids = pids_working_in(env.server.data)
+        seconds = rng.choice([0.1, 0.5, 1.3]) * LONGEST_TTL * rng.uniform(0.8, 1.2)
         try:
-            tell(pids, signal.SIGSTOP)
+            send_signal(pids, signal.SIGSTOP)
             time.sleep(seconds)
         finally:
             # A process that the postmaster was just forking is not among the first pids.
-            tell(pids | pids_working_in(stage.server.data), signal.SIGCONT)
+            send_signal(pids | pids_working_in(env.server.data), signal.SIGCONT)
         return {"stopped": len(pids), "seconds": seconds}
 
 
@@ -113,7 +113,7 @@ class Restart(Fault):
 
     name = "restart"
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        stage.server.stop()
-        stage.server.start()
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        env.server.stop()
+        env.server.start()
         return {}

@@ -12,7 +12,7 @@ import psycopg
 from tests.robustness.faults import Fault
 
 if TYPE_CHECKING:
-    from tests.robustness.traffic.stage import Stage
+    from tests.robustness.traffic.environment import Environment
 
 LONGEST_TTL = 2.0
 
@@ -31,23 +31,23 @@ class Timeouts(Fault):
         ("deadlock_timeout", "1ms"),
     )
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        name, value = dice.choice(self.choices)
-        whom = dice.choice(["system", "role"])
-        with psycopg.connect(stage.direct, autocommit=True) as owner:
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        name, value = rng.choice(self.choices)
+        scope = rng.choice(["system", "role"])
+        with psycopg.connect(env.direct, autocommit=True) as owner:
             # These settings protect this session, whatever applies to the server or the role.
             for one in {name for name, _ in self.choices} - {"deadlock_timeout"}:
                 owner.execute(f"SET {one} = 0".encode())
             try:
-                self._set(owner, whom, f"SET {name} = '{value}'")
-                time.sleep(dice.uniform(0.3, 1.0))
+                self._set(owner, scope, f"SET {name} = '{value}'")
+                time.sleep(rng.uniform(0.3, 1.0))
             finally:
-                self._set(owner, whom, f"RESET {name}")
-        return {"setting": name, "value": value, "whose": whom}
+                self._set(owner, scope, f"RESET {name}")
+        return {"setting": name, "value": value, "scope": scope}
 
     @staticmethod
-    def _set(owner: psycopg.Connection, whom: str, what: str) -> None:
-        if whom == "system":
+    def _set(owner: psycopg.Connection, scope: str, what: str) -> None:
+        if scope == "system":
             owner.execute(f"ALTER SYSTEM {what}".encode())
             owner.execute("SELECT pg_reload_conf()")
         else:
@@ -67,12 +67,12 @@ class ForeignRows(Fault):
     settings = {"deadlock_timeout": "1ms"}  # noqa: RUF012
     take = "SELECT FROM dblock.distributed_locks WHERE name = %s FOR UPDATE"
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        seconds = dice.choice([0.05, 0.3, 1.3]) * LONGEST_TTL * dice.uniform(0.8, 1.2)
-        with closing(psycopg.connect(stage.direct)) as other:
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        seconds = rng.choice([0.05, 0.3, 1.3]) * LONGEST_TTL * rng.uniform(0.8, 1.2)
+        with closing(psycopg.connect(env.direct)) as other:
             found = other.execute("SELECT name FROM dblock.distributed_locks ORDER BY name").fetchall()
             other.rollback()
-            names = [name for (name,) in dice.sample(found, dice.randint(1, len(found)))] if found else []
+            names = [name for (name,) in rng.sample(found, rng.randint(1, len(found)))] if found else []
             held = 0
             with suppress(psycopg.errors.DeadlockDetected):
                 for name in names:
@@ -88,11 +88,11 @@ class ForeignTable(Fault):
 
     name = "foreign-table"
 
-    def strike(self, stage: Stage, dice: random.Random) -> dict[str, object]:
-        seconds = dice.choice([0.05, 0.3, 1.3]) * LONGEST_TTL * dice.uniform(0.8, 1.2)
-        with closing(psycopg.connect(stage.direct)) as other:
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        seconds = rng.choice([0.05, 0.3, 1.3]) * LONGEST_TTL * rng.uniform(0.8, 1.2)
+        with closing(psycopg.connect(env.direct)) as other:
             tables = other.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'dblock' ORDER BY 1").fetchall()
-            table = "distributed_locks" if dice.random() < 0.5 else dice.choice(tables)[0]
+            table = "distributed_locks" if rng.random() < 0.5 else rng.choice(tables)[0]
             other.execute(f"LOCK TABLE dblock.{table}".encode())
             time.sleep(seconds)
             other.rollback()

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tests.robustness.history.record import Operation
 
-TOO_MANY = 20_000
+MAX_STATES = 20_000
 """Most states to keep. A history with more possible states says too little to be worth the search."""
 
 
@@ -40,9 +40,9 @@ class FencedMutex:
     def __init__(self, earliest: dict[int, float] | None = None) -> None:
         self._earliest = earliest or {}
 
-    def answer(self, state: Mutex, operation: Operation) -> Mutex | None:
+    def apply(self, state: Mutex, operation: Operation) -> Mutex | None:
         """Return the state after the operation, or None if the operation is impossible in this state."""
-        kind, token = operation.kind, operation.said.get("token")
+        kind, token = operation.kind, operation.details.get("token")
         if token is None:
             return state
         if kind == "acquire":
@@ -52,15 +52,15 @@ class FencedMutex:
         if kind in ("believe", "renew"):
             return state if state.held == token else None
         if kind in ("release", "force"):
-            if operation.said.get("freed", True):
+            if operation.details.get("freed", True):
                 return Mutex(None, state.newest) if state.held == token else None
             return state
         raise AssertionError(f"the fenced mutex has no operation {kind!r}")
 
-    def too_late(self, state: Mutex, operation: Operation) -> bool:
+    def never_possible(self, state: Mutex, operation: Operation) -> bool:
         """Return whether the operation is impossible in this state and in every state that may follow."""
-        token = operation.said.get("token")
-        if token is None or not operation.said.get("freed", True):
+        token = operation.details.get("token")
+        if token is None or not operation.details.get("freed", True):
             return False
         if operation.kind == "acquire":
             return bool(token <= state.newest)
@@ -80,33 +80,33 @@ def linearize(model: FencedMutex, operations: Iterable[Operation]) -> Operation 
         if not math.isinf(one.returned):
             events.append((one.returned, 1, number))
     heapq.heapify(events)
-    under_way: set[int] = set()
+    pending: set[int] = set()
     # The states that the model may be in, each with the pending operations that already have their point.
     reached: set[tuple[Mutex, frozenset[int]]] = {(Mutex(), frozenset())}
     while events:
         _, ends, number = heapq.heappop(events)
         if not ends:
-            under_way.add(number)
+            pending.add(number)
             continue
-        reached = _had_their_moment(model, chosen, under_way, reached, number)
-        under_way.discard(number)
+        reached = _linearized_until(model, chosen, pending, reached, number)
+        pending.discard(number)
         if not reached:
             return chosen[number]
-        if len(reached) > TOO_MANY:
+        if len(reached) > MAX_STATES:
             raise RuntimeError(f"{len(reached)} states are possible at {chosen[number]}: the history says too little")
         newest = min(state.newest for state, _ in reached)
-        for unanswered in [one for one in under_way if math.isinf(chosen[one].returned)]:
-            if chosen[unanswered].said.get("token", math.inf) < newest:
+        for incomplete in [one for one in pending if math.isinf(chosen[one].returned)]:
+            if chosen[incomplete].details.get("token", math.inf) < newest:
                 # An operation on a superseded token can have no linearization point any more.
-                under_way.discard(unanswered)
-                reached = {(state, done - {unanswered}) for state, done in reached}
+                pending.discard(incomplete)
+                reached = {(state, done - {incomplete}) for state, done in reached}
     return None
 
 
-def _had_their_moment(
+def _linearized_until(
     model: FencedMutex,
     operations: list[Operation],
-    under_way: set[int],
+    pending: set[int],
     reached: set[tuple[Mutex, frozenset[int]]],
     ending: int,
 ) -> set[tuple[Mutex, frozenset[int]]]:
@@ -114,7 +114,7 @@ def _had_their_moment(
 
     Operations with a later point can wait for the next end.
     """
-    answered = {number for number in under_way if not math.isinf(operations[number].returned)}
+    completed = {number for number in pending if not math.isinf(operations[number].returned)}
     seen = set(reached)
     frontier = list(reached)
     found: set[tuple[Mutex, frozenset[int]]] = set()
@@ -123,12 +123,12 @@ def _had_their_moment(
         if ending in done:
             found.add((state, done - {ending}))
             continue
-        for number in under_way - done:
-            after = model.answer(state, operations[number])
+        for number in pending - done:
+            after = model.apply(state, operations[number])
             if after is None or (after, done | {number}) in seen:
                 continue
             # Skip dead ends, where a completed operation cannot have its point any more. With many waiters, most are.
-            if any(model.too_late(after, operations[other]) for other in answered - done if other != number):
+            if any(model.never_possible(after, operations[other]) for other in completed - done if other != number):
                 continue
             seen.add((after, done | {number}))
             frontier.append((after, done | {number}))

@@ -36,7 +36,7 @@ class Operation:
     called: float
     returned: float
     outcome: str
-    said: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
     """The arguments of the request and the contents of the reply."""
 
     @property
@@ -45,12 +45,12 @@ class Operation:
 
     @property
     def token(self) -> int:
-        return int(self.said["token"])
+        return int(self.details["token"])
 
     def __str__(self) -> str:
         end = "…" if math.isinf(self.returned) else f"{self.returned:.4f}"
-        said = " ".join(f"{name}={value}" for name, value in self.said.items())
-        return f"[{self.called:.4f}, {end}] {self.process} {self.kind} {self.key} {self.outcome} {said}"
+        details = " ".join(f"{name}={value}" for name, value in self.details.items())
+        return f"[{self.called:.4f}, {end}] {self.process} {self.kind} {self.key} {self.outcome} {details}"
 
 
 class Recorder:
@@ -70,14 +70,14 @@ class Recorder:
         *,
         refused: tuple[type[BaseException], ...] = (),
         unknown: tuple[type[BaseException], ...] = (),
-        told: Callable[[T], dict[str, Any]] = lambda _: {},
-        **said: Any,
+        describe: Callable[[T], dict[str, Any]] = lambda _: {},
+        **details: Any,
     ) -> T | None:
         """Perform the operation and record it; return None if it was refused or its outcome is unknown.
 
         `refused` are the errors which mean that certainly nothing was done. Any other error is raised.
         """
-        number = self.begin(kind, key, **said)
+        number = self.begin(kind, key, **details)
         try:
             result = call()
         except refused as error:
@@ -86,28 +86,28 @@ class Recorder:
         except unknown as error:
             self.end(number, UNKNOWN, error=_short(error))
             return None
-        self.end(number, OK, **told(result))
+        self.end(number, OK, **describe(result))
         return result
 
-    def begin(self, kind: str, key: str, **said: Any) -> int:
+    def begin(self, kind: str, key: str, **details: Any) -> int:
         """Record the beginning of an operation and return its number."""
         number = next(self._numbers)
-        self._write({"id": number, "at": time.monotonic(), "kind": kind, "key": key, "said": said})
+        self._write({"id": number, "at": time.monotonic(), "kind": kind, "key": key, "details": details})
         return number
 
-    def end(self, number: int, outcome: str, **said: Any) -> None:
+    def end(self, number: int, outcome: str, **details: Any) -> None:
         """Record the end of an operation."""
-        self._write({"id": number, "at": time.monotonic(), "outcome": outcome, "said": said})
+        self._write({"id": number, "at": time.monotonic(), "outcome": outcome, "details": details})
 
-    def note(self, kind: str, key: str, *, called: float | None = None, **said: Any) -> None:
+    def record(self, kind: str, key: str, *, called: float | None = None, **details: Any) -> None:
         """Record an event that has already happened, since `called`."""
         at = time.monotonic() if called is None else called
         number = next(self._numbers)
-        self._write({"id": number, "at": at, "kind": kind, "key": key, "said": said})
+        self._write({"id": number, "at": at, "kind": kind, "key": key, "details": details})
         self.end(number, OK)
 
     def _write(self, line: dict[str, Any]) -> None:
-        # The child of a fork continues with the same number, so its records could not be told from its parent's.
+        # The child of a fork continues with the same number, so its records would look like its parent's.
         assert os.getpid() == self._process, "every process writes its own history"
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
@@ -161,13 +161,13 @@ def _read(path: Path) -> Iterator[Operation]:
         else:
             yield _operation(path.stem, begun.pop(line["id"]), line)
     for line in begun.values():
-        yield _operation(path.stem, line, {"at": math.inf, "outcome": UNKNOWN, "said": {}})
+        yield _operation(path.stem, line, {"at": math.inf, "outcome": UNKNOWN, "details": {}})
 
 
 def _operation(process: str, begin: dict[str, Any], end: dict[str, Any]) -> Operation:
     returned = math.inf if end["outcome"] == UNKNOWN else end["at"]
     return Operation(
-        process, begin["kind"], begin["key"], begin["at"], returned, end["outcome"], begin["said"] | end["said"]
+        process, begin["kind"], begin["key"], begin["at"], returned, end["outcome"], begin["details"] | end["details"]
     )
 
 

@@ -24,7 +24,7 @@ def server_with(durable: bool, **settings: str) -> AbstractContextManager[Server
     return private_server(settings if durable else {**settings, "fsync": "off"}, in_memory=not durable)
 
 
-class Break(NamedTuple):
+class Failure(NamedTuple):
     """What fails: at which limit, with which symptom, and with which message."""
 
     limit: str
@@ -43,7 +43,7 @@ class Measured:
     """The same figures for computation."""
     claims: dict[str, bool] = field(default_factory=dict)
     """What must be true."""
-    breaks: list[Break] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
 
     def markdown(self) -> str:
         """Return a section for a page."""
@@ -69,14 +69,14 @@ def in_turns(times: int, *acts: Callable[[], object]) -> list[float]:
 
 
 @contextmanager
-def meanwhile(act: Callable[[], object]) -> Iterator[list[float]]:
+def in_background(act: Callable[[], object]) -> Iterator[list[float]]:
     """Repeat a call in a thread, and yield the seconds that each took; an error is raised at the end of the block."""
-    over, taken = threading.Event(), []
+    stop, taken = threading.Event(), []
     trouble: list[BaseException] = []
 
     def go() -> None:
         try:
-            while not over.is_set():
+            while not stop.is_set():
                 taken.append(timed(act))
         except BaseException as error:
             trouble.append(error)
@@ -86,16 +86,16 @@ def meanwhile(act: Callable[[], object]) -> Iterator[list[float]]:
     try:
         yield taken
     finally:
-        over.set()
+        stop.set()
         thread.join()
     if trouble:
         raise trouble[0]
 
 
-def wait_until(what: str, is_so: Callable[[], object], patience: float = 60.0) -> float:
+def wait_until(what: str, condition: Callable[[], object], patience: float = 60.0) -> float:
     """Return as soon as the condition is true, with the seconds until then."""
     began = time.monotonic()
-    while not is_so():
+    while not condition():
         assert time.monotonic() < began + patience, f"{what}: not within {patience:g} s"
         time.sleep(0.01)
     return time.monotonic() - began
@@ -106,7 +106,7 @@ def ms(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms"
 
 
-def table(breaks: Sequence[Break]) -> str:
+def table(failures: Sequence[Failure]) -> str:
     """Return the failures as a table."""
-    rows = [f"| {one.limit} | {one.symptom} | {one.message} |" for one in breaks]
+    rows = [f"| {one.limit} | {one.symptom} | {one.message} |" for one in failures]
     return "\n".join(["## What breaks first", "", "| limit | symptom | message |", "|---|---|---|", *rows, ""])

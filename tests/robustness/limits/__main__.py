@@ -8,15 +8,15 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.robustness.limits import Break, Measured, Progress, clients, connections, names, queues, snapshots, table
+from tests.robustness.limits import Failure, Measured, Progress, clients, connections, names, queues, snapshots, table
 
 LIMITS: dict[str, tuple[Callable[..., Measured], Callable[..., Measured]]] = {
     "names": (names.measure, functools.partial(names.measure, 20_000, 1_000, 500)),
     "snapshots": (snapshots.measure, functools.partial(snapshots.measure, 3_000)),
     "clients": (clients.measure, functools.partial(clients.measure, 2, 10)),
-    "room": (clients.measure_without_room, functools.partial(clients.measure_without_room, 2, 6, 20)),
+    "connection-limit": (clients.measure_beyond_limit, functools.partial(clients.measure_beyond_limit, 2, 6, 20)),
     "connections": (connections.measure, connections.measure),
-    "lines": (queues.measure, functools.partial(queues.measure, (10, 100))),
+    "queues": (queues.measure, functools.partial(queues.measure, (10, 100))),
 }
 """Each limit, at full size and at a small size."""
 
@@ -26,16 +26,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.robustness.limits")
     parser.add_argument("limits", nargs="*", choices=[[], *LIMITS], default=[])
     parser.add_argument("--small", action="store_true", help="use small numbers, which takes a minute")
-    asked = parser.parse_args()
-    breaks: list[Break] = []
+    args = parser.parse_args()
+    failures: list[Failure] = []
     well = True
-    for name in asked.limits or LIMITS:
+    for name in args.limits or LIMITS:
         began = time.monotonic()
-        found = LIMITS[name][asked.small](progress=_progress(name, began))
+        found = LIMITS[name][args.small](progress=_progress(name, began))
         print(found.markdown(), flush=True)
-        breaks += found.breaks
+        failures += found.failures
         well = well and all(found.claims.values())
-    print(table(breaks))
+    print(table(failures))
     return 0 if well else 1
 
 

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import conninfo
 
 from dblock.admin import schema
-from tests.robustness.limits import Break, Measured, Progress, server_with, wait_until
+from tests.robustness.limits import Failure, Measured, Progress, server_with, wait_until
 from tests.robustness.limits.crowds import Crowds
 from tests.robustness.soak.measures import _own_memory
 
@@ -26,7 +26,7 @@ def measure(
     total = processes * clients
     found = Measured(f"{total} clients in {processes} processes")
     with server_with(durable, max_connections=str(total * CONNECTIONS + 20)) as server:
-        dsn = prepared(server.url)
+        dsn = prepare_application(server.url)
         with Crowds(dsn, processes, clients, ttl=30) as crowds, psycopg.connect(server.url, autocommit=True) as owner:
             progress(f"{total} clients begin")
             began = time.monotonic()
@@ -40,8 +40,8 @@ def measure(
             began = time.monotonic()
             served = crowds.all("serve")
             serving = time.monotonic() - began
-            looked = crowds.all("look")
-            crowds.all("go")
+            checked = crowds.all("check")
+            crowds.all("close_all")
             wait_until("all clients are disconnected", lambda: not owner.execute(count).fetchall())
             left = [
                 owner.execute(f"SELECT count(*) FROM dblock.{table}".encode()).fetchone()
@@ -58,7 +58,7 @@ def measure(
     found.claims |= {
         "every client has its own lock": took["holds"] == total and not took["errors"],
         "every client was served": served["served"] == total and not served["errors"],
-        "no lease was lost": looked["holds"] == total,
+        "no lease was lost": checked["holds"] == total,
         "nothing is left of the clients after they have closed": left == [(0,)] * 3,
     }
     if took["errors"] or served["errors"]:
@@ -66,36 +66,36 @@ def measure(
     return found
 
 
-def measure_without_room(
+def measure_beyond_limit(
     processes: int = 4, clients: int = 25, room: int = 100, ttl: float = 3.0, progress: Progress = lambda _: None
 ) -> Measured:
     """Start more clients than the server has connections for, then close some of them."""
     total = processes * clients
     found = Measured(f"{total} clients on a server with max_connections = {room}")
     with server_with(True, max_connections=str(room)) as server:
-        dsn = prepared(server.url)
+        dsn = prepare_application(server.url)
         with Crowds(dsn, processes, clients, ttl) as crowds:
             progress(f"{total} clients begin")
             first = crowds.all("take")
             time.sleep(2 * ttl)  # so that leases have to be renewed several times
             progress("the clients without a lock try again")
             again = crowds.all("take")
-            kept = crowds.all("look")
+            kept = crowds.all("check")
             progress("half of the processes close their clients")
-            crowds.all("go", only=processes // 2)
-            rest = Crowds(dsn, 1, 1, ttl)
-            with rest:
+            crowds.all("close_all", only=processes // 2)
+            newcomer = Crowds(dsn, 1, 1, ttl)
+            with newcomer:
                 began = time.monotonic()
-                wait_until("there is a free connection", lambda: rest.all("take")["holds"] == 1, patience=30)
+                wait_until("there is a free connection", lambda: newcomer.all("take")["holds"] == 1, patience=30)
                 recovered = time.monotonic() - began
-                rest.all("go")
-            crowds.all("go")
+                newcomer.all("close_all")
+            crowds.all("close_all")
     errors: Counter[str] = first["errors"] + again["errors"]
-    words = sorted(errors)
+    messages = sorted(errors)
     found.numbers |= {"held": first["holds"], "refused": sum(first["errors"].values())}
     found.figures |= {
         "clients with a lock": f"{first['holds']} of {total}",
-        "error of the other clients": "; ".join(f"`{one}`" for one in words[:4]),
+        "error of the other clients": "; ".join(f"`{one}`" for one in messages[:4]),
         f"leases held {2 * ttl:g} s later, ttl {ttl:g} s": f"{kept['holds']}; lost: {dict(kept['lost']) or 0}",
         "a new client has a lock once others have closed": f"after {recovered:.2f} s",
     }
@@ -104,15 +104,17 @@ def measure_without_room(
         "no lease was lost": not kept["lost"],
         "a new client can connect as soon as there is a free connection": recovered < 10,
     }
-    found.breaks.append(
-        Break("connections: three for each client", "clients that come too late get an error at once", f"`{words[0]}`")
-        if words
-        else Break("connections", "not reached", "")
+    found.failures.append(
+        Failure(
+            "connections: three for each client", "clients that come too late get an error at once", f"`{messages[0]}`"
+        )
+        if messages
+        else Failure("connections", "not reached", "")
     )
     return found
 
 
-def prepared(server: str) -> str:
+def prepare_application(server: str) -> str:
     """Install what an application needs, and return the DSN of its role, which may not use reserved connections."""
     schema.install(server)
     with psycopg.connect(server, autocommit=True) as owner:

@@ -35,17 +35,17 @@ class Crowd:
         before = _memory()
         errors: Counter[str] = Counter()
 
-        def go(number: int) -> None:
+        def run(number: int) -> None:
             try:
                 lock = self._clients[number].lock(f"{self._prefix} {number}", ttl=self._ttl)
                 self._leases[number] = lock.acquire(timeout=10)
             except dblock.DblockError as error:
                 errors[f"{type(error).__name__}: {error}"] += 1
 
-        self._each(go, [number for number in range(len(self._clients)) if number not in self._leases])
+        self._each(run, [number for number in range(len(self._clients)) if number not in self._leases])
         return {"holds": len(self._leases), "errors": errors, "memory": _memory() - before}
 
-    def look(self) -> dict[str, Any]:
+    def check(self) -> dict[str, Any]:
         """Return the number of held leases, and the reasons of the lost ones."""
         lost = Counter(str(one.lost.reason) for one in self._leases.values() if one.lost.is_set())
         return {"holds": len(self._leases) - sum(lost.values()), "lost": lost}
@@ -55,17 +55,17 @@ class Crowd:
         served: list[int] = []
         errors: Counter[str] = Counter()
 
-        def go(number: int) -> None:
+        def run(number: int) -> None:
             try:
                 with self._clients[number].lock("of all", ttl=self._ttl, timeout=60):
                     served.append(number)
             except dblock.DblockError as error:
                 errors[f"{type(error).__name__}: {error}"] += 1
 
-        self._each(go, sorted(self._leases), at_once=64)
+        self._each(run, sorted(self._leases), at_once=64)
         return {"served": len(served), "errors": errors}
 
-    def go(self) -> dict[str, Any]:
+    def close_all(self) -> dict[str, Any]:
         """Close all clients."""
         for client in self._clients:
             client.close()
@@ -90,8 +90,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     dsn, size, prefix, ttl = sys.argv[1:]
     crowd = Crowd(dsn, int(size), prefix, float(ttl))
-    for order in sys.stdin:
-        print(json.dumps(getattr(crowd, order.strip())()), flush=True)
+    for command in sys.stdin:
+        print(json.dumps(getattr(crowd, command.strip())()), flush=True)
 
 
 if __name__ == "__main__":

@@ -33,23 +33,23 @@ class Crowds:
         ]  # fmt: skip
         self.pids = [process.pid for process in self._processes]
 
-    def all(self, order: str, only: int | None = None) -> dict[str, Any]:
+    def all(self, command: str, only: int | None = None) -> dict[str, Any]:
         """Send a command to all processes (or the first few) at once, and return the sum of their replies."""
         chosen = self._processes[:only]
         for process in chosen:
             assert process.stdin is not None
-            process.stdin.write(f"{order}\n")
+            process.stdin.write(f"{command}\n")
             process.stdin.flush()
-        answer: Counter[str] = Counter()
-        words: dict[str, Counter[str]] = {"errors": Counter(), "lost": Counter()}
+        totals: Counter[str] = Counter()
+        counters: dict[str, Counter[str]] = {"errors": Counter(), "lost": Counter()}
         for process in chosen:
             assert process.stdout is not None
             for key, value in json.loads(process.stdout.readline()).items():
-                if key in words:
-                    words[key].update(value)
+                if key in counters:
+                    counters[key].update(value)
                 else:
-                    answer[key] += value
-        return {**answer, **words}
+                    totals[key] += value
+        return {**totals, **counters}
 
     def __enter__(self) -> Crowds:
         return self

@@ -17,7 +17,7 @@ from dblock._runtime.target import resolve
 from dblock.admin import schema
 from dblock.admin.inspect import overview
 from dblock.admin.reaper import Reaper
-from tests.robustness.limits import Break, Measured, Progress, in_turns, meanwhile, ms, server_with, timed
+from tests.robustness.limits import Failure, Measured, Progress, in_background, in_turns, ms, server_with, timed
 
 HELD = 10
 
@@ -35,10 +35,10 @@ def measure(
         dsns = [_filled(server.url, f"names_{size}", size, progress) for size in (few, many)]
         with dblock.Client(dsns[0]) as of_few, dblock.Client(dsns[1]) as of_many:
             progress("pairs of acquire and release")
-            dice, new = random.Random(1), itertools.count()
+            rng, new = random.Random(1), itertools.count()
 
             def pair(client: dblock.Client, size: int) -> None:
-                client.lock(f"name {dice.randrange(size)}").acquire().release()
+                client.lock(f"name {rng.randrange(size)}").acquire().release()
 
             def first(client: dblock.Client) -> None:
                 client.lock(f"new {next(new)}").acquire().release()
@@ -121,8 +121,10 @@ def _lists(found: Measured, dsns: list[str]) -> None:
     command = [sys.executable, "-m", "dblock", "--dsn", dsns[1], "ls"]
     taken = timed(lambda: subprocess.run(command, check=True, capture_output=True))
     found.figures["dblock ls, the whole command"] = ms(taken)
-    found.breaks.append(
-        Break("names that are never reaped", "grants stay fast, but `dblock ls` and the reaper read all names", "none")
+    found.failures.append(
+        Failure(
+            "names that are never reaped", "grants stay fast, but `dblock ls` and the reaper read all names", "none"
+        )
     )
 
 
@@ -140,7 +142,7 @@ def _reap(found: Measured, dsn: str, client: dblock.Client, many: int) -> None:
         nonlocal gone
         gone = Reaper(dsn, idle=1).once()
 
-    with meanwhile(pair) as busy:
+    with in_background(pair) as busy:
         seconds = timed(reap)
     found.numbers |= {"reaped": gone, "reap": seconds, "longest": max(busy, default=0.0)}
     found.claims["the reaper deleted all idle locks"] = gone >= many

@@ -12,12 +12,12 @@ import psycopg
 
 import dblock
 from dblock.admin import schema
-from tests.robustness.limits import Break, Measured, Progress, server_with
+from tests.robustness.limits import Failure, Measured, Progress, server_with
 
 
 def measure(
     sizes: Sequence[int] = (10, 100, 1_000, 3_000),
-    look_for: float = 4.0,
+    observe_for: float = 4.0,
     durable: bool = True,
     progress: Progress = lambda _: None,
 ) -> Measured:
@@ -27,9 +27,9 @@ def measure(
         schema.install(server.url)
         for size in sizes:
             progress(f"{size:,} locks")
-            asyncio.run(_measure(found, server.url, size, look_for))
-    found.breaks.append(
-        Break(
+            asyncio.run(_measure(found, server.url, size, observe_for))
+    found.failures.append(
+        Failure(
             "thousands of different locks awaited by one client",
             "queuing takes seconds, and its polls take a part of a core on the server",
             "none",
@@ -38,7 +38,7 @@ def measure(
     return found
 
 
-async def _measure(found: Measured, dsn: str, size: int, look_for: float) -> None:
+async def _measure(found: Measured, dsn: str, size: int, observe_for: float) -> None:
     async with (
         dblock.AsyncClient(dsn) as holder,
         dblock.AsyncClient(dsn) as waiter,
@@ -53,12 +53,12 @@ async def _measure(found: Measured, dsn: str, size: int, look_for: float) -> Non
         while await _one(owner, "SELECT count(*) FROM dblock.lock_tickets") < size:
             await asyncio.sleep(0.02)
             assert time.monotonic() < began + 300, "the waits were not queued"
-        lined_up = time.monotonic() - began
+        queued = time.monotonic() - began
         rows = await (
             await owner.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'")
         ).fetchall()
         before, began = sum(_processor(pid) for (pid,) in rows), time.monotonic()
-        await asyncio.sleep(look_for)
+        await asyncio.sleep(observe_for)
         share = (sum(_processor(pid) for (pid,) in rows) - before) / (time.monotonic() - began)
         began = time.monotonic()
         for lease in leases:
@@ -67,7 +67,7 @@ async def _measure(found: Measured, dsn: str, size: int, look_for: float) -> Non
         served = time.monotonic() - began
     found.numbers |= {f"share {size}": share, f"served {size}": len(had)}
     found.figures[f"{size:,} locks"] = (
-        f"queued after {lined_up:.2f} s; waiting takes {share:.2f} of a core in the server; all granted after "
+        f"queued after {queued:.2f} s; waiting takes {share:.2f} of a core in the server; all granted after "
         f"{served:.2f} s"
     )
     found.claims[f"all {size:,} locks were granted"] = len(had) == size

@@ -13,7 +13,7 @@ import dblock
 from dblock._runtime.target import resolve
 from dblock.admin import doctor, schema
 from dblock.admin.doctor import Limits
-from tests.robustness.limits import Break, Measured, Progress, ms, server_with, timed
+from tests.robustness.limits import Failure, Measured, Progress, ms, server_with, timed
 
 MOST_AROUND = 1_000
 """Most cycles to measure before and after."""
@@ -41,7 +41,7 @@ def measure(cycles: int = 30_000, durable: bool = True, progress: Progress = lam
                     tenths.append(median([cycle() for _ in range(cycles // 10)]))
                     progress(f"{(part + 1) * cycles // 10:,} cycles: {ms(tenths[-1])}")
                 size_grown = _size(owner)
-                said = [one for one in _examined(server.url) if one.id in ("old-snapshot", "hot-updates", "bloat")]
+                findings = [one for one in _examined(server.url) if one.id in ("old-snapshot", "hot-updates", "bloat")]
             right_after = median([cycle() for _ in range(around)])
             owner.execute("VACUUM dblock.distributed_locks")
             vacuumed = median([cycle() for _ in range(around)])
@@ -62,13 +62,13 @@ def measure(cycles: int = 30_000, durable: bool = True, progress: Progress = lam
         "a cycle right after the snapshot has ended": f"{right_after / before:.2f} times as long as before",
         "a cycle after a vacuum": f"{vacuumed / before:.2f} times as long as before",
         "the table after a vacuum": f"{size_after / 1024:.0f} kB; after VACUUM FULL {size_full / 1024:.0f} kB",
-        "findings of the doctor": "; ".join(f"`{one.id}`: {one.what}" for one in said) or "none",
+        "findings of the doctor": "; ".join(f"`{one.id}`: {one.what}" for one in findings) or "none",
     }
-    found.claims["the doctor names the snapshot"] = any(one.id == "old-snapshot" for one in said)
+    found.claims["the doctor names the snapshot"] = any(one.id == "old-snapshot" for one in findings)
     found.claims["the table grows while the snapshot is open"] = size_grown > size_before
     found.claims["the table stops growing once the snapshot has ended"] = size_after <= size_grown
-    found.breaks.append(
-        Break(
+    found.failures.append(
+        Failure(
             "a transaction open for long",
             f"cycles of a hot lock get slower: {tenths[-1] / before:.1f} times after {cycles:,}; normal once it ends",
             "`dblock doctor`, `old-snapshot`: Process … has been in a transaction for … s",

@@ -65,7 +65,7 @@ def all_bugs() -> dict[str, Bug]:
     return {bug.name: bug for bug in found}
 
 
-def install(name: str | None, dsn: str) -> None:
+def insert_into_database(name: str | None, dsn: str) -> None:
     """Insert the SQL part of a bug into a database."""
     if name is None:
         return
@@ -89,7 +89,7 @@ def edited(bug: Bug, wrong: bool = True) -> dict[tuple[str, str], str]:
     return texts
 
 
-def put_in(name: str | None) -> None:
+def insert_into_client(name: str | None) -> None:
     """Insert the client part of a bug into this process."""
     if name is None:
         return

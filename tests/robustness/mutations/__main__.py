@@ -27,17 +27,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.robustness.mutations")
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--control", action="store_true", help="also play each scenario without the bug")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     bugs = all_bugs()
-    if unknown := [name for name in asked.names if name not in bugs]:
+    if unknown := [name for name in args.names if name not in bugs]:
         parser.error(f"there is no bug {unknown[0]!r}. The bugs are: {', '.join(bugs)}")
     failed = False
     print(HEADER, flush=True)
-    for name in asked.names or bugs:
+    for name in args.names or bugs:
         caught = hunt(bugs[name])
         print(row(bugs[name], caught), flush=True)
         failed |= caught is None
-        if asked.control:
+        if args.control:
             outcome = control(bugs[name])
             for what in [*outcome.violations, *map(str, outcome.trouble)]:
                 failed = True

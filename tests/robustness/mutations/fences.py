@@ -77,7 +77,7 @@ BUGS = (
         ),
     ),
     Bug(
-        "same token is enough",
+        "fence accepts an equal token",
         "stores a write with the same token as the last one, whichever of the two was sent first",
         ("fence", "sets"),
         workload="set_add:key",
@@ -85,7 +85,7 @@ BUGS = (
         edits=(_fence(STORE, PAIRS, "        WHERE excluded.token >= f.token\n"),),
     ),
     Bug(
-        "no claim with the grant",
+        "grant claims nothing",
         "grants the lock, and does not raise the fence before the first write",
         ("fence", "sets"),
         workload="set_add:key",

@@ -15,14 +15,14 @@ def _keep_renewing() -> None:
     from dblock._core import renewal
     from dblock._core.lease_state import LeaseState
 
-    strike_off, confirm = renewal.RenewalSchedule.discard, LeaseState.renewal_confirmed
+    discard_state, confirm = renewal.RenewalSchedule.discard, LeaseState.renewal_confirmed
 
     def discard(self: renewal.RenewalSchedule, state: LeaseState) -> None:
         if state.loss is not None or not state.over:
-            strike_off(self, state)
+            discard_state(self, state)
 
     def miss(self: renewal.RenewalSchedule, state: LeaseState, ttl: float, why: str) -> None:
-        strike_off(self, state)
+        discard_state(self, state)
         state.renewal_refused(why)
 
     def confirmed(self: LeaseState, sent_at: float, trusted_until: float, expires_at: float) -> bool:
@@ -37,7 +37,7 @@ def _keep_renewing() -> None:
     LeaseState.renewal_confirmed = confirmed  # type: ignore[method-assign]
 
 
-def _say_freed() -> None:
+def _report_freed() -> None:
     """Make every release report that the lock was held until then."""
     from dblock.lease import TaskLease, ThreadLease
 
@@ -59,7 +59,7 @@ BUGS = (
     Bug(
         "release by name",
         "frees the lock, whichever client holds it by then",
-        ("linearizability", "loss told first"),
+        ("linearizability", "loss reported first"),
         seconds=4.0,
         options={"locks": 1, "ttl": 0.4, "kept_alive": 0.3, "brief": 0.2},
         slow_edits=(
@@ -78,17 +78,17 @@ BUGS = (
         ),
     ),
     Bug(
-        "release always says freed",
+        "release always reports freed",
         "reports to a holder whose lease was lost long ago that it has freed the lock",
         ("linearizability",),
         fault="freeze",
         strikes=3,
         workers=2,
         options={"locks": 1, "ttl": 0.3, "long": 0.5},
-        client=_say_freed,
+        client=_report_freed,
     ),
     Bug(
-        "renewal revives",
+        "renewal revives a released lease",
         "extends a lease that was released while the renewal was on its way",
         ("hand-over in time",),
         workers=2,
@@ -108,9 +108,9 @@ BUGS = (
         client=_keep_renewing,
     ),
     Bug(
-        "reaper takes the living",
+        "reaper deletes held locks",
         "deletes the rows of locks that are held",
-        ("loss told first", "linearizability"),
+        ("loss reported first", "linearizability"),
         fault="reap",
         options={"brief": 0.05},
         edits=(
@@ -122,16 +122,16 @@ BUGS = (
         ),
     ),
     Bug(
-        "presence not looked at",
+        "presence not checked",
         "treats a live holder as dead, and grants its lock to another client",
-        ("loss told first", "linearizability"),
+        ("loss reported first", "linearizability"),
         options={"locks": 1, "ttl": 2.0, "long": 0.2},
         edits=(Edit("05_presence.sql", " OR NOT pg_try_advisory_xact_lock_shared(seen.advisory_key) THEN", " THEN"),),
     ),
     Bug(
-        "excuse not heard",
+        "withdrawn presence ignored",
         "treats a client that lost one session as dead, although it has withdrawn that session's presence",
-        ("loss told first", "linearizability"),
+        ("loss reported first", "linearizability"),
         fault="terminate-listeners",
         seconds=8.0,
         options={"locks": 1, "ttl": 4.0, "brief": 2.0, "long": 0.0, "kept_alive": 0.0},
@@ -144,15 +144,15 @@ BUGS = (
         ),
     ),
     Bug(
-        "freed without a word",
+        "freed without notice",
         "frees a lock at once, although its holder should learn of the force-release first",
-        ("loss told first", "linearizability"),
+        ("loss reported first", "linearizability"),
         workload="force",
         workers=2,
         edits=(Edit("80_force_release.sql", "    IF force_release.now THEN\n", "    IF true THEN\n"),),
     ),
     Bug(
-        "forced, and renewed",
+        "forced lease renewed",
         "continues to renew a force-released lease",
         ("forced",),
         workload="force",
@@ -160,9 +160,9 @@ BUGS = (
         edits=(Edit(RENEWAL, "          AND l.forced_at IS NULL\n", ""),),
     ),
     Bug(
-        "grant not waited for",
+        "grant does not wait for its commit",
         "replies with a token before the grant is on disk",
-        ("durability", "token order", "loss told first", "linearizability"),
+        ("durability", "token order", "loss reported first", "linearizability"),
         fault="crash",
         strikes=2,
         edits=(Edit(GRANT, "    IF try_acquire.durable THEN\n", "    IF false THEN\n"),),

@@ -20,7 +20,7 @@ BUGS = (
         edits=(Edit(QUEUE, WAKING, "        NULL;\n"),),
     ),
     Bug(
-        "all woken",
+        "release wakes all waiters",
         "wakes all waiters, although only one can be granted the lock",
         ("one wake-up per release",),
         workers=6,
@@ -35,7 +35,7 @@ BUGS = (
         ),
     ),
     Bug(
-        "places of the dead",
+        "tickets of dead clients stay",
         "makes all clients wait behind a client that was killed",
         ("takeover in time", "hand-over in time"),
         fault="kill",
@@ -56,10 +56,10 @@ BUGS = (
         ),
     ),
     Bug(
-        "past the line",
+        "new waiter ahead of the queue",
         "grants a free lock to a new waiter ahead of the queue",
-        ("line",),
-        workload="line",
+        ("queue order",),
+        workload="queue",
         edits=(Edit("11_acquire.sql", "(free AND (first OR NOT acquire.fair))", "(free)"),),
     ),
 )

@@ -58,7 +58,7 @@ BUGS = (
         ),
     ),
     Bug(
-        "tokens in batches",
+        "sequence with a cache",
         "lets every session cache twenty numbers of the sequence",
         ("token order",),
         sql="ALTER SEQUENCE token_sequence CACHE 20",

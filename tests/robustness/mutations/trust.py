@@ -19,11 +19,11 @@ def _change_grants(change: Callable[[Any, Any], Any]) -> None:
     from dblock._core.acquire import LockFlows
 
     def changed(ask: Any) -> Any:
-        def asked(self: LockFlows, *args: Any) -> Any:
-            answer = yield from ask(self, *args)
-            return answer._replace(grant=change(self, answer.grant)) if answer.grant else answer
+        def wrapper(self: LockFlows, *args: Any) -> Any:
+            reply = yield from ask(self, *args)
+            return reply._replace(grant=change(self, reply.grant)) if reply.grant else reply
 
-        return asked
+        return wrapper
 
     for name in ("_try", "_enqueue"):
         setattr(LockFlows, name, changed(getattr(LockFlows, name)))
@@ -43,35 +43,35 @@ def _trust_longer() -> None:
     )
 
 
-_again: list[Callable[[str], str]] = [lambda attempt: attempt]
+_attempt_of_retry: list[Callable[[str], str]] = [lambda attempt: attempt]
 """The attempt under which a request is retried."""
 
 
-def _new_name() -> None:
+def _new_attempt() -> None:
     from dblock._core.replies import new_attempt
 
-    _again[:] = [lambda attempt: new_attempt()]
+    _attempt_of_retry[:] = [lambda attempt: new_attempt()]
 
 
-def _lose_answers(share: float = 0.5, after: float = 0.5) -> None:
+def _lose_replies(share: float = 0.5, after: float = 0.5) -> None:
     """Lose the replies to a share of the grants, and retry the request after a part of the ttl."""
     from dblock._core.acquire import LockFlows
     from dblock._core.effects import Sleep
 
     ask: Any = LockFlows._try
 
-    def asked(self: LockFlows, terms: Any, attempt: str, *args: Any) -> Any:
-        answer = yield from ask(self, terms, attempt, *args)
-        if answer.grant is not None and random.random() < share:
-            yield Sleep(terms.ttl * after)
-            answer = yield from ask(self, terms, _again[0](attempt))
-        return answer
+    def wrapper(self: LockFlows, options: Any, attempt: str, *args: Any) -> Any:
+        reply = yield from ask(self, options, attempt, *args)
+        if reply.grant is not None and random.random() < share:
+            yield Sleep(options.ttl * after)
+            reply = yield from ask(self, options, _attempt_of_retry[0](attempt))
+        return reply
 
-    LockFlows._try = asked  # type: ignore[assignment, method-assign]
+    LockFlows._try = wrapper  # type: ignore[assignment, method-assign]
 
 
-def _lose_seldom() -> None:
-    _lose_answers(0.1, 0.0)
+def _lose_few_replies() -> None:
+    _lose_replies(0.1, 0.0)
 
 
 def _never_lost() -> None:
@@ -86,7 +86,7 @@ BUGS = (
     Bug(
         "trust from the reply",
         "counts the trust window from the reply, however late the reply was",
-        ("loss told first", "linearizability"),
+        ("loss reported first", "linearizability"),
         options=UNKEPT,
         slow_edits=(
             Edit(GRANT, GRANTED, GRANTED.replace("  RETURN", "  PERFORM pg_sleep(seconds * 0.6);\n            RETURN")),
@@ -94,11 +94,11 @@ BUGS = (
         client=_trust_from_reply,
     ),
     Bug(
-        "whole ttl again",
+        "retry gets the whole ttl",
         "replies to a retried request as if the grant that it finds were new",
-        ("loss told first", "linearizability"),
+        ("loss reported first", "linearizability"),
         options=UNKEPT,
-        slow_client=_lose_answers,
+        slow_client=_lose_replies,
         edits=(
             Edit(
                 GRANT,
@@ -109,25 +109,25 @@ BUGS = (
         ),
     ),
     Bug(
-        "new name for the same request",
+        "retry under a new attempt",
         "retries a request under a new attempt, and waits for its own first grant",
         ("hand-over in time",),
         workers=2,
         options={"locks": 2, "ttl": 5.0, "long": 0.0},
-        slow_client=_lose_seldom,
-        client=_new_name,
+        slow_client=_lose_few_replies,
+        client=_new_attempt,
     ),
     Bug(
         "trust beyond the ttl",
         "trusts a lease for a third longer than its ttl",
-        ("loss told first", "linearizability"),
+        ("loss reported first", "linearizability"),
         options=UNKEPT,
         client=_trust_longer,
     ),
     Bug(
         "loss ignored",
         "continues as the holder after its lease has expired, like a process that never checks",
-        ("loss told first", "linearizability"),
+        ("loss reported first", "linearizability"),
         workers=2,
         seconds=1.0,
         options=UNKEPT,
@@ -136,7 +136,7 @@ BUGS = (
     Bug(
         "granted too early",
         "grants a lock again shortly before the lease of its holder has expired",
-        ("loss told first", "linearizability"),
+        ("loss reported first", "linearizability"),
         options=UNKEPT | {"tried": 0.8},
         edits=(
             Edit(

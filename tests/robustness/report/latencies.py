@@ -29,13 +29,13 @@ class Around:
 def around(history: History) -> Around:
     """Collect the latencies around every fault."""
     bins: dict[int, list[float]] = {}
-    asked = [one for one in history.of("acquire") if not math.isinf(one.returned)]
+    requests = [one for one in history.of("acquire") if not math.isinf(one.returned)]
     faults = history.faults
-    place = 0
+    index = 0
     for fault in faults:
-        while place < len(asked) and asked[place].called < fault.called - BEFORE:
-            place += 1
-        for one in asked[place:]:
+        while index < len(requests) and requests[index].called < fault.called - BEFORE:
+            index += 1
+        for one in requests[index:]:
             since = one.called - fault.called
             if since > AFTER:
                 break
@@ -61,7 +61,7 @@ def draw(history: History, title: str) -> str:
         canvas.line([(-BEFORE, _y(canvas, value)), (AFTER, _y(canvas, value))], "#222d3a", 1)
     shown = sorted(found.bins)
     for colour, part, label, at in ((COLOURS[0], 0.5, "median", 150), (COLOURS[2], 0.99, "99 %", 80)):
-        points = [((place + 0.5) * BIN, _y(canvas, _at(found.bins[place], part))) for place in shown]
+        points = [((index + 0.5) * BIN, _y(canvas, _at(found.bins[index], part))) for index in shown]
         canvas.line(points, colour)
         canvas.words(canvas.width - at, 30, label, colour=colour)
     return canvas.svg()

@@ -57,16 +57,12 @@ def _table(results: Sequence[Result]) -> list[str]:
     ]
     for one in results:
         # A checker that had nothing to check has shown nothing.
-        checked = ", ".join(
-            f"{found['checker']} ({found['looked_at']:,})" for found in one.findings if found["looked_at"]
-        )
-        nothing = ", ".join(
-            f"*nothing to check: {found['checker']}*" for found in one.findings if not found["looked_at"]
-        )
-        excused = ", ".join(f"*exempt: {name}*" for name in one.excused)
+        checked = ", ".join(f"{found['checker']} ({found['checked']:,})" for found in one.findings if found["checked"])
+        nothing = ", ".join(f"*nothing to check: {found['checker']}*" for found in one.findings if not found["checked"])
+        exempt = ", ".join(f"*exempt: {name}*" for name in one.exempt_checkers)
         lines.append(
             f"| {one.workload} | {one.fault} | {one.strikes:,} | {one.operations:,} | {one.grants:,} | {one.unknown:,} "
-            f"| {'; '.join(filter(None, (checked, nothing, excused)))} "
+            f"| {'; '.join(filter(None, (checked, nothing, exempt)))} "
             f"| {one.violations}{' and trouble' if one.trouble else ''} |"
         )
     return [*lines, ""]
@@ -75,13 +71,13 @@ def _table(results: Sequence[Result]) -> list[str]:
 def _violations(results: Sequence[Result]) -> list[str]:
     lines: list[str] = []
     for one in results:
-        said = [what for found in one.findings for what in found["first"]] + one.trouble
-        if said:
-            lines += [f"## {one.name}, seed {one.seed}", "", "```", *said, "```", ""]
-    excuses = {(one.fault, name, why) for one in results for name, why in one.excused.items()}
-    if excuses:
+        texts = [what for found in one.findings for what in found["first"]] + one.trouble
+        if texts:
+            lines += [f"## {one.name}, seed {one.seed}", "", "```", *texts, "```", ""]
+    reasons = {(one.fault, name, why) for one in results for name, why in one.exempt_checkers.items()}
+    if reasons:
         lines += ["## Exempt checkers, and why", ""]
-        lines += [f"- under {fault}, **{name}**: {why}" for fault, name, why in sorted(excuses)]
+        lines += [f"- under {fault}, **{name}**: {why}" for fault, name, why in sorted(reasons)]
         lines.append("")
     return lines
 

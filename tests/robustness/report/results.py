@@ -33,7 +33,7 @@ class Result:
     """Writes that a fence refused."""
     strikes: int
     findings: list[dict[str, Any]]
-    excused: dict[str, str]
+    exempt_checkers: dict[str, str]
     trouble: list[str] = field(default_factory=list)
     pictures: list[str] = field(default_factory=list)
 
@@ -64,13 +64,13 @@ def result_of(outcome: Outcome) -> Result:
         [
             {
                 "checker": one.checker,
-                "looked_at": one.looked_at,
+                "checked": one.checked,
                 "violations": len(one.violations),
                 "first": one.violations[:MANY],
             }
             for one in outcome.findings
         ],
-        outcome.excused,
+        outcome.exempt_checkers,
         [str(one) for one in outcome.trouble[:MANY]],
     )
 

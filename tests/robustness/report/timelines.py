@@ -25,8 +25,8 @@ def draw(history: History, title: str) -> str:
         for key, some in history.by_key("acquire").items()
     }
     keys = sorted(sorted((key for key in grants if grants[key]), key=lambda key: -len(grants[key]))[:LANES])
-    processes = sorted({one.process for one in history if one.process != "director"})
-    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(processes)}
+    processes = sorted({one.process for one in history if one.process != "runner"})
+    colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(processes)}
     lane = 30
     canvas = Canvas(
         title,
@@ -45,8 +45,8 @@ def draw(history: History, title: str) -> str:
                 canvas.words(at, TOP - 3, label, size=9.5, colour=FAULT)
                 taken = at + LETTER * (len(label) + 1)
     ends = _ends(history)
-    for place, key in enumerate(keys):
-        y = TOP + place * lane + 6
+    for index, key in enumerate(keys):
+        y = TOP + index * lane + 6
         canvas.words(LEFT - 8, y + 14, key, size=11, colour=FAINT, anchor="end")
         for grant in grants[key]:
             until = ends.get((key, grant.token), grant.returned)
@@ -71,11 +71,11 @@ def _ends(history: History) -> dict[tuple[str, int], float]:
     """Return until when each grant was held, as far as its holder recorded it."""
     ends: dict[tuple[str, int], float] = {}
     for one in history.of("believe", "release"):
-        if "token" in one.said:
+        if "token" in one.details:
             at = one.called if math.isinf(one.returned) else one.returned
             ends[one.key, one.token] = max(ends.get((one.key, one.token), 0.0), at)
     return ends
 
 
 def _label(fault: Operation) -> str:
-    return str(fault.said.get("label", fault.said.get("victim", fault.key)))
+    return str(fault.details.get("label", fault.details.get("victim", fault.key)))

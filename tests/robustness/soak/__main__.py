@@ -1,6 +1,6 @@
 """Run mixed traffic for an hour, and check whether anything grew.
 
-    python -m tests.robustness.soak.__main__ --minutes 60 --out FOLDER
+    python -m tests.robustness.soak --minutes 60 --out FOLDER
 
 FOLDER then has samples.json (all measurements), soak.svg (a picture of them) and soak.md (a short section with the
 verdict). The exit code is 0 if all figures stayed flat, the checkers found nothing and the traffic met no trouble.
@@ -22,16 +22,16 @@ from typing import Any
 import fenced_store
 from dblock.admin import schema
 from tests.robustness.soak import flatness, measures
-from tests.robustness.soak.cast import EVERY
 from tests.robustness.soak.drawing import svg_of
 from tests.robustness.soak.flatness import Verdict, all_series, judge
+from tests.robustness.soak.roles import EVERY
 from tests.robustness.soak.rolling import Windows
-from tests.robustness.traffic.worker import Orders
+from tests.robustness.traffic.worker import WorkerConfig
 from tests.support.servers import private_server
 
 ROOT = Path(__file__).parents[3]
 
-CAST = (
+PROCESSES = (
     ("few", "sync"),
     ("few", "async"),
     ("many", "sync"),
@@ -42,7 +42,7 @@ CAST = (
 )
 """The processes that run from the beginning to the end. Besides, one process is killed repeatedly and replaced."""
 
-MORTAL_LIVES = 20.0
+KILL_INTERVAL = 20.0
 """Seconds that the process to be killed lives."""
 
 
@@ -50,17 +50,17 @@ PLATEAU = 10.0
 """Fewest minutes of a soak in which tables stop growing before the period that counts as its beginning."""
 
 
-class Part:
+class RoleProcess:
     """One traffic process, and the thread that reads its reports."""
 
     def __init__(self, name: str, kind: str, dsn: str, folder: Path, seed: int, windows: Windows) -> None:
         self.name = f"{name} ({kind})"
         threads = 1 if name == "operator" else 2
-        orders = Orders(
+        config = WorkerConfig(
             name, dsn, dsn, str(folder / f"{name}-{kind}.log"), seed, kind=kind, options={"threads": threads}
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.robustness.soak.cast", name, json.dumps(orders._asdict())],
+            [sys.executable, "-m", "tests.robustness.soak.roles", name, json.dumps(config._asdict())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=open(folder / f"{name}-{kind}.err", "a"),  # noqa: SIM115 - the process's own
@@ -68,20 +68,20 @@ class Part:
             cwd=ROOT,
         )
         self._windows = windows
-        self._at_work = threading.Event()
+        self._begun = threading.Event()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._at_work.set()
+            self._begun.set()
             if line.endswith("\n"):
                 self._windows.report(f"{self.name} {self.process.pid}", json.loads(line))
 
     def wait_for(self) -> None:
         """Return once the process has begun."""
-        assert self._at_work.wait(60), f"{self.name} did not begin"
+        assert self._begun.wait(60), f"{self.name} did not begin"
 
     def kill(self) -> None:
         """Kill the process and drop its unfinished operations."""
@@ -131,53 +131,60 @@ class Soak:
             server = stack.enter_context(private_server())
             schema.install(server.url)
             fenced_store.install(server.url)
-            look = measures.Server(server.url)
-            stack.callback(look.close)
-            parts: list[Part] = []
-            stack.callback(_kill, parts)
-            for number, (name, kind) in enumerate(CAST):
-                parts.append(Part(name, kind, server.url, logs, number, self.windows))
-            mortal = Part("few", "sync", server.url, logs, 1000, self.windows)
-            parts.append(mortal)
-            for part in parts:
-                part.wait_for()
+            sampler = measures.ServerSampler(server.url)
+            stack.callback(sampler.close)
+            members: list[RoleProcess] = []
+            stack.callback(_kill, members)
+            for number, (name, kind) in enumerate(PROCESSES):
+                members.append(RoleProcess(name, kind, server.url, logs, number, self.windows))
+            victim = RoleProcess("few", "sync", server.url, logs, 1000, self.windows)
+            members.append(victim)
+            for member in members:
+                member.wait_for()
             began = last = time.monotonic()
-            dies_at = began + MORTAL_LIVES
+            kill_at = began + KILL_INTERVAL
             while (now := time.monotonic()) < began + self.minutes * 60:
                 time.sleep(min(EVERY, max(began + self.minutes * 60 - now, 0.01)))
                 now = time.monotonic()
-                self._sample(now - began, now - last, parts, mortal, look)
+                self._sample(now - began, now - last, members, victim, sampler)
                 last = now
-                if now >= dies_at:
-                    dies_at = now + MORTAL_LIVES
-                    mortal.kill()
-                    parts.remove(mortal)
+                if now >= kill_at:
+                    kill_at = now + KILL_INTERVAL
+                    victim.kill()
+                    members.remove(victim)
                     self.killed += 1
-                    mortal = Part("few", "sync", server.url, logs, 1000 + self.killed, self.windows)
-                    parts.append(mortal)
-            for part in parts:
-                if not part.stop():
-                    self.trouble[f"{part.name} did not stop cleanly"] += 1
-            self._take(self.windows.next())
-            self._take(self.windows.next())
+                    victim = RoleProcess("few", "sync", server.url, logs, 1000 + self.killed, self.windows)
+                    members.append(victim)
+            for member in members:
+                if not member.stop():
+                    self.trouble[f"{member.name} did not stop cleanly"] += 1
+            self._add(self.windows.next())
+            self._add(self.windows.next())
 
-    def _sample(self, at: float, seconds: float, parts: list[Part], mortal: Part, look: measures.Server) -> None:
+    def _sample(
+        self,
+        at: float,
+        seconds: float,
+        members: list[RoleProcess],
+        victim: RoleProcess,
+        sampler: measures.ServerSampler,
+    ) -> None:
         window = self.windows.next()
-        self._take(window)
+        self._add(window)
         processes = {}
-        for part in parts:
-            seen = measures.of_process(part.process.pid)
+        for member in members:
+            seen = measures.of_process(member.process.pid)
             if seen is None:
-                self.trouble[f"{part.name} has exited"] += 1
-            elif part is not mortal:
-                processes[part.name] = seen
+                self.trouble[f"{member.name} has exited"] += 1
+            elif member is not victim:
+                processes[member.name] = seen
         traffic = measures.of_operations(window, seconds)
         self.unknown += traffic["unknown"]
         sample: dict[str, Any] = {
             "minute": at / 60,
             "seconds": seconds,
             "processes": processes,
-            "server": look.look(),
+            "server": sampler.sample(),
             "traffic": traffic,
         }
         self.samples.append(sample)
@@ -192,12 +199,12 @@ class Soak:
                 flush=True,
             )
 
-    def _take(self, window: list[Any]) -> None:
+    def _add(self, window: list[Any]) -> None:
         self.totals.update(one.kind for one in window)
-        self.trouble.update(str(one.said.get("what")) for one in window if one.kind == "trouble")
+        self.trouble.update(str(one.details.get("what")) for one in window if one.kind == "trouble")
         for one in window:
             if one.kind == "doctor":
-                self.doctor.update(one.said["found"])
+                self.doctor.update(one.details["found"])
 
     def verdicts(self) -> list[Verdict]:
         """Judge every figure."""
@@ -208,7 +215,9 @@ class Soak:
         """Write the measurements; return whether the soak passed."""
         verdicts = self.verdicts()
         series = all_series(self.samples)
-        well = bool(verdicts) and all(one.flat for one in verdicts) and not self.windows.violations and not self.trouble
+        passed = (
+            bool(verdicts) and all(one.flat for one in verdicts) and not self.windows.violations and not self.trouble
+        )
         (self.out / "samples.json").write_text(
             json.dumps(
                 {
@@ -222,7 +231,7 @@ class Soak:
         )
         (self.out / "soak.svg").write_text(svg_of(series, self.minutes, f"{self.minutes:g} minutes of mixed traffic"))
         (self.out / "soak.md").write_text(self.markdown(verdicts))
-        return well
+        return passed
 
     def markdown(self, verdicts: list[Verdict]) -> str:
         """Return a short section for a page."""
@@ -238,7 +247,7 @@ class Soak:
             f"{self.totals['force']} force-releases, {self.totals['reap']} rounds of the reaper. "
             f"{self.unknown} operations had an unknown outcome.",
             "",
-            *(f"- {name}: {count:,} checked" for name, count in self.windows.looked_at.items()),
+            *(f"- {name}: {count:,} checked" for name, count in self.windows.checked.items()),
             f"- violations: {len(self.windows.violations)}",
             *(f"  - {what.splitlines()[0]}" for what in list(self.windows.violations)[:10]),
             f"- trouble: {sum(self.trouble.values())}",
@@ -258,10 +267,10 @@ class Soak:
         return "\n".join(lines)
 
 
-def _kill(parts: list[Part]) -> None:
-    for part in parts:
-        if part.process.poll() is None:
-            part.kill()
+def _kill(members: list[RoleProcess]) -> None:
+    for member in members:
+        if member.process.poll() is None:
+            member.kill()
 
 
 def _interesting(verdicts: list[Verdict]) -> list[Verdict]:
@@ -275,25 +284,25 @@ def _interesting(verdicts: list[Verdict]) -> list[Verdict]:
 
 def _row(one: Verdict) -> str:
     rule = one.rule
-    may_be = f"{'≥' if rule.falls else '≤'} {rule.factor:g}" + (f" (+ {rule.slack:g})" if rule.slack else "")
+    limit = f"{'≥' if rule.falls else '≤'} {rule.factor:g}" + (f" (+ {rule.slack:g})" if rule.slack else "")
     unit = f" {one.unit}" if one.unit else ""
     return (
         f"| {one.name} | {one.early:.4g}{unit} | {one.late:.4g}{unit} | {one.ratio:.2f} | {one.slope:+.3g}{unit} | "
-        f"{may_be} | {'yes' if one.flat else '**no**'} |"
+        f"{limit} | {'yes' if one.flat else '**no**'} |"
     )
 
 
 def main() -> int:
     """Run a soak and print its report."""
-    parser = argparse.ArgumentParser(prog="python -m tests.robustness.soak.__main__")
+    parser = argparse.ArgumentParser(prog="python -m tests.robustness.soak")
     parser.add_argument("--minutes", type=float, default=60, help="duration of the soak (default: 60)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the report")
-    asked = parser.parse_args()
-    soak = Soak(asked.minutes, asked.out)
+    args = parser.parse_args()
+    soak = Soak(args.minutes, args.out)
     soak.run()
-    well = soak.write()
-    print((asked.out / "soak.md").read_text())
-    return 0 if well else 1
+    passed = soak.write()
+    print((args.out / "soak.md").read_text())
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -37,14 +37,14 @@ def of_process(pid: int) -> dict[str, float] | None:
         return None
 
 
-class Server:
+class ServerSampler:
     """Sample the server over one connection of its own."""
 
     def __init__(self, dsn: str) -> None:
         self._connection = psycopg.connect(dsn, autocommit=True)
         self._wal = self._position()
 
-    def look(self) -> dict[str, Any]:
+    def sample(self) -> dict[str, Any]:
         """Return the current state of the server, and the WAL written since the last sample."""
         ask = self._connection.execute
         backends = [

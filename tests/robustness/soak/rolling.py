@@ -24,7 +24,7 @@ class Windows:
         self._newest: dict[str, Operation] = {}
         """The grant with the highest token of each lock, among those that are in no window any more."""
         self.violations: dict[str, None] = {}
-        self.looked_at = {"token order": 0, "loss told first": 0}
+        self.checked = {"token order": 0, "loss reported first": 0}
 
     def report(self, process: str, lines: list[dict[str, Any]]) -> None:
         """Add the lines that a process reports."""
@@ -53,8 +53,8 @@ class Windows:
                 self.violations.update(dict.fromkeys(check(history).violations))
         tokens = Counter(one.token for one in (*self._last, *window) if one.kind == "acquire" and one.ok)
         self.violations.update({f"token {token} was granted twice": None for token in tokens if tokens[token] > 1})
-        self.looked_at["token order"] += sum(one.kind == "acquire" and one.ok for one in window)
-        self.looked_at["loss told first"] += sum(one.kind == "believe" for one in window)
+        self.checked["token order"] += sum(one.kind == "acquire" and one.ok for one in window)
+        self.checked["loss reported first"] += sum(one.kind == "believe" for one in window)
         for one in self._last:
             if one.kind == "acquire" and one.ok:
                 newest = self._newest.get(one.key)

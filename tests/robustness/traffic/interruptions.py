@@ -36,14 +36,14 @@ class Interrupted(BaseException):
     """Raised when a call is cancelled in the middle."""
 
 
-GIVEN_UP = (Interrupted, CancelledError)
+CANCELLED = (Interrupted, CancelledError)
 
-FORK, GIVE_UP = signal.SIGUSR1, signal.SIGUSR2
+FORK, CANCEL = signal.SIGUSR1, signal.SIGUSR2
 
-CHILD_LIVES = 30
+CHILD_TIMEOUT = 30
 """Seconds after which the child of a fork is killed if it has not exited by then."""
 
-WAITS = (1, 1, 2, 2, 3, 4, 6, 10)
+AWAITS = (1, 1, 2, 2, 3, 4, 6, 10)
 """At which of its awaits a call is cancelled. Most calls have two or three, and a wait in the queue is one."""
 
 
@@ -55,10 +55,10 @@ class Interruptions:
         self._inside = False
         """Whether the main thread is in a call."""
         self._pending = 0
-        self._dice = random.Random()
+        self._rng = random.Random()
         self._children: list[int] = []
 
-    def note(self, lease: T) -> T:
+    def remember(self, lease: T) -> T:
         """Remember a lease, so that the children can try to use it."""
         if lease is not None:
             self._leases.add(lease)
@@ -74,22 +74,22 @@ class Interruptions:
                 self._inside = True
                 if self._pending:
                     self._pending -= 1
-                    signal.setitimer(signal.ITIMER_REAL, self._dice.choice([0.0005, 0.005, 0.05]) * self._dice.random())
+                    signal.setitimer(signal.ITIMER_REAL, self._rng.choice([0.0005, 0.005, 0.05]) * self._rng.random())
                 return call()
             finally:
                 self._inside = False
 
         return guarded
 
-    def expect_giving_up(self, client: Any, seed: int) -> None:
+    def expect_cancellations(self, client: Any, seed: int) -> None:
         """Cancel a call for each signal."""
-        self._dice.seed(seed)
+        self._rng.seed(seed)
         loop: asyncio.AbstractEventLoop | None = getattr(client, "_loop", None)
         if loop is not None and not isinstance(client, dblock.Client):
             loop.call_soon_threadsafe(loop.set_task_factory, self._make_task)
-            signal.signal(GIVE_UP, lambda *_: self._ask())
+            signal.signal(CANCEL, lambda *_: self._ask())
         else:
-            signal.signal(GIVE_UP, lambda *_: self._raise(ask=True))
+            signal.signal(CANCEL, lambda *_: self._raise(ask=True))
             signal.signal(signal.SIGALRM, lambda *_: self._raise(ask=False))
 
     def _ask(self) -> None:
@@ -105,16 +105,16 @@ class Interruptions:
         # The tasks of the keep-alive and the listener are left alone: only the client itself cancels them.
         if self._pending and getattr(coroutine, "__name__", "") in ("acquire", "try_acquire", "renew", "release"):
             self._pending -= 1
-            coroutine = _given_up(coroutine, self._dice.choice(WAITS))
+            coroutine = _cancelled_at(coroutine, self._rng.choice(AWAITS))
         return asyncio.Task(coroutine, loop=loop, **options)
 
     def expect_forks(self, client: Any, name: str, history: Path, seed: int, make: Callable[[Recorder], Any]) -> None:
         """Fork for each signal; `make` makes the child's worker."""
-        self._dice.seed(seed)
+        self._rng.seed(seed)
         numbers = itertools.count()
         alone = threading.Lock()
 
-        def told(*_: object) -> None:
+        def on_signal(*_: object) -> None:
             # A signal in the middle of another fork is ignored: a second fork would wait forever for what the
             # interpreter holds during the first.
             if alone.acquire(blocking=False):
@@ -134,58 +134,60 @@ class Interruptions:
                 return
             code = 1
             try:
-                signal.alarm(CHILD_LIVES)
+                signal.alarm(CHILD_TIMEOUT)
                 recorder = Recorder(history.with_name(f"{name}-child{number}.jsonl"))
-                _be_child(client, leases, recorder, make(recorder), moment)
+                _run_child(client, leases, recorder, make(recorder), moment)
                 code = 0
             except BaseException as error:
-                recorder.note("trouble", name, what=f"in the child of a fork: {type(error).__name__}: {error}")
+                recorder.record("trouble", name, what=f"in the child of a fork: {type(error).__name__}: {error}")
             finally:
                 os._exit(code)
 
-        signal.signal(FORK, told)
+        signal.signal(FORK, on_signal)
 
     def wait_for_children(self, recorder: Recorder) -> None:
         """Return once every child has exited, and record as trouble each child that did not exit by itself."""
         for child in self._children:
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             if code == -signal.SIGALRM:
-                recorder.note("trouble", "child", what=f"the child of a fork did not exit within {CHILD_LIVES} s")
+                recorder.record("trouble", "child", what=f"the child of a fork did not exit within {CHILD_TIMEOUT} s")
             elif code < 0:
-                recorder.note("trouble", "child", what=f"the child of a fork was ended by {signal.Signals(-code).name}")
+                recorder.record(
+                    "trouble", "child", what=f"the child of a fork was ended by {signal.Signals(-code).name}"
+                )
 
 
-def _be_child(client: Any, leases: list[Any], recorder: Recorder, worker: Any, forked_at: float) -> None:
+def _run_child(client: Any, leases: list[Any], recorder: Recorder, worker: Any, forked_at: float) -> None:
     """Try everything with the parent's leases that a child must not succeed in, then acquire a lock."""
     for lease in leases:
         if lease.remaining():
-            recorder.note("trouble", lease.name, what=f"a child believes in its parent's token {lease.token}")
+            recorder.record("trouble", lease.name, what=f"a child believes in its parent's token {lease.token}")
         if isinstance(lease, dblock.Lease):
             try:
                 lease.renew()
-                recorder.note("trouble", lease.name, what=f"a child renewed its parent's token {lease.token}")
+                recorder.record("trouble", lease.name, what=f"a child renewed its parent's token {lease.token}")
             except dblock.LeaseLost:
                 pass
             if lease.release():
-                recorder.note("trouble", lease.name, what=f"a child released its parent's token {lease.token}")
+                recorder.record("trouble", lease.name, what=f"a child released its parent's token {lease.token}")
     tried = len(leases)
     leases.clear()
     gc.collect()
     if isinstance(client, dblock.Client):
-        name = f"mutex {worker.dice.randrange(3)}"
+        name = f"mutex {worker.rng.randrange(3)}"
         lease = worker.acquire(name, ttl=1.0, timeout=2.0)
         if lease is not None:
-            worker.hold(lease, worker.dice.choice([0.0, 1.5]))
+            worker.hold(lease, worker.rng.choice([0.0, 1.5]))
             worker.release(lease)
     else:
-        asyncio.run(_take_turn(client._inner, worker))
-    recorder.note("child", "", leases=tried, since=forked_at)
-    time.sleep(worker.dice.choice([0.0, 0.0, 1.0]))
+        asyncio.run(_acquire_and_release(client._inner, worker))
+    recorder.record("child", "", leases=tried, since=forked_at)
+    time.sleep(worker.rng.choice([0.0, 0.0, 1.0]))
 
 
-async def _take_turn(client: dblock.AsyncClient, worker: Any) -> None:
+async def _acquire_and_release(client: dblock.AsyncClient, worker: Any) -> None:
     """Acquire a lock in the child of an asynchronous process, in an event loop of its own."""
-    name = f"mutex {worker.dice.randrange(3)}"
+    name = f"mutex {worker.rng.randrange(3)}"
     number = worker.recorder.begin("acquire", name, ttl=1.0)
     try:
         lease = await client.lock(name, ttl=1.0).acquire(timeout=2.0)
@@ -204,7 +206,7 @@ async def _take_turn(client: dblock.AsyncClient, worker: Any) -> None:
         worker.recorder.end(number, "unknown", error=str(error))
 
 
-async def _given_up(coroutine: Coroutine[Any, Any, T], at: int) -> T:
+async def _cancelled_at(coroutine: Coroutine[Any, Any, T], at: int) -> T:
     """Run a coroutine, and cancel its task at the n-th await."""
     return await _steps(coroutine, at)
 
@@ -212,7 +214,7 @@ async def _given_up(coroutine: Coroutine[Any, Any, T], at: int) -> T:
 @types.coroutine
 def _steps(coroutine: Coroutine[Any, Any, T], at: int) -> Generator[Any, Any, T]:
     error: BaseException | None = None
-    waits = 0
+    awaits = 0
     while True:
         try:
             waiting = coroutine.send(None) if error is None else coroutine.throw(error)
@@ -220,8 +222,8 @@ def _steps(coroutine: Coroutine[Any, Any, T], at: int) -> Generator[Any, Any, T]
             result: T = done.value
             return result
         error = None
-        waits += 1
-        if waits == at:
+        awaits += 1
+        if awaits == at:
             task = asyncio.current_task()
             assert task is not None
             task.cancel()

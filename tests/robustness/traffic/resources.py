@@ -55,7 +55,7 @@ class Resource:
 
     @classmethod
     @contextmanager
-    def setting(cls, dsn: str, folder: Path) -> Iterator[dict[str, str]]:
+    def set_up(cls, dsn: str, folder: Path) -> Iterator[dict[str, str]]:
         """Run the services that the resource needs besides the database, and yield their addresses."""
         yield {}
 
@@ -202,7 +202,7 @@ class S3(Resource):
 
     @classmethod
     @contextmanager
-    def setting(cls, dsn: str, folder: Path) -> Iterator[dict[str, str]]:
+    def set_up(cls, dsn: str, folder: Path) -> Iterator[dict[str, str]]:
         with running_s3() as address:
             yield {"s3": address, "bucket": new_bucket(address)}
 
@@ -229,7 +229,7 @@ class Files(S3):
 
     @classmethod
     @contextmanager
-    def setting(cls, dsn: str, folder: Path) -> Iterator[dict[str, str]]:
+    def set_up(cls, dsn: str, folder: Path) -> Iterator[dict[str, str]]:
         files = folder / "files"
         files.mkdir(exist_ok=True)
         yield {"files": str(files)}
@@ -244,7 +244,7 @@ class Http(Resource):
 
     @classmethod
     @contextmanager
-    def setting(cls, dsn: str, folder: Path) -> Iterator[dict[str, str]]:
+    def set_up(cls, dsn: str, folder: Path) -> Iterator[dict[str, str]]:
         with running_service(dsn) as address:
             yield {"http": address}
 
@@ -252,8 +252,8 @@ class Http(Resource):
         return f"stored:{name}"
 
     def read(self, name: str) -> Elements:
-        answer = self.http.get(f"/stored/{name}")
-        return [] if answer.status_code == 404 else list(answer.raise_for_status().json())
+        response = self.http.get(f"/stored/{name}")
+        return [] if response.status_code == 404 else list(response.raise_for_status().json())
 
     def write(self, name: str, elements: Elements, token: int, number: int) -> bool:
         auth = FencingAuth(Numbered(token, number))

@@ -25,12 +25,12 @@ import fenced_store
 from tests.robustness import mutations
 from tests.robustness.history.record import Recorder
 from tests.robustness.traffic import workloads
-from tests.robustness.traffic.interruptions import GIVEN_UP, Interruptions
+from tests.robustness.traffic.interruptions import CANCELLED, Interruptions
 from tests.support.facade import blocking_client
 from tests.support.orphans import die_with_parent
 
 
-class Orders(NamedTuple):
+class WorkerConfig(NamedTuple):
     """The configuration of a traffic process."""
 
     workload: str
@@ -49,45 +49,45 @@ class Worker:
 
     # A claim outside the lock's database may come too late, or get no reply.
     REFUSED = (dblock.LockTimeout, dblock.LeaseLost, fenced_store.StaleTokenError)
-    UNKNOWN = (dblock.DatabaseError, dblock.ClientClosed, fenced_store.OutcomeUnknown, DBAPIError, *GIVEN_UP)
+    UNKNOWN = (dblock.DatabaseError, dblock.ClientClosed, fenced_store.OutcomeUnknown, DBAPIError, *CANCELLED)
 
     def __init__(
         self,
         name: str,
         client: Any,
         recorder: Recorder,
-        orders: Orders,
-        over: threading.Event,
+        config: WorkerConfig,
+        stop: threading.Event,
         interruptions: Interruptions | None = None,
     ) -> None:
         self.name = name
         self.client = client
         self.recorder = recorder
-        self.orders = orders
-        self.options = orders.options
-        self.dice = random.Random(f"{orders.seed} {name}")
-        self.own: dict[str, Any] = {}
+        self.config = config
+        self.options = config.options
+        self.rng = random.Random(f"{config.seed} {name}")
+        self.state: dict[str, Any] = {}
         """State that the workload keeps for this thread between steps."""
-        self._over = over
+        self._stop = stop
         self._interruptions = interruptions or Interruptions()
 
     @property
-    def over(self) -> bool:
+    def stopping(self) -> bool:
         """Whether the worker must stop."""
-        return self._over.is_set()
+        return self._stop.is_set()
 
     def pause(self, seconds: float) -> None:
         """Pause for this time, or until the worker must stop."""
-        self._over.wait(seconds)
+        self._stop.wait(seconds)
 
-    def acquire(self, name: str, *, timeout: float | None = 5.0, ttl: float = 30.0, **terms: Any) -> Any:
+    def acquire(self, name: str, *, timeout: float | None = 5.0, ttl: float = 30.0, **lock_options: Any) -> Any:
         """Wait for the lock; return a lease or None."""
-        lock = self.client.lock(name, ttl=ttl, **terms)
-        return self._grant(name, ttl, terms | {"timeout": timeout}, lambda: lock.acquire(timeout=timeout))
+        lock = self.client.lock(name, ttl=ttl, **lock_options)
+        return self._grant(name, ttl, lock_options | {"timeout": timeout}, lambda: lock.acquire(timeout=timeout))
 
-    def try_acquire(self, name: str, *, ttl: float = 30.0, **terms: Any) -> Any:
+    def try_acquire(self, name: str, *, ttl: float = 30.0, **lock_options: Any) -> Any:
         """Try once to acquire the lock; return a lease or None."""
-        lock = self.client.lock(name, ttl=ttl, **terms)
+        lock = self.client.lock(name, ttl=ttl, **lock_options)
 
         def ask() -> Any:
             lease = lock.try_acquire()
@@ -95,33 +95,35 @@ class Worker:
                 raise dblock.LockTimeout(name, 0)
             return lease
 
-        return self._grant(name, ttl, terms | {"timeout": 0}, ask)
+        return self._grant(name, ttl, lock_options | {"timeout": 0}, ask)
 
-    def _grant(self, name: str, ttl: float, terms: dict[str, Any], ask: Callable[[], Any]) -> Any:
-        said: dict[str, Any] = {
-            key: value for key, value in terms.items() if isinstance(value, (bool, int, float, str))
+    def _grant(self, name: str, ttl: float, lock_options: dict[str, Any], ask: Callable[[], Any]) -> Any:
+        details: dict[str, Any] = {
+            key: value for key, value in lock_options.items() if isinstance(value, (bool, int, float, str))
         }
-        if terms.get("claims"):
-            said["claims"] = [str(one) for named in terms["claims"] for one in getattr(named, "resources", [named])]
+        if lock_options.get("claims"):
+            details["claims"] = [
+                str(one) for named in lock_options["claims"] for one in getattr(named, "resources", [named])
+            ]
         lease = self.recorder.do(
             "acquire",
             name,
             self._interruptions.interruptible(ask),
             refused=self.REFUSED,
             unknown=self.UNKNOWN,
-            told=lambda lease: {"token": lease.token},
+            describe=lambda lease: {"token": lease.token},
             ttl=ttl,
             worker=self.name,
-            **said,
+            **details,
         )
-        return self._interruptions.note(lease)
+        return self._interruptions.remember(lease)
 
     def believes(self, lease: Any) -> bool:
         """Return whether the lease is still trusted; if so, record that with a time from before the check."""
         before = time.monotonic()
         if lease.lost.is_set() or not lease.remaining():
             return False
-        self.recorder.note("believe", lease.name, called=before, token=lease.token)
+        self.recorder.record("believe", lease.name, called=before, token=lease.token)
         return True
 
     def hold(self, lease: Any, seconds: float, every: float = 0.005) -> bool:
@@ -132,7 +134,7 @@ class Worker:
             if left <= 0:
                 return True
             time.sleep(min(every, left))
-        self.recorder.note("loss", lease.name, token=lease.token, reason=str(lease.lost.reason))
+        self.recorder.record("loss", lease.name, token=lease.token, reason=str(lease.lost.reason))
         return False
 
     def renew(self, lease: Any) -> None:
@@ -154,7 +156,7 @@ class Worker:
             self._interruptions.interruptible(lease.release),
             refused=self.REFUSED,
             unknown=self.UNKNOWN,
-            told=lambda freed: {"freed": freed},
+            describe=lambda freed: {"freed": freed},
             token=lease.token,
         )
 
@@ -166,62 +168,62 @@ class Worker:
 def main() -> None:
     """Run the workload until standard input ends."""
     die_with_parent()
-    orders = Orders(**json.loads(sys.argv[1]))
-    logging.getLogger("dblock").addHandler(logging.FileHandler(Path(orders.history).with_suffix(".log")))
-    mutations.put_in(orders.bug)
-    workload = workloads.named(orders.workload)
-    recorder = Recorder(Path(orders.history))
-    over = threading.Event()
-    name = Path(orders.history).stem
-    with blocking_client(orders.kind, orders.dsn, patience=2.0, **orders.options.get("client", {})) as client:
+    config = WorkerConfig(**json.loads(sys.argv[1]))
+    logging.getLogger("dblock").addHandler(logging.FileHandler(Path(config.history).with_suffix(".log")))
+    mutations.insert_into_client(config.bug)
+    workload = workloads.named(config.workload)
+    recorder = Recorder(Path(config.history))
+    stop = threading.Event()
+    name = Path(config.history).stem
+    with blocking_client(config.kind, config.dsn, patience=2.0, **config.options.get("client", {})) as client:
         own_recorder = [recorder]
         _count_wake_ups(own_recorder)
         interruptions = Interruptions()
 
         def worker(name: str, recorder: Recorder = recorder) -> Worker:
-            return Worker(name, client, recorder, orders, over, interruptions)
+            return Worker(name, client, recorder, config, stop, interruptions)
 
         def worker_of_child(recorder: Recorder) -> Worker:
             # The child records everything from now on in its own history.
             own_recorder[:] = [recorder]
             return worker(name, recorder)
 
-        befalls = orders.options.get("befalls")
-        if befalls == "forks":
-            interruptions.expect_forks(client, name, Path(orders.history), orders.seed, worker_of_child)
-        if befalls == "giving up":
-            interruptions.expect_giving_up(client, orders.seed)
-        workers = [worker(f"{name}.{number}") for number in range(int(orders.options.get("threads", workload.threads)))]
+        interruption = config.options.get("interruption")
+        if interruption == "fork":
+            interruptions.expect_forks(client, name, Path(config.history), config.seed, worker_of_child)
+        if interruption == "cancel":
+            interruptions.expect_cancellations(client, config.seed)
+        workers = [worker(f"{name}.{number}") for number in range(int(config.options.get("threads", workload.threads)))]
         # Python raises exceptions from signal handlers, as Ctrl-C does, in the main thread only.
-        in_main = [workers.pop()] if befalls == "giving up" and orders.kind == "sync" else []
-        threads = [threading.Thread(target=_go, args=(workload, one), daemon=True) for one in workers]
+        in_main = [workers.pop()] if interruption == "cancel" and config.kind == "sync" else []
+        threads = [threading.Thread(target=_run, args=(workload, one), daemon=True) for one in workers]
         for thread in threads:
             thread.start()
         print("ready", flush=True)
         if in_main:
-            threading.Thread(target=_end_with_input, args=(over,), daemon=True).start()
-            _go(workload, in_main[0])
+            threading.Thread(target=_end_with_input, args=(stop,), daemon=True).start()
+            _run(workload, in_main[0])
         else:
-            _end_with_input(over)
+            _end_with_input(stop)
         for thread in threads:
             thread.join(20)
             if thread.is_alive():
-                recorder.note("trouble", thread.name, what="did not stop")
+                recorder.record("trouble", thread.name, what="did not stop")
         interruptions.wait_for_children(recorder)
 
 
-def _end_with_input(over: threading.Event) -> None:
+def _end_with_input(stop: threading.Event) -> None:
     sys.stdin.read()
-    over.set()
+    stop.set()
 
 
-def _go(workload: Any, worker: Worker) -> None:
+def _run(workload: Any, worker: Worker) -> None:
     try:
-        while not worker.over:
+        while not worker.stopping:
             workload.step(worker)
     except BaseException as error:
         # An unexpected error is recorded as trouble. This process does not judge it.
-        worker.recorder.note("trouble", worker.name, what=f"{type(error).__name__}: {error}")
+        worker.recorder.record("trouble", worker.name, what=f"{type(error).__name__}: {error}")
         raise
 
 
@@ -236,12 +238,12 @@ def _count_wake_ups(own_recorder: list[Recorder]) -> None:
         names[waiter.attempt] = waiter.name
         add(self, waiter)
 
-    def noted(self: LocalWaiters, attempt: str) -> None:
+    def recorded(self: LocalWaiters, attempt: str) -> None:
         # The notification carries only the attempt. A waiter that has left may still be notified.
-        own_recorder[0].note("woken", names.get(attempt.replace("-", ""), ""), attempt=attempt)
+        own_recorder[0].record("woken", names.get(attempt.replace("-", ""), ""), attempt=attempt)
         notified(self, attempt)
 
-    LocalWaiters.add, LocalWaiters.notified = added, noted  # type: ignore[method-assign]
+    LocalWaiters.add, LocalWaiters.notified = added, recorded  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Base:
         """Create what the steps need, once, before any process starts."""
 
     @contextmanager
-    def setting(self, dsn: str, folder: Path) -> Iterator[dict[str, Any]]:
+    def set_up(self, dsn: str, folder: Path) -> Iterator[dict[str, Any]]:
         """Run the services that the steps need besides the database, and yield options with their addresses."""
         yield {}
 
@@ -42,7 +42,7 @@ class Base:
         """Perform one step; called repeatedly, in every thread of every process."""
         raise NotImplementedError
 
-    def conclude(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
+    def record_final_state(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
         """Record the final state after the traffic has stopped."""
 
 

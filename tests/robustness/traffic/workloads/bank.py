@@ -40,32 +40,34 @@ class Workload(workloads.Base):
             connection.execute("INSERT INTO accounts SELECT g, %s FROM generate_series(1, %s) g", [EACH, ACCOUNTS])
 
     def step(self, worker: Worker) -> None:
-        if worker.dice.random() < 0.2:
-            worker.recorder.do("sum", "bank", lambda: _sum(worker), unknown=(psycopg.Error,), told=lambda told: told)
+        if worker.rng.random() < 0.2:
+            worker.recorder.do(
+                "sum", "bank", lambda: _sum(worker), unknown=(psycopg.Error,), describe=lambda found: found
+            )
             worker.pause(0.01)
         else:
             self._transfer(worker)
 
     def _transfer(self, worker: Worker) -> None:
-        dice = worker.dice
-        ttl = dice.choice([0.3, 0.5, 1.0])
-        claims = ["bank"] if dice.random() < 0.3 else []
-        mood = dice.random()
-        late = mood < float(worker.options.get("late", 0.06))
-        kept_alive = not late and dice.random() < float(worker.options.get("kept_alive", 1.0))
+        rng = worker.rng
+        ttl = rng.choice([0.3, 0.5, 1.0])
+        claims = ["bank"] if rng.random() < 0.3 else []
+        draw = rng.random()
+        late = draw < float(worker.options.get("late", 0.06))
+        kept_alive = not late and rng.random() < float(worker.options.get("kept_alive", 1.0))
         lease = worker.acquire("bank", ttl=0.3 if late else ttl, timeout=3, keep_alive=kept_alive, claims=claims)
         if lease is None:
             return
         worker.believes(lease)
         # Past the end of the lease, so that the transfer meets one of the next holder.
-        time.sleep(dice.uniform(0.25, 0.5) if late else 0)
-        number = worker.own["number"] = worker.own.get("number", 0) + 1
-        source, target = dice.sample(range(1, ACCOUNTS + 1), 2)
+        time.sleep(rng.uniform(0.25, 0.5) if late else 0)
+        number = worker.state["number"] = worker.state.get("number", 0) + 1
+        source, target = rng.sample(range(1, ACCOUNTS + 1), 2)
         worker.recorder.do(
             "write",
             "bank",
             lambda: _transfer(
-                worker, lease.token, f"{worker.name}.{number}", source, target, 0.05 if mood > 0.9 else 0
+                worker, lease.token, f"{worker.name}.{number}", source, target, 0.05 if draw > 0.9 else 0
             ),
             refused=(fenced_store.StaleTokenError,),
             unknown=(psycopg.Error,),
@@ -74,21 +76,21 @@ class Workload(workloads.Base):
         )
         worker.release(lease)
 
-    def conclude(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
+    def record_final_state(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
         with psycopg.connect(dsn) as connection:
             for account, balance in connection.execute("SELECT id, balance FROM accounts").fetchall():
-                recorder.note("balance", str(account), balance=balance, before=EACH)
+                recorder.record("balance", str(account), balance=balance, before=EACH)
             for number, transfer, token, source, target, amount in connection.execute(
                 "SELECT number, transfer, token, source, target, amount FROM journal ORDER BY number"
             ).fetchall():
-                said = {"transfer": transfer, "token": token, "source": source, "target": target, "amount": amount}
-                recorder.note("entry", "bank", order=number, **said)
+                details = {"transfer": transfer, "token": token, "source": source, "target": target, "amount": amount}
+                recorder.record("entry", "bank", order=number, **details)
 
 
 def _connection(worker: Worker) -> psycopg.Connection[Any]:
-    found: psycopg.Connection[Any] | None = worker.own.get("connection")
+    found: psycopg.Connection[Any] | None = worker.state.get("connection")
     if found is None or found.closed or found.broken:
-        found = worker.own["connection"] = psycopg.connect(worker.orders.direct)
+        found = worker.state["connection"] = psycopg.connect(worker.config.direct)
     elif found.info.transaction_status:
         found.rollback()
     return found

@@ -36,16 +36,16 @@ class Workload(workloads.Base):
     threads = 3
 
     def step(self, worker: Worker) -> None:
-        name = f"forced {worker.dice.randrange(LOCKS)}"
+        name = f"forced {worker.rng.randrange(LOCKS)}"
         if worker.name.endswith(".0"):
-            _break(worker, name)
+            _force_release(worker, name)
         else:
             _hold(worker, name)
 
 
-def _break(worker: Worker, name: str) -> None:
-    now = worker.dice.random() < 0.5
-    worker.pause(worker.dice.uniform(0.02, 0.2))
+def _force_release(worker: Worker, name: str) -> None:
+    now = worker.rng.random() < 0.5
+    worker.pause(worker.rng.uniform(0.02, 0.2))
     try:
         overview = _overview(worker)
         token = next((one.number for one in overview.locks(name=name) if one.state == "held"), None)
@@ -53,32 +53,32 @@ def _break(worker: Worker, name: str) -> None:
         return
     if token is None or token <= 0:
         return
-    said: dict[str, Any] = {"token": token, "now": now} | ({} if now else {"freed": False})
+    details: dict[str, Any] = {"token": token, "now": now} | ({} if now else {"freed": False})
     worker.recorder.do(
         "force",
         name,
         lambda: overview.force_release(name, token, actor="operator", reason="robustness test", now=now),
         unknown=(dblock.DblockError, psycopg.Error),
         # With notice, the lock is not free yet.
-        told=lambda taken: {"taken": taken, "freed": taken and now},
-        **said,
+        describe=lambda taken: {"taken": taken, "freed": taken and now},
+        **details,
     )
 
 
 def _hold(worker: Worker, name: str) -> None:
-    dice = worker.dice
+    rng = worker.rng
     resource = f"resource of {name}"
-    claims = [resource] if dice.random() < 0.5 else []
-    ttl = dice.choice([0.5, 1.0])
-    lease = worker.acquire(name, ttl=ttl, timeout=2, keep_alive=dice.random() < 0.8, claims=claims)
+    claims = [resource] if rng.random() < 0.5 else []
+    ttl = rng.choice([0.5, 1.0])
+    lease = worker.acquire(name, ttl=ttl, timeout=2, keep_alive=rng.random() < 0.8, claims=claims)
     if lease is None:
         return
-    store = worker.own.setdefault("store", None) or fenced_store.FencedStore(worker.orders.direct)
-    worker.own["store"] = store
-    blind = dice.random() < 0.5
-    for number in range(1, dice.randrange(2, 8)):
+    store = worker.state.setdefault("store", None) or fenced_store.FencedStore(worker.config.direct)
+    worker.state["store"] = store
+    blind = rng.random() < 0.5
+    for number in range(1, rng.randrange(2, 8)):
         # A blind worker ignores the loss and continues to write. Other workers stop when their lease is lost.
-        if not worker.hold(lease, dice.uniform(0, 0.05)) and not blind:
+        if not worker.hold(lease, rng.uniform(0, 0.05)) and not blind:
             break
         worker.recorder.do(
             "write",
@@ -89,13 +89,13 @@ def _hold(worker: Worker, name: str) -> None:
             token=lease.token,
             number=number,
         )
-        if dice.random() < 0.1:
+        if rng.random() < 0.1:
             worker.renew(lease)
     worker.release(lease)
 
 
 def _overview(worker: Worker) -> Overview:
-    connection: psycopg.Connection[Any] | None = worker.own.get("connection")
+    connection: psycopg.Connection[Any] | None = worker.state.get("connection")
     if connection is None or connection.closed or connection.broken:
-        connection = worker.own["connection"] = psycopg.connect(worker.orders.direct, autocommit=True)
+        connection = worker.state["connection"] = psycopg.connect(worker.config.direct, autocommit=True)
     return Overview(connection)

@@ -27,30 +27,30 @@ class Workload(workloads.Base):
     )
 
     def step(self, worker: Worker) -> None:
-        dice = worker.dice
+        rng = worker.rng
         options = worker.options
-        name = f"mutex {dice.randrange(int(options.get('locks', LOCKS)))}"
+        name = f"mutex {rng.randrange(int(options.get('locks', LOCKS)))}"
         if options.get("hold", 1) == 0:
             self._at_once(worker, name)
             return
-        ttl = dice.choice([0.5, 1.0, 2.0]) * float(options.get("ttl", 1.0))
-        mood = dice.random()
+        ttl = rng.choice([0.5, 1.0, 2.0]) * float(options.get("ttl", 1.0))
+        draw = rng.random()
         tried = float(options.get("tried", 0.15))
-        if mood < tried:
-            lease = worker.try_acquire(name, ttl=ttl, fair=mood < tried * 2 / 3)
+        if draw < tried:
+            lease = worker.try_acquire(name, ttl=ttl, fair=draw < tried * 2 / 3)
         else:
-            kept_alive = mood < float(options.get("kept_alive", 0.8))
-            lease = worker.acquire(name, ttl=ttl, timeout=dice.choice([0.05, 1.0, 5.0]), keep_alive=kept_alive)
+            kept_alive = draw < float(options.get("kept_alive", 0.8))
+            lease = worker.acquire(name, ttl=ttl, timeout=rng.choice([0.05, 1.0, 5.0]), keep_alive=kept_alive)
         if lease is None:
-            worker.pause(dice.uniform(0, 0.01))
+            worker.pause(rng.uniform(0, 0.01))
             return
-        deed = dice.random()
+        action = rng.random()
         # Mostly brief, and sometimes for longer than a lease lasts without renewal.
-        brief = dice.uniform(0, float(options.get("brief", 0.01)))
-        kept = worker.hold(lease, ttl * 1.2 if deed < float(options.get("long", 0.03)) else brief)
-        if kept and deed > 0.9:
+        brief = rng.uniform(0, float(options.get("brief", 0.01)))
+        kept = worker.hold(lease, ttl * 1.2 if action < float(options.get("long", 0.03)) else brief)
+        if kept and action > 0.9:
             worker.renew(lease)
-        if kept and deed > 0.98:
+        if kept and action > 0.98:
             worker.drop(lease)
             return
         worker.release(lease)

@@ -21,29 +21,29 @@ from tests.robustness.traffic.worker import Worker
 LOCKS = 2
 
 TICKETS = """
-CREATE TABLE public.line_witness (
+CREATE TABLE public.queue_witness (
     number bigserial, event text, name text, token bigint, ticket bigint, attempt uuid, act xid8
 );
 CREATE FUNCTION public.note_ticket() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN
-        INSERT INTO public.line_witness (event, name, ticket, attempt, act)
-        VALUES ('lined up', NEW.name, NEW.number, NEW.attempt, pg_current_xact_id());
+        INSERT INTO public.queue_witness (event, name, ticket, attempt, act)
+        VALUES ('queued', NEW.name, NEW.number, NEW.attempt, pg_current_xact_id());
     ELSE
-        INSERT INTO public.line_witness (event, name, ticket, attempt, act)
+        INSERT INTO public.queue_witness (event, name, ticket, attempt, act)
         VALUES ('left', OLD.name, OLD.number, OLD.attempt, pg_current_xact_id());
     END IF;
     RETURN NULL;
 END $$;
 CREATE FUNCTION public.note_turn() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
-    INSERT INTO public.line_witness (event, name, token, attempt, act)
+    INSERT INTO public.queue_witness (event, name, token, attempt, act)
     VALUES ('served', NEW.name, NEW.token, NEW.attempt, pg_current_xact_id());
     RETURN NULL;
 END $$;
-CREATE TRIGGER line_witness AFTER INSERT OR DELETE ON dblock.lock_tickets FOR EACH ROW
+CREATE TRIGGER queue_witness AFTER INSERT OR DELETE ON dblock.lock_tickets FOR EACH ROW
     EXECUTE FUNCTION public.note_ticket();
-CREATE TRIGGER line_witness AFTER UPDATE ON dblock.distributed_locks FOR EACH ROW
+CREATE TRIGGER queue_witness AFTER UPDATE ON dblock.distributed_locks FOR EACH ROW
     WHEN (NEW.token > 0 AND NEW.token <> OLD.token) EXECUTE FUNCTION public.note_turn();
 """
 
@@ -67,44 +67,44 @@ class Workload(workloads.Base):
             connection.execute(TICKETS)
 
     def step(self, worker: Worker) -> None:
-        dice = worker.dice
-        name = f"line {dice.randrange(LOCKS)}"
-        mood = dice.random()
-        ttl = dice.choice([0.5, 1.0])
-        if mood < 0.1:
+        rng = worker.rng
+        name = f"queue {rng.randrange(LOCKS)}"
+        draw = rng.random()
+        ttl = rng.choice([0.5, 1.0])
+        if draw < 0.1:
             lease = worker.try_acquire(name, ttl=ttl)
-        elif mood < 0.25 and worker.orders.kind == "async":
-            _be_cancelled(worker, name, ttl, dice.uniform(0, 0.2))
+        elif draw < 0.25 and worker.config.kind == "async":
+            _cancel_wait(worker, name, ttl, rng.uniform(0, 0.2))
             return
         else:
-            lease = worker.acquire(name, ttl=ttl, timeout=dice.uniform(0, 0.2) if mood < 0.4 else 10)
+            lease = worker.acquire(name, ttl=ttl, timeout=rng.uniform(0, 0.2) if draw < 0.4 else 10)
         if lease is None:
-            worker.pause(dice.uniform(0, 0.01))
+            worker.pause(rng.uniform(0, 0.01))
             return
-        worker.hold(lease, dice.uniform(0, 0.005))
+        worker.hold(lease, rng.uniform(0, 0.005))
         worker.release(lease)
 
-    def conclude(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
+    def record_final_state(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
         # The last client passes over all dead waiters, and leaves no ticket behind.
         with dblock.Client(dsn) as client:
             for number in range(LOCKS):
                 try:
-                    client.lock(f"line {number}").acquire(timeout=15).release()
+                    client.lock(f"queue {number}").acquire(timeout=15).release()
                 except dblock.LockTimeout as error:
-                    recorder.note("stuck", f"line {number}", error=str(error))
+                    recorder.record("stuck", f"queue {number}", error=str(error))
         with psycopg.connect(dsn) as connection:
             for name, ticket, holder in connection.execute(
                 "SELECT name, number, holder FROM dblock.lock_tickets"
             ).fetchall():
-                recorder.note("ghost", name, ticket=ticket, holder=holder)
+                recorder.record("orphan", name, ticket=ticket, holder=holder)
             for number, event, name, token, ticket, attempt, act in connection.execute(
                 "SELECT number, event, name, token, ticket, attempt::text, act::text"
-                " FROM public.line_witness ORDER BY number"
+                " FROM public.queue_witness ORDER BY number"
             ).fetchall():
-                recorder.note(event, name, order=number, token=token, ticket=ticket, attempt=attempt, act=act)
+                recorder.record(event, name, order=number, token=token, ticket=ticket, attempt=attempt, act=act)
 
 
-def _be_cancelled(worker: Worker, name: str, ttl: float, after: float) -> None:
+def _cancel_wait(worker: Worker, name: str, ttl: float, after: float) -> None:
     """Begin to wait, then cancel the task; release the lock if it was granted before the cancellation."""
     blocking = worker.client
     number = worker.recorder.begin("acquire", name, ttl=ttl, worker=worker.name, cancelled=True)
@@ -136,6 +136,6 @@ def _be_cancelled(worker: Worker, name: str, ttl: float, after: float) -> None:
         released.result,
         refused=Worker.REFUSED,
         unknown=Worker.UNKNOWN,
-        told=lambda freed: {"freed": freed},
+        describe=lambda freed: {"freed": freed},
         token=lease.token,
     )

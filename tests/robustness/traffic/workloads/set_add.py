@@ -37,22 +37,22 @@ class Workload(workloads.Base):
         CLASSES[self.variant].prepare(dsn, [f"s{one}_{age}" for one in range(SETS) for age in range(TABLES)])
 
     @contextmanager
-    def setting(self, dsn: str, folder: Path) -> Iterator[dict[str, Any]]:
-        with CLASSES[self.variant].setting(dsn, folder) as where:
+    def set_up(self, dsn: str, folder: Path) -> Iterator[dict[str, Any]]:
+        with CLASSES[self.variant].set_up(dsn, folder) as where:
             yield {"where": where}
 
     def step(self, worker: Worker) -> None:
         resource = self._resource(worker)
-        dice, ages = worker.dice, worker.own.setdefault("ages", {})
-        which = dice.randrange(SETS)
+        rng, ages = worker.rng, worker.state.setdefault("ages", {})
+        which = rng.randrange(SETS)
         name = f"s{which}_{ages.get(which, 0)}"
-        ttl = dice.choice([0.3, 0.5, 1.0])
-        with_lock = dice.random() < 0.5 and (worker.orders.kind == "sync" or resource.claims_from_tasks)
-        mood = dice.random()
+        ttl = rng.choice([0.3, 0.5, 1.0])
+        with_lock = rng.random() < 0.5 and (worker.config.kind == "sync" or resource.claims_from_tasks)
+        draw = rng.random()
         # Some workers let their lease expire before they write, and some wait between reading and writing, so that the
         # late writes meet the slow ones.
-        late, lingers = mood < float(worker.options.get("late", 0.06)), mood > 0.85
-        kept_alive = not late and dice.random() < float(worker.options.get("kept_alive", 1.0))
+        late, lingers = draw < float(worker.options.get("late", 0.06)), draw > 0.85
+        kept_alive = not late and rng.random() < float(worker.options.get("kept_alive", 1.0))
         claims = resource.claims(name) if with_lock else ()
         lease = worker.acquire(name, ttl=0.3 if late else ttl, timeout=3, keep_alive=kept_alive, claims=claims)
         if lease is None:
@@ -60,7 +60,7 @@ class Workload(workloads.Base):
         key = resource.name(name)
         worker.believes(lease)
         if with_lock or self._claim(worker, resource, key, name, lease):
-            pause = dice.uniform(0.25, 0.5) if late else dice.uniform(0.05, 0.2) if lingers else dice.uniform(0, 0.01)
+            pause = rng.uniform(0.25, 0.5) if late else rng.uniform(0.05, 0.2) if lingers else rng.uniform(0, 0.01)
             self._add(worker, resource, name, lease, which, pause)
         worker.release(lease)
 
@@ -74,7 +74,7 @@ class Workload(workloads.Base):
         )
 
     def _add(self, worker: Worker, resource: Resource, name: str, lease: Any, which: int, pause: float) -> None:
-        key, ages = resource.name(name), worker.own["ages"]
+        key, ages = resource.name(name), worker.state["ages"]
         try:
             there = resource.read(name)
         except UNKNOWN:
@@ -82,22 +82,22 @@ class Workload(workloads.Base):
         if len(there) >= MOST and (self.variant != "table" or ages.get(which, 0) < TABLES - 1):
             ages[which] = ages.get(which, 0) + 1
             return
-        for number in (1, 2) if worker.dice.random() > 0.8 else (1,):
+        for number in (1, 2) if worker.rng.random() > 0.8 else (1,):
             time.sleep(pause)
             element = f"{lease.token}.{worker.name}.{number}"
             there = [*there, element]
-            said = {"token": lease.token, "element": element} | ({"number": number} if resource.numbered else {})
+            details = {"token": lease.token, "element": element} | ({"number": number} if resource.numbered else {})
             writing = partial(resource.write, name, there, lease.token, number)
-            if not worker.recorder.do("write", key, writing, refused=REFUSED, unknown=UNKNOWN, **said):
+            if not worker.recorder.do("write", key, writing, refused=REFUSED, unknown=UNKNOWN, **details):
                 return
 
     def _resource(self, worker: Worker) -> Resource:
-        if "resource" not in worker.own:
-            worker.own["resource"] = CLASSES[self.variant](worker.orders.direct, worker.options["where"])
-        found: Resource = worker.own["resource"]
+        if "resource" not in worker.state:
+            worker.state["resource"] = CLASSES[self.variant](worker.config.direct, worker.options["where"])
+        found: Resource = worker.state["resource"]
         return found
 
-    def conclude(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
+    def record_final_state(self, dsn: str, recorder: Recorder, options: dict[str, Any]) -> None:
         resource = CLASSES[self.variant](dsn, options["where"])
         for which in range(SETS):
             age = 0
@@ -105,6 +105,6 @@ class Workload(workloads.Base):
                 there = resource.read(f"s{which}_{age}")
                 if not there and self.variant != "table":
                     break
-                recorder.note("final", resource.name(f"s{which}_{age}"), elements=there)
+                recorder.record("final", resource.name(f"s{which}_{age}"), elements=there)
                 age += 1
         resource.close()

@@ -24,7 +24,7 @@ from dblock.embedded import Server
 from tests.robustness import mutations
 from tests.robustness.history.record import History, Recorder
 from tests.robustness.traffic import workloads
-from tests.robustness.traffic.worker import Orders
+from tests.robustness.traffic.worker import WorkerConfig
 from tests.support.servers import private_server
 
 ROOT = Path(__file__).parents[3]
@@ -43,7 +43,7 @@ CREATE TRIGGER witness AFTER UPDATE ON dblock.distributed_locks FOR EACH ROW
 """SQL that makes the server record its grants, each in the transaction and under the row lock of the grant."""
 
 
-class Stage:
+class Environment:
     """A server and the traffic processes."""
 
     def __init__(self, server: Server, folder: Path, workload: str, seed: int, bug: str | None = None) -> None:
@@ -59,16 +59,16 @@ class Stage:
         """The DSN of the traffic."""
         self.direct = server.url
         """The DSN that bypasses every proxy in front of the server."""
-        self.props: dict[str, Any] = {}
+        self.components: dict[str, Any] = {}
         """The other components of the environment by name: a proxy, a standby."""
         self.workers: dict[str, subprocess.Popen[str]] = {}
-        self.recorder = Recorder(folder / "director.jsonl")
+        self.recorder = Recorder(folder / "runner.jsonl")
         self._started = 0
 
     def start_worker(self, wait: bool = True) -> str:
         """Start one more traffic process and return its name. Every second process is asynchronous."""
         name = f"w{self._started}"
-        orders = Orders(
+        config = WorkerConfig(
             self.workload,
             self.dsn,
             self.direct,
@@ -81,7 +81,7 @@ class Stage:
         self._started += 1
         with open(self.folder / f"{name}.err", "w") as errors:
             self.workers[name] = subprocess.Popen(
-                [sys.executable, "-m", "tests.robustness.traffic.worker", json.dumps(orders._asdict())],
+                [sys.executable, "-m", "tests.robustness.traffic.worker", json.dumps(config._asdict())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -109,26 +109,28 @@ class Stage:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-                self.recorder.note("trouble", name, what="the process did not exit")
+                self.recorder.record("trouble", name, what="the process did not exit")
             assert process.stdout is not None
             process.stdout.close()
 
-    def conclude(self) -> History:
+    def collect_history(self) -> History:
         """Record the final state of the server, and return the history of the run."""
-        workloads.named(self.workload).conclude(self.direct, self.recorder, self.options)
+        workloads.named(self.workload).record_final_state(self.direct, self.recorder, self.options)
         with psycopg.connect(self.direct) as connection:
             for name, token in connection.execute("SELECT name, token FROM dblock.distributed_locks").fetchall():
-                self.recorder.note("newest", name, token=token)
-            noted = connection.execute("SELECT number, name, token, ticket FROM public.witness ORDER BY 1").fetchall()
-        for number, name, token, ticket in noted:
-            self.recorder.note("granted", name, order=number, token=token, ticket=ticket)
+                self.recorder.record("newest", name, token=token)
+            recorded = connection.execute(
+                "SELECT number, name, token, ticket FROM public.witness ORDER BY 1"
+            ).fetchall()
+        for number, name, token, ticket in recorded:
+            self.recorder.record("granted", name, order=number, token=token, ticket=ticket)
         return History.read(self.folder)
 
 
 @contextmanager
-def stage(
+def start_environment(
     workload: str, folder: Path, seed: int, *, settings: dict[str, str], bug: str | None = None, in_memory: bool = False
-) -> Iterator[Stage]:
+) -> Iterator[Environment]:
     """Create an environment that has only a server, prepared for the workload."""
     with ExitStack() as stack:
         server = stack.enter_context(private_server(settings, in_memory))
@@ -137,26 +139,26 @@ def stage(
         fenced_store.install(server.url)
         with psycopg.connect(server.url, autocommit=True) as owner:
             owner.execute(WITNESS)
-        played = workloads.named(workload)
-        played.prepare(server.url)
-        mutations.install(bug, server.url)
-        made = Stage(server, folder, workload, seed, bug)
-        made.options.update(stack.enter_context(played.setting(server.url, folder)))
-        stack.callback(made.recorder.close)
-        stack.callback(_end, made)
-        yield made
+        loaded = workloads.named(workload)
+        loaded.prepare(server.url)
+        mutations.insert_into_database(bug, server.url)
+        env = Environment(server, folder, workload, seed, bug)
+        env.options.update(stack.enter_context(loaded.set_up(server.url, folder)))
+        stack.callback(env.recorder.close)
+        stack.callback(_end, env)
+        yield env
 
 
-def _end(made: Stage) -> None:
-    for process in made.workers.values():
+def _end(env: Environment) -> None:
+    for process in env.workers.values():
         if process.poll() is None:
             process.kill()
             process.wait()
 
 
-def wait_until(what: str, is_so: Any, patience: float = 30.0) -> None:
+def wait_until(what: str, condition: Any, patience: float = 30.0) -> None:
     """Return as soon as the condition is true."""
     deadline = time.monotonic() + patience
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {patience:g} s"
         time.sleep(0.01)

@@ -1,6 +1,6 @@
 """Run one process of a soak in one of these roles, until its standard input ends.
 
-    python -m tests.robustness.soak.cast few '{"workload": …}'
+    python -m tests.robustness.soak.roles few '{"workload": …}'
 
 Every few seconds it reports what it did to the process that started it, as a line of JSON, and forgets it. So neither a
 file nor the memory of this process grows with the length of the run.
@@ -26,7 +26,7 @@ from dblock.admin import doctor
 from dblock.admin.inspect import overview
 from dblock.admin.reaper import Reaper
 from tests.robustness.history.record import Recorder
-from tests.robustness.traffic.worker import Orders, Worker
+from tests.robustness.traffic.worker import Worker, WorkerConfig
 from tests.robustness.traffic.workloads import mutex
 from tests.support.facade import blocking_client
 
@@ -51,7 +51,7 @@ class Reporter(Recorder):
     def close(self) -> None:
         pass
 
-    def taken(self) -> list[dict[str, Any]]:
+    def take_lines(self) -> list[dict[str, Any]]:
         """Return the lines recorded since the last report."""
         return [self._lines.popleft() for _ in range(len(self._lines))]
 
@@ -59,42 +59,42 @@ class Reporter(Recorder):
 class Few:
     """Contend for a few locks: wait, try, renew, drop."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, config: WorkerConfig) -> None:
         self._mutex = mutex.Workload()
 
     def step(self, worker: Worker) -> None:
         self._mutex.step(worker)
-        worker.pause(worker.dice.uniform(0, 0.02))
+        worker.pause(worker.rng.uniform(0, 0.02))
 
 
 class Many:
     """Use thousands of locks with hardly any contention, and new names all the time."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._prefix = f"order {orders.seed}"
-        self._orders = itertools.count()
+    def __init__(self, config: WorkerConfig) -> None:
+        self._prefix = f"order {config.seed}"
+        self._new_names = itertools.count()
 
     def step(self, worker: Worker) -> None:
-        dice = worker.dice
-        mood = dice.random()
-        name = f"{self._prefix} {next(self._orders)}" if mood < 0.1 else f"item {dice.randrange(ITEMS)}"
+        rng = worker.rng
+        draw = rng.random()
+        name = f"{self._prefix} {next(self._new_names)}" if draw < 0.1 else f"item {rng.randrange(ITEMS)}"
         lease = worker.try_acquire(name, ttl=30.0)
         if lease is not None:
-            if mood > 0.9:
+            if draw > 0.9:
                 worker.renew(lease)
             worker.believes(lease)
             worker.release(lease)
-        worker.pause(dice.uniform(0, 0.02))
+        worker.pause(rng.uniform(0, 0.02))
 
 
 class Fenced:
     """Acquire a lock, claim its fence and write a value under its token."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._store = fenced_store.FencedStore(orders.direct, history=3)
+    def __init__(self, config: WorkerConfig) -> None:
+        self._store = fenced_store.FencedStore(config.direct, history=3)
 
     def step(self, worker: Worker) -> None:
-        key = f"account {worker.dice.randrange(ACCOUNTS)}"
+        key = f"account {worker.rng.randrange(ACCOUNTS)}"
         lease = worker.acquire(key, ttl=10.0, claims=[key])
         if lease is not None:
             worker.recorder.do(
@@ -105,59 +105,59 @@ class Fenced:
                 token=lease.token,
             )
             worker.release(lease)
-        worker.pause(worker.dice.uniform(0, 0.05))
+        worker.pause(worker.rng.uniform(0, 0.05))
 
 
 class Visitor:
     """Open a client, acquire a lock or two, and close the client."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, config: WorkerConfig) -> None:
         self._kinds = itertools.cycle(("sync", "async"))
 
     def step(self, worker: Worker) -> None:
-        with blocking_client(next(self._kinds), worker.orders.dsn, patience=2.0) as client:
-            guest = Worker(worker.name, client, worker.recorder, worker.orders, worker._over)
-            guest.dice = worker.dice
-            for _ in range(worker.dice.randrange(1, 4)):
-                name = worker.dice.choice([f"item {worker.dice.randrange(ITEMS)}", "mutex 0"])
-                lease = guest.acquire(name, ttl=5.0, timeout=worker.dice.choice([0.0, 1.0]))
+        with blocking_client(next(self._kinds), worker.config.dsn, patience=2.0) as client:
+            guest = Worker(worker.name, client, worker.recorder, worker.config, worker._stop)
+            guest.rng = worker.rng
+            for _ in range(worker.rng.randrange(1, 4)):
+                name = worker.rng.choice([f"item {worker.rng.randrange(ITEMS)}", "mutex 0"])
+                lease = guest.acquire(name, ttl=5.0, timeout=worker.rng.choice([0.0, 1.0]))
                 if lease is not None:
-                    guest.hold(lease, worker.dice.uniform(0, 0.01))
-                    if worker.dice.random() < 0.7:  # else the client releases it when it closes
+                    guest.hold(lease, worker.rng.uniform(0, 0.01))
+                    if worker.rng.random() < 0.7:  # else the client releases it when it closes
                         guest.release(lease)
-            worker.recorder.note("visit", "")
-        worker.pause(worker.dice.uniform(0, 0.5))
+            worker.recorder.record("visit", "")
+        worker.pause(worker.rng.uniform(0, 0.5))
 
 
 class Operator:
     """Operate dblock: list locks, force-release one at times, run the doctor and the reaper."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._target = resolve(orders.direct)
+    def __init__(self, config: WorkerConfig) -> None:
+        self._target = resolve(config.direct)
         self._reaper = Reaper(self._target, idle=IDLE)
         self._turns = itertools.count()
 
     def step(self, worker: Worker) -> None:
         turn = next(self._turns)
-        note = worker.recorder.note
-        with overview(self._target) as look:
-            note("list", "", locks=len(look.locks(include_free=turn % 2 == 0)), waiting=len(look.waiters()))
-            look.history()
-            held = [one for one in look.locks("mutex *") if one.token]
+        record = worker.recorder.record
+        with overview(self._target) as view:
+            record("list", "", locks=len(view.locks(include_free=turn % 2 == 0)), waiting=len(view.waiters()))
+            view.history()
+            held = [one for one in view.locks("mutex *") if one.token]
             if turn % 5 == 0 and held:
-                one = worker.dice.choice(held)
-                taken = look.force_release(one.name, one.number, actor="soak", reason="regular force-release")
-                note("force", one.name, token=one.number, freed=taken)
+                one = worker.rng.choice(held)
+                take_lines = view.force_release(one.name, one.number, actor="soak", reason="regular force-release")
+                record("force", one.name, token=one.number, freed=take_lines)
         if turn % 5 == 0:
             began = time.monotonic()
-            note("reap", "", called=began, gone=self._reaper.once())
+            record("reap", "", called=began, gone=self._reaper.once())
         if turn % 30 == 0:
             found = [one.what for one in doctor.examine(self._target).findings if one.level != "note"]
-            note("doctor", "", found=found)
+            record("doctor", "", found=found)
         worker.pause(2.0)
 
 
-PARTS: dict[str, Callable[[Orders], Any]] = {
+ROLES: dict[str, Callable[[WorkerConfig], Any]] = {
     "few": Few,
     "many": Many,
     "fenced": Fenced,
@@ -168,47 +168,47 @@ PARTS: dict[str, Callable[[Orders], Any]] = {
 
 def main() -> None:
     """Run a role until standard input ends."""
-    part, orders = sys.argv[1], Orders(**json.loads(sys.argv[2]))
-    logging.getLogger("dblock").addHandler(logging.FileHandler(orders.history))
+    name, config = sys.argv[1], WorkerConfig(**json.loads(sys.argv[2]))
+    logging.getLogger("dblock").addHandler(logging.FileHandler(config.history))
     warnings.simplefilter("ignore", ResourceWarning)  # leases are dropped on purpose
-    reporter, over = Reporter(), threading.Event()
-    played = PARTS[part](orders)
-    with blocking_client(orders.kind, orders.dsn, patience=2.0) as client:
+    reporter, stop = Reporter(), threading.Event()
+    role = ROLES[name](config)
+    with blocking_client(config.kind, config.dsn, patience=2.0) as client:
         threads = [
             threading.Thread(
-                target=_go, args=(played, Worker(f"{part}.{number}", client, reporter, orders, over)), daemon=True
+                target=_run, args=(role, Worker(f"{name}.{number}", client, reporter, config, stop)), daemon=True
             )
-            for number in range(orders.options["threads"])
+            for number in range(config.options["threads"])
         ]
         for thread in threads:
             thread.start()
         print("[]", flush=True)
-        threading.Thread(target=_report, args=(reporter, over), daemon=True).start()
+        threading.Thread(target=_report, args=(reporter, stop), daemon=True).start()
         sys.stdin.read()
-        over.set()
+        stop.set()
         for thread in threads:
             thread.join(20)
             if thread.is_alive():
-                reporter.note("trouble", thread.name, what="did not stop")
-    print(json.dumps(reporter.taken()), flush=True)
+                reporter.record("trouble", thread.name, what="did not stop")
+    print(json.dumps(reporter.take_lines()), flush=True)
 
 
-def _go(played: Any, worker: Worker) -> None:
-    while not worker.over:
+def _run(role: Any, worker: Worker) -> None:
+    while not worker.stopping:
         try:
-            played.step(worker)
+            role.step(worker)
         except dblock.DblockError as error:
             # An unexpected error is recorded as trouble, and the soak continues.
-            worker.recorder.note("trouble", worker.name, what=f"{type(error).__name__}: {error}")
+            worker.recorder.record("trouble", worker.name, what=f"{type(error).__name__}: {error}")
             worker.pause(1.0)
         except BaseException as error:
-            worker.recorder.note("trouble", worker.name, what=f"{type(error).__name__}: {error}; the thread stops")
+            worker.recorder.record("trouble", worker.name, what=f"{type(error).__name__}: {error}; the thread stops")
             raise
 
 
-def _report(reporter: Reporter, over: threading.Event) -> None:
-    while not over.wait(EVERY):
-        print(json.dumps(reporter.taken()), flush=True)
+def _report(reporter: Reporter, stop: threading.Event) -> None:
+    while not stop.wait(EVERY):
+        print(json.dumps(reporter.take_lines()), flush=True)
 
 
 if __name__ == "__main__":
