@@ -1,4 +1,4 @@
-"""What the package shows to the world, and how its parts may lean on each other."""
+"""The public names of the package, and which of its parts may import which."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYERS = [
 """From the bottom up: a package imports from the rows above its own in this list, and from the left within its row."""
 
 DECIDES_WITHOUT = {"asyncio", "psycopg", "select", "socket", "sqlalchemy", "subprocess"}
-"""What no module of `_core` may import: it decides, and `_runtime` performs."""
+"""Modules that `_core` may not import: it decides, and `_runtime` performs."""
 
 
 def test_the_public_names_are_these_and_no_more() -> None:
@@ -109,6 +109,17 @@ def test_imports_point_one_way() -> None:
     assert upward == set()
 
 
+def test_the_core_imports_nothing_that_performs() -> None:
+    found = {
+        f"{module} imports {imported}"
+        for module, path in _modules().items()
+        if _package(module) == "_core"
+        for imported in _all_imports(path)
+        if imported.split(".")[0] in DECIDES_WITHOUT
+    }
+    assert found == set()
+
+
 def test_no_module_imports_itself_through_others() -> None:
     arrows = {module: _imports(path) - {module} for module, path in _modules().items()}
     while leaves := {module for module, imported in arrows.items() if not imported & arrows.keys()}:
@@ -117,7 +128,9 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 def test_only_its_own_module_changes_a_lease_state() -> None:
-    """Others report events to it and read its properties: they assign no attribute of it and use no private one."""
+    """Other modules report events to it and read its properties. They assign none of its attributes and use no private
+    one.
+    """
     found = {
         f"{module}:{node.lineno}: {ast.unparse(node)}"
         for module, path in _modules().items()
@@ -152,7 +165,7 @@ def test_the_import_starts_nothing_and_brings_in_no_driver() -> None:
 
 
 def _modules() -> dict[str, Path]:
-    """Return the modules of the package without `dblock.__init__`, which only names what is elsewhere."""
+    """Return the modules of the package by name, without `dblock.__init__`, which only re-exports."""
     found = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -166,7 +179,7 @@ def _package(module: str) -> str:
 
 
 def _imports(path: Path) -> set[str]:
-    """Return the modules of the package that one imports, wherever in its code, but not for its types alone."""
+    """Return the modules of the package that a module imports at run time, anywhere in its code."""
     known, found = _modules(), set()
     for node in ast.walk(_without_type_checking(ast.parse(path.read_text()))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dblock":
@@ -177,6 +190,17 @@ def _imports(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("dblock.")}
     return found - {""}
+
+
+def _all_imports(path: Path) -> set[str]:
+    """Return the names of all modules that a module imports at run time, anywhere in its code."""
+    found: set[str] = set()
+    for node in ast.walk(_without_type_checking(ast.parse(path.read_text()))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
 
 
 def _without_type_checking(tree: ast.Module) -> ast.Module:

@@ -1,4 +1,4 @@
-"""Locks without durability: quicker, forgotten in a crash, and of no use to a fence."""
+"""Efficiency locks: faster, forgotten in a crash, and useless to a fence."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_an_old_holder_cannot_touch_a_new_one(clients: Clients, owner: psy
 
 @pytest.mark.parametrize("default", ["on", "off", "local", "remote_write", "remote_apply"])
 def test_each_kind_of_grant_commits_its_way_whatever_the_default(owner: psycopg.Connection, default: str) -> None:
-    """Truth 5: a grant with a token waits for the disk; one without need not."""
+    """A grant with a token waits for the disk. A grant without a token does not."""
 
     def setting(statement: str) -> str:
         with owner.transaction():

@@ -1,4 +1,4 @@
-"""A lease, driven by hand: what it believes while answers are slow, lost or out of order."""
+"""One lease, driven by hand: what it trusts while replies are slow, lost or out of order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RENEWED = ("0", None, None)
 
 
 class _NoClient:
-    """Stands in for a client whose calls cannot be made."""
+    """A client that cannot make calls."""
 
     _schema = "dblock"
 
@@ -40,7 +40,7 @@ class _NoClient:
 
 
 class Held:
-    """A lease whose calls stop halfway, until the test answers them."""
+    """A lease whose calls stop until the test replies to them."""
 
     def __init__(self, ttl: float = 60) -> None:
         self.client: Any = _NoClient()
@@ -160,7 +160,7 @@ def test_concurrent_releases_do_not_make_a_loss() -> None:
 
 @pytest.mark.parametrize("told", [RENEWED, ("0", "{1}", "{busy}"), ("0", "{1}", "{forced}")], ids=str)
 def test_a_release_that_a_renewal_came_before_is_made_again(told: tuple[str, ...]) -> None:
-    """It saw the old deadline; asked why, the database says that the lease is there, and so to be released."""
+    """The release saw the old deadline. The database then says that the lease is held, so it must be released again."""
     held = Held()
     releasing = held.releasing()
     releasing.send(("f",))
@@ -188,7 +188,7 @@ def test_a_release_sent_again_that_finds_nothing_counts_as_done_only_if_nobody_c
 
 
 def test_third_release_after_a_busy_row_is_not_reported_as_done_in_doubt() -> None:
-    """Whoever takes the lock from us holds its row, too."""
+    """A client that takes the lock also locks its row."""
     held = Held()
     presence = Presence("there", 0.15, lambda: SocketState.OPEN, clock.now())
     presence.stands = lambda now: False  # type: ignore[method-assign]

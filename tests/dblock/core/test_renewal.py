@@ -1,4 +1,4 @@
-"""The rounds of the keep-alive, driven by hand: no database, no thread, and a clock that only the test moves."""
+"""The renewal schedule, driven by hand: no database, no thread, and a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Clock:
 
 
 class Played:
-    """Rounds, and leases to go round for."""
+    """A renewal schedule, and leases for it."""
 
     def __init__(self) -> None:
         self.now = Clock()
@@ -35,7 +35,7 @@ class Played:
         return state
 
     def asked(self) -> tuple[Any, list[str]]:
-        """Begin a round; return its steps and the names that it asks for."""
+        """Begin a renewal; return its flow and the names of its leases."""
         steps = self.schedule.renew_due()
         try:
             call: Any = next(steps)
@@ -44,7 +44,7 @@ class Played:
         return steps, [name.strip('"') for name in items(call.args[0])]
 
     def renew_due(self, missed: str | None = None, reasons: str | None = None) -> list[str]:
-        """Go round once; return the names that were asked for."""
+        """Renew once; return the names of the leases that were renewed."""
         steps, names = self.asked()
         if steps is not None:
             with pytest.raises(StopIteration):
@@ -57,7 +57,7 @@ def played() -> Played:
     return Played()
 
 
-def test_a_lease_is_due_three_times_in_its_time(played: Played) -> None:
+def test_lease_is_due_three_times_per_ttl(played: Played) -> None:
     assert played.schedule.due_at() == math.inf
     played.state("a", 30)
     assert played.schedule.due_at() == 1010
@@ -67,8 +67,8 @@ def test_a_lease_is_due_three_times_in_its_time(played: Played) -> None:
     assert played.schedule.due_at() == 1020
 
 
-def test_leases_that_began_at_different_times_come_to_go_together(played: Played) -> None:
-    """A round takes along what would be due half a round later, so after two rounds it is one statement for all."""
+def test_leases_that_began_at_different_times_come_to_be_renewed_together(played: Played) -> None:
+    """A renewal includes the leases that are due half an interval later. After two, one statement serves all."""
     for number in range(10):
         played.state(str(number), 30)
         played.now.now += 1
@@ -212,7 +212,7 @@ def test_lease_whose_renewals_fail_for_too_long_is_unreachable(played: Played) -
     assert played.schedule.due_at() == math.inf
 
 
-def test_an_answer_has_half_of_the_time_that_is_left(played: Played) -> None:
+def test_reply_may_take_half_of_the_time_that_is_left(played: Played) -> None:
     played.state("a", 30)
     played.now.now = 1010
     steps = played.schedule.renew_due()
@@ -222,7 +222,7 @@ def test_an_answer_has_half_of_the_time_that_is_left(played: Played) -> None:
 
 
 def answered_after(played: Played, seconds: float) -> None:
-    """Go round, and have the answer take so long."""
+    """Renew, with a reply that takes this long."""
     steps, _ = played.asked()
     played.now.now += seconds
     with pytest.raises(StopIteration):
@@ -250,8 +250,8 @@ def test_lease_too_late_for_a_reply_does_not_shorten_the_others_timeout(played: 
     assert call.within == pytest.approx((30 * TRUST - 8) / 2)
 
 
-def test_an_answer_of_long_ago_does_not_count(played: Played) -> None:
-    """It was slow, before the short lease was taken; a second try is worth more to that now."""
+def test_reply_of_long_ago_does_not_count(played: Played) -> None:
+    """That reply was slow, but it came before the short lease was granted. Time for a retry is worth more now."""
     played.state("long", 60)
     played.now.now = 1020
     answered_after(played, 3)
@@ -264,7 +264,7 @@ def test_an_answer_of_long_ago_does_not_count(played: Played) -> None:
 
 
 def test_give_back_leaves_time_to_renew_held_leases(played: Played) -> None:
-    """Until the next round is due; where answers are slow, twice as long as the last took; if need be not at all."""
+    """A release has until the next renewal is due, or twice as long as the last reply took. It may have to wait."""
     abandoned = played.state("abandoned")
     played.state("held", 3)
     played.now.now = 1000.2
@@ -282,7 +282,7 @@ def test_give_back_leaves_time_to_renew_held_leases(played: Played) -> None:
 
 
 def test_give_back_has_time_to_cancel_when_nothing_is_due_soon(played: Played) -> None:
-    """Each try that is not cancelled may stay with the server for as long as somebody locks the table."""
+    """A call that is not cancelled may stay with the server for as long as the table is locked."""
     abandoned = played.state("abandoned")
     call: Any = next(played.schedule.release([abandoned]))
     assert (call.within, call.giving_up) == (2, 2)
@@ -292,7 +292,7 @@ def test_give_back_has_time_to_cancel_when_nothing_is_due_soon(played: Played) -
 
 
 def test_due_leases_are_renewed_before_abandoned_ones_are_given_back(played: Played) -> None:
-    """Where answers are slow, the one must not cost the other its connection."""
+    """If replies are slow, a release must not take the connection from a renewal."""
     played.state("held")
     abandoned = played.state("abandoned")
     played.schedule.discard(abandoned)
@@ -308,7 +308,7 @@ def test_due_leases_are_renewed_before_abandoned_ones_are_given_back(played: Pla
 
 
 def test_last_round_gives_leases_back_before_anything_else(played: Played) -> None:
-    """Not what has run out, nor leases that were about to be tied to a presence."""
+    """Neither expired leases nor leases that were about to be tied to a presence come first."""
     played.state("run out", 3)
     played.now.now = 1005
     played.state("held")
@@ -343,7 +343,7 @@ def test_give_back_of_a_late_renewal_leaves_time_to_renew_held_leases(played: Pl
 
 
 def test_a_renewal_that_comes_when_the_lease_is_lost_is_given_back(played: Played) -> None:
-    """Its holder has been told, and others should not have to wait for a whole ttl."""
+    """The lease has reported its loss, and waiters should not have to wait for a whole ttl."""
     state = played.state("a", 30)
     played.now.now = 1010
     steps, _ = played.asked()
@@ -353,7 +353,7 @@ def test_a_renewal_that_comes_when_the_lease_is_lost_is_given_back(played: Playe
     assert call.args == ('{"a"}', '{"7"}')
     assert state.lost() is not None
     with pytest.raises(StopIteration):
-        steps.throw(dblock.Unavailable("gone"))  # then it runs out
+        steps.throw(dblock.Unavailable("gone"))  # then the lease expires
 
 
 def test_lease_without_keep_alive_is_never_due(played: Played) -> None:
@@ -364,8 +364,8 @@ def test_lease_without_keep_alive_is_never_due(played: Played) -> None:
     assert [state.name for state in played.schedule.held()] == ["a"]
 
 
-def test_a_shorter_ttl_does_not_make_the_rounds_spin(played: Played) -> None:
-    """The deadline does not move, but it was renewed all the same."""
+def test_shorter_ttl_does_not_renew_without_pause(played: Played) -> None:
+    """The deadline does not move, but the renewal still counts."""
     state = played.state("a", 3000)
     state.renewal_confirmed(1001, 1001 + 1, 0)
     state.change_ttl(1)
@@ -375,7 +375,7 @@ def test_a_shorter_ttl_does_not_make_the_rounds_spin(played: Played) -> None:
 
 
 def test_leases_with_little_time_left_do_not_take_the_others_along(played: Played) -> None:
-    """The database takes longer than the short one can wait; the long one is asked for alone, and can."""
+    """The database takes longer than the short lease can wait. The long lease can, and is renewed alone."""
     played.state("long", 30)
     played.now.now = 1010
     played.state("short", 0.4)
@@ -393,7 +393,7 @@ def test_leases_with_little_time_left_do_not_take_the_others_along(played: Playe
 
 
 def test_lease_left_out_of_a_renewal_is_unreachable_too(played: Played) -> None:
-    """For it is the database's slowness that it is lost by."""
+    """The slow database is the reason of its loss."""
     played.state("long", 30)
     played.now.now = 1010
     steps, _ = played.asked()
@@ -410,7 +410,7 @@ def test_lease_left_out_of_a_renewal_is_unreachable_too(played: Played) -> None:
     assert loss.reason is Reason.UNREACHABLE
 
 
-def test_a_release_that_another_transaction_stands_in_the_way_of_is_tried_again(played: Played) -> None:
+def test_release_of_a_row_in_use_is_retried(played: Played) -> None:
     free, busy = played.state("free"), played.state("busy")
     steps = played.schedule.release([free, busy])
     next(steps)
