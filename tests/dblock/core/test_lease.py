@@ -170,7 +170,7 @@ def test_a_release_that_a_renewal_came_before_is_made_again(told: tuple[str, ...
 
 
 @pytest.mark.parametrize(("stands", "released"), [(True, True), (False, False)])
-def test_a_release_sent_again_that_finds_nothing_counts_as_done_only_if_nobody_can_have_taken_the_lock(
+def test_retried_release_that_finds_nothing_counts_as_done_unless_the_presence_is_in_doubt(
     stands: bool, released: bool
 ) -> None:
     held = Held()

@@ -8,7 +8,7 @@ import pytest
 import dblock
 from dblock._core.options import TTL_MAX, lock_options
 
-NOWHERE = "postgresql://nobody:hunter2@127.0.0.1:1/nothing"
+NOWHERE = "postgresql://app:hunter2@127.0.0.1:1/nothing"
 
 
 def lock(name: Any = "a", **options: Any) -> Any:
