@@ -9,6 +9,7 @@ Each test gets a database cloned from a template with the schema installed, whic
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
@@ -70,6 +71,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[str]:
     """A DSN of a role that may create databases and roles."""
     with running_server(request.config.getoption("--postgres")) as dsn:
         yield dsn
+        for connection in _admins.values():
+            connection.close()
 
 
 @pytest.fixture(scope="session")
@@ -165,6 +168,8 @@ class _database:
 
     def __enter__(self) -> str:
         statement = "CREATE DATABASE {}" + (" TEMPLATE {}" if self._template else "")
+        if self._template and _copies_files(self._server):
+            statement += " STRATEGY file_copy"
         self._run(statement, self._name, *([self._template] if self._template else []))
         return self.dsn
 
@@ -172,5 +177,30 @@ class _database:
         self._run("DROP DATABASE {} WITH (FORCE)", self._name)
 
     def _run(self, statement: str, *names: str) -> None:
-        with psycopg.connect(self._server, autocommit=True) as admin:
-            admin.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+        composed = sql.SQL(statement).format(*map(sql.Identifier, names))
+        try:
+            _admin(self._server).execute(composed)
+        except psycopg.OperationalError:
+            if not _admins[self._server].closed:
+                raise
+            # A test has ended every session of the server.
+            del _admins[self._server]
+            _admin(self._server).execute(composed)
+
+
+_admins: dict[str, psycopg.Connection] = {}
+
+
+def _admin(server: str) -> psycopg.Connection:
+    """Return the connection that makes and drops databases: to open one for each would take longer than some tests."""
+    if server not in _admins:
+        _admins[server] = psycopg.connect(server, autocommit=True)
+    return _admins[server]
+
+
+@functools.cache
+def _copies_files(server: str) -> bool:
+    """Return whether a copy of the files is the cheapest way to clone a database: if the server waits for no disk."""
+    connection = _admin(server)
+    row = connection.execute("SELECT current_setting('fsync')").fetchone()
+    return connection.info.server_version >= 150_000 and row == ("off",)
