@@ -1,4 +1,4 @@
-"""What the tests of resources beyond Postgres share: stores of objects of each kind, and services."""
+"""Fixtures for the tests of objects and HTTP services: object stores of each kind."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def s3_address() -> Iterator[str]:
 
 @pytest.fixture
 def s3(s3_address: str) -> S3Store:
-    """A bucket of this test's own."""
+    """A bucket for this test alone."""
     return bucket(s3_address, new_bucket(s3_address))
 
 
 class Place:
-    """Somewhere to keep objects, which several may use at once, each through objects of its own."""
+    """A store of objects that several FencedObjects of one test share."""
 
     def __init__(self, kind: str, store: Any, dsn: str | None) -> None:
         self.kind = kind

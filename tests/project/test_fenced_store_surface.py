@@ -1,4 +1,4 @@
-"""What fenced_store shows to the world, and how its parts may lean on each other and on dblock."""
+"""The public names of fenced_store, and the imports that its packages may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of fenced resource that we ship, behind the protocol of fenced_store.conformance."""
+"""Every kind of fenced resource in fenced_store, as a Backend of fenced_store.conformance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WRITE = text(
     " WHERE (excluded.token, excluded.number) > (t.token, t.number) RETURNING true"
 )
 OVERWRITE = text(WRITE.text.split(" WHERE ")[0])
-"""The same without looking at what is there."""
+"""The same without the comparison."""
 FOUND = text("SELECT data, token, number FROM things WHERE name = :name")
 
 
@@ -30,7 +30,7 @@ def values(name: str, data: bytes | None, token: int, number: int) -> dict[str, 
 
 
 def is_repeated(name: str, data: bytes | None, token: int, number: int, found: Any) -> bool:
-    """Tell, of a write that changed nothing, whether it was accepted before."""
+    """Return whether a write that changed nothing was accepted before; raise StaleTokenError if not."""
     if (token, number, data) == (found.token, found.number, found.data):
         return True
     raise StaleTokenError(name, token, found.token, None, numbers=(number, found.number))
@@ -57,7 +57,7 @@ class Keys:
 
 
 class Transactions:
-    """Rows of a user's own table, written inside `fence(...)`; the write's number is compared with the row's."""
+    """Rows of a user's table, written inside `fence(...)`; the write number is compared with the row's."""
 
     write_it, find_it = WRITE, FOUND
 
@@ -86,7 +86,7 @@ class Transactions:
 
 
 class Rows(Transactions):
-    """Rows of a table that is protected row by row; a transaction carries its token as any language's would."""
+    """Rows of a table that is protected per row; the transaction sets its token as in any other language."""
 
     write_it, find_it = (text(one.text.replace("things", "protected_things")) for one in (WRITE, FOUND))
 
@@ -96,7 +96,7 @@ class Rows(Transactions):
 
     def claim(self, resource: str, token: int) -> None:
         self._store.claim(fenced_store.row("public.protected_things", resource), fence=token)
-        # A claim does not look at what was written in the row; whoever reads the row can.
+        # A claim does not check the token stored in the row. A claimant that may read the row can.
         with self._engine.connect() as connection:
             wrote = connection.execute(
                 text("SELECT fence_token FROM protected_things WHERE name = :name"), {"name": resource}
@@ -106,7 +106,7 @@ class Rows(Transactions):
 
 
 class Objects:
-    """Objects, whichever store they are in."""
+    """Objects in any store."""
 
     def __init__(self, objects: FencedObjects) -> None:
         self._objects = objects
@@ -125,7 +125,7 @@ class Objects:
 
 
 class Service:
-    """Things behind tests.support.service, over HTTP; `folder` says which of its ways."""
+    """Things of tests.support.service, over HTTP; `folder` selects the kind of handler."""
 
     def __init__(self, address: str, folder: str) -> None:
         self._http = httpx.Client(base_url=f"{address}/{folder}", timeout=30)

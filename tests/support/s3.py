@@ -1,7 +1,7 @@
-"""An S3 server in a process of its own, on loopback: moto's, made to serve one request after the other.
+"""A local S3 server in a separate process: moto, restricted to one request at a time.
 
-S3 compares and replaces in one act. moto looks first and replaces then, in as many threads as there are requests, so
-two of them might both be told that they were first; a lock around each request gives it what S3 has.
+S3 compares and replaces atomically. moto compares and then replaces, with one thread per request, so that two requests
+could both succeed. A lock around each request makes moto atomic too.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def running_s3() -> Iterator[str]:
 
 
 def new_bucket(address: str) -> str:
-    """Make a bucket, and return its name."""
+    """Create a bucket, and return its name."""
     name = f"bucket-{uuid.uuid4().hex[:16]}"
     assert httpx.put(f"{address}/{name}", timeout=20).status_code == 200
     return name
 
 
 def bucket(address: str, name: str) -> S3Store:
-    """Return a bucket as obstore's user has it."""
+    """Return a bucket as a store of obstore."""
     return S3Store(
         name,
         endpoint=address,
@@ -58,10 +58,10 @@ def bucket(address: str, name: str) -> S3Store:
 
 
 def accepted_in_order(address: str, path: str) -> list[tuple[int, int]]:
-    """Return the pairs under which an object, /bucket/path, was stored, in the order in which the server did it."""
-    told = httpx.get(f"{address}/accepted", timeout=20).json()
-    marks = [json.loads(mark) for where, mark in told if where == path]
-    return [(mark["token"], mark["write"]) for mark in marks]
+    """Return the pairs under which an object, /bucket/path, was stored, in the order of the server."""
+    accepted = httpx.get(f"{address}/accepted", timeout=20).json()
+    tags = [json.loads(tag) for stored_path, tag in accepted if stored_path == path]
+    return [(tag["token"], tag["write"]) for tag in tags]
 
 
 def main() -> None:
@@ -85,9 +85,9 @@ def main() -> None:
             return [json.dumps(accepted).encode()]
 
         def noted(status: str, headers: Any, *more: Any) -> Any:
-            mark = environ.get("HTTP_X_AMZ_META_FENCE")
-            if environ["REQUEST_METHOD"] == "PUT" and status.startswith("200") and mark:
-                accepted.append((environ["PATH_INFO"], mark))
+            tag = environ.get("HTTP_X_AMZ_META_FENCE")
+            if environ["REQUEST_METHOD"] == "PUT" and status.startswith("200") and tag:
+                accepted.append((environ["PATH_INFO"], tag))
             return start_response(status, headers, *more)
 
         with one_by_one:

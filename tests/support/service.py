@@ -1,8 +1,8 @@
-"""A service of things behind FencingMiddleware, run by uvicorn in a process of its own.
+"""A service behind FencingMiddleware that stores things, run by uvicorn in a separate process.
 
-/stored/…   the handler shows the request's token to a fenced store
-/held/…     the handler writes to a table of its own, on the connection that holds the fence
-/bare/…     nobody looks at the token
+/stored/…   the handler presents the request's token to a fenced store
+/held/…     the handler writes to its own table, on the connection that holds the fence
+/bare/…     the token is ignored
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def things(dsn: str, **options: Any) -> Starlette:
 
 @contextmanager
 def running_service(dsn: str) -> Iterator[str]:
-    """Run it, and yield its address."""
+    """Run the service, and yield its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.service", dsn],
         stdout=subprocess.PIPE,
@@ -113,11 +113,11 @@ def running_service(dsn: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Serve until told to end."""
+    """Serve until terminated."""
     die_with_parent()
     import uvicorn
 
-    # With its protocol named, or asyncio would let small answers wait for more to send.
+    # The protocol is named so that asyncio sets TCP_NODELAY; otherwise small responses would be delayed.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(256)

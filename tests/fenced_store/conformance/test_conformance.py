@@ -1,4 +1,4 @@
-"""Every fenced resource keeps the promise of fenced_store.conformance; and those that do not are found out."""
+"""Every fenced resource keeps the promise of fenced_store.conformance, and the checks detect resources that do not."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from tests.support.service import running_service
 
 CHECKS = pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 KINDS = [
-    "key", "transaction", "row", "s3", "gcs", "memory", "files", "service that shows it again", "service that holds it",
+    "key", "transaction", "row", "s3", "gcs", "memory", "files", "service that presents it again",
+    "service that holds it",
 ]  # fmt: skip
-SLOW = {"s3", "service that shows it again", "service that holds it"}
-MANY = ("many_", "a_claim_holds_against_a_write_under_way")
-"""How the names of checks begin that make a resource work hard."""
+SLOW = {"s3", "service that presents it again", "service that holds it"}
+MANY = ("concurrent_", "a_claim_holds_against_a_write_in_flight")
+"""The first words of the names of checks that load a resource heavily."""
 
 
 def _promises() -> Iterator[Any]:
-    """Pair every kind with every check. Slow kinds make the hard checks in the second stage."""
+    """Pair every kind of resource with every check. Slow kinds run the heavy checks in the second stage."""
     for kind in KINDS:
         for check in conformance.CHECKS:
             later = kind in SLOW and check.__name__.startswith(MANY)
@@ -48,7 +49,7 @@ PROMISES = list(_promises())
 
 @pytest.fixture(scope="module")
 def shared(server: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Engine, Path]]:
-    """A database for all of them, which use names of their own; and an engine on it, and a folder."""
+    """A database, an engine and a folder for all tests; each check uses its own resource names."""
     from tests.conftest import _database
 
     with _database(server, "dblock_test_conformance", template) as dsn:
@@ -95,7 +96,7 @@ def opens(request: pytest.FixtureRequest, shared: tuple[str, Engine, Path]) -> I
         "files": files,
         "s3": lambda: Objects(FencedObjects(bucket)),
         "gcs": lambda: Objects(FencedObjects(bucket)),
-        "service that shows it again": lambda: Service(address, "stored"),
+        "service that presents it again": lambda: Service(address, "stored"),
         "service that holds it": lambda: Service(address, "held"),
     }
     yield makes[kind]
@@ -104,7 +105,7 @@ def opens(request: pytest.FixtureRequest, shared: tuple[str, Engine, Path]) -> I
 
 
 @pytest.mark.parametrize(("opens", "check"), PROMISES, indirect=["opens"])
-def test_it_keeps_the_promise(
+def test_resource_keeps_the_promise(
     request: pytest.FixtureRequest, opens: Open, check: Callable[[Open], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not request.config.getoption("--long"):
@@ -113,7 +114,7 @@ def test_it_keeps_the_promise(
 
 
 class Kept(dict[str, tuple[tuple[int, int], bytes | None]]):
-    """What a resource in this process remembers: for each name the fence and the value."""
+    """The state of a resource in this process: the fence and the value of each name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +229,7 @@ class MixesNamesUp(Honest):
 
 
 class LooksFirstAndWritesThen(Honest):
-    """Nothing holds between the comparison and the write."""
+    """Compares and writes without a lock in between."""
 
     def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
         fence, _ = self.look(resource)
@@ -257,7 +258,7 @@ class ComparesThirtyTwoBits(Honest):
 
 
 class BringsBackWhatCameBefore(Honest):
-    """Knows every write again that it has accepted, and does it once more."""
+    """Recognises every write that it has accepted, and performs it again."""
 
     def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
         key = f"accepted {token} {number} {data!r} {resource}"
@@ -311,7 +312,7 @@ class HasNoLock(Honest):
         fence, _ = self.shared.get(resource, ((0, 0), None))
         if (token, number) <= fence:
             raise StaleTokenError(resource, token, fence[0], None)
-        for _ in range(200):  # a little work, and no more
+        for _ in range(200):  # a little work
             pass
         self.shared[resource] = ((token, number), data)
         return False
@@ -321,7 +322,7 @@ class HasNoLock(Honest):
 
 
 class WatchesTheValue(Honest):
-    """Replaces only the value that it looked at; which may have been written again since, by somebody newer."""
+    """Replaces only the value that it read, which a newer writer may have written again since."""
 
     def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
         while True:
@@ -372,15 +373,13 @@ BROKEN: list[tuple[type[Honest], Callable[[Open], None], str]] = [
 
 
 @CHECKS
-def test_an_honest_one_passes(check: Callable[[Open], None]) -> None:
+def test_honest_backend_passes(check: Callable[[Open], None]) -> None:
     kept = Kept()
     check(lambda: Honest(kept))
 
 
 @pytest.mark.parametrize(("stormy", "several"), [(1.0, True), (0.001, False)])
-def test_where_a_storm_is_over_in_moments_there_are_several(
-    monkeypatch: pytest.MonkeyPatch, stormy: float, several: bool
-) -> None:
+def test_quick_backend_gets_several_storms(monkeypatch: pytest.MonkeyPatch, stormy: float, several: bool) -> None:
     storms: list[object] = []
 
     def storm(*args: object) -> None:
@@ -394,8 +393,8 @@ def test_where_a_storm_is_over_in_moments_there_are_several(
 
 
 @pytest.mark.parametrize(("kind", "check", "says"), BROKEN, ids=lambda one: getattr(one, "__name__", ""))
-def test_one_that_breaks_it_is_found_out(kind: type[Honest], check: Callable[[Open], None], says: str) -> None:
-    """At once, or where it takes a moment that may not come, in a few runs."""
+def test_check_detects_a_broken_backend(kind: type[Honest], check: Callable[[Open], None], says: str) -> None:
+    """At once, or within a few runs if detection depends on a race."""
     for _ in range(10):
         kept = Kept()
         try:
@@ -406,13 +405,13 @@ def test_one_that_breaks_it_is_found_out(kind: type[Honest], check: Callable[[Op
     pytest.fail("it passed ten times")
 
 
-def test_every_check_finds_something_out() -> None:
+def test_every_check_detects_a_broken_backend() -> None:
     assert {check for _, check, _ in BROKEN} == set(conformance.CHECKS) - {checks.accepts_rising_pairs}
 
 
 @pytest.mark.second_stage
-def test_the_checks_do_not_depend_on_asserts() -> None:
-    """They check in an interpreter that leaves assert out, too."""
+def test_checks_do_not_depend_on_asserts() -> None:
+    """They also work in an interpreter that ignores assert statements."""
     script = """
 from fenced_store.conformance import checks
 from tests.fenced_store.conformance.test_conformance import Honest, Kept
@@ -430,7 +429,7 @@ except AssertionError as error:
     assert "read back; expected b'a', got b''" in said
 
 
-def test_a_backend_that_cannot_be_opened_is_said_at_once() -> None:
+def test_backend_that_cannot_be_opened_fails_at_once() -> None:
     kept, opened = Kept(), iter(range(100))
 
     def opens() -> Honest:
@@ -442,7 +441,7 @@ def test_a_backend_that_cannot_be_opened_is_said_at_once() -> None:
         checks.concurrent_writes_are_accepted_in_order(opens)
 
 
-def test_one_that_is_busy_at_times_is_honest() -> None:
+def test_backend_that_is_busy_at_times_passes() -> None:
     class Busy(Honest):
         def write(self, resource: str, data: bytes | None, token: int, number: int) -> bool:
             if number == 2 and token < 30:
@@ -453,7 +452,7 @@ def test_one_that_is_busy_at_times_is_honest() -> None:
     checks.concurrent_writes_are_accepted_in_order(lambda: Busy(kept))
 
 
-def test_only_one_resource_is_enough_to_see_it_hold_nothing() -> None:
+def test_backend_that_stores_nothing_is_detected_with_one_resource() -> None:
     class Blank(Honest):
         def store(self, resource: str, pair: tuple[int, int], data: bytes | None) -> None:
             super().store(resource, pair, b"")

@@ -1,4 +1,4 @@
-"""HTTP: which requests are let by, and what still holds when the handler writes."""
+"""HTTP: which requests are served, and what holds while the handler writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def engine(dsn: str) -> AsyncIterator[AsyncEngine]:
 
 
 class Web:
-    """Applications of one handler each, behind the middleware, and how to speak to them."""
+    """Serves applications with one handler each behind the middleware, and makes clients for them."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
@@ -94,17 +94,17 @@ def is_problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]
     return problem
 
 
-# What is let by.
+# Which requests are served.
 
 
-async def test_a_token_that_is_not_stale_is_let_by(web: Web) -> None:
+async def test_request_with_a_current_token_is_served(web: Web) -> None:
     client = web.serve(fine)
     for token in (7, 7, 8, 2**63 - 1):
         answer = await client.put("/things/a", headers=shows(token))
         assert (answer.status_code, answer.json()) == (200, {"token": token, "write": None})
 
 
-async def test_a_stale_one_is_told_what_and_why(web: Web, dsn: str) -> None:
+async def test_stale_request_gets_a_409_with_details(web: Web, dsn: str) -> None:
     client = web.serve(fine)
     await client.put("/things/a", headers=shows(8))
     for method in ("PUT", "POST", "PATCH", "DELETE"):
@@ -113,13 +113,13 @@ async def test_a_stale_one_is_told_what_and_why(web: Web, dsn: str) -> None:
         assert (problem["resource"], problem["offered"], problem["stored"]) == ("thing:a", 7, 8)
         assert problem["stored_at"]
         assert "Acquire the lock again" in problem["detail"]
-        assert "pid" not in answer.text, "who was first is not for every caller"
+        assert "pid" not in answer.text, "the document does not name the newer writer"
     noted = fenced_store.rejections(dsn)[0]
     assert (noted.resource, noted.offered, noted.stored) == ("thing:a", 7, 8)
     assert "DELETE '/things/a'" in str(noted.rejected)
 
 
-async def test_without_a_token_nothing_is_done(web: Web) -> None:
+async def test_request_without_a_token_is_refused(web: Web) -> None:
     problem = is_problem(await web.serve(fine).put("/things/a"), 428, "token-required")
     assert problem["resource"] == "thing:a"
 
@@ -132,7 +132,7 @@ BAD = [
 
 @pytest.mark.parametrize("header", ["Fencing-Token", "Fencing-Write"])
 @pytest.mark.parametrize("value", BAD, ids=lambda value: ascii(value[:12]))
-async def test_a_header_that_cannot_be_read(web: Web, header: str, value: bytes) -> None:
+async def test_malformed_header_is_refused(web: Web, header: str, value: bytes) -> None:
     client = web.serve(fine)
     sent = [(b"Fencing-Token", b"7")] if header != "Fencing-Token" else []
     answer = await client.put("/things/a", headers=[*sent, (header.encode(), value)])
@@ -141,17 +141,17 @@ async def test_a_header_that_cannot_be_read(web: Web, header: str, value: bytes)
     assert len(answer.content) < 600
 
 
-async def test_two_tokens_are_none(web: Web) -> None:
+async def test_request_with_two_tokens_is_refused(web: Web) -> None:
     answer = await web.serve(fine).put("/things/a", headers=[("Fencing-Token", "7"), ("fencing-token", "8")])
     assert "2 of them" in is_problem(answer, 400, "malformed-header")["detail"]
 
 
-async def test_a_number_comes_with_it(web: Web) -> None:
+async def test_write_number_is_read_from_its_header(web: Web) -> None:
     answer = await web.serve(fine).put("/things/a", headers={**shows(7), "FENCING-WRITE": " 12 "})
     assert answer.json() == {"token": 7, "write": 12}
 
 
-# Which requests are meant.
+# Which requests a rule matches.
 
 
 async def unguarded(request: Request) -> Response:
@@ -163,7 +163,7 @@ async def asked(client: httpx.AsyncClient, method: str, path: str) -> str:
     return answer.text
 
 
-async def test_a_rule_says_method_and_path(web: Web) -> None:
+async def test_rule_matches_method_and_path(web: Web) -> None:
     client = web.serve(unguarded, {"PUT,PATCH /things/{name}": "thing:{name}", "POST /things/special": "special"})
     assert [await asked(client, method, "/things/a") for method in ("GET", "PUT", "PATCH", "POST", "DELETE")] == [
         "free", "fencing", "fencing", "free", "free",
@@ -172,13 +172,13 @@ async def test_a_rule_says_method_and_path(web: Web) -> None:
     assert await asked(client, "HEAD", "/things/a") == ""
 
 
-async def test_reading_needs_no_token_where_a_rule_is_for_writing(web: Web) -> None:
+async def test_reads_need_no_token_under_a_rule_for_writes(web: Web) -> None:
     client = web.serve(unguarded)
     for method in ("GET", "HEAD"):
         assert (await client.request(method, "/things/a")).status_code == 200
 
 
-async def test_a_rule_may_be_a_function(web: Web) -> None:
+async def test_rules_may_be_a_function(web: Web) -> None:
     client = web.serve(fine, lambda scope: scope["path"].upper() if scope["method"] == "PUT" else None)
     await client.put("/things/a", headers=shows(8))
     problem = is_problem(await client.put("/things/a", headers=shows(7)), 409, "stale-token")
@@ -186,7 +186,7 @@ async def test_a_rule_may_be_a_function(web: Web) -> None:
 
 
 @pytest.mark.parametrize("name", ["ü", "a b", "a%25b", "%2e%2e", "'; DROP TABLE x", "{name}", "\\1", "a\nb", "\x7f"])
-async def test_whatever_the_path_is_called(web: Web, name: str) -> None:
+async def test_path_of_any_name_is_a_resource(web: Web, name: str) -> None:
     client, path = web.serve(fine), f"/things/{quote(name, safe='')}"
     assert (await client.put(path, headers=shows(8))).status_code == 200
     problem = is_problem(await client.put(path, headers=shows(7)), 409, "stale-token")
@@ -194,11 +194,11 @@ async def test_whatever_the_path_is_called(web: Web, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/things/%00", "/things/" + "x" * 1100])
-async def test_a_path_that_names_no_resource(web: Web, path: str) -> None:
+async def test_path_that_names_no_resource_is_refused(web: Web, path: str) -> None:
     is_problem(await web.serve(fine).put(path, headers=shows(7)), 400, "bad-resource")
 
 
-async def test_an_application_under_another(web: Web) -> None:
+async def test_mounted_application_is_fenced(web: Web) -> None:
     inner = Starlette(routes=[Route("/things/{name}", fine, methods=["PUT"])])
     inner.add_middleware(FencingMiddleware, fences=web.engine, rules=RULES)
     client = web.client(Starlette(routes=[Mount("/sub", inner)]))
@@ -206,8 +206,8 @@ async def test_an_application_under_another(web: Web) -> None:
     is_problem(await client.put("/sub/things/a", headers=shows(7)), 409, "stale-token")
 
 
-async def test_no_way_around_a_rule(web: Web) -> None:
-    """Whatever path the router takes for the handler's."""
+async def test_rule_cannot_be_bypassed_by_spelling_the_path_differently(web: Web) -> None:
+    """For every spelling of the path that the router accepts."""
 
     async def reached(request: Request) -> Response:
         return PlainTextResponse("reached")
@@ -252,7 +252,7 @@ async def test_no_way_around_a_rule(web: Web) -> None:
         is_problem(await client.put(alias, headers=shows(8)), 409, "stale-token")
 
 
-def test_a_line_break_leads_to_no_other_rule() -> None:
+def test_line_break_in_a_path_selects_no_other_rule() -> None:
     resource_of = compile_rules({"PUT /ledgers/main": "ledger", "* /{rest:path}": "file:{rest}"})
     scope = {"type": "http", "method": "PUT", "headers": []}
     assert resource_of(scope | {"path": "/ledgers/main\n"}) == "ledger"
@@ -272,7 +272,7 @@ def test_a_line_break_leads_to_no_other_rule() -> None:
         ("/things", "/things/a", False),
     ],
 )
-def test_paths_are_read_as_the_router_reads_them(root: str, path: str, fits: bool) -> None:
+def test_rules_match_as_the_router_matches(root: str, path: str, fits: bool) -> None:
     scope = {"type": "http", "method": "PUT", "path": path, "root_path": root, "headers": []}
     assert (compile_rules(RULES)(scope) is not None) == fits
     found, _ = Route("/things/{name}", fine, methods=["PUT"]).matches(scope)
@@ -310,7 +310,7 @@ def test_paths_are_read_as_the_router_reads_them(root: str, path: str, fits: boo
     ],
     ids=str,
 )
-async def test_a_rule_that_cannot_be(engine: AsyncEngine, rules: Any) -> None:
+async def test_invalid_rule_is_refused(engine: AsyncEngine, rules: Any) -> None:
     with pytest.raises(InvalidArgument):
         FencingMiddleware(fine, fences=engine, rules=rules)  # type: ignore[arg-type]
 
@@ -320,13 +320,13 @@ async def test_a_rule_that_cannot_be(engine: AsyncEngine, rules: Any) -> None:
     [{"connections": 0}, {"connections": "5"}, {"connections": True}, {"hold": "no"}, {"hold": None}],
     ids=str,
 )
-async def test_an_option_that_cannot_be(dsn: str, options: dict[str, Any]) -> None:
+async def test_invalid_option_is_refused(dsn: str, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=r"connections|hold"):
         FencingMiddleware(fine, fences=dsn, rules=RULES, **options)  # type: ignore[arg-type]
 
 
-async def test_what_has_the_shape_of_a_rule_is_not_let_by(web: Web) -> None:
-    """A handler may read as a number, or as a UUID, what the rule does not."""
+async def test_path_with_the_shape_of_a_rule_is_refused(web: Web) -> None:
+    """A handler may parse a number or a UUID that the rule does not."""
     app = FastAPI()
 
     @app.put("/orders/{id}")
@@ -356,18 +356,18 @@ async def test_what_has_the_shape_of_a_rule_is_not_let_by(web: Web) -> None:
     assert (await client.post("/orders/search")).json() == "found"
 
 
-async def test_a_rule_that_names_no_name_is_the_services_fault(web: Web) -> None:
+async def test_function_rule_with_an_invalid_result_is_a_server_error(web: Web) -> None:
     client = web.serve(fine, lambda scope: 7)
     assert (await client.put("/things/a", headers=shows(7))).status_code == 500
 
 
 @pytest.mark.parametrize("options", [{"within": 0}, {"patience": -1}, {"within": "1"}, {"patience": True}], ids=str)
-async def test_a_bound_that_cannot_be(engine: AsyncEngine, options: dict[str, Any]) -> None:
+async def test_invalid_time_limit_is_refused(engine: AsyncEngine, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="number of seconds"):
         FencingMiddleware(fine, fences=engine, rules=RULES, **options)  # type: ignore[arg-type]
 
 
-async def test_what_is_not_http_goes_by(engine: AsyncEngine) -> None:
+async def test_websocket_and_lifespan_pass_through(engine: AsyncEngine) -> None:
     seen = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -379,7 +379,7 @@ async def test_what_is_not_http_goes_by(engine: AsyncEngine) -> None:
     assert seen == ["websocket", "lifespan"]
 
 
-async def test_its_own_engine_ends_with_the_application(dsn: str, owner: psycopg.Connection) -> None:
+async def test_own_engine_is_disposed_of_at_shutdown(dsn: str, owner: psycopg.Connection) -> None:
     inner = Starlette(routes=[Route("/things/{name}", fine, methods=["PUT"])])
     app = FencingMiddleware(inner, fences=dsn, rules=RULES)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
@@ -399,11 +399,11 @@ async def test_its_own_engine_ends_with_the_application(dsn: str, owner: psycopg
     assert owner.execute(others).fetchone() == (0,)
 
 
-# What still holds when the handler writes.
+# What holds while the handler writes.
 
 
 class Halfway:
-    """A handler that stops in the middle, for tokens that are told to, and then writes."""
+    """A handler that pauses for the given tokens, and then writes."""
 
     def __init__(self, write: Callable[[Request], Awaitable[None]]) -> None:
         self.write = write
@@ -423,9 +423,9 @@ class Halfway:
 
 
 @pytest.mark.parametrize("hold", [True, False])
-async def test_the_fence_is_held_while_the_handler_is_at_work(web: Web, hold: bool) -> None:
-    """A handler that writes where no fence is. Held, it is done before the next begins; not held, it is too late, and
-    writes over what its successor wrote.
+async def test_fence_is_held_while_the_handler_runs(web: Web, hold: bool) -> None:
+    """The handler writes to an unfenced resource. If the fence is held, it finishes before the next request starts. If
+    not, it overwrites its successor.
     """
     ledger: list[int] = []
 
@@ -438,18 +438,18 @@ async def test_the_fence_is_held_while_the_handler_is_at_work(web: Web, hold: bo
     stale = asyncio.create_task(client.put("/things/a", headers=shows(7)))
     await handler.halfway.wait()
     elsewhere = await client.put("/things/b", headers=shows(8))
-    assert elsewhere.status_code == 200, "another resource is not held up"
+    assert elsewhere.status_code == 200, "another resource does not wait"
     ledger.clear()
     newer = asyncio.create_task(client.put("/things/a", headers=shows(8)))
     done, _ = await asyncio.wait([newer], timeout=0.5)
     assert bool(done) != hold
     handler.go_on.set()
     assert [(await one).status_code for one in (stale, newer)] == [200, 200]
-    assert ledger == ([7, 8] if hold else [8, 7]), "in the order of their tokens, if it is held"
+    assert ledger == ([7, 8] if hold else [8, 7]), "in token order, if the fence is held"
     is_problem(await client.put("/things/a", headers=shows(7)), 409, "stale-token")
 
 
-async def test_a_claim_waits_for_the_handler(web: Web, dsn: str) -> None:
+async def test_claim_waits_for_the_handler(web: Web, dsn: str) -> None:
     async def nothing(request: Request) -> None:
         pass
 
@@ -468,7 +468,7 @@ async def test_a_claim_waits_for_the_handler(web: Web, dsn: str) -> None:
     await store.close()
 
 
-async def test_a_token_shown_again_with_the_write_is_refused_then(web: Web, dsn: str) -> None:
+async def test_stale_token_presented_again_with_the_write_is_refused(web: Web, dsn: str) -> None:
     store = AsyncFencedStore(dsn)
 
     async def write(request: Request) -> None:
@@ -489,8 +489,8 @@ async def test_a_token_shown_again_with_the_write_is_refused_then(web: Web, dsn:
     await store.close()
 
 
-async def test_a_request_sent_twice_is_stored_once(web: Web, dsn: str) -> None:
-    """Its number is the caller's, so the store knows it again, whichever process of the service it comes to."""
+async def test_repeated_request_is_stored_once(web: Web, dsn: str) -> None:
+    """The caller numbers the write, so the store recognises a repeat in any process of the service."""
     store = AsyncFencedStore(dsn)
 
     async def handler(request: Request) -> Response:
@@ -506,7 +506,7 @@ async def test_a_request_sent_twice_is_stored_once(web: Web, dsn: str) -> None:
     await store.close()
 
 
-# The transaction that holds the fence is the handler's to write in.
+# The handler writes in the transaction that holds the fence.
 
 
 @pytest.fixture
@@ -521,7 +521,7 @@ async def insert(request: Request) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 201, 303, 400, 404, 409, 500])
-async def test_what_it_writes_is_stored_if_the_answer_is_good(
+async def test_handlers_writes_are_stored_if_the_response_succeeds(
     web: Web, rows: Callable[[], list[int]], status: int
 ) -> None:
     async def handler(request: Request) -> Response:
@@ -535,7 +535,7 @@ async def test_what_it_writes_is_stored_if_the_answer_is_good(
     is_problem(await client.put("/things/a", headers=shows(6)), 409, "stale-token")
 
 
-async def test_what_failed_is_undone_and_the_fence_stays(web: Web, rows: Callable[[], list[int]]) -> None:
+async def test_failed_request_is_rolled_back_and_its_fence_stays(web: Web, rows: Callable[[], list[int]]) -> None:
     async def handler(request: Request) -> Response:
         await insert(request)
         raise RuntimeError("gone wrong")
@@ -547,7 +547,7 @@ async def test_what_failed_is_undone_and_the_fence_stays(web: Web, rows: Callabl
     is_problem(await client.put("/things/a", headers=shows(6)), 409, "stale-token")
 
 
-async def test_a_statement_that_fails_in_it_is_no_end_of_the_fence(web: Web, rows: Callable[[], list[int]]) -> None:
+async def test_failed_statement_rolls_back_and_keeps_the_fence(web: Web, rows: Callable[[], list[int]]) -> None:
     async def handler(request: Request) -> Response:
         await insert(request)
         try:
@@ -562,10 +562,10 @@ async def test_a_statement_that_fails_in_it_is_no_end_of_the_fence(web: Web, row
     is_problem(await client.put("/things/a", headers=shows(6)), 409, "stale-token")
 
 
-async def test_nobody_is_told_of_what_was_not_stored(
+async def test_failed_commit_replaces_the_response(
     web: Web, rows: Callable[[], list[int]], owner: psycopg.Connection
 ) -> None:
-    """The answer waits for the commit: if that fails, it is another one."""
+    """The response waits for the commit. If the commit fails, the caller gets a refusal."""
 
     async def handler(request: Request) -> Response:
         await insert(request)
@@ -578,7 +578,7 @@ async def test_nobody_is_told_of_what_was_not_stored(
     assert rows() == []
 
 
-async def test_an_answer_in_parts_waits_for_the_commit_too(
+async def test_streamed_response_waits_for_the_commit(
     web: Web, rows: Callable[[], list[int]], owner: psycopg.Connection
 ) -> None:
     async def handler(request: Request) -> Response:
@@ -597,7 +597,7 @@ async def test_an_answer_in_parts_waits_for_the_commit_too(
     assert rows() == [7]
 
 
-async def test_what_comes_after_the_answer_is_outside(web: Web, rows: Callable[[], list[int]]) -> None:
+async def test_background_task_runs_outside_the_fence(web: Web, rows: Callable[[], list[int]]) -> None:
     seen = []
 
     async def later() -> None:
@@ -608,10 +608,10 @@ async def test_what_comes_after_the_answer_is_outside(web: Web, rows: Callable[[
         return PlainTextResponse("said", background=BackgroundTask(later))
 
     await web.serve(handler).put("/things/a", headers=shows(7))
-    assert seen == [[7]], "it runs when all is stored, and the fence let go"
+    assert seen == [[7]], "it runs after the commit and the release of the fence"
 
 
-async def test_a_handler_that_takes_too_long_is_cancelled_before_another_is_let_in(
+async def test_slow_handler_is_cancelled_before_the_next_request_is_served(
     web: Web, rows: Callable[[], list[int]]
 ) -> None:
     order: list[str] = []
@@ -637,7 +637,7 @@ async def test_a_handler_that_takes_too_long_is_cancelled_before_another_is_let_
     assert rows() == [8]
 
 
-async def test_who_waits_in_this_process_holds_no_connection(web: Web, dsn: str) -> None:
+async def test_waiting_request_holds_no_connection(web: Web, dsn: str) -> None:
     small = create_async_engine(url(dsn), pool_size=2, max_overflow=0, pool_timeout=0.5)
 
     async def nothing(request: Request) -> None:
@@ -655,7 +655,7 @@ async def test_who_waits_in_this_process_holds_no_connection(web: Web, dsn: str)
     await small.dispose()
 
 
-async def test_statements_count_as_time_too(web: Web) -> None:
+async def test_statements_count_towards_the_handlers_time_limit(web: Web) -> None:
     async def handler(request: Request) -> Response:
         for _ in range(10):
             await request.state.fencing.connection.execute(text("SELECT pg_sleep(0.1)"))
@@ -664,7 +664,7 @@ async def test_statements_count_as_time_too(web: Web) -> None:
     is_problem(await web.serve(handler, within=0.3).put("/things/a", headers=shows(7)), 503, "too-late")
 
 
-async def test_the_deadline_is_over_with_the_answer(web: Web) -> None:
+async def test_deadline_ends_with_the_response(web: Web) -> None:
     done = []
 
     async def later() -> None:
@@ -678,7 +678,7 @@ async def test_the_deadline_is_over_with_the_answer(web: Web) -> None:
     assert done == [1]
 
 
-async def test_who_waits_for_too_long_is_told(web: Web) -> None:
+async def test_request_that_waits_too_long_gets_a_503(web: Web) -> None:
     async def nothing(request: Request) -> None:
         pass
 
@@ -695,7 +695,7 @@ async def test_who_waits_for_too_long_is_told(web: Web) -> None:
     assert (await client.put("/things/a", headers=shows(8))).status_code == 200
 
 
-async def test_its_bounds_are_not_the_handlers(web: Web) -> None:
+async def test_timeouts_of_the_fence_do_not_apply_to_the_handler(web: Web) -> None:
     async def handler(request: Request) -> Response:
         ask = text("SELECT current_setting('lock_timeout'), current_setting('synchronous_commit')")
         return JSONResponse(list((await request.state.fencing.connection.execute(ask)).one()))
@@ -707,7 +707,7 @@ async def test_its_bounds_are_not_the_handlers(web: Web) -> None:
     assert (await web.serve(handler).put("/things/a", headers=shows(7))).json() == ["12345ms", "on"]
 
 
-async def test_waiting_for_oneself_is_said_at_once(web: Web, dsn: str) -> None:
+async def test_request_that_would_wait_for_itself_is_refused_at_once(web: Web, dsn: str) -> None:
     store = AsyncFencedStore(dsn)
     told: list[str] = []
 
@@ -739,7 +739,7 @@ async def test_waiting_for_oneself_is_said_at_once(web: Web, dsn: str) -> None:
     await store.close()
 
 
-async def test_a_caller_that_goes_away_leaves_nothing_held(web: Web, owner: psycopg.Connection) -> None:
+async def test_disconnected_caller_leaves_no_fence_held(web: Web, owner: psycopg.Connection) -> None:
     async def nothing(request: Request) -> None:
         pass
 
@@ -756,7 +756,7 @@ async def test_a_caller_that_goes_away_leaves_nothing_held(web: Web, owner: psyc
     assert owner.execute(idle).fetchone() == (0,)
 
 
-# Whatever becomes of a request, its caller is not told what is not so, and its fence stays.
+# Whatever happens to a request, its response is true, and its fence stays raised.
 
 
 async def seven_is_refused(client: httpx.AsyncClient) -> None:
@@ -764,7 +764,7 @@ async def seven_is_refused(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("word", ["commit", "rollback"])
-async def test_a_handler_that_ends_the_transaction_itself(web: Web, rows: Callable[[], list[int]], word: str) -> None:
+async def test_handler_that_commits_gets_fence_lost(web: Web, rows: Callable[[], list[int]], word: str) -> None:
     async def handler(request: Request) -> Response:
         if request.state.fencing.token == 8:
             await getattr(request.state.fencing.connection, word)()
@@ -777,7 +777,7 @@ async def test_a_handler_that_ends_the_transaction_itself(web: Web, rows: Callab
     await seven_is_refused(client)
 
 
-async def test_a_lost_connection_that_the_handler_takes_lightly(
+async def test_lost_connection_that_the_handler_ignores_is_reported(
     web: Web, rows: Callable[[], list[int]], owner: psycopg.Connection
 ) -> None:
     async def handler(request: Request) -> Response:
@@ -795,7 +795,7 @@ async def test_a_lost_connection_that_the_handler_takes_lightly(
     await seven_is_refused(client)
 
 
-async def test_a_failed_statement_that_the_handler_takes_lightly(web: Web, rows: Callable[[], list[int]]) -> None:
+async def test_failed_statement_that_the_handler_ignores_is_reported(web: Web, rows: Callable[[], list[int]]) -> None:
     async def handler(request: Request) -> Response:
         await insert(request)
         with contextlib.suppress(Exception):
@@ -815,7 +815,7 @@ async def call(
     then: Callable[[Any], None] = lambda message: None,
     **scope: Any,
 ) -> list[Any]:
-    """Call an application as a server does, and return what it sent."""
+    """Call an application as a server does, and return the messages that it sent."""
     sent: list[Any] = [] if into is None else into
 
     async def receive() -> Any:
@@ -833,10 +833,8 @@ async def call(
     return sent
 
 
-async def test_an_answer_that_the_caller_did_not_wait_for_is_not_stored(
-    web: Web, rows: Callable[[], list[int]]
-) -> None:
-    """A framework may end it in the middle, without an error."""
+async def test_stream_cut_off_by_a_disconnect_is_not_stored(web: Web, rows: Callable[[], list[int]]) -> None:
+    """A framework may end the response in the middle without raising."""
 
     async def handler(request: Request) -> Response:
         await insert(request)
@@ -857,7 +855,9 @@ async def test_an_answer_that_the_caller_did_not_wait_for_is_not_stored(
     assert rows() == []
 
 
-async def test_an_application_that_only_begins_its_answer(web: Web, rows: Callable[[], list[int]]) -> None:
+async def test_application_that_only_starts_its_response_stores_nothing(
+    web: Web, rows: Callable[[], list[int]]
+) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await insert(Request(scope))
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -866,8 +866,10 @@ async def test_an_application_that_only_begins_its_answer(web: Web, rows: Callab
     assert rows() == []
 
 
-async def test_nobody_is_told_of_what_was_given_up_meanwhile(web: Web, rows: Callable[[], list[int]]) -> None:
-    """By an answer that comes from another task, while the request is being undone."""
+async def test_response_from_another_task_does_not_report_rolled_back_work(
+    web: Web, rows: Callable[[], list[int]]
+) -> None:
+    """The response arrives from another task while the request is being rolled back."""
     late: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -888,7 +890,7 @@ async def test_nobody_is_told_of_what_was_given_up_meanwhile(web: Web, rows: Cal
     assert told[:1] == ([200] if rows() else [503])
 
 
-async def test_a_commit_that_does_not_end_is_given_up(web: Web, owner: psycopg.Connection) -> None:
+async def test_slow_commit_is_reported_as_fence_lost(web: Web, owner: psycopg.Connection) -> None:
     owner.execute("CREATE TABLE public.slow (id int)")
     owner.execute(
         "CREATE FUNCTION public.slowly() RETURNS trigger LANGUAGE plpgsql"
@@ -908,9 +910,7 @@ async def test_a_commit_that_does_not_end_is_given_up(web: Web, owner: psycopg.C
     assert asyncio.get_running_loop().time() - began < 2
 
 
-async def test_what_the_database_refuses_at_the_end_is_known_not_to_be_stored(
-    web: Web, owner: psycopg.Connection
-) -> None:
+async def test_refusal_at_commit_is_reported_as_not_stored(web: Web, owner: psycopg.Connection) -> None:
     owner.execute("CREATE TABLE public.once (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     owner.execute("INSERT INTO public.once VALUES (1)")
 
@@ -921,7 +921,7 @@ async def test_what_the_database_refuses_at_the_end_is_known_not_to_be_stored(
     is_problem(await web.serve(handler).put("/things/a", headers=shows(7)), 500, "undone")
 
 
-async def test_a_handler_that_takes_its_cancellation_lightly_is_cancelled_again(web: Web) -> None:
+async def test_handler_that_ignores_its_cancellation_is_cancelled_again(web: Web) -> None:
     done: list[str] = []
 
     async def handler(request: Request) -> Response:
@@ -939,7 +939,7 @@ async def test_a_handler_that_takes_its_cancellation_lightly_is_cancelled_again(
     assert done == ["one cancelled", "two cancelled"]
 
 
-async def test_who_is_cancelled_by_another_stays_so(web: Web) -> None:
+async def test_cancellation_by_another_caller_is_kept(web: Web) -> None:
     entered = asyncio.Event()
 
     async def handler(request: Request) -> Response:
@@ -962,8 +962,8 @@ async def test_who_is_cancelled_by_another_stays_so(web: Web) -> None:
         await task
 
 
-async def test_a_request_cancelled_anywhere_holds_up_nobody(web: Web) -> None:
-    """At each moment at which it waits, one by one."""
+async def test_request_cancelled_at_any_point_blocks_no_other(web: Web) -> None:
+    """The request is cancelled at each point where it waits."""
     for hold in (True, False):
         client = web.serve(fine, hold=hold, patience=0.5)
         for steps in range(40):
@@ -976,9 +976,7 @@ async def test_a_request_cancelled_anywhere_holds_up_nobody(web: Web) -> None:
         assert (await client.put("/things/a", headers=shows(7))).status_code == 200
 
 
-async def test_an_answer_that_breaks_off_is_not_sent_as_if_it_were_good(
-    web: Web, rows: Callable[[], list[int]]
-) -> None:
+async def test_response_that_breaks_off_is_not_sent_as_success(web: Web, rows: Callable[[], list[int]]) -> None:
     async def handler(request: Request) -> Response:
         await insert(request)
 
@@ -995,7 +993,7 @@ async def test_an_answer_that_breaks_off_is_not_sent_as_if_it_were_good(
 
 
 @pytest.mark.parametrize("how", ["too late", "cancelled", "killed"])
-async def test_who_was_at_work_has_superseded_the_others(web: Web, owner: psycopg.Connection, how: str) -> None:
+async def test_interrupted_request_still_supersedes_lower_tokens(web: Web, owner: psycopg.Connection, how: str) -> None:
     entered = asyncio.Event()
 
     async def handler(request: Request) -> Response:
@@ -1018,7 +1016,7 @@ async def test_who_was_at_work_has_superseded_the_others(web: Web, owner: psycop
     await seven_is_refused(client)
 
 
-async def test_the_fence_is_raised_for_good_before_the_handler_begins(web: Web, owner: psycopg.Connection) -> None:
+async def test_fence_is_durably_raised_before_the_handler_starts(web: Web, owner: psycopg.Connection) -> None:
     seen = []
 
     async def handler(request: Request) -> Response:
@@ -1029,7 +1027,7 @@ async def test_the_fence_is_raised_for_good_before_the_handler_begins(web: Web, 
     assert seen == [(8,)]
 
 
-async def test_a_fence_of_a_protected_row_is_a_409_too(web: Web, owner: psycopg.Connection, dsn: str) -> None:
+async def test_stale_write_of_a_protected_row_is_a_409(web: Web, owner: psycopg.Connection, dsn: str) -> None:
     owner.execute("CREATE TABLE public.accounts (id int PRIMARY KEY, total int)")
     owner.execute("INSERT INTO public.accounts VALUES (1, 0)")
     fenced_store.protect(dsn, "public.accounts")
@@ -1046,7 +1044,7 @@ async def test_a_fence_of_a_protected_row_is_a_409_too(web: Web, owner: psycopg.
     assert (await client.put("/things/a", headers=shows(9))).status_code == 200
 
 
-async def test_writes_that_have_overtaken_each_other_are_told_as_such(web: Web, dsn: str) -> None:
+async def test_overtaken_write_of_the_same_holder_is_reported_as_such(web: Web, dsn: str) -> None:
     store = AsyncFencedStore(dsn)
 
     async def handler(request: Request) -> Response:
@@ -1065,7 +1063,7 @@ async def test_writes_that_have_overtaken_each_other_are_told_as_such(web: Web, 
     await store.close()
 
 
-async def test_after_the_answer_the_connection_is_gone(web: Web, dsn: str) -> None:
+async def test_connection_is_gone_after_the_response(web: Web, dsn: str) -> None:
     store = AsyncFencedStore(dsn)
     seen: list[Any] = []
 
@@ -1081,7 +1079,7 @@ async def test_after_the_answer_the_connection_is_gone(web: Web, dsn: str) -> No
     await store.close()
 
 
-async def test_neither_what_comes_after_nor_who_waits_keeps_a_connection(web: Web, dsn: str) -> None:
+async def test_background_tasks_and_waiting_requests_keep_no_connection(web: Web, dsn: str) -> None:
     small = create_async_engine(url(dsn), pool_size=1, max_overflow=0, pool_timeout=0.5)
     go_on = asyncio.Event()
 
@@ -1096,29 +1094,29 @@ async def test_neither_what_comes_after_nor_who_waits_keeps_a_connection(web: We
     client = web.serve(handler, fences=small)
     waits = [asyncio.create_task(client.put("/things/a", headers=shows(7))) for _ in range(4)]
     await asyncio.sleep(0.3)
-    assert served == ["a"] * 4, "nor does anybody wait for what comes after"
+    assert served == ["a"] * 4, "no request waits for the background task of another"
     assert (await client.put("/things/b", headers=shows(7))).status_code == 200
     go_on.set()
     assert {(await one).status_code for one in waits} == {200}
     await small.dispose()
 
 
-async def test_whatever_isolation_the_engine_has(web: Web, dsn: str) -> None:
-    """In the handler one sees what was committed by whoever was at work before."""
+async def test_isolation_level_of_the_engine_does_not_matter(web: Web, dsn: str) -> None:
+    """A handler sees the commits of the requests before it."""
     strict = create_async_engine(url(dsn), isolation_level="SERIALIZABLE", pool_size=10)
 
     async def handler(request: Request) -> Response:
         await asyncio.sleep(0.05)
         return PlainTextResponse("")
 
-    clients = [web.serve(handler, fences=strict) for _ in range(2)]  # as two processes of a service
+    clients = [web.serve(handler, fences=strict) for _ in range(2)]  # like two processes of a service
     sent = [one.put("/things/a", headers=shows(7 + number)) for number in range(3) for one in clients]
     assert {(await one).status_code for one in [asyncio.create_task(each) for each in sent]} <= {200, 409}
     await strict.dispose()
 
 
 @pytest.mark.parametrize("client", [None, ("host",), ("ho\ud800st", 1), ("\0", 0), ["::1", 5, 0, 0]], ids=ascii)
-async def test_whoever_calls(engine: AsyncEngine, dsn: str, client: Any) -> None:
+async def test_request_with_any_client_address_is_checked(engine: AsyncEngine, dsn: str, client: Any) -> None:
     app = FencingMiddleware(
         Starlette(routes=[Route("/things/{name}", fine, methods=["PUT"])]), fences=engine, rules=RULES
     )
@@ -1128,7 +1126,7 @@ async def test_whoever_calls(engine: AsyncEngine, dsn: str, client: Any) -> None
         assert sent[0]["status"] == status
 
 
-async def test_a_send_that_fails_sends_nothing_twice(engine: AsyncEngine) -> None:
+async def test_failed_send_sends_no_message_twice(engine: AsyncEngine) -> None:
     app = FencingMiddleware(
         Starlette(routes=[Route("/things/{name}", fine, methods=["PUT"])]), fences=engine, rules=RULES
     )
@@ -1143,10 +1141,10 @@ async def test_a_send_that_fails_sends_nothing_twice(engine: AsyncEngine) -> Non
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
 
 
-# When something is missing.
+# Missing parts.
 
 
-async def test_without_a_database_nothing_is_let_by(web: Web) -> None:
+async def test_request_without_a_database_is_refused(web: Web) -> None:
     called = []
 
     async def handler(request: Request) -> Response:
@@ -1160,7 +1158,7 @@ async def test_without_a_database_nothing_is_let_by(web: Web) -> None:
     await nowhere.dispose()
 
 
-async def test_without_fenced_store_it_says_what_to_do(bare_dsn: str) -> None:
+async def test_missing_schema_names_the_command_to_run(bare_dsn: str) -> None:
     engine = create_async_engine(url(bare_dsn), poolclass=NullPool)
     app = FencingMiddleware(Starlette(), fences=engine, rules=RULES)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
@@ -1169,8 +1167,8 @@ async def test_without_fenced_store_it_says_what_to_do(bare_dsn: str) -> None:
     await engine.dispose()
 
 
-async def test_it_may_stand_outside_of_the_application_too(web: Web, dsn: str) -> None:
-    """Where the framework has already answered 500 to what is ours to say."""
+async def test_middleware_works_around_the_whole_application(web: Web, dsn: str) -> None:
+    """The framework has already sent a 500 for an error that the middleware translates."""
     store = AsyncFencedStore(dsn)
     await store.put("ledger", 0, fence=9)
 
@@ -1185,7 +1183,7 @@ async def test_it_may_stand_outside_of_the_application_too(web: Web, dsn: str) -
     await store.close()
 
 
-async def test_fastapi_as_it_is(web: Web, dsn: str) -> None:
+async def test_fastapi_application_is_fenced(web: Web, dsn: str) -> None:
     app = FastAPI()
     store = FencedStore(dsn)
     app.add_middleware(
@@ -1207,10 +1205,10 @@ async def test_fastapi_as_it_is(web: Web, dsn: str) -> None:
     store.close()
 
 
-# The caller's side.
+# The caller's side: FencingAuth.
 
 
-async def test_the_hook_sends_a_leases_token_and_raises_when_refused(web: Web, dsn: str) -> None:
+async def test_auth_sends_the_token_of_a_lease_and_raises_when_refused(web: Web, dsn: str) -> None:
     client = web.serve(fine)
     async with dblock.AsyncClient(dsn) as locks:
         async with locks.lock("a") as lease:
@@ -1228,14 +1226,14 @@ async def test_the_hook_sends_a_leases_token_and_raises_when_refused(web: Web, d
             await client.put("/things/a", auth=FencingAuth(lease))
 
 
-def test_the_hook_is_there_for_threads_and_beside_another() -> None:
+def test_auth_works_in_threads_and_with_another_auth() -> None:
     seen: list[httpx.Request] = []
     stale = {"type": "urn:fenced-store:stale-token", "resource": "r", "offered": 7, "stored": 8, "stored_at": None}
     kind = {"content-type": "application/problem+json"}
     answers = iter(
         [
             httpx.Response(200),
-            httpx.Response(409, json=stale),  # not of the kind of a problem
+            httpx.Response(409, json=stale),  # not a problem document
             httpx.Response(409, headers=kind, json={"type": "about:blank", "title": "somebody else's"}),
             httpx.Response(409, headers=kind, text="not even a document"),
             httpx.Response(409, headers=kind, json={"type": "urn:fenced-store:stale-token"}),
@@ -1260,7 +1258,7 @@ def test_the_hook_is_there_for_threads_and_beside_another() -> None:
     assert len({request.headers["fencing-write"] for request in seen}) == 9
 
 
-def test_the_hook_lets_another_have_its_rounds() -> None:
+def test_auth_lets_another_auth_repeat_requests() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         if "authorization" not in request.headers:
             challenge = 'Digest realm="r", nonce="n", qop="auth", algorithm=MD5'
@@ -1272,13 +1270,13 @@ def test_the_hook_lets_another_have_its_rounds() -> None:
         assert client.put("http://service/", auth=auth).text == "7"
 
 
-def test_the_hook_takes_a_token_only() -> None:
+def test_auth_refuses_objects_without_a_token() -> None:
     for fence in (0, None, "7", object()):
         with pytest.raises(InvalidArgument):
             FencingAuth(fence)  # type: ignore[arg-type]
 
 
-# Many at once, on a real server.
+# Many clients at once, on a real server.
 
 
 @pytest.fixture
@@ -1293,8 +1291,10 @@ CLIENTS = 64
 
 @pytest.mark.second_stage
 @pytest.mark.parametrize("folder", ["held", "stored"])
-async def test_sixty_four_clients_at_once(service: str, owner: psycopg.Connection, folder: str) -> None:
-    """Whatever they send: what is accepted rises, what is refused says why, and nothing is a 500."""
+async def test_sixty_four_clients_are_served_in_token_order(
+    service: str, owner: psycopg.Connection, folder: str
+) -> None:
+    """Accepted tokens rise, every refusal has its reason, and no response is a 500."""
     told: Counter[int] = Counter()
     accepted: list[tuple[float, float, int]] = []
     clock = asyncio.get_running_loop().time
@@ -1324,6 +1324,6 @@ async def test_sixty_four_clients_at_once(service: str, owner: psycopg.Connectio
     assert set(told) <= {200, 400, 409, 428}, told
     assert min(told[status] for status in (200, 400, 409, 428)) > 5, told
     for began, _, token in accepted:
-        assert not [one for one in accepted if one[1] < began and one[2] > token], "what is accepted rises"
+        assert not [one for one in accepted if one[1] < began and one[2] > token], "accepted tokens rise"
     async with httpx.AsyncClient(base_url=service) as client:
         assert int((await client.get(f"/{folder}/one")).content) == max(token for _, _, token in accepted)

@@ -1,4 +1,4 @@
-"""Files: a writer may die at any step, a sweep may come at any moment, and readers see the old value or the new."""
+"""Objects in files: at any step a writer may die or a sweep may run, and readers see the old value or the new."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pointers(dsn: str) -> Iterator[FencedStore]:
 @pytest.fixture
 def files(tmp_path: Path, pointers: FencedStore) -> FencedObjects:
     made = FencedObjects(LocalStore(tmp_path), pointers=pointers)
-    made.sweep()  # by now it has its id
+    made.sweep()  # the namespace has its id now
     return made
 
 
@@ -46,12 +46,12 @@ def value(objects: FencedObjects, path: str = "a") -> bytes | None:
 
 
 def bodies(folder: Path) -> list[str]:
-    """All files but that which says whose the folder is."""
+    """Return the names of all files except the marker of the folder."""
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in found if not name.startswith(".fenced_store-"))
 
 
-def test_a_body_is_on_the_disk_before_it_is_pointed_to(files: FencedObjects) -> None:
+def test_body_is_on_disk_before_the_pointer_points_to_it(files: FencedObjects) -> None:
     writer = Stepwise(files, lambda objects: objects.put("in/a", b"one", fence=7))
     writer.finish()
     assert [getattr(effect.operation, "__name__", effect.operation) for effect in writer.performed] == [
@@ -63,7 +63,7 @@ def test_a_body_is_on_the_disk_before_it_is_pointed_to(files: FencedObjects) -> 
     assert [effect.target for effect in writer.performed] == ["objects", "call", "call", "pointers"]
 
 
-def test_a_file_and_its_folders_are_waited_for(
+def test_write_syncs_the_file_and_its_folders(
     files: FencedObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_files, "_FULL_SYNC", None)
@@ -88,7 +88,7 @@ STEPS = 4
 
 @pytest.mark.parametrize("done", range(STEPS + 1))
 @pytest.mark.parametrize("there", [True, False], ids=["replacing", "creating"])
-def test_a_writer_that_is_gone_after_any_step(
+def test_writer_stopped_after_any_step_leaves_the_old_value_or_the_new(
     files: FencedObjects, pointers: FencedStore, tmp_path: Path, done: int, there: bool
 ) -> None:
     if there:
@@ -102,22 +102,22 @@ def test_a_writer_that_is_gone_after_any_step(
     left = len(bodies(tmp_path))
     assert left == there + (done >= 1)
     swept = files.sweep()
-    assert len(swept) == (done == STEPS and there), "what may yet be pointed to stays"
+    assert len(swept) == (done == STEPS and there), "a body that may still be used stays"
     assert value(files) == (b"new" if done == STEPS else old)
     claimed = files.sweep(fence=8)
-    assert len(claimed) == (1 <= done < STEPS), "what a newer token has shut out goes"
+    assert len(claimed) == (1 <= done < STEPS), "a body of an excluded token is removed"
     assert value(files) == (b"new" if done == STEPS else old)
     assert len(bodies(tmp_path)) == (1 if value(files) is not None else 0)
     if done < STEPS:
-        files.claim("a", fence=8)  # the sweep has, where it found something
+        files.claim("a", fence=8)  # the sweep has claimed the object, if it found a body
         with pytest.raises(StaleTokenError):
             writer.finish()
         assert value(files) == old
-        assert len(bodies(tmp_path)) == there, "and who is refused leaves nothing behind"
+        assert len(bodies(tmp_path)) == there, "a refused writer leaves no body"
 
 
 class Dies(Runner):
-    """Kills its process with kill -9 before or after a step."""
+    """Kills its process with SIGKILL before or after an effect."""
 
     def __init__(self, inner: Runner, step: int, when: str) -> None:
         super().__init__(inner._objects, inner._pointers)
@@ -135,7 +135,7 @@ class Dies(Runner):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", first(1, range(STEPS, 0, -1)))
-def test_a_writer_that_is_killed_at_any_step(
+def test_writer_killed_at_any_step_leaves_the_old_value_or_the_new(
     files: FencedObjects, tmp_path: Path, dsn: str, step: int, when: str
 ) -> None:
     files.put("a", b"old", fence=1)
@@ -157,17 +157,17 @@ objects.put("a", b"new" * 100_000, fence=7)
     files.put("a", b"next", fence=8)
     files.sweep()
     assert value(files) == b"next"
-    assert len(bodies(tmp_path)) == 1, "the next version lets everything go that was left"
+    assert len(bodies(tmp_path)) == 1, "after the next version, a sweep removes every leftover body"
 
 
 def like(folder: Path, name: str, token: int, write: int) -> str:
-    """Return the name of a body that the owner of this one might have written under another pair."""
+    """Return the name of a body of the same owner under another pair."""
     path, said = name.split("@")
     rest = said.split("-")[2:]
     return f"{path}@{token}-{write}-{'-'.join(rest)}"
 
 
-def test_what_was_not_written_to_its_end_is_swept(files: FencedObjects, tmp_path: Path) -> None:
+def test_sweep_removes_incomplete_files(files: FencedObjects, tmp_path: Path) -> None:
     files.put("in/a", b"one", fence=7, write=1)
     one = bodies(tmp_path)[0]
     files.put("in/a", b"two", fence=7, write=2)
@@ -180,7 +180,7 @@ def test_what_was_not_written_to_its_end_is_swept(files: FencedObjects, tmp_path
     assert value(files, "in/a") == b"two"
 
 
-def test_the_sweep_takes_nothing_that_is_not_its_own(files: FencedObjects, tmp_path: Path) -> None:
+def test_sweep_removes_no_foreign_file(files: FencedObjects, tmp_path: Path) -> None:
     files.put("a", b"one", fence=7)
     one = bodies(tmp_path)[0]
     others = one.rsplit("-", 2)[0] + "-0123456789abcdef-0123456789abcdef"
@@ -198,7 +198,7 @@ def test_the_sweep_takes_nothing_that_is_not_its_own(files: FencedObjects, tmp_p
     assert value(files) == b"two"
 
 
-def test_who_shares_a_folder_takes_nothing_of_the_others(tmp_path: Path, pointers: FencedStore) -> None:
+def test_sweep_of_a_shared_folder_keeps_bodies_of_other_namespaces(tmp_path: Path, pointers: FencedStore) -> None:
     one = FencedObjects(LocalStore(tmp_path), pointers=pointers, namespace="one")
     two = FencedObjects(LocalStore(tmp_path), pointers=pointers, namespace="two")
     one.put("f", b"one", fence=7)
@@ -210,7 +210,9 @@ def test_who_shares_a_folder_takes_nothing_of_the_others(tmp_path: Path, pointer
     assert (value(one, "f"), value(two, "f"), value(two, "g")) == (b"one", b"two", b"two")
 
 
-def test_folders_in_each_other_and_links_take_nothing_of_the_others(tmp_path: Path, pointers: FencedStore) -> None:
+def test_sweep_through_nested_folders_and_links_keeps_bodies_of_other_owners(
+    tmp_path: Path, pointers: FencedStore
+) -> None:
     inner = FencedObjects(LocalStore(tmp_path / "in", mkdir=True), pointers=pointers, namespace="inner")
     outer = FencedObjects(LocalStore(tmp_path), pointers=pointers, namespace="outer")
     inner.put("a", b"inner", fence=7)
@@ -243,8 +245,8 @@ def test_a_namespace_belongs_to_one_folder(tmp_path: Path, pointers: FencedStore
         FencedObjects(LocalStore(tmp_path), pointers=pointers, namespace="a/b")
 
 
-def test_a_folder_that_is_gone_while_one_is_at_work_is_noticed(files: FencedObjects, tmp_path: Path) -> None:
-    """As when a mount is lost, and its empty place is written to."""
+def test_writer_notices_that_its_folder_disappeared(files: FencedObjects, tmp_path: Path) -> None:
+    """This happens when a mount is lost and the empty mount point is written to."""
     files.put("a", b"one", fence=7)
     kept = tmp_path.with_name(tmp_path.name + "-elsewhere")
     tmp_path.rename(kept)
@@ -258,7 +260,7 @@ def test_a_folder_that_is_gone_while_one_is_at_work_is_noticed(files: FencedObje
     assert value(files) == b"one"
 
 
-def test_a_folder_of_another_database_is_not_taken_over(tmp_path: Path, pointers: FencedStore, bare_dsn: str) -> None:
+def test_folder_of_another_database_is_refused(tmp_path: Path, pointers: FencedStore, bare_dsn: str) -> None:
     first = FencedObjects(LocalStore(tmp_path), pointers=pointers)
     first.put("a", b"one", fence=7)
     fenced_store.install(bare_dsn)
@@ -269,8 +271,8 @@ def test_a_folder_of_another_database_is_not_taken_over(tmp_path: Path, pointers
         assert (value(first), value(second)) == (b"one", b"two")
 
 
-def test_first_use_may_be_cut_off_at_any_step(tmp_path: Path, pointers: FencedStore) -> None:
-    """Nor does it matter who else begins at the same time: there is one id in the end."""
+def test_first_use_stopped_at_any_step_leaves_one_id(tmp_path: Path, pointers: FencedStore) -> None:
+    """Concurrent first uses are safe too: one id remains."""
     steps = 8
     begun = [
         Stepwise(
@@ -295,9 +297,7 @@ def test_first_use_may_be_cut_off_at_any_step(tmp_path: Path, pointers: FencedSt
     assert len(bodies(tmp_path)) == 1
 
 
-def test_a_folder_that_depends_on_where_one_is_is_refused(
-    tmp_path: Path, pointers: FencedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_folder_is_refused(tmp_path: Path, pointers: FencedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = LocalStore("here", mkdir=True)
     if not Path(str(store.prefix)).is_absolute():
@@ -305,7 +305,7 @@ def test_a_folder_that_depends_on_where_one_is_is_refused(
             FencedObjects(store, pointers=pointers)
 
 
-def test_a_sweep_of_one_folder_leaves_the_others(files: FencedObjects, tmp_path: Path) -> None:
+def test_sweep_of_one_folder_leaves_other_folders(files: FencedObjects, tmp_path: Path) -> None:
     for path in ("a", "in/a", "inn/a", "in/deep/a"):
         files.put(path, b"one", fence=7)
         files.put(path, b"two", fence=7)
@@ -314,7 +314,7 @@ def test_a_sweep_of_one_folder_leaves_the_others(files: FencedObjects, tmp_path:
     assert files.sweep("not/there") == []
 
 
-def test_a_sweep_with_a_stale_token_takes_only_what_is_past_all_use(
+def test_sweep_with_a_stale_token_removes_only_superseded_bodies(
     files: FencedObjects, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files.put("a", b"one", fence=7)
@@ -328,7 +328,7 @@ def test_a_sweep_with_a_stale_token_takes_only_what_is_past_all_use(
     assert value(files) == b"three"
 
 
-def test_a_sweep_leaves_what_its_own_token_is_about_to_point_to(files: FencedObjects, tmp_path: Path) -> None:
+def test_sweep_keeps_bodies_of_its_own_token(files: FencedObjects, tmp_path: Path) -> None:
     files.put("a", b"old", fence=1)
     writer = Stepwise(files, lambda objects: objects.put("a", b"new", fence=7)).until("put")
     writer.step()
@@ -337,8 +337,8 @@ def test_a_sweep_leaves_what_its_own_token_is_about_to_point_to(files: FencedObj
     assert value(files) == b"new"
 
 
-def test_a_sweep_claims_before_it_looks(files: FencedObjects, tmp_path: Path) -> None:
-    """Otherwise a body that came to be pointed to in between would be taken for one that never was."""
+def test_sweep_claims_before_it_reads_the_pointer(files: FencedObjects, tmp_path: Path) -> None:
+    """Otherwise the sweep would remove a body that became current between its read and its claim."""
     files.put("a", b"old", fence=1)
     sweeper = Stepwise(files, lambda objects: objects.sweep(fence=8))
     while sweeper.next is not None and sweeper.next.operation != "claim":
@@ -348,7 +348,7 @@ def test_a_sweep_claims_before_it_looks(files: FencedObjects, tmp_path: Path) ->
     assert value(files) == b"new"
 
 
-def test_one_damaged_object_does_not_keep_the_others_from_being_swept(
+def test_damaged_object_does_not_stop_the_sweep_of_others(
     files: FencedObjects, pointers: FencedStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for path in ("a", "b", "c"):
@@ -359,7 +359,7 @@ def test_one_damaged_object_does_not_keep_the_others_from_being_swept(
     assert "sweep skipped a damaged object" in caplog.text
 
 
-def test_a_write_sent_again_after_it_was_superseded_leaves_nothing(files: FencedObjects, tmp_path: Path) -> None:
+def test_repeat_of_a_superseded_write_leaves_no_body(files: FencedObjects, tmp_path: Path) -> None:
     files.put("a", b"one", fence=7, write=1)
     files.put("a", b"two", fence=7, write=2)
     files.sweep()
@@ -368,18 +368,18 @@ def test_a_write_sent_again_after_it_was_superseded_leaves_nothing(files: Fenced
     assert value(files) == b"two"
 
 
-def test_a_write_sent_again_does_not_touch_what_is_pointed_to(files: FencedObjects, tmp_path: Path) -> None:
+def test_repeated_write_does_not_touch_the_current_body(files: FencedObjects, tmp_path: Path) -> None:
     files.put("a", b"one", fence=7, write=1)
     before = (tmp_path / bodies(tmp_path)[0]).stat()
     assert files.put("a", b"one", fence=7, write=1).repeated
     after = (tmp_path / bodies(tmp_path)[0]).stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
-    (tmp_path / bodies(tmp_path)[0]).write_bytes(b"")  # as a power cut might leave a file that was not waited for
+    (tmp_path / bodies(tmp_path)[0]).write_bytes(b"")  # a power cut may leave a file like this if it was not synced
     files.put("a", b"one", fence=7, write=1)
     assert value(files) == b"one"
 
 
-def test_nothing_is_written_where_it_cannot_be_pointed_to(tmp_path: Path, bare_dsn: str) -> None:
+def test_write_without_usable_pointers_stores_no_body(tmp_path: Path, bare_dsn: str) -> None:
     with FencedStore(bare_dsn) as store, pytest.raises(NotInstalled):
         FencedObjects(LocalStore(tmp_path), pointers=store).put("a", b"one", fence=7)
     assert bodies(tmp_path) == []
@@ -391,7 +391,7 @@ def test_nothing_is_written_where_it_cannot_be_pointed_to(tmp_path: Path, bare_d
     assert bodies(tmp_path) == []
 
 
-def test_a_claim_of_several_is_all_or_nothing(files: FencedObjects) -> None:
+def test_claim_of_several_objects_is_atomic(files: FencedObjects) -> None:
     files.put("b", b"one", fence=9)
     with pytest.raises(StaleTokenError):
         files.claim("a", "b", "c", fence=8)
@@ -410,7 +410,7 @@ def test_a_deleted_object_leaves_no_body(files: FencedObjects, tmp_path: Path) -
     assert bodies(tmp_path) == []
 
 
-def test_what_was_refused_is_not_kept(files: FencedObjects, tmp_path: Path) -> None:
+def test_refused_write_leaves_no_body(files: FencedObjects, tmp_path: Path) -> None:
     files.put("a", b"one", fence=7)
     with pytest.raises(StaleTokenError):
         files.put("a", b"late", fence=6)
@@ -420,8 +420,8 @@ def test_what_was_refused_is_not_kept(files: FencedObjects, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("history", [0, 10])
-def test_the_same_write_sent_again_past_a_claim_takes_no_body_away(tmp_path: Path, dsn: str, history: int) -> None:
-    """Its answer was lost, and the fence has risen since: refused or known, what it stored is what is pointed to."""
+def test_repeated_write_after_a_claim_removes_no_body(tmp_path: Path, dsn: str, history: int) -> None:
+    """Its reply was lost, and the fence has risen since. Refused or recognised, its body stays the current one."""
     with FencedStore(dsn, history=history) as pointers:
         files = FencedObjects(LocalStore(tmp_path), pointers=pointers)
         files.put("a", b"one", fence=7, write=1)
@@ -446,10 +446,10 @@ def test_the_same_body_with_other_attributes_is_another_write(files: FencedObjec
 
 @pytest.mark.parametrize("moment", ["put", "call"])
 @pytest.mark.parametrize("how", ["next version", "claim"])
-def test_a_sweep_that_takes_a_late_writers_body_lets_it_be_told(
+def test_writer_whose_body_was_swept_gets_stale_token_error(
     files: FencedObjects, tmp_path: Path, moment: str, how: str
 ) -> None:
-    """Before it was on the disk, or before it was pointed to: what the writer is told is that it is stale."""
+    """Whether its body was swept before the sync or before the pointer moved, the writer gets StaleTokenError."""
     files.put("a", b"old", fence=1)
     writer = Stepwise(files, lambda objects: objects.put("a", b"late", fence=7)).until("put")
     writer.step()
@@ -466,7 +466,7 @@ def test_a_sweep_that_takes_a_late_writers_body_lets_it_be_told(
     assert len(bodies(tmp_path)) == 1
 
 
-def test_a_file_that_cannot_be_written_is_said_as_it_is(
+def test_file_that_cannot_be_written_raises_the_os_error(
     files: FencedObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fsync(number: int) -> None:
@@ -482,13 +482,13 @@ def test_a_file_that_cannot_be_written_is_said_as_it_is(
 def test_a_reader_whose_body_is_swept_follows_the_pointer_again(files: FencedObjects, tmp_path: Path) -> None:
     files.put("a", b"old", fence=1)
     reader = Stepwise(files, lambda objects: objects.get("a"))
-    reader.step()  # it knows where the old body is
+    reader.step()  # the reader has read the old pointer
     files.put("a", b"new", fence=2)
     assert len(files.sweep()) == 1
     assert reader.finish().body == b"new"
 
 
-def test_a_body_that_is_gone_is_not_taken_for_nothing(files: FencedObjects, tmp_path: Path) -> None:
+def test_missing_body_is_damage_and_not_absence(files: FencedObjects, tmp_path: Path) -> None:
     files.put("a", b"one", fence=7)
     (tmp_path / bodies(tmp_path)[0]).unlink()
     with pytest.raises(ObjectDamaged, match="is missing"):
@@ -499,7 +499,7 @@ def test_a_body_that_is_gone_is_not_taken_for_nothing(files: FencedObjects, tmp_
         files.get("a")
 
 
-def test_a_key_that_holds_something_else_is_said(files: FencedObjects, pointers: FencedStore) -> None:
+def test_key_without_a_pointer_is_damage(files: FencedObjects, pointers: FencedStore) -> None:
     half = {"object": "b@1-1", "write": 1, "length": 0, "digest": ""}
     others: list[Any] = [{"a": 1}, [], "text", None, b"bytes", half]
     for other in others:
@@ -508,7 +508,7 @@ def test_a_key_that_holds_something_else_is_said(files: FencedObjects, pointers:
             files.get("a")
 
 
-def test_namespaces_are_apart(tmp_path: Path, pointers: FencedStore) -> None:
+def test_namespaces_are_separate(tmp_path: Path, pointers: FencedStore) -> None:
     first = FencedObjects(LocalStore(tmp_path / "1", mkdir=True), pointers=pointers, namespace="first")
     second = FencedObjects(LocalStore(tmp_path / "2", mkdir=True), pointers=pointers, namespace="second")
     first.put("a", b"one", fence=8)
@@ -517,7 +517,7 @@ def test_namespaces_are_apart(tmp_path: Path, pointers: FencedStore) -> None:
     assert pointers.get("first/a") is not None
 
 
-def test_pointers_serve_a_store_that_can_set_no_conditions(s3_address: str, pointers: FencedStore) -> None:
+def test_pointers_work_with_a_store_without_conditions(s3_address: str, pointers: FencedStore) -> None:
     store = S3Store(
         new_bucket(s3_address), endpoint=s3_address, access_key_id="nobody", secret_access_key="nothing",
         region="us-east-1", virtual_hosted_style_request=False, client_options={"allow_http": True},
@@ -533,7 +533,7 @@ def test_pointers_serve_a_store_that_can_set_no_conditions(s3_address: str, poin
     assert value(objects) == b"two"
 
 
-def test_a_body_that_cannot_be_mended_is_not_called_stored(
+def test_body_that_cannot_be_repaired_fails_the_write(
     files: FencedObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.put("a", b"one", fence=7, write=1)
@@ -548,7 +548,7 @@ def test_a_body_that_cannot_be_mended_is_not_called_stored(
         again.finish()
 
 
-def test_what_cannot_be_discarded_hides_no_refusal(files: FencedObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_discard_does_not_hide_the_refusal(files: FencedObjects, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(path: Any) -> None:
         raise PermissionError(13, "no")
 
@@ -560,7 +560,7 @@ def test_what_cannot_be_discarded_hides_no_refusal(files: FencedObjects, monkeyp
     assert files.put("a", b"one", fence=7, write=1).repeated
 
 
-def test_one_busy_object_does_not_keep_the_others_from_being_swept(
+def test_busy_object_does_not_stop_the_sweep_of_others(
     files: FencedObjects, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fenced_store.objects.fenced_objects.PATIENCE", 0.2)
@@ -573,7 +573,7 @@ def test_one_busy_object_does_not_keep_the_others_from_being_swept(
     assert [name[0] for name in swept] == ["a", "b"]
 
 
-def test_pointers_serve_any_store(pointers: FencedStore) -> None:
+def test_pointers_work_with_any_store(pointers: FencedStore) -> None:
     store = MemoryStore()
     objects = FencedObjects(store, pointers=pointers)
     objects.put("a", b"one", fence=7)
@@ -582,8 +582,8 @@ def test_pointers_serve_any_store(pointers: FencedStore) -> None:
     assert value(objects) == b"two"
 
 
-def test_sweeping_while_writers_and_readers_are_at_work(tmp_path: Path, dsn: str) -> None:
-    """Nobody misses anything: each reader sees a value, whole, and not an older one than before."""
+def test_sweep_during_writes_and_reads_loses_no_value(tmp_path: Path, dsn: str) -> None:
+    """Every reader sees a complete value, and never an older one than before."""
     ends = time.monotonic() + 3
     paths = ["a", "in/b"]
     counted = {"read": 0, "swept": 0, "written": 0}
@@ -616,8 +616,8 @@ def test_sweeping_while_writers_and_readers_are_at_work(tmp_path: Path, dsn: str
                     found = objects.get(path)
                     assert found is not None
                     numbers = set(found.data.split())
-                    assert numbers == {str(found.token).encode()}, "whole"
-                    assert found.token >= seen[path], "not older than before"
+                    assert numbers == {str(found.token).encode()}, "the value is complete"
+                    assert found.token >= seen[path], "the value is not older than before"
                     seen[path] = found.token
                     counted["read"] += 1
         except Exception as error:
@@ -640,6 +640,6 @@ def test_sweeping_while_writers_and_readers_are_at_work(tmp_path: Path, dsn: str
         assert value(objects, path) is not None
         objects.put(path, b"last", fence=10**6)
     objects.sweep()
-    assert len(bodies(tmp_path)) == len(paths), f"no orphan is left, of {left}"
+    assert len(bodies(tmp_path)) == len(paths), f"no orphan is left of {left}"
     assert min(counted.values()) > 20, counted
     store.close()

@@ -1,4 +1,4 @@
-"""Objects: what is stored and read, what is refused, and what happens between looking and writing."""
+"""Objects: what is stored and read, what is refused, and what happens between a read and a conditional put."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PATHS = ["a", "a/b/c.csv", "a b", "ü/日本", "a%20b", "a?b*c", "x@y-1", "back\
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_was_put_is_got(objects: FencedObjects, path: str) -> None:
+def test_get_returns_the_value_that_was_put(objects: FencedObjects, path: str) -> None:
     for data in (b"one", b"", bytes(range(256)) * 5):
         stored = objects.put(path, data, fence=7)
         assert (stored.path, stored.token, stored.repeated) == (path, 7, False)
@@ -54,7 +54,7 @@ def test_what_was_put_is_got(objects: FencedObjects, path: str) -> None:
         assert "pid" in found.stored_by
 
 
-def test_bytes_come_in_any_form(objects: FencedObjects) -> None:
+def test_put_accepts_every_bytes_type(objects: FencedObjects) -> None:
     objects.put("a", bytearray(b"one"), fence=1)  # type: ignore[arg-type]
     objects.put("a", memoryview(b"two"), fence=1)  # type: ignore[arg-type]
     found = objects.get("a")
@@ -62,7 +62,7 @@ def test_bytes_come_in_any_form(objects: FencedObjects) -> None:
     assert found.data == b"two"
 
 
-def test_attributes_of_the_users_are_kept(objects: FencedObjects) -> None:
+def test_user_attributes_are_kept(objects: FencedObjects) -> None:
     given = {"Content-Type": "text/csv", "owner": "me"}
     objects.put("a", b"one", fence=7, attributes=given)
     before = objects.get("a")
@@ -74,10 +74,10 @@ def test_attributes_of_the_users_are_kept(objects: FencedObjects) -> None:
     assert (found.stored_at, found.stored_by) == (before.stored_at, before.stored_by)
     assert {name: found.attributes[name] for name in given} == given
     assert "fence" not in found.attributes
-    assert (found.data, found.token) == (b"one", 7), "a claim leaves the value and its writer"
+    assert (found.data, found.token) == (b"one", 7), "a claim keeps the value and its writer"
 
 
-def test_a_deleted_object_is_gone_and_its_fence_is_not(objects: FencedObjects) -> None:
+def test_deleted_object_keeps_its_fence(objects: FencedObjects) -> None:
     objects.put("a", b"one", fence=7)
     assert not objects.delete("a", fence=8).repeated
     assert objects.get("a") is None
@@ -87,20 +87,20 @@ def test_a_deleted_object_is_gone_and_its_fence_is_not(objects: FencedObjects) -
     assert objects.get("a") is not None
 
 
-def test_a_refusal_says_what_which_and_who(place: Place) -> None:
+def test_refusal_names_resource_tokens_and_writer(place: Place) -> None:
     place.objects(writer="the new one").put("a", b"new", fence=8)
     with pytest.raises(StaleTokenError, match=r"refuses token 7: token 8 was stored at 20.*Acquire the lock") as e:
         place.objects().put("a", b"old", fence=7)
     assert (e.value.offered, e.value.stored) == (7, 8)
     assert e.value.resource.endswith("a")
-    if place.kind != "files":  # a key's refusal leaves that to the log
+    if place.kind != "files":  # the refusal of a key names no writer; the log does
         assert e.value.stored_by == "the new one"
     found = place.objects().get("a")
     assert found is not None
     assert found.stored_by == "the new one"
 
 
-def test_the_same_write_sent_again_is_stored_once(objects: FencedObjects) -> None:
+def test_repeated_write_is_stored_once(objects: FencedObjects) -> None:
     first = objects.put("a", b"one", fence=7)
     again = objects.put("a", b"one", fence=7, write=first.write)
     assert again.repeated
@@ -127,7 +127,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("path", "says"), BAD)
-def test_a_path_that_cannot_be(objects: FencedObjects, path: Any, says: str) -> None:
+def test_invalid_path_is_refused(objects: FencedObjects, path: Any, says: str) -> None:
     for act in (
         lambda: objects.put(path, b"", fence=1),
         lambda: objects.get(path),
@@ -143,12 +143,12 @@ LIKE_A_BODY = "a@7-1-0123456789abcdef-0123456789abcdef"
 
 
 @pytest.mark.parametrize("path", [LIKE_A_BODY, f"{LIKE_A_BODY}/b", "a#1", "a" * 161, ".fenced_store-1"])
-def test_a_path_whose_bodies_would_be_mistaken(tmp_path: Path, dsn: str, path: str) -> None:
+def test_path_that_looks_like_a_body_is_refused(tmp_path: Path, dsn: str, path: str) -> None:
     with FencedStore(dsn) as store, pytest.raises(InvalidArgument, match=r"body|bytes"):
         FencedObjects(LocalStore(tmp_path), pointers=store).put(path, b"", fence=1)
 
 
-def test_arguments_that_cannot_be(objects: FencedObjects, dsn: str, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(objects: FencedObjects, dsn: str, tmp_path: Path) -> None:
     for data in ("text", None, 7, ["a"]):
         with pytest.raises(InvalidArgument, match="The data of an object is bytes"):
             objects.put("a", data, fence=1)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_arguments_that_cannot_be(objects: FencedObjects, dsn: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["Owner", "my name", "ü", "", "-a", "a:b", "x" * 3 + "\n"])
-def test_attributes_that_would_come_back_otherwise(objects: FencedObjects, name: str) -> None:
+def test_attributes_that_a_store_would_change_are_refused(objects: FencedObjects, name: str) -> None:
     with pytest.raises(InvalidArgument, match="a name that this store would change or refuse"):
         objects.put("a", b"", fence=1, attributes={name: "x"})
     for value in ("ü", " x", "x ", "a\nb", "\x00", "\x7f"):
@@ -189,7 +189,7 @@ def test_attributes_that_would_come_back_otherwise(objects: FencedObjects, name:
             objects.put("a", b"", fence=1, attributes={"owner": value})
 
 
-def test_azure_takes_fewer_names() -> None:
+def test_azure_allows_fewer_attribute_names() -> None:
     objects = AsyncFencedObjects(AzureStore("container", account_name="a", account_key="AAAA"))
     for name in ("my-name", "1x"):
         with pytest.raises(InvalidArgument, match="would change or refuse"):
@@ -207,7 +207,7 @@ def test_sync_and_async_classes_have_the_same_methods() -> None:
     assert words(FencedObjects) == words(AsyncFencedObjects)
 
 
-async def test_they_are_there_for_asyncio(place: Place, dsn: str) -> None:
+async def test_async_objects_put_get_claim_and_delete(place: Place, dsn: str) -> None:
     pointers = AsyncFencedStore(dsn) if place.kind == "files" else None
     objects = AsyncFencedObjects(place.store, pointers=pointers)
     stored = await objects.put("a", b"one", fence=7, attributes={"owner": "me"})
@@ -229,7 +229,7 @@ async def test_they_are_there_for_asyncio(place: Place, dsn: str) -> None:
         await pointers.close()
 
 
-def test_the_highest_token_that_objects_have_seen(place: Place) -> None:
+def test_high_water_is_the_highest_token_of_the_objects(place: Place) -> None:
     objects = place.objects()
     assert objects.high_water() == 0
     place.store.put("somebody/elses", b"no fence")
@@ -237,14 +237,14 @@ def test_the_highest_token_that_objects_have_seen(place: Place) -> None:
         objects.put(path, b"one", fence=token)
     objects.delete("in/deep/c", fence=12)
     assert [objects.high_water(prefix) for prefix in ("", "in", "in/deep", "inn", "not/there")] == [12, 12, 12, 3, 0]
-    if place.kind != "files":  # there it is the fenced store that knows of claims
+    if place.kind != "files":  # with pointers, only the fenced store knows of claims
         objects.claim("inn/d", fence=20)
         assert objects.high_water() == 20
     with pytest.raises(InvalidArgument):
         objects.high_water("../x")
 
 
-def test_a_grant_claims_objects(place: Place, client: dblock.Client) -> None:
+def test_grant_claims_objects(place: Place, client: dblock.Client) -> None:
     objects = place.objects()
     with client.lock("july") as lease:
         objects.put("a", b"old", fence=lease)
@@ -258,7 +258,7 @@ def test_a_grant_claims_objects(place: Place, client: dblock.Client) -> None:
     assert (found.data, found.token) == (b"new", newer.token)
 
 
-async def test_a_grant_of_asyncio_claims_objects(place: Place, dsn: str) -> None:
+async def test_async_grant_claims_objects(place: Place, dsn: str) -> None:
     pointers = AsyncFencedStore(dsn) if place.kind == "files" else None
     objects = AsyncFencedObjects(place.store, pointers=pointers)
     async with dblock.AsyncClient(dsn) as client:
@@ -272,7 +272,7 @@ async def test_a_grant_of_asyncio_claims_objects(place: Place, dsn: str) -> None
         await pointers.close()
 
 
-def test_an_object_that_was_there_before_is_taken_on(s3: S3Store) -> None:
+def test_object_from_before_the_fence_can_be_claimed_and_written(s3: S3Store) -> None:
     s3.put("a", b"as it was", attributes={"owner": "me"})
     objects = FencedObjects(s3)
     found = objects.get("a")
@@ -285,14 +285,14 @@ def test_an_object_that_was_there_before_is_taken_on(s3: S3Store) -> None:
     objects.claim("a", fence=4)
     again = objects.get("a")
     assert again is not None
-    assert (again.stored_by, again.stored_at) == (None, found.stored_at), "a claimer has not written it"
+    assert (again.stored_by, again.stored_at) == (None, found.stored_at), "a claim does not count as a write"
     with pytest.raises(StaleTokenError):
         objects.put("a", b"late", fence=2)
     objects.put("a", b"new", fence=4)
 
 
-def test_a_fence_is_read_once(place: Place) -> None:
-    """A lease whose token changes meanwhile is the one that it was when the write began."""
+def test_token_of_a_lease_is_read_once(place: Place) -> None:
+    """If the token of a lease changes during a write, the write keeps the token that it began with."""
 
     class Renewed:
         def __init__(self) -> None:
@@ -314,7 +314,7 @@ def test_a_fence_is_read_once(place: Place) -> None:
 
 
 @pytest.mark.parametrize("number", [0, -1, 2**63, 2**70, True, "5", 1.5])
-def test_a_number_that_a_fence_brings_is_checked(objects: FencedObjects, number: Any) -> None:
+def test_invalid_write_number_of_a_fence_is_refused(objects: FencedObjects, number: Any) -> None:
     class Brings:
         token, write = 7, number
 
@@ -324,23 +324,23 @@ def test_a_number_that_a_fence_brings_is_checked(objects: FencedObjects, number:
 
 
 @pytest.mark.parametrize("patience", [0, -1, True, "5", 86_400, None])
-def test_a_patience_that_cannot_be(objects: FencedObjects, patience: Any) -> None:
+def test_invalid_patience_is_refused(objects: FencedObjects, patience: Any) -> None:
     with pytest.raises(InvalidArgument, match="patience"):
         objects.claim("a", fence=1, patience=patience)
 
 
-def test_attributes_are_not_endless(objects: FencedObjects) -> None:
+def test_too_many_attribute_bytes_are_refused(objects: FencedObjects) -> None:
     objects.put("a", b"one", fence=7, attributes={"owner": "x" * 995, "Content-Type": "y" * 100})
     with pytest.raises(InvalidArgument, match="1001 bytes together"):
         objects.put("a", b"one", fence=7, attributes={"owner": "x" * 996})
 
 
-# What happens between looking and writing.
+# Between the read and the conditional put.
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-def test_the_same_bytes_under_a_newer_token_are_another_version(s3: S3Store, sealed: bool) -> None:
-    """S3's ETag says which bytes there are, not whose. Without the seal the stale writer is let in, which is why."""
+def test_same_bytes_under_a_newer_token_get_another_version(s3: S3Store, sealed: bool) -> None:
+    """S3's ETag identifies the bytes, not their writer. Without the seal, the stale writer is accepted."""
     FencedObjects(s3).put("a", b"the same", fence=5)
     stale, newer = FencedObjects(s3, probe=False), FencedObjects(s3, probe=False)
     for one in (stale, newer):
@@ -356,10 +356,10 @@ def test_the_same_bytes_under_a_newer_token_are_another_version(s3: S3Store, sea
         writer.finish()
         found = newer.get("a")
         assert found is not None
-        assert (found.data, found.token) == (b"stale", 7), "this is the harm"
+        assert (found.data, found.token) == (b"stale", 7), "without the seal the stale value wins"
 
 
-def test_the_same_bytes_under_another_number_are_another_version_too(s3: S3Store) -> None:
+def test_same_bytes_under_another_write_number_get_another_version(s3: S3Store) -> None:
     objects = FencedObjects(s3)
     objects.put("a", b"the same", fence=7, write=1)
     late = Stepwise(FencedObjects(s3, probe=False), lambda objects: objects.put("a", b"late", fence=7, write=2))
@@ -370,7 +370,7 @@ def test_the_same_bytes_under_another_number_are_another_version_too(s3: S3Store
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["replacing", "creating"])
-def test_of_two_who_looked_at_one_version_the_lower_is_told(place: Place, there: bool) -> None:
+def test_lower_writer_that_read_the_same_version_is_refused(place: Place, there: bool) -> None:
     if there:
         place.objects().put("a", b"first", fence=1)
     lower = Stepwise(place.objects(probe=False), lambda objects: objects.put("a", b"lower", fence=7)).until("put")
@@ -384,7 +384,7 @@ def test_of_two_who_looked_at_one_version_the_lower_is_told(place: Place, there:
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["replacing", "creating"])
-def test_of_two_who_looked_at_one_version_the_higher_comes_last(place: Place, there: bool) -> None:
+def test_higher_writer_that_read_the_same_version_stores_last(place: Place, there: bool) -> None:
     if there:
         place.objects().put("a", b"first", fence=1)
     lower = Stepwise(place.objects(probe=False), lambda objects: objects.put("a", b"lower", fence=7)).until("put")
@@ -396,7 +396,7 @@ def test_of_two_who_looked_at_one_version_the_higher_comes_last(place: Place, th
     assert (found.data, found.token) == (b"higher", 8)
 
 
-def test_a_claim_past_a_writer_that_has_looked(place: Place) -> None:
+def test_claim_refuses_a_writer_that_has_already_read(place: Place) -> None:
     place.objects().put("a", b"first", fence=1)
     writer = Stepwise(place.objects(probe=False), lambda objects: objects.put("a", b"late", fence=7)).until("put")
     place.objects().claim("a", fence=8)
@@ -407,7 +407,7 @@ def test_a_claim_past_a_writer_that_has_looked(place: Place) -> None:
     assert (found.data, found.token) == (b"first", 1)
 
 
-def test_a_claim_loses_no_value_that_came_meanwhile(s3: S3Store) -> None:
+def test_claim_keeps_a_value_written_between_its_read_and_put(s3: S3Store) -> None:
     objects = FencedObjects(s3)
     objects.put("a", b"first", fence=1)
     claimer = Stepwise(FencedObjects(s3, probe=False), lambda objects: objects.claim("a", fence=8)).until("put")
@@ -415,12 +415,12 @@ def test_a_claim_loses_no_value_that_came_meanwhile(s3: S3Store) -> None:
     claimer.finish()
     found = objects.get("a")
     assert found is not None
-    assert (found.data, found.token) == (b"second", 7), "the claim looked again"
+    assert (found.data, found.token) == (b"second", 7), "the claim has read the object again"
 
 
 @pytest.mark.second_stage
-def test_sixteen_writers_are_accepted_in_order(s3_address: str, s3: S3Store) -> None:
-    """By the server's own account of what it did, one after the other."""
+def test_sixteen_writers_are_accepted_in_token_order(s3_address: str, s3: S3Store) -> None:
+    """Judged by the server's own log of accepted puts."""
     pairs = [(token, number) for token in range(1, 31) for number in range(1, 5)]
     pairs.sort(key=lambda pair: pair[0] + random.gauss(0, 2))
     name = str(s3.config["bucket"])
@@ -439,7 +439,7 @@ def test_sixteen_writers_are_accepted_in_order(s3_address: str, s3: S3Store) -> 
         told = [pair for mine in threads.map(write, range(16)) for pair in mine]
     done = accepted_in_order(s3_address, f"/{name}/one")
     assert done == sorted(set(done)), "accepted pairs strictly rise"
-    assert sorted(told) == done, "who was told that it was stored, and nobody else, was stored"
+    assert sorted(told) == done, "exactly the writes that were reported as stored were stored"
     assert done[-1] == max(pairs)
     assert len(done) >= 5, "too few were accepted for this to prove much"
 
@@ -465,10 +465,8 @@ for path in sys.stdin:
 
 
 @pytest.mark.second_stage
-def test_two_processes_race_for_one_version(s3_address: str, s3: S3Store) -> None:
-    """Both have looked at the same ETag, and write at the same moment: the higher is there in the end, and the lower
-    was first or is told why not.
-    """
+def test_two_processes_that_race_for_one_version_end_with_the_higher_token(s3_address: str, s3: S3Store) -> None:
+    """Both have read the same ETag and write at the same time. The lower one was first, or is refused."""
     name = str(s3.config["bucket"])
     racers = [
         subprocess.Popen(
@@ -507,16 +505,16 @@ def test_two_processes_race_for_one_version(s3_address: str, s3: S3Store) -> Non
         assert order[-2:] == [7, 8] if lower == "stored" else order[-1:] == [8]
         told.append(lower)
     assert "stored" in told
-    assert len(set(told)) > 1, "it went both ways"
+    assert len(set(told)) > 1, "both orders occurred"
     for racer in racers:
         racer.communicate()
 
 
-# Answers that are lost.
+# Lost replies.
 
 
 class Unreliable(MemoryStore):
-    """A store that does what it is asked, or not, and does not answer."""
+    """A store that loses replies, before or after it has performed the request."""
 
     faults: list[str]
 
@@ -540,7 +538,7 @@ def unreliable(monkeypatch: pytest.MonkeyPatch) -> Unreliable:
 
 
 @pytest.mark.parametrize("faults", [["before"], ["after"], ["before", "after"], ["before"] * 3])
-def test_a_lost_answer_is_looked_for(unreliable: Unreliable, faults: list[str]) -> None:
+def test_write_whose_reply_was_lost_is_stored_once(unreliable: Unreliable, faults: list[str]) -> None:
     unreliable.faults = list(faults)
     objects = FencedObjects(unreliable, probe=False)
     assert not objects.put("a", b"one", fence=7).repeated
@@ -550,8 +548,8 @@ def test_a_lost_answer_is_looked_for(unreliable: Unreliable, faults: list[str]) 
     assert found.data == b"one"
 
 
-def test_a_claim_that_comes_while_an_answer_is_lost(unreliable: Unreliable) -> None:
-    """What is there was written by this very write: it is done, and the claimer has seen it."""
+def test_write_whose_reply_was_lost_succeeds_after_a_claim(unreliable: Unreliable) -> None:
+    """The stored value is that of this write, so it succeeds, and the claimant has seen it."""
     objects = FencedObjects(unreliable, probe=False)
     unreliable.faults = ["after"]
     writer = Stepwise(objects, lambda objects: objects.put("a", b"one", fence=7)).until("put")
@@ -567,7 +565,7 @@ def test_a_claim_that_comes_while_an_answer_is_lost(unreliable: Unreliable) -> N
 
 
 @pytest.mark.parametrize("last", ["before", "after"])
-def test_an_answer_that_never_comes_is_unknown_and_can_be_sent_again(unreliable: Unreliable, last: str) -> None:
+def test_write_without_any_reply_is_unknown_and_can_be_retried(unreliable: Unreliable, last: str) -> None:
     unreliable.faults = ["before"] * 3 + [last]
     objects = FencedObjects(unreliable, probe=False)
     with pytest.raises(OutcomeUnknown, match=r"is unknown: the line is dead\. Send the same write again") as caught:
@@ -576,7 +574,7 @@ def test_an_answer_that_never_comes_is_unknown_and_can_be_sent_again(unreliable:
     assert objects.put("a", b"one", fence=7, write=caught.value.write).repeated == (last == "after")
 
 
-def test_what_may_have_been_stored_is_not_called_refused(
+def test_refused_retry_of_an_unanswered_write_is_unknown(
     unreliable: Unreliable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = FencedObjects(unreliable, probe=False)
@@ -594,7 +592,7 @@ def _denied(*args: Any, **options: Any) -> Any:
     raise PermissionDeniedError("may not read")
 
 
-def test_a_claim_that_is_not_answered_can_be_sent_again(unreliable: Unreliable) -> None:
+def test_claim_without_a_reply_can_be_retried(unreliable: Unreliable) -> None:
     unreliable.faults = ["before"] * 4
     objects = FencedObjects(unreliable, probe=False)
     with pytest.raises(GenericError):
@@ -602,14 +600,14 @@ def test_a_claim_that_is_not_answered_can_be_sent_again(unreliable: Unreliable) 
     objects.claim("a", fence=7)
 
 
-def test_a_store_that_cannot_be_read_is_an_error_at_once(s3_address: str) -> None:
+def test_missing_bucket_raises_at_once(s3_address: str) -> None:
     with pytest.raises(FileNotFoundError):
         FencedObjects(bucket(s3_address, "no-such-bucket"), probe=False).put("a", b"one", fence=7)
     with pytest.raises(FileNotFoundError):
         FencedObjects(bucket(s3_address, "no-such-bucket")).put("a", b"one", fence=7)
 
 
-def test_who_is_overtaken_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_that_is_always_overtaken_gets_object_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     class Busy(MemoryStore):
         def put(self, *args: Any, **options: Any) -> Any:
             super().put("a", b"another")
@@ -621,11 +619,11 @@ def test_who_is_overtaken_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -
         FencedObjects(store, probe=False).put("a", b"one", fence=7)
 
 
-# Stores that do not do what they should.
+# Stores that cannot hold a fence.
 
 
 class Heedless(MemoryStore):
-    """A store that takes conditions and does not look at them, as some servers of S3's kind do."""
+    """A store that accepts conditions and ignores them, as some S3-compatible servers do."""
 
     heeds: str = ""
 
@@ -635,7 +633,7 @@ class Heedless(MemoryStore):
 
 
 @pytest.mark.parametrize("heeds", ["", "create"])
-def test_a_store_that_does_not_heed_conditions_is_found_out(heeds: str) -> None:
+def test_probe_detects_a_store_that_ignores_conditions(heeds: str) -> None:
     store = Heedless()
     store.heeds = heeds
     for _ in range(2):
@@ -643,10 +641,10 @@ def test_a_store_that_does_not_heed_conditions_is_found_out(heeds: str) -> None:
             FencedObjects(store).put("a", b"one", fence=7)
         with pytest.raises(InvalidArgument, match="does not honour conditions"):
             FencedObjects(store).claim("a", fence=7)
-    assert names_in(store) == [], "nothing was stored, and no probe left behind"
+    assert names_in(store) == [], "nothing was stored, and no probe is left"
 
 
-def test_a_store_that_keeps_no_attributes_is_found_out() -> None:
+def test_probe_detects_a_store_that_keeps_no_attributes() -> None:
     class Forgets(MemoryStore):
         def put(self, *args: Any, attributes: Any = None, **options: Any) -> Any:
             return super().put(*args, **options)
@@ -657,8 +655,8 @@ def test_a_store_that_keeps_no_attributes_is_found_out() -> None:
     assert names_in(store) == []
 
 
-def test_a_store_whose_versions_come_back_is_found_out(s3: S3Store) -> None:
-    """S3's would, were the bodies not sealed."""
+def test_probe_detects_a_store_whose_versions_recur(s3: S3Store) -> None:
+    """On S3 they would, if bodies were not sealed."""
     objects = FencedObjects(s3)
     assert isinstance(objects._protocol, conditional.ConditionalProtocol)
     objects._protocol._sealed = False
@@ -667,7 +665,7 @@ def test_a_store_whose_versions_come_back_is_found_out(s3: S3Store) -> None:
     assert names_in(s3) == []
 
 
-def test_a_probe_whose_answer_was_lost_is_tried_anew() -> None:
+def test_probe_whose_reply_was_lost_is_retried() -> None:
     class SendsTwice(MemoryStore):
         times = 2
 
@@ -686,7 +684,7 @@ def test_a_probe_whose_answer_was_lost_is_tried_anew() -> None:
         FencedObjects(store).put("a", b"one", fence=7)
 
 
-def test_a_store_that_can_set_no_conditions_is_found_out() -> None:
+def test_probe_detects_a_store_without_conditional_put() -> None:
     class Without(MemoryStore):
         def put(self, *args: Any, mode: Any = None, **options: Any) -> Any:
             if mode is not None:
@@ -697,7 +695,7 @@ def test_a_store_that_can_set_no_conditions_is_found_out() -> None:
         FencedObjects(Without()).put("a", b"one", fence=7)
 
 
-def test_it_is_tried_once_and_leaves_nothing(s3: S3Store) -> None:
+def test_probe_runs_once_and_leaves_no_object(s3: S3Store) -> None:
     objects = FencedObjects(s3)
     first = Stepwise(objects, lambda objects: objects.put("in/a", b"one", fence=7))
     first.finish()
@@ -710,7 +708,7 @@ def test_it_is_tried_once_and_leaves_nothing(s3: S3Store) -> None:
     assert names_in(s3) == ["in/a"]
 
 
-def test_a_probe_that_cannot_be_removed_is_no_obstacle(caplog: pytest.LogCaptureFixture) -> None:
+def test_probe_that_cannot_be_deleted_does_not_fail_the_write(caplog: pytest.LogCaptureFixture) -> None:
     class Keeps(MemoryStore):
         def delete(self, *args: Any) -> None:
             raise GenericError("may not delete")
@@ -743,7 +741,7 @@ def test_a_probe_that_cannot_be_removed_is_no_obstacle(caplog: pytest.LogCapture
         '{"token":7,"write":0,"length":0,"digest":"","by":"","value_by":5}',
     ],
 )
-def test_a_fence_that_cannot_be_read_lets_nobody_in(tag: str) -> None:
+def test_unreadable_fence_refuses_every_writer(tag: str) -> None:
     store = MemoryStore()
     store.put("a", b"one", attributes={"fence": tag})
     objects = FencedObjects(store)
@@ -757,8 +755,8 @@ def test_a_fence_that_cannot_be_read_lets_nobody_in(tag: str) -> None:
     assert bytes(store.get("a").bytes()) == b"one"
 
 
-def test_a_body_whose_attributes_were_taken_away_is_no_new_one(s3: S3Store) -> None:
-    """By a copy, or by hand. Its seal says that it had a fence."""
+def test_sealed_body_without_attributes_is_damage(s3: S3Store) -> None:
+    """A copy or an operator may remove the attributes. The seal shows that the object had a fence."""
     objects = FencedObjects(s3)
     objects.put("a", b"one", fence=7)
     s3.put("a", bytes(s3.get("a").bytes()))
@@ -777,7 +775,7 @@ def test_a_body_whose_attributes_were_taken_away_is_no_new_one(s3: S3Store) -> N
         Stepwise(objects, lambda objects: objects.put("a", b"two", fence=6)).until("put")
 
 
-def test_a_body_that_is_not_the_writers_is_told_from_it() -> None:
+def test_body_that_does_not_match_its_fence_is_damage() -> None:
     store = MemoryStore()
     objects = FencedObjects(store)
     objects.put("a", b"one", fence=7)
@@ -791,15 +789,15 @@ def test_a_body_that_is_not_the_writers_is_told_from_it() -> None:
     objects.put("a", b"anew", fence=7)
 
 
-def test_a_mark_is_one_line_of_plain_text() -> None:
+def test_fence_tag_is_one_line_of_printable_ascii() -> None:
     tag = FenceTag.of(2**63 - 1, 2**63 - 1, b"x" * 1000, "ü  \r\n\t" + '"' * 5000)
     whole = tag.claimed(2**63 - 1, "\\" * 5000, datetime.now(timezone.utc)).to_json()
-    assert len(whole) + 1000 < 2000, "with the user's attributes it is within what S3 takes"
+    assert len(whole) + 1000 < 2000, "with the user's attributes it fits into S3's limit"
     text = tag.to_json()
     assert text.isascii()
     assert text.isprintable()
     assert "  " not in text
-    assert len(text) < 700, "S3 takes 2 KB of such text"
+    assert len(text) < 700, "S3 allows 2 KB of attributes"
     assert tag_in("a", {"fence": text}) == tag
     now = datetime.now(timezone.utc)
     claimed = FenceTag.of(1, 5, None, "a", {"x": "y"}).claimed(2, "b", now).claimed(3, "c", None)
@@ -808,8 +806,8 @@ def test_a_mark_is_one_line_of_plain_text() -> None:
     assert tag_in("a", {"fence": claimed.to_json()}) == claimed
 
 
-def test_what_lies_in_s3_is_readable_for_others(s3: S3Store) -> None:
-    """The body is as it was but for blanks at its end, and its length is said beside it."""
+def test_other_programs_can_read_an_object_on_s3(s3: S3Store) -> None:
+    """Only blanks are appended to the body, and the attribute states its length."""
     FencedObjects(s3).put("a.json", b'{"a": 1}', fence=7, attributes={"Content-Type": "application/json"})
     found = s3.get("a.json")
     body = bytes(found.bytes())
@@ -818,7 +816,7 @@ def test_what_lies_in_s3_is_readable_for_others(s3: S3Store) -> None:
     assert found.attributes["Content-Type"] == "application/json"
 
 
-def test_what_lies_in_other_stores_is_the_body_alone() -> None:
+def test_other_stores_hold_exactly_the_body() -> None:
     store = MemoryStore()
     FencedObjects(store).put("a", b"one", fence=7)
     assert bytes(store.get("a").bytes()) == b"one"

@@ -1,4 +1,4 @@
-"""What the tests of fences share: engines, stores of both kinds, transactions of every kind."""
+"""Fixtures for the tests of fences: engines, stores of both kinds, transactions of every kind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def store(engine: Engine) -> FencedStore:
 
 
 class Stores:
-    """Makes stores of one kind, spoken to with await in either case."""
+    """Makes stores of one kind; their methods are awaited in either case."""
 
     def __init__(self, kind: type[FencedStore] | type[AsyncFencedStore], dsn: str) -> None:
         self.kind = kind
@@ -58,7 +58,7 @@ class Stores:
 
 
 class Awaited:
-    """A store whose every word can be awaited."""
+    """A store whose methods can all be awaited."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -79,19 +79,19 @@ async def stores(request: pytest.FixtureRequest, dsn: str) -> AsyncIterator[Stor
 
 @pytest.fixture(params=[FencedStore, AsyncFencedStore], ids=["sync", "async"])
 def unreachable(request: pytest.FixtureRequest) -> Any:
-    """A store on a database that is not there, for what must be refused before anything is sent."""
+    """A store on an unreachable database, for arguments that must be refused before anything is sent."""
     return Awaited(request.param("host=/nowhere"))
 
 
 class Users:
-    """A transaction of the user's own, of one of the six kinds there are."""
+    """The user's own transaction, of one of six kinds."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.is_async = "Async" in type(connection).__name__
 
     async def run(self, statement: str) -> Any:
-        """Run a statement, and return the first value of its answer, if it has one."""
+        """Run a statement and return the first value of its result, if there is one."""
         by_psycopg = isinstance(self.connection, (psycopg.Connection, psycopg.AsyncConnection))
         cursor = await settled(self.connection.execute(statement if by_psycopg else text(statement)))
         if by_psycopg:

@@ -1,4 +1,4 @@
-"""Claims with the grant: a stale holder is refused before the new one's first write. Each case sync and async."""
+"""Claims with a grant: a stale holder is refused before the new holder's first write. Each case runs sync and async."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def fences(owner: psycopg.Connection) -> dict[str, int]:
     return dict(owner.execute("SELECT resource, token FROM fenced_store.fences").fetchall())
 
 
-async def test_the_grant_itself_raises_the_fences(
-    clients: Clients, owner: psycopg.Connection, store: FencedStore
-) -> None:
+async def test_grant_raises_the_fences(clients: Clients, owner: psycopg.Connection, store: FencedStore) -> None:
     lock = clients().lock("a", claims=["one", "two"])
     first = await lock.try_acquire()
     store.put("one", "by the first", fence=first.token)
@@ -47,13 +45,13 @@ async def test_the_grant_itself_raises_the_fences(
     assert "pid" in noted.holder
 
 
-async def test_a_grant_from_the_line_claims_too(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_grant_from_the_queue_raises_the_fences(clients: Clients, owner: psycopg.Connection) -> None:
     holder, waiter = clients(), clients()
     held = await holder.lock("a").acquire()
     waiting = asyncio.ensure_future(waiter.lock("a", claims=["r"]).acquire())
     while not await holder.lock("a").queue():
         await asyncio.sleep(0.01)
-    assert fences(owner) == {}, "nothing is claimed by waiting"
+    assert fences(owner) == {}, "a waiter claims nothing"
     await held.release()
     lease = await waiting
     assert fences(owner) == {"r": lease.token}
@@ -65,7 +63,7 @@ async def test_a_grant_from_the_line_claims_too(clients: Clients, owner: psycopg
     assert fences(owner)["s"] == lease.token
 
 
-async def test_who_is_not_granted_claims_nothing(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_refused_acquire_claims_nothing(clients: Clients, owner: psycopg.Connection) -> None:
     await clients().lock("a").acquire()
     lock = clients().lock("a", claims=["r"])
     assert await lock.try_acquire() is None
@@ -74,9 +72,7 @@ async def test_who_is_not_granted_claims_nothing(clients: Clients, owner: psycop
     assert fences(owner) == {}
 
 
-async def test_a_claim_that_fails_undoes_the_grant(
-    clients: Clients, store: FencedStore, owner: psycopg.Connection
-) -> None:
+async def test_failed_claim_undoes_the_grant(clients: Clients, store: FencedStore, owner: psycopg.Connection) -> None:
     store.put("r", 1, fence=900)
     lock = clients().lock("a", claims=["before", "r"])
     for _ in range(2):
@@ -90,9 +86,7 @@ async def test_a_claim_that_fails_undoes_the_grant(
     assert (await lock.acquire(timeout=5)).token > 900
 
 
-async def test_a_lost_answer_to_a_grant_that_claims_is_asked_for_again(
-    clients: Clients, owner: psycopg.Connection
-) -> None:
+async def test_grant_with_claims_whose_reply_was_lost_is_retried(clients: Clients, owner: psycopg.Connection) -> None:
     with Proxy(clients.dsn) as proxy:
         lock = clients(proxy.dsn).lock("the lock in question", claims=["r"])
         await lock.holder()
@@ -103,8 +97,8 @@ async def test_a_lost_answer_to_a_grant_that_claims_is_asked_for_again(
         assert (await lock.holder()).token == lease.token
 
 
-async def test_a_transaction_past_the_fence_is_waited_for(clients: Clients, sessions: Sessions) -> None:
-    """Two holders are one after the other, even if the first one's lease is over."""
+async def test_grant_waits_for_a_transaction_past_the_fence(clients: Clients, sessions: Sessions) -> None:
+    """The work of two holders does not overlap, even if the lease of the first has expired."""
     older = sessions.open()
     older.do("BEGIN")
     older.do("SELECT fenced_store.raise_fence('r', 1)")
@@ -117,7 +111,7 @@ async def test_a_transaction_past_the_fence_is_waited_for(clients: Clients, sess
 
 
 @sync_first
-async def test_it_is_not_waited_for_without_end(clients: Clients, sessions: Sessions) -> None:
+async def test_acquire_times_out_behind_a_transaction_past_the_fence(clients: Clients, sessions: Sessions) -> None:
     older = sessions.open()
     older.do("BEGIN")
     older.do("SELECT fenced_store.raise_fence('r', 1)")
@@ -130,7 +124,7 @@ async def test_it_is_not_waited_for_without_end(clients: Clients, sessions: Sess
     assert await lock.try_acquire() is not None
 
 
-async def test_a_claim_elsewhere_is_not_waited_for_without_end(clients: Clients, sessions: Sessions) -> None:
+async def test_claim_of_a_store_raises_claim_timeout_after_its_patience(clients: Clients, sessions: Sessions) -> None:
     older = sessions.open()
     older.do("BEGIN")
     older.do("SELECT fenced_store.raise_fence('r', 1)")
@@ -146,7 +140,7 @@ async def test_a_claim_elsewhere_is_not_waited_for_without_end(clients: Clients,
 
 
 @sync_first
-async def test_a_claim_elsewhere_keeps_to_the_locks_timeout(clients: Clients, sessions: Sessions) -> None:
+async def test_claim_in_another_database_honours_the_timeout_of_acquire(clients: Clients, sessions: Sessions) -> None:
     older = sessions.open()
     older.do("BEGIN")
     older.do("SELECT fenced_store.raise_fence('r', 1)")
@@ -165,7 +159,7 @@ async def test_a_claim_elsewhere_keeps_to_the_locks_timeout(clients: Clients, se
 
 
 @pytest.mark.parametrize("error", [dblock.DatabaseError("no"), RuntimeError("no")], ids=repr)
-async def test_whatever_a_claim_elsewhere_raises_the_lock_is_given_back(clients: Clients, error: Exception) -> None:
+async def test_failed_claim_in_another_database_releases_the_lock(clients: Clients, error: Exception) -> None:
     class Failing:
         def claim(self, token: int, patience: float) -> None:
             raise error
@@ -181,7 +175,7 @@ async def test_whatever_a_claim_elsewhere_raises_the_lock_is_given_back(clients:
         assert await lock.holder() is None
 
 
-async def test_a_lease_that_ran_out_while_claiming_is_not_handed_out(clients: Clients) -> None:
+async def test_lease_that_expired_while_claiming_is_not_returned(clients: Clients) -> None:
     class Slow:
         def claim(self, token: int, patience: float) -> None:
             time.sleep(0.6)
@@ -198,7 +192,7 @@ async def test_a_lease_that_ran_out_while_claiming_is_not_handed_out(clients: Cl
         await lock.try_acquire()
 
 
-async def test_a_fence_in_another_database_is_claimed_before_acquire_returns(clients: Clients, bare_dsn: str) -> None:
+async def test_fence_in_another_database_is_claimed_before_acquire_returns(clients: Clients, bare_dsn: str) -> None:
     fenced_store.install(bare_dsn)
     store = elsewhere(clients, bare_dsn)
     with psycopg.connect(bare_dsn, autocommit=True) as there:
@@ -213,7 +207,7 @@ async def test_a_fence_in_another_database_is_claimed_before_acquire_returns(cli
         for _ in range(2):
             with pytest.raises(fenced_store.FenceAhead):
                 await lock.acquire()
-            assert await lock.holder() is None, "what cannot claim gives the lock back"
+            assert await lock.holder() is None, "a failed claim releases the lock"
         there.execute("DROP SCHEMA fenced_store CASCADE")
         with pytest.raises(fenced_store.NotInstalled):
             await lock.try_acquire()
@@ -223,8 +217,8 @@ async def test_a_fence_in_another_database_is_claimed_before_acquire_returns(cli
         await closing
 
 
-async def test_claims_are_of_the_clients_own_kind(dsn: str) -> None:
-    """The one would never be awaited, the other would keep the event loop from everything else."""
+async def test_claims_of_the_other_kind_of_store_are_refused(dsn: str) -> None:
+    """A Client would never await asynchronous claims. An AsyncClient would be blocked by synchronous claims."""
     asynchronous, synchronous = AsyncFencedStore("host=/nowhere"), FencedStore("host=/nowhere")
     with pytest.raises(dblock.InvalidArgument, match="claims of a FencedStore"):
         dblock.Client("host=/nowhere").lock("a", claims=[asynchronous.claims("r")])
@@ -232,7 +226,7 @@ async def test_claims_are_of_the_clients_own_kind(dsn: str) -> None:
         dblock.AsyncClient("host=/nowhere").lock("a", claims=[synchronous.claims("r")])
 
 
-async def test_a_cancelled_claim_elsewhere_gives_the_lock_back(dsn: str) -> None:
+async def test_cancelled_claim_in_another_database_releases_the_lock(dsn: str) -> None:
     class Never:
         async def claim(self, token: int, patience: float) -> None:
             await asyncio.sleep(60)
@@ -248,7 +242,9 @@ async def test_a_cancelled_claim_elsewhere_gives_the_lock_back(dsn: str) -> None
         assert await lock.holder() is None
 
 
-async def test_without_fenced_store_it_says_what_to_run(clients: Clients, owner: psycopg.Connection, role: str) -> None:
+async def test_missing_fenced_store_names_the_command_to_run(
+    clients: Clients, owner: psycopg.Connection, role: str
+) -> None:
     owner.execute("DROP SCHEMA fenced_store CASCADE")
     lock = clients().lock("a", claims=["r"])
     for call in (lock.try_acquire, lock.acquire):
@@ -278,18 +274,18 @@ async def test_without_fenced_store_it_says_what_to_run(clients: Clients, owner:
     ],
     ids=repr,
 )
-def test_claims_are_checked_first(claims: Any, said: str) -> None:
+def test_invalid_claims_are_refused_before_acquiring(claims: Any, said: str) -> None:
     with pytest.raises(dblock.InvalidArgument, match=said):
         dblock.Client("host=/nowhere").lock("a", claims=claims)
 
 
-def test_an_efficiency_lock_has_nothing_to_claim_with() -> None:
+def test_efficiency_lock_refuses_claims() -> None:
     client: Any = dblock.Client("host=/nowhere")
     with pytest.raises(TypeError, match="claims"):
         client.efficiency_lock("a", claims=["r"])
 
 
-async def test_hostile_names_are_just_names(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_hostile_names_are_claimed_as_they_are(clients: Clients, owner: psycopg.Connection) -> None:
     names = ["'; DROP TABLE x; --", 'a"b', "a,b", "{}", "\\", "ü\N{SNOWMAN}", "NULL", "x" * 1024, " "]
     lease = await clients().lock("a", claims=names).acquire()
     assert fences(owner) == dict.fromkeys(names, lease.token)

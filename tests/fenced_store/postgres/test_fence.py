@@ -28,7 +28,7 @@ def amount(owner: psycopg.Connection) -> Any:
 SPEND = "UPDATE public.ledger SET amount = amount - 1"
 
 
-async def test_what_is_done_inside_is_done_with_the_token(users: Users, owner: psycopg.Connection) -> None:
+async def test_statements_inside_a_fence_carry_the_token(users: Users, owner: psycopg.Connection) -> None:
     async with users.fenced("ledger", 7) as inside:
         assert inside.token == 7
         assert await users.run("SELECT current_setting('fenced_store.token')") == "7"
@@ -39,7 +39,7 @@ async def test_what_is_done_inside_is_done_with_the_token(users: Users, owner: p
     assert owner.execute("SELECT token FROM fenced_store.fences WHERE resource = 'ledger'").fetchone() == (7,)
 
 
-async def test_one_holder_takes_it_as_often_as_it_likes(users: Users, owner: psycopg.Connection) -> None:
+async def test_holder_takes_a_fence_many_times(users: Users, owner: psycopg.Connection) -> None:
     for _ in range(3):
         async with users.fenced("ledger", 7):
             await users.run(SPEND)
@@ -52,24 +52,24 @@ async def test_one_holder_takes_it_as_often_as_it_likes(users: Users, owner: psy
     assert amount(owner) == 95
 
 
-async def test_a_stale_holder_is_refused_and_can_commit_nothing(
+async def test_stale_holder_is_refused_and_can_commit_nothing(
     users: Users, owner: psycopg.Connection, dsn: str, store: fenced_store.FencedStore
 ) -> None:
     store.claim("ledger", fence=8)
-    await users.run(SPEND)  # before the fence: what it is part of must not be committed either
+    await users.run(SPEND)  # before the fence: the rest of the transaction must not be committed either
     with pytest.raises(StaleTokenError) as caught:
         async with users.fenced("ledger", 7):
             raise AssertionError("the body must not run")
     assert (caught.value.resource, caught.value.offered, caught.value.stored) == ("ledger", 7, 8)
     assert caught.value.stored_at is not None
-    await users.commit()  # of a failed transaction: rolls back
+    await users.commit()  # the transaction has failed, so this rolls back
     assert amount(owner) == 100
     (noted,) = fenced_store.rejections(dsn)
     assert (noted.resource, noted.offered, noted.stored) == ("ledger", 7, 8)
     assert "pid" in noted.rejected
 
 
-async def test_a_transaction_that_is_rolled_back_raises_no_fence(users: Users, owner: psycopg.Connection) -> None:
+async def test_rolled_back_transaction_raises_no_fence(users: Users, owner: psycopg.Connection) -> None:
     with pytest.raises(RuntimeError, match="the body's own"):
         async with users.fenced("ledger", 7):
             raise RuntimeError("the body's own")
@@ -80,7 +80,7 @@ async def test_a_transaction_that_is_rolled_back_raises_no_fence(users: Users, o
     assert amount(owner) == 99
 
 
-async def test_a_fence_inside_another_gives_the_token_back(users: Users) -> None:
+async def test_nested_fence_restores_the_outer_token(users: Users) -> None:
     async with users.fenced("outer", 9):
         async with users.fenced("inner", 4):
             assert await users.run("SELECT current_setting('fenced_store.token')") == "4"
@@ -92,7 +92,7 @@ async def test_a_fence_inside_another_gives_the_token_back(users: Users) -> None
 
 
 @pytest.mark.parametrize("then", [False, True], ids=["last in the body", "and another transaction"])
-async def test_a_transaction_that_ends_inside_is_not_passed_off_as_protected(users: Users, then: bool) -> None:
+async def test_transaction_that_ends_inside_its_fence_raises_fence_broken(users: Users, then: bool) -> None:
     with pytest.raises(FenceBroken, match="its transaction ended"):
         async with users.fenced("ledger", 7):
             await users.run(SPEND)
@@ -103,7 +103,7 @@ async def test_a_transaction_that_ends_inside_is_not_passed_off_as_protected(use
 
 
 @pytest.mark.parametrize("carried", ["", "7"])
-async def test_nor_is_one_that_goes_back_to_before_the_fence(users: Users, carried: str) -> None:
+async def test_rollback_to_a_savepoint_before_the_fence_raises_fence_broken(users: Users, carried: str) -> None:
     await users.run(f"SELECT set_config('fenced_store.token', '{carried}', true)")
     await users.run("SAVEPOINT before")
     with pytest.raises(FenceBroken, match="savepoint"):
@@ -113,8 +113,8 @@ async def test_nor_is_one_that_goes_back_to_before_the_fence(users: Users, carri
     await users.rollback()
 
 
-async def test_a_refusal_inside_the_body_is_ours_too(users: Users, dsn: str) -> None:
-    """The trigger of a protected table refuses, and the caller sees the same error as from anywhere else."""
+async def test_refusal_by_a_trigger_inside_the_body_is_translated(users: Users, dsn: str) -> None:
+    """The trigger of a protected table refuses, and the caller gets the same error as from `fence` itself."""
     fenced_store.protect(dsn, "ledger")
     async with users.fenced("any", 8):
         await users.run(SPEND)
@@ -127,14 +127,14 @@ async def test_a_refusal_inside_the_body_is_ours_too(users: Users, dsn: str) -> 
     assert [one.resource for one in fenced_store.rejections(dsn)] == ["public.ledger:1"]
 
 
-async def test_without_the_schema_it_says_what_to_run(bare_dsn: str) -> None:
+async def test_missing_schema_names_the_command_to_run(bare_dsn: str) -> None:
     async with users_of("sync Connection", bare_dsn) as users:
         with pytest.raises(NotInstalled, match="dblock fence setup"):
             async with users.fenced("ledger", 7):
                 pass
 
 
-async def test_the_wrong_kind_of_with_is_refused(dsn: str) -> None:
+async def test_wrong_kind_of_with_statement_is_refused(dsn: str) -> None:
     async with users_of("sync psycopg", dsn) as users:
         with pytest.raises(InvalidArgument, match="write `with fence"):
             async with fence(users.connection, "a", 1):
@@ -145,12 +145,12 @@ async def test_the_wrong_kind_of_with_is_refused(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("thing", [None, "dsn", object()], ids=lambda thing: type(thing).__name__)
-def test_what_is_no_connection_is_refused(thing: Any) -> None:
+def test_object_that_is_no_connection_is_refused(thing: Any) -> None:
     with pytest.raises(InvalidArgument, match="needs a connection"):
         fence(thing, "a", 1)
 
 
-def test_a_connection_without_a_transaction_is_refused(dsn: str, engine: Any, owner: psycopg.Connection) -> None:
+def test_connection_without_a_transaction_is_refused(dsn: str, engine: Any, owner: psycopg.Connection) -> None:
     with pytest.raises(InvalidArgument, match="autocommit"), fence(owner, "a", 1):
         pass
     with owner.transaction(), fence(owner, "a", 1):
@@ -160,7 +160,7 @@ def test_a_connection_without_a_transaction_is_refused(dsn: str, engine: Any, ow
         pass
 
 
-def test_another_database_is_refused() -> None:
+def test_connection_to_another_database_system_is_refused() -> None:
     from sqlalchemy import create_engine
 
     connection = create_engine("sqlite://").connect()
@@ -168,7 +168,7 @@ def test_another_database_is_refused() -> None:
         pass
 
 
-def test_a_scoped_session_and_a_row_factory_change_nothing(dsn: str, engine: Any) -> None:
+def test_scoped_session_and_row_factory_work(dsn: str, engine: Any) -> None:
     from psycopg.rows import dict_row
 
     scoped = scoped_session(sessionmaker(engine))
@@ -190,8 +190,8 @@ class Entry(Base):
     amount: Mapped[int]
 
 
-def test_a_session_sends_what_it_holds_back_while_the_fence_stands(engine: Any, dsn: str) -> None:
-    """The unit of work would otherwise be written at commit, when the token is gone again."""
+def test_session_is_flushed_inside_its_fence(engine: Any, dsn: str) -> None:
+    """Otherwise the unit of work would be written at commit, when the transaction carries no token any more."""
     fenced_store.protect(dsn, "ledger", strict=True)
     with Session(engine) as session:
         with fence(session, "ledger", 7):
@@ -204,17 +204,17 @@ def test_a_session_sends_what_it_holds_back_while_the_fence_stands(engine: Any, 
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_live_asks_for_the_current_grant_in_the_same_transaction(
+async def test_live_fence_proves_the_current_grant_in_the_same_transaction(
     kind: str, dsn: str, owner: psycopg.Connection
 ) -> None:
-    """The fence alone would let a holder write whose lease has run out while nobody else has come."""
+    """The fence alone accepts a holder whose lease has expired, as long as no newer holder has come."""
     async with users_of(f"{kind} psycopg", dsn) as users:
         client: Any = dblock.AsyncClient(dsn) if kind == "async" else dblock.Client(dsn)
         lease = client.lock("a").acquire()
         lease = await lease if kind == "async" else lease
         async with users.fenced("ledger", lease, live=True):
             await users.run(SPEND)
-            # Nobody is granted the lock before this transaction has ended, whatever becomes of the lease.
+            # The lock is not granted again before this transaction ends, whatever happens to the lease.
             owner.execute("UPDATE dblock.distributed_locks SET expires_at = '-infinity'")
             assert owner.execute("SELECT granted FROM dblock.try_acquire('a')").fetchone() == (False,)
         await users.commit()
@@ -229,18 +229,18 @@ async def test_live_asks_for_the_current_grant_in_the_same_transaction(
             client.close()
 
 
-def test_live_needs_a_lease(owner: psycopg.Connection) -> None:
+def test_live_fence_needs_a_lease(owner: psycopg.Connection) -> None:
     with pytest.raises(InvalidArgument, match="live=True needs a lease"):
         fence(owner, "a", 7, live=True)
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 1025, "nul\0", 7, None], ids=ascii)
-def test_names_are_checked_first(owner: psycopg.Connection, bad: Any) -> None:
+def test_invalid_resource_is_refused_first(owner: psycopg.Connection, bad: Any) -> None:
     with pytest.raises(InvalidArgument, match="resource's name"):
         fence(owner, bad, 1)
 
 
-def test_a_refusal_stands_when_it_cannot_be_noted(
+def test_refusal_stands_when_recording_it_fails(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore, caplog: Any
 ) -> None:
     store.claim("ledger", fence=8)
@@ -250,7 +250,7 @@ def test_a_refusal_stands_when_it_cannot_be_noted(
     assert "was not recorded" in caplog.text
 
 
-def test_engines_can_raise_ours_everywhere(engine: Any, dsn: str) -> None:
+def test_translate_errors_covers_the_whole_engine(engine: Any, dsn: str) -> None:
     fenced_store.protect(dsn, "ledger", strict=True)
     fenced_store.translate_errors(engine)
     with engine.begin() as connection, fence(connection, "ledger", 7):

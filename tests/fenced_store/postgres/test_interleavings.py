@@ -1,4 +1,4 @@
-"""Two sessions, one held at the step that matters: a newer holder's fence, claim or write meets an older one's."""
+"""Two sessions, one stopped at the critical step: a fence, claim or write of a newer holder meets that of an older."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.sessions import Session, Sessions
 
 @pytest.fixture
 def pair(sessions: Sessions, owner: psycopg.Connection) -> tuple[Session, Session]:
-    """Two sessions and a table; the first is the older holder's, the second the newer one's."""
+    """Two sessions and a table: the first session is the older holder's, the second the newer holder's."""
     owner.execute("CREATE TABLE public.orders (id int PRIMARY KEY, v text)")
     owner.execute("INSERT INTO public.orders VALUES (1, 'old')")
     return sessions.open("older"), sessions.open("newer")
@@ -30,7 +30,7 @@ CLAIM = "SELECT fenced_store.claim(ARRAY[%s], 8)"
 ISOLATIONS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 
 
-def test_two_holders_come_one_after_the_other(pair: tuple[Session, Session]) -> None:
+def test_two_holders_run_one_after_the_other(pair: tuple[Session, Session]) -> None:
     older, newer = pair
     older.do("BEGIN")
     older.do(take(7))
@@ -44,7 +44,7 @@ def test_two_holders_come_one_after_the_other(pair: tuple[Session, Session]) -> 
     newer.do("COMMIT")
 
 
-def test_the_older_one_that_comes_second_waits_and_is_refused(pair: tuple[Session, Session]) -> None:
+def test_older_holder_that_comes_second_waits_and_is_refused(pair: tuple[Session, Session]) -> None:
     older, newer = pair
     newer.do("BEGIN")
     newer.do(take(8))
@@ -56,7 +56,7 @@ def test_the_older_one_that_comes_second_waits_and_is_refused(pair: tuple[Sessio
     assert caught.value.sqlstate == "FEN01"
 
 
-def test_if_the_newer_one_rolls_back_the_older_goes_on(pair: tuple[Session, Session]) -> None:
+def test_older_holder_continues_if_the_newer_rolls_back(pair: tuple[Session, Session]) -> None:
     older, newer = pair
     newer.do("BEGIN")
     newer.do(take(8))
@@ -68,16 +68,14 @@ def test_if_the_newer_one_rolls_back_the_older_goes_on(pair: tuple[Session, Sess
 
 @pytest.mark.parametrize("isolation", ISOLATIONS[1:])
 @pytest.mark.parametrize("first", [7, 8], ids=["another holder", "the same holder"])
-def test_nobody_works_on_what_was_there_before_the_other_committed(
-    pair: tuple[Session, Session], isolation: str, first: int
-) -> None:
-    """A transaction that sees only its beginning must not get the fence after somebody else has had it."""
+def test_holder_with_an_old_snapshot_is_refused(pair: tuple[Session, Session], isolation: str, first: int) -> None:
+    """A transaction with an old snapshot must not get the fence after another holder has had it."""
     one, other = pair
     one.do(take(first))
     one.do("BEGIN")
     one.do(take(first))
     other.do(f"BEGIN ISOLATION LEVEL {isolation}")
-    waiting = other.start(take(8))  # takes its snapshot here
+    waiting = other.start(take(8))  # the snapshot is taken here
     other.wait_until_blocked()
     one.do("UPDATE public.orders SET v = 'unseen'")
     one.do("COMMIT")
@@ -89,7 +87,7 @@ def test_nobody_works_on_what_was_there_before_the_other_committed(
 def test_a_claim_waits_for_a_writer_that_is_past_the_fence(
     pair: tuple[Session, Session], dsn: str, resource: str
 ) -> None:
-    """The older holder's write, under way when the claim comes, lands before it or not at all."""
+    """A write of the older holder that is in progress during the claim is stored before the claim, or never."""
     older, newer = pair
     fenced_store.protect(dsn, "orders")
     begin(older, 7)
@@ -107,7 +105,7 @@ def test_a_claim_waits_for_a_writer_that_is_past_the_fence(
 
 @pytest.mark.parametrize("resource", ["public.orders:2", "public.orders"])
 def test_a_claim_waits_for_a_row_that_is_being_inserted(pair: tuple[Session, Session], dsn: str, resource: str) -> None:
-    """There is no row yet whose lock could be waited for."""
+    """There is no row yet whose lock the claim could wait for."""
     older, newer = pair
     fenced_store.protect(dsn, "orders")
     begin(older, 7)
@@ -118,7 +116,7 @@ def test_a_claim_waits_for_a_row_that_is_being_inserted(pair: tuple[Session, Ses
     waiting.result(20)
 
 
-def test_a_writer_waits_for_a_claim_that_is_not_through(pair: tuple[Session, Session], dsn: str) -> None:
+def test_writer_waits_for_an_uncommitted_claim(pair: tuple[Session, Session], dsn: str) -> None:
     older, newer = pair
     fenced_store.protect(dsn, "orders")
     newer.do("BEGIN")
@@ -138,7 +136,7 @@ def test_a_writer_waits_for_a_claim_that_is_not_through(pair: tuple[Session, Ses
 def test_a_claim_binds_transactions_that_began_before_it(
     pair: tuple[Session, Session], dsn: str, per: str, isolation: str, known: bool
 ) -> None:
-    """Stopped with its transaction open and its snapshot taken, the older holder wakes up after the claim."""
+    """The older holder is stopped with an open transaction and a snapshot, and continues after the claim."""
     older, newer = pair
     fenced_store.protect(dsn, "orders", per="table" if per == "table" else "row")
     resource = "public.orders:1" if per == "row" else "public.orders"
@@ -154,8 +152,8 @@ def test_a_claim_binds_transactions_that_began_before_it(
     assert newer.do("SELECT v FROM public.orders") == ("old",)
 
 
-def test_a_writer_that_waited_for_a_row_sees_what_became_of_it(pair: tuple[Session, Session], dsn: str) -> None:
-    """The older holder passed the fence's look at the row, waits for the row itself, and must look again."""
+def test_writer_that_waited_for_a_row_reads_its_new_fence(pair: tuple[Session, Session], dsn: str) -> None:
+    """The older holder passes the first check of the row's fence, waits for the row, and must be checked again."""
     older, newer = pair
     fenced_store.protect(dsn, "orders")
     begin(newer, 8)
@@ -177,8 +175,10 @@ def test_a_writer_that_waited_for_a_row_sees_what_became_of_it(pair: tuple[Sessi
         "UPDATE public.orders SET id = 1 WHERE id = 2",
     ],
 )
-def test_a_row_deleted_meanwhile_is_not_put_back(pair: tuple[Session, Session], dsn: str, statement: str) -> None:
-    """The older holder passes the fence, and then waits for the deletion of a row with the same key."""
+def test_stale_insert_after_a_concurrent_delete_is_refused(
+    pair: tuple[Session, Session], dsn: str, statement: str
+) -> None:
+    """The older holder passes the fence and then waits for the deletion of a row with the same key."""
     older, newer = pair
     older.do("INSERT INTO public.orders VALUES (2, 'another')")
     fenced_store.protect(dsn, "orders")
@@ -193,7 +193,7 @@ def test_a_row_deleted_meanwhile_is_not_put_back(pair: tuple[Session, Session], 
     assert caught.value.sqlstate == "FEN01"
 
 
-def test_a_table_fence_holds_off_everybody_else_until_the_end(pair: tuple[Session, Session], dsn: str) -> None:
+def test_table_fence_blocks_other_writers_until_the_end(pair: tuple[Session, Session], dsn: str) -> None:
     older, newer = pair
     fenced_store.protect(dsn, "orders", per="table")
     begin(newer, 8)
@@ -208,7 +208,7 @@ def test_a_table_fence_holds_off_everybody_else_until_the_end(pair: tuple[Sessio
     assert caught.value.sqlstate == "FEN01"
 
 
-def test_a_put_that_waited_for_another_is_refused_by_it(pair: tuple[Session, Session]) -> None:
+def test_put_that_waited_for_a_newer_put_is_refused(pair: tuple[Session, Session]) -> None:
     older, newer = pair
     newer.do("BEGIN")
     assert newer.do("SELECT outcome FROM fenced_store.write('k', 8, 1, '1', NULL)") == ("stored",)
@@ -219,12 +219,12 @@ def test_a_put_that_waited_for_another_is_refused_by_it(pair: tuple[Session, Ses
 
 
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("public.orders:1", "public.orders:2")])
-def test_claims_of_the_same_resources_in_any_order_do_not_wait_in_a_circle(
+def test_claims_of_the_same_resources_in_any_order_do_not_deadlock(
     pair: tuple[Session, Session], sessions: Sessions, owner: psycopg.Connection, dsn: str, first: str, second: str
 ) -> None:
-    """One is held between its two; the other, given them the other way round, must come to the same one first."""
+    """One claim is stopped between its two resources. The other, given them in reverse, must lock in the same order."""
     fenced_store.protect(dsn, "orders")
-    # They come in the order of their gates.
+    # A claim locks its resources in the order of their gates.
     slots = "SELECT r FROM unnest(ARRAY[%s, %s]) AS r ORDER BY hashtext(r) & 63"
     (first,), (second,) = owner.execute(slots, [first, second]).fetchall()
     _, other = pair
@@ -251,8 +251,8 @@ def test_claims_of_the_same_resources_in_any_order_do_not_wait_in_a_circle(
     waiting.result(20)
 
 
-def test_a_claim_under_way_is_waited_for_by_whoever_protects_the_table(pair: tuple[Session, Session]) -> None:
-    """It knows nothing of a fence that is not there yet; so the fence must come after it."""
+def test_protect_waits_for_a_claim_in_progress(pair: tuple[Session, Session]) -> None:
+    """The claim does not know of a fence that does not exist yet, so the fence must come after it."""
     newer, protecting = pair
     newer.do("BEGIN")
     newer.do(CLAIM, "public.orders:1")
@@ -266,7 +266,7 @@ def test_a_claim_under_way_is_waited_for_by_whoever_protects_the_table(pair: tup
     assert caught.value.sqlstate == "FEN01"
 
 
-def test_a_claim_leaves_the_callers_own_timeout_alone(pair: tuple[Session, Session]) -> None:
+def test_claim_keeps_the_callers_lock_timeout(pair: tuple[Session, Session]) -> None:
     session, _ = pair
     session.do("BEGIN")
     session.do("SET LOCAL lock_timeout = '7 s'")
@@ -290,8 +290,8 @@ def test_writers_of_different_rows_do_not_wait_for_each_other(
     other.do("COMMIT")
 
 
-def test_a_statement_that_writes_many_rows_holds_few_locks(pair: tuple[Session, Session], dsn: str) -> None:
-    """What all sessions share for such locks is small; a million rows must not use it up."""
+def test_statement_that_writes_many_rows_holds_few_locks(pair: tuple[Session, Session], dsn: str) -> None:
+    """The shared lock table is small; a statement on a million rows must not fill it."""
     session, _ = pair
     fenced_store.protect(dsn, "orders")
     begin(session, 7)
@@ -301,7 +301,7 @@ def test_a_statement_that_writes_many_rows_holds_few_locks(pair: tuple[Session, 
     session.do("COMMIT")
 
 
-def test_a_claim_waits_for_a_table_that_is_being_emptied(pair: tuple[Session, Session], dsn: str) -> None:
+def test_claim_waits_for_a_truncate(pair: tuple[Session, Session], dsn: str) -> None:
     older, newer = pair
     fenced_store.protect(dsn, "orders")
     begin(older, 7)
@@ -312,8 +312,8 @@ def test_a_claim_waits_for_a_table_that_is_being_emptied(pair: tuple[Session, Se
     waiting.result(20)
 
 
-def test_a_claim_of_something_else_waits_for_nobody(pair: tuple[Session, Session], dsn: str) -> None:
-    """Not even for one who writes every row of a table."""
+def test_claim_of_another_resource_does_not_wait(pair: tuple[Session, Session], dsn: str) -> None:
+    """Not even for a writer of every row of a table."""
     older, newer = pair
     fenced_store.protect(dsn, "orders")
     begin(older, 7)
@@ -324,10 +324,10 @@ def test_a_claim_of_something_else_waits_for_nobody(pair: tuple[Session, Session
     older.do("ROLLBACK")
 
 
-def test_a_writer_inside_a_fence_and_a_claim_of_both_do_not_wait_in_a_circle(
+def test_writer_inside_a_fence_and_a_claim_of_both_do_not_deadlock(
     pair: tuple[Session, Session], dsn: str, owner: psycopg.Connection
 ) -> None:
-    """The grant of a lock claims what its holders will take: the fence first, and then the row."""
+    """The grant of a lock claims the resources in the order in which its holders lock them: fence, then row."""
     older, newer = pair
     fenced_store.protect(dsn, "orders")
     begin(older, 7)
@@ -340,7 +340,7 @@ def test_a_writer_inside_a_fence_and_a_claim_of_both_do_not_wait_in_a_circle(
     assert owner.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone() == (0,)
 
 
-def test_a_claim_does_not_wait_for_longer_than_it_is_told(pair: tuple[Session, Session]) -> None:
+def test_claim_waits_only_for_its_patience(pair: tuple[Session, Session]) -> None:
     older, newer = pair
     older.do("BEGIN")
     older.do(take(7))
@@ -350,8 +350,8 @@ def test_a_claim_does_not_wait_for_longer_than_it_is_told(pair: tuple[Session, S
     assert newer.do("SELECT count(*) FROM fenced_store.fences WHERE resource = 'before'") == (0,)
 
 
-def test_a_note_waits_for_nobody(pair: tuple[Session, Session], owner: psycopg.Connection) -> None:
-    """However many there are, and whoever is about to delete the oldest."""
+def test_recording_a_rejection_never_waits(pair: tuple[Session, Session], owner: psycopg.Connection) -> None:
+    """However many rejections there are, and even while another session deletes the oldest."""
     older, newer = pair
     for key in "kl":
         owner.execute("SELECT fenced_store.write(%s, 9, 1, '1', NULL)", [key])
@@ -364,7 +364,7 @@ def test_a_note_waits_for_nobody(pair: tuple[Session, Session], owner: psycopg.C
     older.do("COMMIT")
 
 
-def test_a_warning_found_after_waiting_is_noted_too(pair: tuple[Session, Session], dsn: str) -> None:
+def test_warning_found_after_waiting_is_recorded(pair: tuple[Session, Session], dsn: str) -> None:
     older, newer = pair
     fenced_store.protect(dsn, "orders", per="table", warn_only=True)
     begin(newer, 8)
@@ -378,7 +378,7 @@ def test_a_warning_found_after_waiting_is_noted_too(pair: tuple[Session, Session
     assert [(one.offered, one.stored, one.refused) for one in fenced_store.rejections(dsn)] == [(7, 8, False)]
 
 
-def test_what_is_answered_is_durable_whatever_the_default(pair: tuple[Session, Session]) -> None:
+def test_reply_is_durable_whatever_the_default(pair: tuple[Session, Session]) -> None:
     session, _ = pair
     for call in ("write('k', 7, 1, '1', NULL)", "claim('{k}', 8)"):
         session.do("BEGIN")
@@ -388,8 +388,8 @@ def test_what_is_answered_is_durable_whatever_the_default(pair: tuple[Session, S
         session.do("COMMIT")
 
 
-def test_a_fence_taken_between_two_writes_disturbs_neither(pair: tuple[Session, Session]) -> None:
-    """Both under one token: the number of the write stays the highest that was seen."""
+def test_fence_taken_between_two_writes_disturbs_neither(pair: tuple[Session, Session]) -> None:
+    """Both writes are under one token: the fence keeps the highest write number."""
     session, _ = pair
     session.do("SELECT fenced_store.write('k', 7, 5, '1', NULL)")
     session.do("SELECT fenced_store.raise_fence('k', 7, 3)")
@@ -397,8 +397,8 @@ def test_a_fence_taken_between_two_writes_disturbs_neither(pair: tuple[Session, 
     assert session.do("SELECT outcome FROM fenced_store.write('k', 7, 6, '2', NULL)") == ("stored",)
 
 
-def test_a_fence_of_a_row_holds_off_those_who_write_it(pair: tuple[Session, Session], dsn: str) -> None:
-    """Taken by name, as the resource of a transaction, it is the same fence that the table's trigger looks at."""
+def test_fence_of_a_row_blocks_writers_of_that_row(pair: tuple[Session, Session], dsn: str) -> None:
+    """A row's fence, taken by name in a transaction, is the fence that the table's trigger checks."""
     older, newer = pair
     fenced_store.protect(dsn, "orders")
     newer.do("BEGIN")

@@ -1,4 +1,4 @@
-"""SQLAlchemy's ORM and Alembic beside a fence."""
+"""Fences with SQLAlchemy's ORM and with Alembic."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def made(engine: Engine, owner: psycopg.Connection) -> Iterator[Engine]:
     Base.metadata.drop_all(engine)
 
 
-def test_a_class_with_the_mixin_is_protected_when_its_table_is_made(made: Engine) -> None:
+def test_mixin_protects_the_table_when_it_is_created(made: Engine) -> None:
     assert [(one.resource, one.per, one.strict) for one in fenced_store.protected(made)] == [
         ('"shop floor"."Orders"', "row", True), ("public.whole", "table", False),
     ]  # fmt: skip
 
 
-def test_the_unit_of_work_carries_the_token(made: Engine) -> None:
+def test_unit_of_work_carries_the_token(made: Engine) -> None:
     with Session(made) as session:
         with fence(session, "shop", 7):
             session.add(Order(id=1, state="new"))
@@ -73,7 +73,7 @@ def test_the_unit_of_work_carries_the_token(made: Engine) -> None:
         session.delete(session.get_one(Order, 1))
 
 
-async def test_the_unit_of_work_of_an_async_session_too(made: Engine, dsn: str) -> None:
+async def test_async_unit_of_work_carries_the_token(made: Engine, dsn: str) -> None:
     engine = create_async_engine(url(dsn))
     async with AsyncSession(engine) as session:
         async with fence(session, "shop", 7):
@@ -88,7 +88,7 @@ async def test_the_unit_of_work_of_an_async_session_too(made: Engine, dsn: str) 
     await engine.dispose()
 
 
-def test_autogenerate_finds_nothing_to_do_for_classes_with_the_mixin(made: Engine) -> None:
+def test_autogenerate_changes_nothing_for_protected_classes(made: Engine) -> None:
     with made.connect() as connection:
         context = MigrationContext.configure(
             connection, opts={"include_object": include_object, "include_schemas": True, "compare_server_default": True}
@@ -96,8 +96,8 @@ def test_autogenerate_finds_nothing_to_do_for_classes_with_the_mixin(made: Engin
         assert compare_metadata(context, Base.metadata) == []
 
 
-def test_autogenerate_leaves_our_columns_alone(engine: Engine, owner: psycopg.Connection, dsn: str) -> None:
-    """And still finds what is the user's own to find."""
+def test_autogenerate_ignores_the_fence_columns(engine: Engine, owner: psycopg.Connection, dsn: str) -> None:
+    """It still finds the user's own changes."""
     owner.execute("CREATE TABLE public.orders (id int PRIMARY KEY, gone text)")
     owner.execute("CREATE TABLE public.other (id int PRIMARY KEY, fence_token int)")
     fenced_store.protect(dsn, "orders")
@@ -116,7 +116,7 @@ def test_autogenerate_leaves_our_columns_alone(engine: Engine, owner: psycopg.Co
     assert ("remove_column", "fence_at") in found()
 
 
-def test_a_migration_puts_a_fence_on_and_takes_it_off(engine: Engine, owner: psycopg.Connection, dsn: str) -> None:
+def test_migration_adds_and_removes_a_fence(engine: Engine, owner: psycopg.Connection, dsn: str) -> None:
     owner.execute('CREATE SCHEMA "a:b%"')
     owner.execute('CREATE TABLE "a:b%"."Or\'ders :x" (a int, "b""c" int, PRIMARY KEY (a, "b""c"))')
     with engine.begin() as connection:
@@ -135,7 +135,7 @@ def test_a_migration_puts_a_fence_on_and_takes_it_off(engine: Engine, owner: psy
     assert fenced_store.protected(dsn) == []
 
 
-def test_a_migration_can_be_printed_and_run_by_hand(owner: psycopg.Connection, dsn: str) -> None:
+def test_migration_can_be_printed_and_run_by_hand(owner: psycopg.Connection, dsn: str) -> None:
     owner.execute("CREATE TABLE public.orders (id int PRIMARY KEY)")
     printed = io.StringIO()
     context = MigrationContext.configure(dialect_name="postgresql", opts={"as_sql": True, "output_buffer": printed})
@@ -146,7 +146,7 @@ def test_a_migration_can_be_printed_and_run_by_hand(owner: psycopg.Connection, d
     assert [one.resource for one in fenced_store.protected(dsn)] == ["public.orders"]
 
 
-def test_the_operations_can_be_written_into_a_migration() -> None:
+def test_operations_render_into_a_migration() -> None:
     fencing = FenceTableOp("orders", ["id"], strict=True, schema="shop")
     written = render_python_code(ops.UpgradeOps([fencing, fencing.reverse()]))
     given = "key=['id'], per='row', strict=True, warn_only=False, schema='shop', fences='fenced_store'"
@@ -156,7 +156,7 @@ def test_the_operations_can_be_written_into_a_migration() -> None:
 
 
 def test_autogenerate_finds_classes_whose_tables_have_no_fence(engine: Engine, owner: psycopg.Connection) -> None:
-    """Where migrations make the tables, nothing else would put the fence on."""
+    """If migrations create the tables, only autogenerate can add the fence."""
     owner.execute('CREATE SCHEMA "shop floor"')
 
     def found() -> list[FenceTableOp]:
@@ -179,7 +179,7 @@ def test_autogenerate_finds_classes_whose_tables_have_no_fence(engine: Engine, o
 
 
 @pytest.mark.parametrize("options", [{"strickt": True}, {"strict": "yes"}, {"key": 5}, {"key": []}], ids=repr)
-def test_options_of_the_mixin_are_checked(options: dict[str, Any]) -> None:
+def test_invalid_options_of_the_mixin_are_refused(options: dict[str, Any]) -> None:
     class Other(DeclarativeBase):
         pass
 
@@ -191,7 +191,7 @@ def test_options_of_the_mixin_are_checked(options: dict[str, Any]) -> None:
         )
 
 
-def test_raise_ours_takes_an_engine_and_shows_no_dsn() -> None:
+def test_translate_errors_refuses_a_dsn_and_does_not_show_it() -> None:
     with pytest.raises(fenced_store.InvalidArgument) as caught:
         fenced_store.translate_errors("postgresql://me:secret@host/db")  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)

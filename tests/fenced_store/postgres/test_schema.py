@@ -1,4 +1,4 @@
-"""fenced_store's schema: made whole or not at all, by any number at once; leaves no trace."""
+"""fenced_store's schema: its install is atomic and may run concurrently, and its removal leaves no trace."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fenced_store import InvalidArgument, schema
 from tests.fenced_store.postgres.conftest import url
 
 
-def test_installing_twice_is_nothing_to_do(bare_dsn: str) -> None:
+def test_second_install_changes_nothing(bare_dsn: str) -> None:
     assert fenced_store.install(bare_dsn) is True
     assert fenced_store.install(bare_dsn) is False
 
 
-def test_ten_at_once_make_one(bare_dsn: str) -> None:
+def test_ten_concurrent_installs_create_one_schema(bare_dsn: str) -> None:
     with ThreadPoolExecutor(10) as pool:
         made = list(pool.map(lambda _: fenced_store.install(bare_dsn), range(10)))
     assert sorted(made) == [False] * 9 + [True]
 
 
-def test_every_way_to_name_the_database_works(bare_dsn: str) -> None:
+def test_install_accepts_every_way_to_name_the_database(bare_dsn: str) -> None:
     assert fenced_store.install(create_async_engine(url(bare_dsn)))
     assert not fenced_store.install(url(bare_dsn).render_as_string(hide_password=False))
     with pytest.raises(InvalidArgument, match="DSN"):
@@ -38,7 +38,7 @@ def test_every_way_to_name_the_database_works(bare_dsn: str) -> None:
         fenced_store.install(None)  # type: ignore[arg-type]
 
 
-def test_it_leaves_no_trace(bare_dsn: str) -> None:
+def test_uninstall_leaves_no_trace(bare_dsn: str) -> None:
     def everything() -> list[tuple[Any, ...]]:
         with psycopg.connect(bare_dsn) as connection:
             return connection.execute(
@@ -59,7 +59,7 @@ def test_it_leaves_no_trace(bare_dsn: str) -> None:
     assert everything() == before
 
 
-def test_a_dba_can_run_the_statements_alone(bare_dsn: str) -> None:
+def test_ddl_can_be_run_by_hand(bare_dsn: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as connection:
         connection.execute(fenced_store.ddl("my fences").encode())
     store = fenced_store.FencedStore(bare_dsn, schema="my fences")
@@ -72,7 +72,7 @@ HOSTILE = ['a"b', "%s :x", "x; DROP SCHEMA public", "ünï", "'", "$1", "\\"]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_any_schema_name_works(bare_dsn: str, name: str) -> None:
+def test_schema_may_have_any_valid_name(bare_dsn: str, name: str) -> None:
     fenced_store.install(bare_dsn, name)
     with fenced_store.FencedStore(bare_dsn, schema=name) as store:
         store.put("k", 1, fence=1)
@@ -93,19 +93,19 @@ def test_any_schema_name_works(bare_dsn: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "pg_x", "public", "information_schema", "x" * 64, "nul\0", 7])
-def test_other_schema_names_are_refused(name: str) -> None:
+def test_invalid_schema_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match=r"chema"):
         fenced_store.install("host=/nowhere", name)
 
 
-def test_a_schema_of_somebody_else_is_left_alone(bare_dsn: str) -> None:
+def test_foreign_schema_is_refused_and_left_alone(bare_dsn: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA fenced_store")
     with pytest.raises(InvalidArgument, match="not fenced_store's"):
         fenced_store.install(bare_dsn)
 
 
-def test_a_newer_schema_is_not_touched(bare_dsn: str) -> None:
+def test_newer_schema_is_not_touched(bare_dsn: str) -> None:
     fenced_store.install(bare_dsn)
     with psycopg.connect(bare_dsn, autocommit=True) as connection:
         connection.execute("UPDATE fenced_store.installed_revision SET number = 99")
@@ -115,7 +115,7 @@ def test_a_newer_schema_is_not_touched(bare_dsn: str) -> None:
             call(bare_dsn)
 
 
-def test_default_privileges_give_nothing_away(bare_dsn: str, role: str) -> None:
+def test_default_privileges_grant_no_access(bare_dsn: str, role: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as connection:
         for things in ("TABLES", "SEQUENCES", "FUNCTIONS", "SCHEMAS"):
             statement = f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {things} TO {{}}"
@@ -134,8 +134,8 @@ def test_default_privileges_give_nothing_away(bare_dsn: str, role: str) -> None:
         )
 
 
-def test_every_function_that_a_role_may_call_is_there_and_guarded(owner: psycopg.Connection) -> None:
-    """Those that touch our tables run as their owner under a fixed path; those that touch the user's, as the user."""
+def test_every_public_function_exists_and_has_a_fixed_search_path(owner: psycopg.Connection) -> None:
+    """Functions on fenced_store's tables run as their owner with a fixed path; those on user tables run as the user."""
     rows = owner.execute(
         "SELECT proname, prosecdef, coalesce(array_to_string(proconfig, ' '), '') FROM pg_proc"
         " WHERE pronamespace = 'fenced_store'::regnamespace AND proname = ANY(%s)",
@@ -162,7 +162,7 @@ def run(dsn: str, *arguments: str) -> int:
     return main(["fence", *arguments, "--dsn", dsn])
 
 
-def test_the_command_line_does_it_all(bare_dsn: str, capsys: pytest.CaptureFixture[str], role: str) -> None:
+def test_command_line_runs_every_fence_command(bare_dsn: str, capsys: pytest.CaptureFixture[str], role: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE orders (id int, line int, v text, PRIMARY KEY (id, line))")
         connection.execute("INSERT INTO orders VALUES (1, 1, 'a')")
@@ -189,7 +189,7 @@ def test_the_command_line_does_it_all(bare_dsn: str, capsys: pytest.CaptureFixtu
         assert "No table is protected" in capsys.readouterr().out
 
 
-def test_the_command_line_says_what_is_wrong(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_reports_errors(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, said in (
         (["list"], "dblock fence setup"),
         (["install", "nowhere"], "There is no table 'nowhere'"),
@@ -203,10 +203,10 @@ def test_the_command_line_says_what_is_wrong(bare_dsn: str, capsys: pytest.Captu
     assert 'CREATE SCHEMA "mine"' in capsys.readouterr().out
 
 
-def test_after_a_restore_tokens_are_raised_above_every_fence(
+def test_tokens_are_raised_above_every_fence_after_a_restore(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A dump restored elsewhere: the locks went back, the resources did not."""
+    """A dump was restored elsewhere: the locks went back in time, the resources did not."""
     with dblock.Client(dsn) as client:
         for _ in range(3):
             with client.lock("a") as lease:

@@ -1,4 +1,4 @@
-"""Truth 10, in the store: strict between holders, and still as many writes as one likes for one of them."""
+"""The store is strict between holders, and lets one holder write as often as it likes (invariant 10 of the design)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-async def test_what_is_put_is_got(stores: Stores, value: Any) -> None:
+async def test_get_returns_the_value_that_was_put(stores: Stores, value: Any) -> None:
     store = stores()
     stored = await store.put("k", value, fence=1)
     got = await store.get("k")
@@ -31,20 +31,20 @@ async def test_what_is_put_is_got(stores: Stores, value: Any) -> None:
     assert stored == fenced_store.Stored("k", 1, 1, stored.write, stored.stored_at, False)
 
 
-async def test_a_key_that_is_not_there_is_none(stores: Stores) -> None:
+async def test_missing_key_is_none(stores: Stores) -> None:
     store = stores()
     assert await store.get("k") is None
     assert await store.history("k") == []
 
 
-async def test_one_holder_writes_as_often_as_it_likes(stores: Stores) -> None:
+async def test_holder_writes_a_key_many_times(stores: Stores) -> None:
     store = stores()
     for number in range(20):
         assert (await store.put("k", number, fence=7)).version == number + 1
     assert (await store.get("k")).value == 19
 
 
-async def test_a_lower_token_is_refused_and_says_all_about_it(stores: Stores) -> None:
+async def test_lower_token_is_refused_with_all_details(stores: Stores) -> None:
     store = stores()
     stored = await store.put("k", "new", fence=8)
     with pytest.raises(StaleTokenError) as caught:
@@ -60,8 +60,8 @@ async def test_a_lower_token_is_refused_and_says_all_about_it(stores: Stores) ->
     assert (await store.get("k")).version == 1
 
 
-async def test_a_write_from_before_that_comes_late_is_refused(stores: Stores) -> None:
-    """Buffered before the pause, delivered after: by another holder, and by the same."""
+async def test_delayed_write_is_refused(stores: Stores) -> None:
+    """The write was buffered before a pause and delivered after a later write, of the same holder or of another."""
     store = stores()
     await store.put("k", "third", fence=7, write=3)
     with pytest.raises(StaleTokenError, match="a later write of the same holder"):
@@ -100,20 +100,20 @@ async def test_history_is_bounded_and_holds_deletions(stores: Stores) -> None:
     assert await without.history("other") == []
 
 
-async def test_the_same_write_sent_twice_is_done_once(stores: Stores) -> None:
+async def test_repeated_write_is_stored_once(stores: Stores) -> None:
     store = stores()
     first = await store.put("k", {"b": 1, "a": 2}, fence=7, write=5)
     again = await store.put("k", {"a": 2, "b": 1}, fence=7, write=5)
     assert (first.repeated, again.repeated) == (False, True)
     assert (again.version, again.stored_at) == (1, first.stored_at)
     await store.put("k", b"later", fence=8)
-    assert (await store.put("k", {"a": 2, "b": 1}, fence=7, write=5)).version == 1, "it was accepted, and written over"
+    assert (await store.put("k", {"a": 2, "b": 1}, fence=7, write=5)).version == 1, "accepted and then overwritten"
     assert (await store.get("k")).value == b"later"
     gone = await store.delete("k", fence=8, write=2**62)
     assert (await store.delete("k", fence=8, write=2**62)).version == gone.version
 
 
-async def test_another_write_under_the_same_number_is_no_repetition(stores: Stores) -> None:
+async def test_different_write_under_the_same_number_is_refused(stores: Stores) -> None:
     store = stores()
     await store.put("k", "one", fence=7, write=5)
     with pytest.raises(StaleTokenError, match="another write under the same number"):
@@ -123,14 +123,14 @@ async def test_another_write_under_the_same_number_is_no_repetition(stores: Stor
     assert (await store.get("k")).value == "one"
 
 
-async def test_a_claim_alone_is_no_write_that_could_be_repeated(stores: Stores) -> None:
+async def test_claim_is_not_taken_for_a_repeated_write(stores: Stores) -> None:
     store = stores()
     await store.claim("k", fence=7)
     assert await store.get("k") is None
     assert not (await store.put("k", 1, fence=7, write=1)).repeated
 
 
-async def test_a_claim_refuses_the_stale_before_anything_is_written(stores: Stores) -> None:
+async def test_claim_refuses_stale_writers_before_the_first_write(stores: Stores) -> None:
     store = stores()
     await store.put("k", "old", fence=7)
     await store.claim("k", "l", fence=8)
@@ -139,7 +139,7 @@ async def test_a_claim_refuses_the_stale_before_anything_is_written(stores: Stor
         with pytest.raises(StaleTokenError) as caught:
             await store.put(key, "stale", fence=7)
         assert caught.value.stored == 8
-    assert (await store.get("k")).value == "old", "a claim leaves the value as it is"
+    assert (await store.get("k")).value == "old", "a claim keeps the value"
     await store.put("k", "new", fence=8)
     await store.claim("k", fence=8)
     assert (await store.put("k", "newer", fence=8)).version == 3
@@ -147,7 +147,7 @@ async def test_a_claim_refuses_the_stale_before_anything_is_written(stores: Stor
         await store.claim("k", fence=7)
 
 
-async def test_a_claim_that_comes_late_is_stale_like_any_other(stores: Stores) -> None:
+async def test_late_claim_is_stale(stores: Stores) -> None:
     store = stores()
     await store.claim("k", fence=8)
     with pytest.raises(StaleTokenError) as caught:
@@ -156,7 +156,7 @@ async def test_a_claim_that_comes_late_is_stale_like_any_other(stores: Stores) -
     assert "acquire it again" in str(caught.value)
 
 
-async def test_what_is_read_says_who_wrote_it_whatever_was_claimed_since(stores: Stores) -> None:
+async def test_value_keeps_its_writer_after_a_claim(stores: Stores) -> None:
     store = stores(writer="the writer")
     stored = await store.put("k", "v", fence=3)
     await stores(writer="the next one").claim("k", fence=8)
@@ -166,7 +166,7 @@ async def test_what_is_read_says_who_wrote_it_whatever_was_claimed_since(stores:
     assert (await store.get("k")).token == 8
 
 
-async def test_a_write_of_a_version_that_comes_late_again_is_not_stored_again(stores: Stores) -> None:
+async def test_late_repeat_of_a_version_write_is_not_stored_again(stores: Stores) -> None:
     store = stores()
     await store.put("k", 1, fence=7, if_version=0, write=5)
     await store.delete("k", fence=7, write=6)
@@ -193,7 +193,7 @@ async def test_compare_and_set_needs_no_lock(stores: Stores) -> None:
     assert await store.get("never there") is None
 
 
-async def test_a_version_and_a_token_must_both_hold(stores: Stores) -> None:
+async def test_write_with_version_and_token_needs_both(stores: Stores) -> None:
     store = stores()
     await store.put("k", 1, fence=7)
     with pytest.raises(VersionConflict):
@@ -201,16 +201,16 @@ async def test_a_version_and_a_token_must_both_hold(stores: Stores) -> None:
     with pytest.raises(StaleTokenError):
         await store.put("k", 2, fence=6, if_version=1)
     assert (await store.put("k", 2, fence=7, if_version=1)).version == 2
-    assert (await store.put("k", 3, if_version=2)).token == 7, "a write without a token leaves the fence as it is"
+    assert (await store.put("k", 3, if_version=2)).token == 7, "a write without a token keeps the fence"
     with pytest.raises(StaleTokenError):
         await store.put("k", 4, fence=6)
 
 
 @pytest.mark.parametrize("terms", [{"fence": 7}, {"if_version": 0}], ids=["token", "version"])
-async def test_a_lost_answer_is_asked_for_again_and_stored_once(
+async def test_write_whose_reply_was_lost_is_stored_once(
     stores: Stores, owner: psycopg.Connection, terms: dict[str, int]
 ) -> None:
-    """The connection is cut after COMMIT was done, and before anybody heard of it."""
+    """The connection is cut after the commit and before the reply."""
     with Proxy(stores.dsn) as proxy:
         store = stores(proxy.dsn)
         await store.get("warm")
@@ -224,7 +224,7 @@ async def test_a_lost_answer_is_asked_for_again_and_stored_once(
         assert (gone.version, gone.repeated) == (2, True)
 
 
-async def test_when_no_answer_comes_the_outcome_is_unknown_and_can_be_asked_for(
+async def test_write_without_any_reply_is_unknown_and_can_be_retried(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fenced_store.store, "PAUSE", 0.01)
@@ -237,7 +237,7 @@ async def test_when_no_answer_comes_the_outcome_is_unknown_and_can_be_asked_for(
     assert (again.version, again.repeated) == (1, True)
 
 
-async def test_refusals_are_noted_with_who_and_by_whom(stores: Stores, owner: psycopg.Connection) -> None:
+async def test_rejections_are_recorded_with_both_writers(stores: Stores, owner: psycopg.Connection) -> None:
     store = stores(writer="the new one")
     await store.put("k", 1, fence=8)
     stale = stores(writer="the old one")
@@ -252,7 +252,7 @@ async def test_refusals_are_noted_with_who_and_by_whom(stores: Stores, owner: ps
         await stale.put("k", 2, fence=7)
 
 
-def test_refusals_take_bounded_room(store: fenced_store.FencedStore, owner: psycopg.Connection) -> None:
+def test_recorded_rejections_are_bounded(store: fenced_store.FencedStore, owner: psycopg.Connection) -> None:
     store.put("k", 1, fence=2)
     with pytest.raises(StaleTokenError):
         store.put("k", 1, fence=1)
@@ -275,7 +275,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
-async def test_any_name_that_can_be_stored_is_just_a_name(stores: Stores, name: str) -> None:
+async def test_every_valid_name_is_a_key(stores: Stores, name: str) -> None:
     store = stores(writer=name[:512])
     await store.put(name, name, fence=1)
     await store.claim(name, name + "?" if len(name) < 1024 else name, fence=2)
@@ -289,7 +289,7 @@ async def test_any_name_that_can_be_stored_is_just_a_name(stores: Stores, name: 
 @pytest.mark.parametrize(
     "name", ["", "x" * 1025, "ü" * 513, "x" * 10_240, "nul\0", "\ud800", 42, None, b"k"], ids=ascii
 )
-async def test_any_other_name_is_refused_before_anything_is_sent(unreachable: Any, name: Any) -> None:
+async def test_invalid_name_is_refused_before_anything_is_sent(unreachable: Any, name: Any) -> None:
     for call in (
         unreachable.put(name, 1, fence=1), unreachable.delete(name, fence=1), unreachable.get(name),
         unreachable.history(name), unreachable.claim(name, fence=1),
@@ -318,7 +318,7 @@ async def test_any_other_name_is_refused_before_anything_is_sent(unreachable: An
         one if isinstance(one, str) else ", ".join(f"{key} {type(value).__name__}" for key, value in one.items())
     ),
 )
-async def test_terms_that_cannot_be_are_refused(unreachable: Any, options: dict[str, Any], said: str) -> None:
+async def test_invalid_options_are_refused(unreachable: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         await unreachable.put("k", 1, **options)
 
@@ -334,12 +334,12 @@ async def test_terms_that_cannot_be_are_refused(unreachable: Any, options: dict[
     ],
     ids=ascii,
 )
-async def test_values_that_cannot_be_stored_are_refused(unreachable: Any, value: Any, said: str) -> None:
+async def test_invalid_values_are_refused(unreachable: Any, value: Any, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         await unreachable.put("k", value, fence=1)
 
 
-async def test_what_the_database_is_offered_it_checks_again(owner: psycopg.Connection) -> None:
+async def test_database_checks_its_arguments_again(owner: psycopg.Connection) -> None:
     for call, state in (
         ("write('', 1, 1, '1', NULL)", "22023"),
         ("write(repeat('x', 1025), 1, 1, '1', NULL)", "22023"),
@@ -356,26 +356,24 @@ async def test_what_the_database_is_offered_it_checks_again(owner: psycopg.Conne
         assert caught.value.sqlstate == state, call
 
 
-async def test_without_the_schema_it_says_what_to_run(stores: Stores, bare_dsn: str) -> None:
+async def test_missing_schema_names_the_command_to_run(stores: Stores, bare_dsn: str) -> None:
     store = stores(bare_dsn)
     for call in (store.put("k", 1, fence=1), store.get("k"), store.claim("k", fence=1)):
         with pytest.raises(NotInstalled, match="dblock fence setup"):
             await call
 
 
-def test_a_lease_is_a_fence_and_an_efficiency_lease_is_not(
-    client: dblock.Client, store: fenced_store.FencedStore
-) -> None:
+def test_lease_is_a_fence_and_efficiency_lease_is_not(client: dblock.Client, store: fenced_store.FencedStore) -> None:
     lease = client.lock("a").acquire()
     assert store.put("k", 1, fence=lease).token == lease.token
     assert f"lock {lease.name!r}" in str(store.get("k"))
     wasteful = client.efficiency_lock("b").acquire()
     with pytest.raises(dblock.NoFencingToken):
-        # The type checker refuses it too; were it not to, the next line would be an error of its own.
+        # The type checker refuses it too; if it did not, the unused ignore in the next line would be an error.
         store.put("k", 2, fence=wasteful)  # type: ignore[arg-type]
 
 
-def test_another_services_token_is_not_taken_for_a_grant_of_dblocks(
+def test_token_of_another_service_is_not_joined_with_a_dblock_grant(
     client: dblock.Client, store: fenced_store.FencedStore, dsn: str
 ) -> None:
     lease = client.lock("not involved").acquire()
@@ -393,20 +391,20 @@ def test_another_services_token_is_not_taken_for_a_grant_of_dblocks(
 
 
 @pytest.mark.parametrize("dsn", ["nonsense", "sqlite://", "postgresql://me:sec ret@host:x y/"])
-def test_a_dsn_that_cannot_be_read_is_refused_and_not_shown(dsn: str) -> None:
+def test_unreadable_dsn_is_refused_and_not_shown(dsn: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         fenced_store.FencedStore(dsn)
     assert "sec ret" not in str(caught.value)
 
 
-def test_another_services_token_is_as_good(store: fenced_store.FencedStore) -> None:
+def test_token_of_another_service_is_accepted(store: fenced_store.FencedStore) -> None:
     class Etcd:
         token = 4_611_686_018_427_387_904
 
     assert store.put("k", 1, fence=Etcd()).token == Etcd.token
 
 
-async def test_a_role_with_the_grant_can_raise_a_fence_and_not_lower_it(
+async def test_granted_role_can_raise_a_fence_but_not_lower_it(
     stores: Stores, owner: psycopg.Connection, role: str
 ) -> None:
     from psycopg import conninfo
@@ -434,7 +432,7 @@ async def test_a_role_with_the_grant_can_raise_a_fence_and_not_lower_it(
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement.encode())
-        # A name of its own in front of the path changes nothing of what the functions call.
+        # A schema of the role's own at the head of search_path does not change what the functions call.
         connection.execute("CREATE TEMP TABLE fences (resource text PRIMARY KEY, token bigint)")
         connection.execute("SET search_path TO pg_temp, public")
         with pytest.raises(psycopg.Error) as caught:
@@ -464,16 +462,16 @@ async def test_a_role_with_the_grant_can_raise_a_fence_and_not_lower_it(
         ("protect_table(NULL)", "42704"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words_of_ours(owner: psycopg.Connection, call: str, sqlstate: str) -> None:
+def test_invalid_sql_arguments_raise_clear_errors(owner: psycopg.Connection, call: str, sqlstate: str) -> None:
     with pytest.raises(psycopg.Error) as refused:
         owner.execute(f"SELECT * FROM fenced_store.{call}".encode())
     assert refused.value.sqlstate == sqlstate
 
 
-def test_what_need_not_be_said_may_be_null(owner: psycopg.Connection) -> None:
+def test_optional_sql_arguments_may_be_null(owner: psycopg.Connection) -> None:
     owner.execute("SELECT fenced_store.raise_fence('k', 1, NULL)")
     owner.execute("SELECT fenced_store.claim('{k}', 2, patience => '-infinity')")
     assert owner.execute("SELECT token, write_number FROM fenced_store.fences").fetchone() == (2, 0)
-    # Under any path, for it has its own.
+    # With any search_path, because the function has its own.
     owner.execute("SET search_path TO public")
     assert owner.execute("SELECT fenced_store.guard_function_name('pg_class', 'k', '{oid}')").fetchone() is not None

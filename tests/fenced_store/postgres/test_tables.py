@@ -1,4 +1,4 @@
-"""Fences on tables: raw SQL is refused, whatever it is made of, when its transaction carries a stale token or none."""
+"""Fences on tables: raw SQL of every kind is refused if its transaction carries a stale token, or none if strict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def orders(owner: psycopg.Connection) -> None:
 
 
 def carrying(owner: psycopg.Connection, token: object, *statements: str) -> int:
-    """Run statements in a transaction that carries a token; return how many rows the last one was about."""
+    """Run statements in a transaction that carries a token; return the row count of the last one."""
     with owner.transaction():
         if token is not None:
             owner.execute("SELECT set_config('fenced_store.token', %s, true)", [str(token)])
@@ -57,7 +57,7 @@ WRITES = [
 
 @PER
 @pytest.mark.parametrize("statement", WRITES)
-def test_every_kind_of_write_is_refused_when_stale_and_done_when_not(
+def test_every_kind_of_write_is_refused_only_when_stale(
     dsn: str, owner: psycopg.Connection, per: Any, statement: str
 ) -> None:
     if statement.startswith("MERGE") and owner.info.server_version < 150000:
@@ -66,7 +66,7 @@ def test_every_kind_of_write_is_refused_when_stale_and_done_when_not(
     carrying(owner, 8, "UPDATE orders SET v = 'new'")
     resource = "public.orders" if per == "table" or "TRUNCATE" in statement else "public.orders:"
     if statement == WRITES[0] and per == "row":
-        # A row that was never there has a fence only where the table has one.
+        # A row that never existed has a fence only if the table has one.
         assert carrying(owner, 7, statement) == 1
         return
     error = refused(owner, 7, statement)
@@ -77,7 +77,7 @@ def test_every_kind_of_write_is_refused_when_stale_and_done_when_not(
 
 
 @PER
-def test_copy_is_a_write_too(dsn: str, owner: psycopg.Connection, per: Any) -> None:
+def test_copy_is_refused_when_stale(dsn: str, owner: psycopg.Connection, per: Any) -> None:
     protect(dsn, "orders", per=per, strict=True)
     with pytest.raises(psycopg.Error) as caught, owner.cursor().copy("COPY orders (id, v) FROM STDIN") as copy:
         copy.write_row((7, "x"))
@@ -86,7 +86,7 @@ def test_copy_is_a_write_too(dsn: str, owner: psycopg.Connection, per: Any) -> N
 
 @PER
 @pytest.mark.parametrize("statement", WRITES[:4])
-def test_strict_refuses_a_transaction_without_a_token(
+def test_strict_table_refuses_a_transaction_without_a_token(
     dsn: str, owner: psycopg.Connection, per: Any, statement: str
 ) -> None:
     protect(dsn, "orders", per=per)
@@ -101,13 +101,13 @@ def test_strict_refuses_a_transaction_without_a_token(
 @pytest.mark.parametrize(
     "bad", ["abc", "-1", "0", "1.5", " 7", "9223372036854775808", "1" * 30, "'; DROP TABLE orders; --"]
 )
-def test_what_is_no_token_is_an_error_of_its_own(dsn: str, owner: psycopg.Connection, per: Any, bad: str) -> None:
+def test_invalid_token_raises_its_own_error(dsn: str, owner: psycopg.Connection, per: Any, bad: str) -> None:
     protect(dsn, "orders", per=per)
     assert "fenced_store.token" in str(refused(owner, bad, WRITES[1], state="FEN03"))
     carrying(owner, 2**63 - 1, WRITES[1])
 
 
-def test_the_rows_of_different_locks_do_not_get_in_each_others_way(dsn: str, owner: psycopg.Connection) -> None:
+def test_rows_of_different_locks_are_independent(dsn: str, owner: psycopg.Connection) -> None:
     protect(dsn, "orders")
     carrying(owner, 8, "UPDATE orders SET v = 'by 8' WHERE id = 1")
     carrying(owner, 7, "UPDATE orders SET v = 'by 7' WHERE id = 2")
@@ -115,7 +115,7 @@ def test_the_rows_of_different_locks_do_not_get_in_each_others_way(dsn: str, own
     assert owner.execute("SELECT v, fence_token FROM orders ORDER BY id").fetchall() == [("by 8", 8), ("by 7", 7)]
 
 
-def test_a_row_that_was_deleted_keeps_its_fence(dsn: str, owner: psycopg.Connection) -> None:
+def test_deleted_row_keeps_its_fence(dsn: str, owner: psycopg.Connection) -> None:
     protect(dsn, "orders")
     carrying(owner, 8, "DELETE FROM orders WHERE id = 1")
     assert "backend" in str(refused(owner, 7, "INSERT INTO orders VALUES (1, 'risen')").diag.message_detail)
@@ -125,7 +125,7 @@ def test_a_row_that_was_deleted_keeps_its_fence(dsn: str, owner: psycopg.Connect
     carrying(owner, 5, "INSERT INTO orders VALUES (3, 'new')")
 
 
-def test_a_row_that_changes_its_key_leaves_its_fence_and_meets_the_other(dsn: str, owner: psycopg.Connection) -> None:
+def test_row_that_changes_its_key_meets_the_fence_of_its_new_key(dsn: str, owner: psycopg.Connection) -> None:
     protect(dsn, "orders")
     carrying(owner, 8, "UPDATE orders SET id = 5 WHERE id = 1")
     refused(owner, 7, "INSERT INTO orders VALUES (1, 'in its old place')")
@@ -134,7 +134,7 @@ def test_a_row_that_changes_its_key_leaves_its_fence_and_meets_the_other(dsn: st
     refused(owner, 8, "UPDATE orders SET id = 5 WHERE id = 2")
 
 
-def test_emptying_a_table_looks_at_claims_and_at_fences_left_behind(
+def test_truncate_checks_claims_and_fences_of_deleted_rows(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore
 ) -> None:
     made = protect(dsn, "orders")
@@ -145,7 +145,7 @@ def test_emptying_a_table_looks_at_claims_and_at_fences_left_behind(
 
 
 @pytest.mark.parametrize("warn_only", [False, True])
-def test_emptying_a_table_without_a_token_lowers_no_fence(dsn: str, owner: psycopg.Connection, warn_only: bool) -> None:
+def test_truncate_without_a_token_lowers_no_fence(dsn: str, owner: psycopg.Connection, warn_only: bool) -> None:
     protect(dsn, "orders", warn_only=warn_only)
     carrying(owner, 9, "UPDATE orders SET v = 'x' WHERE id = 1")
     carrying(owner, 4 if warn_only else None, "TRUNCATE orders")
@@ -154,15 +154,13 @@ def test_emptying_a_table_without_a_token_lowers_no_fence(dsn: str, owner: psyco
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_table_is_not_emptied_on_the_ground_of_what_was_there_before(
-    dsn: str, owner: psycopg.Connection, isolation: str
-) -> None:
+def test_truncate_needs_read_committed(dsn: str, owner: psycopg.Connection, isolation: str) -> None:
     protect(dsn, "orders")
     owner.execute(f"SET default_transaction_isolation = '{isolation}'".encode())
     refused(owner, 9, "TRUNCATE orders", state="0A000")
 
 
-def test_an_emptied_table_keeps_its_fence(dsn: str, owner: psycopg.Connection) -> None:
+def test_truncated_table_keeps_its_fence(dsn: str, owner: psycopg.Connection) -> None:
     protect(dsn, "orders")
     carrying(owner, 8, "UPDATE orders SET v = 'new' WHERE id = 2")
     refused(owner, 7, "TRUNCATE orders")
@@ -171,7 +169,7 @@ def test_an_emptied_table_keeps_its_fence(dsn: str, owner: psycopg.Connection) -
     carrying(owner, 8, "INSERT INTO orders VALUES (1, 'again')")
 
 
-def test_a_lower_fence_left_behind_lowers_no_claim(
+def test_lower_fence_of_a_deleted_row_lowers_no_claim(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore
 ) -> None:
     made = protect(dsn, "orders")
@@ -184,14 +182,14 @@ def test_a_lower_fence_left_behind_lowers_no_claim(
     refused(owner, 8, "INSERT INTO orders VALUES (1, 'risen')")
 
 
-def test_a_row_put_back_without_a_token_has_its_old_fence(dsn: str, owner: psycopg.Connection) -> None:
+def test_row_inserted_again_without_a_token_keeps_its_old_fence(dsn: str, owner: psycopg.Connection) -> None:
     protect(dsn, "orders")
     carrying(owner, 9, "DELETE FROM orders WHERE id = 1")
     carrying(owner, None, "INSERT INTO orders VALUES (1, 'again')")
     assert owner.execute("SELECT fence_token FROM orders WHERE id = 1").fetchone() == (9,)
 
 
-def test_nobody_writes_the_fences_columns_by_hand(dsn: str, owner: psycopg.Connection) -> None:
+def test_fence_columns_cannot_be_written_by_hand(dsn: str, owner: psycopg.Connection) -> None:
     protect(dsn, "orders")
     carrying(owner, 8, "UPDATE orders SET v = 'new' WHERE id = 1")
     carrying(owner, None, "UPDATE orders SET fence_token = 1, fence_at = NULL WHERE id = 1")
@@ -202,7 +200,7 @@ def test_nobody_writes_the_fences_columns_by_hand(dsn: str, owner: psycopg.Conne
 
 
 @PER
-def test_a_claim_refuses_the_stale_before_anything_is_written(
+def test_claim_refuses_stale_writers_before_the_first_write(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore, per: Any
 ) -> None:
     made = protect(dsn, "orders", per=per)
@@ -219,7 +217,7 @@ def test_a_claim_refuses_the_stale_before_anything_is_written(
 
 
 @PER
-def test_warn_only_lets_everything_through_and_notes_it(dsn: str, owner: psycopg.Connection, per: Any) -> None:
+def test_warn_only_table_refuses_nothing_and_records_everything(dsn: str, owner: psycopg.Connection, per: Any) -> None:
     protect(dsn, "orders", per=per, strict=True, warn_only=True)
     told: list[str] = []
     owner.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
@@ -235,7 +233,7 @@ def test_warn_only_lets_everything_through_and_notes_it(dsn: str, owner: psycopg
     refused(owner, 7, "UPDATE orders SET v = 'stale' WHERE id = 1")
 
 
-def test_composite_keys_and_keys_of_all_kinds(dsn: str, owner: psycopg.Connection) -> None:
+def test_row_resources_match_keys_of_all_types(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute(
         "CREATE TABLE many (a text, b timestamptz, c bytea, d uuid, e date, f numeric, v int,"
         " PRIMARY KEY (b, a, c, d, e, f))"
@@ -246,7 +244,7 @@ def test_composite_keys_and_keys_of_all_kinds(dsn: str, owner: psycopg.Connectio
         "('x,\\y', '2026-01-02 03:04:05+00', '\\x00ff', '00000000-0000-0000-0000-000000000001', '2026-01-02', 1.50, 1)"
     )
     carrying(owner, 8, f"INSERT INTO many VALUES {row}", "DELETE FROM many")
-    # The name of a row does not depend on how the session would print its key.
+    # The resource of a row does not depend on how the session prints its key.
     for setting in ("TimeZone = 'Asia/Tokyo'", "DateStyle = 'German'", "bytea_output = 'escape'"):
         refused(owner, 7, f"SET LOCAL {setting}", f"INSERT INTO many VALUES {row}")
     key = ("2026-01-02T03:04:05", "x,\\y", "00ff", "00000000-0000-0000-0000-000000000001", "2026-01-02", "1.5")
@@ -255,7 +253,7 @@ def test_composite_keys_and_keys_of_all_kinds(dsn: str, owner: psycopg.Connectio
     )
 
 
-def test_keys_that_look_alike_are_told_apart(dsn: str, owner: psycopg.Connection) -> None:
+def test_similar_keys_have_different_fences(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("CREATE TABLE pairs (a text, b text, v int, PRIMARY KEY (b, a))")
     protect(dsn, "pairs", key=["a", "b"])
     for a, b in (("x,y", "z"), ("x\\", ",z"), ("\\N", "z"), ("", ",")):
@@ -268,7 +266,7 @@ def test_keys_that_look_alike_are_told_apart(dsn: str, owner: psycopg.Connection
     refused(owner, 7, "INSERT INTO pairs VALUES ('x,y', 'z')")
 
 
-def test_a_long_key_has_a_fence_that_no_short_one_has(dsn: str, owner: psycopg.Connection) -> None:
+def test_long_key_shares_no_fence_with_a_short_key(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("CREATE TABLE long (id text PRIMARY KEY)")
     made = protect(dsn, "long")
     carrying(owner, 8, "INSERT INTO long VALUES (repeat('ü', 1000))", "DELETE FROM long")
@@ -317,7 +315,9 @@ def test_equal_keys_have_one_fence(dsn: str, owner: psycopg.Connection, kind: st
         ("id int NOT NULL UNIQUE DEFERRABLE", "No unique index"),
     ],
 )
-def test_what_cannot_tell_rows_apart_is_no_key(dsn: str, owner: psycopg.Connection, column: str, said: str) -> None:
+def test_columns_that_cannot_identify_rows_are_refused_as_key(
+    dsn: str, owner: psycopg.Connection, column: str, said: str
+) -> None:
     if "COLLATE" in column:
         try:
             owner.execute("CREATE COLLATION either (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
@@ -337,7 +337,7 @@ def test_tables_that_inherit_are_refused(dsn: str, owner: psycopg.Connection) ->
 
 
 @PER
-def test_partitioned_tables_are_covered_with_all_their_parts(
+def test_partitioned_table_is_protected_with_all_partitions(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore, per: Any
 ) -> None:
     owner.execute("CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
@@ -387,10 +387,8 @@ def test_partitioned_tables_are_covered_with_all_their_parts(
     ids=ascii,
 )
 @PER
-def test_any_name_that_postgres_takes_can_be_protected(
-    dsn: str, owner: psycopg.Connection, name: str, per: Any
-) -> None:
-    """The table, its schema and its key all of that name."""
+def test_table_with_any_name_can_be_protected(dsn: str, owner: psycopg.Connection, name: str, per: Any) -> None:
+    """The table, its schema and its key all have that name."""
     it = sql.Identifier(name, name)
     owner.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
     owner.execute(sql.SQL("CREATE TABLE {} ({} text PRIMARY KEY, v int)").format(it, sql.Identifier(name)))
@@ -435,7 +433,7 @@ def test_any_name_that_postgres_takes_can_be_protected(
     ],
     ids=ascii,
 )
-def test_what_cannot_be_protected_is_said_and_nothing_is_changed(
+def test_invalid_protection_is_refused_and_changes_nothing(
     dsn: str, owner: psycopg.Connection, table: Any, options: Any, said: str
 ) -> None:
     owner.execute("CREATE VIEW seen AS SELECT * FROM orders")
@@ -447,7 +445,7 @@ def test_what_cannot_be_protected_is_said_and_nothing_is_changed(
     assert carrying(owner, None, "UPDATE orders SET v = 'untouched'") == 2
 
 
-def test_a_table_that_is_busy_is_not_waited_for_for_long(
+def test_protect_waits_briefly_for_a_busy_table(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fenced_store.tables, "LOCK_TIMEOUT", 0.2)
@@ -458,7 +456,7 @@ def test_a_table_that_is_busy_is_not_waited_for_for_long(
     protect(dsn, "orders")
 
 
-def test_what_was_seen_outlasts_the_fence_and_its_kind(dsn: str, owner: psycopg.Connection) -> None:
+def test_highest_token_survives_unprotect_and_a_change_of_kind(dsn: str, owner: psycopg.Connection) -> None:
     protect(dsn, "orders")
     carrying(owner, 8, "UPDATE orders SET v = 'new'")
     protect(dsn, "orders", strict=True)
@@ -484,7 +482,7 @@ def test_what_was_seen_outlasts_the_fence_and_its_kind(dsn: str, owner: psycopg.
     assert leftovers == []
 
 
-def test_a_table_made_anew_can_be_protected_anew(dsn: str, owner: psycopg.Connection) -> None:
+def test_recreated_table_can_be_protected_again(dsn: str, owner: psycopg.Connection) -> None:
     protect(dsn, "orders")
     carrying(owner, 8, WRITES[2])
     owner.execute("DROP TABLE orders")
@@ -495,7 +493,7 @@ def test_a_table_made_anew_can_be_protected_anew(dsn: str, owner: psycopg.Connec
     carrying(owner, 8, "INSERT INTO orders VALUES ('1', 'x')")
 
 
-def test_a_renamed_table_keeps_its_fence_and_its_resource(dsn: str, owner: psycopg.Connection) -> None:
+def test_renamed_table_keeps_its_fence_and_its_resource(dsn: str, owner: psycopg.Connection) -> None:
     protect(dsn, "orders")
     carrying(owner, 8, "UPDATE orders SET v = 'x' WHERE id = 1", "DELETE FROM orders WHERE id = 2")
     owner.execute("ALTER TABLE orders RENAME TO renamed")
@@ -510,7 +508,7 @@ def test_a_renamed_table_keeps_its_fence_and_its_resource(dsn: str, owner: psyco
     assert protect(dsn, "orders").resource == "public.orders"
 
 
-def test_a_part_that_was_detached_stands_in_nobodys_way(dsn: str, owner: psycopg.Connection) -> None:
+def test_detached_partition_does_not_hinder_protect_and_unprotect(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     owner.execute("CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)")
     protect(dsn, "parts")
@@ -521,7 +519,7 @@ def test_a_part_that_was_detached_stands_in_nobodys_way(dsn: str, owner: psycopg
     assert owner.execute("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'zz_fenced%'").fetchone() == (0,)
 
 
-def test_triggers_that_only_look_like_ours_are_not_believed(dsn: str, owner: psycopg.Connection) -> None:
+def test_foreign_triggers_that_imitate_a_fence_are_not_listed(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("CREATE FUNCTION fake() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
     owner.execute("CREATE TABLE bait (fence_token bigint)")
     owner.execute("INSERT INTO bait VALUES (9223372036854775807)")
@@ -535,7 +533,7 @@ def test_triggers_that_only_look_like_ours_are_not_believed(dsn: str, owner: psy
     protect(dsn, "orders")
 
 
-def test_the_highest_token_of_all_is_the_high_water(
+def test_high_water_is_the_highest_token_of_all_fences(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore
 ) -> None:
     assert fenced_store.high_water(dsn) == 0
@@ -548,8 +546,8 @@ def test_the_highest_token_of_all_is_the_high_water(
     assert fenced_store.high_water(dsn) == 11
 
 
-def test_whoever_writes_the_table_needs_no_rights_on_fences(dsn: str, owner: psycopg.Connection, role: str) -> None:
-    """And cannot get around them: not by names of its own in front of ours, nor by calling what the trigger calls."""
+def test_writer_of_a_table_needs_no_privileges_on_fences(dsn: str, owner: psycopg.Connection, role: str) -> None:
+    """The writer cannot bypass fences either: not with its own search_path, nor by calling the trigger's functions."""
     protect(dsn, "orders")
     carrying(owner, 8, "UPDATE orders SET v = 'new'")
     owner.execute(sql.SQL("GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {}").format(sql.Identifier(role)))
@@ -574,7 +572,7 @@ def test_whoever_writes_the_table_needs_no_rights_on_fences(dsn: str, owner: psy
 
 @pytest.fixture
 def hostile(dsn: str, owner: psycopg.Connection, role: str) -> Iterator[psycopg.Connection]:
-    """A session of a role that owns a table, and has code called wherever a value of its own type is cast."""
+    """A session of a role that owns a table, and whose code runs wherever a value of its own type is cast."""
     owner.execute(sql.SQL("CREATE SCHEMA {0} AUTHORIZATION {0}").format(sql.Identifier(role)))
     owner.execute("CREATE TABLE called (by_whom text)")
     owner.execute("GRANT ALL ON called TO PUBLIC")
@@ -592,10 +590,10 @@ def hostile(dsn: str, owner: psycopg.Connection, role: str) -> Iterator[psycopg.
         yield session
 
 
-def test_the_trigger_runs_no_code_of_the_tables_owner(
+def test_trigger_runs_no_code_of_the_table_owner(
     dsn: str, owner: psycopg.Connection, hostile: psycopg.Connection, role: str
 ) -> None:
-    """It runs with the rights of whoever set fenced_store up, a superuser perhaps."""
+    """The trigger runs with the privileges of the role that set up fenced_store, which may be a superuser."""
     protect(dsn, f"{role}.mine")
     carrying(hostile, 8, "INSERT INTO mine VALUES ('a')", "UPDATE mine SET id = 'a'", "DELETE FROM mine")
     refused(hostile, 7, "INSERT INTO mine VALUES ('a')")
@@ -607,10 +605,10 @@ def test_the_trigger_runs_no_code_of_the_tables_owner(
     assert owner.execute("SELECT proacl FROM pg_proc WHERE oid = %s::regproc", [guard]).fetchone() != (None,)
 
 
-def test_the_trigger_runs_no_code_of_columns_made_into_others(
+def test_trigger_runs_no_code_of_a_domain(
     dsn: str, owner: psycopg.Connection, hostile: psycopg.Connection, role: str
 ) -> None:
-    """A value that is assigned to a domain is checked by code of the domain's owner."""
+    """Assigning a value to a domain runs code of the domain's owner."""
     protect(dsn, f"{role}.mine")
     hostile.execute(
         "CREATE FUNCTION look(bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
@@ -626,7 +624,7 @@ def test_the_trigger_runs_no_code_of_columns_made_into_others(
     assert by_whom <= {role}, "only as itself, by its own statement"
 
 
-def test_nobody_else_makes_another_guard_of_a_table(
+def test_guard_of_a_table_cannot_be_replaced_by_another_role(
     dsn: str, owner: psycopg.Connection, hostile: psycopg.Connection, store: fenced_store.FencedStore
 ) -> None:
     made = protect(dsn, "orders")
@@ -637,7 +635,7 @@ def test_nobody_else_makes_another_guard_of_a_table(
     carrying(owner, 9, "UPDATE orders SET v = 'x' WHERE id = 1")
 
 
-def test_another_key_begins_above_all_that_was_seen(dsn: str, owner: psycopg.Connection) -> None:
+def test_new_key_starts_above_every_token_seen(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("CREATE TABLE two (id int PRIMARY KEY, k int NOT NULL UNIQUE)")
     protect(dsn, "two")
     carrying(owner, 9, "INSERT INTO two VALUES (2, 12)", "DELETE FROM two")
@@ -645,7 +643,7 @@ def test_another_key_begins_above_all_that_was_seen(dsn: str, owner: psycopg.Con
     refused(owner, 8, "INSERT INTO two VALUES (2, 12)")
 
 
-def test_a_table_protected_anew_under_another_name_begins_above_all_that_was_seen(
+def test_renamed_and_reprotected_table_starts_above_every_token_seen(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore
 ) -> None:
     store.claim(protect(dsn, "orders").resource, fence=9)
@@ -655,7 +653,7 @@ def test_a_table_protected_anew_under_another_name_begins_above_all_that_was_see
     refused(owner, 8, "UPDATE renamed SET v = 'stale'")
 
 
-def test_moments_are_told_apart_whatever_the_style_of_dates(
+def test_timestamps_as_keys_do_not_depend_on_datestyle(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore
 ) -> None:
     owner.execute("CREATE TABLE moments (id timestamptz PRIMARY KEY)")
@@ -667,7 +665,7 @@ def test_moments_are_told_apart_whatever_the_style_of_dates(
 
 
 @pytest.mark.parametrize("act", ["high_water", "unprotect", "protect"])
-def test_whoever_administers_runs_no_code_of_the_tables_owner(
+def test_administration_runs_no_code_of_the_table_owner(
     dsn: str, owner: psycopg.Connection, hostile: psycopg.Connection, role: str, act: str
 ) -> None:
     protect(dsn, f"{role}.mine")
@@ -683,7 +681,7 @@ def test_whoever_administers_runs_no_code_of_the_tables_owner(
     assert owner.execute("SELECT count(*) FROM called").fetchone() == (0,)
 
 
-def test_nobody_but_its_owner_says_how_a_table_is_protected(
+def test_only_the_owner_decides_how_a_table_is_protected(
     dsn: str, owner: psycopg.Connection, hostile: psycopg.Connection
 ) -> None:
     made = protect(dsn, "orders", strict=True)
@@ -692,7 +690,7 @@ def test_nobody_but_its_owner_says_how_a_table_is_protected(
             hostile.execute(f"SELECT fenced_store.{call}".encode())
     hostile.execute("SELECT fenced_store.record_protection('public.orders')")
     assert protected(dsn) == [made]
-    # A trigger that claims to be the fence of another table.
+    # A trigger that pretends to be the fence of another table.
     hostile.execute("CREATE TABLE bait (id int PRIMARY KEY)")
     hostile.execute(
         "CREATE TRIGGER zz_fenced_store BEFORE INSERT ON bait EXECUTE FUNCTION"
@@ -702,7 +700,7 @@ def test_nobody_but_its_owner_says_how_a_table_is_protected(
         hostile.execute("SELECT fenced_store.record_protection('bait')")
 
 
-def test_a_table_that_changes_hands_stays_protected(
+def test_table_with_a_new_owner_stays_protected(
     dsn: str, owner: psycopg.Connection, hostile: psycopg.Connection, role: str
 ) -> None:
     protect(dsn, "orders")
@@ -714,7 +712,7 @@ def test_a_table_that_changes_hands_stays_protected(
 
 
 def test_policies_that_hide_rows_hide_no_tokens(dsn: str, owner: psycopg.Connection, role: str) -> None:
-    """A role that cannot see every row is told so, rather than let by."""
+    """A role that cannot see every row gets an error, and is not accepted."""
     fenced_store.grant(dsn, role)
     protect(dsn, "orders")
     carrying(owner, 8, "UPDATE orders SET v = 'x'")
@@ -731,7 +729,7 @@ def test_policies_that_hide_rows_hide_no_tokens(dsn: str, owner: psycopg.Connect
         fenced_store.high_water(dsn)
 
 
-def test_columns_that_were_there_before_stay(dsn: str, owner: psycopg.Connection) -> None:
+def test_columns_from_before_the_fence_stay(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("ALTER TABLE orders ADD fence_token bigint NOT NULL DEFAULT 0, ADD fence_at timestamptz")
     protect(dsn, "orders")
     protect(dsn, "orders", strict=True)
@@ -744,20 +742,20 @@ def test_columns_that_were_there_before_stay(dsn: str, owner: psycopg.Connection
         protect(dsn, "orders")
 
 
-def test_a_fence_that_was_disabled_is_listed_as_such(dsn: str, owner: psycopg.Connection) -> None:
+def test_disabled_fence_is_listed_as_disabled(dsn: str, owner: psycopg.Connection) -> None:
     assert protect(dsn, "orders").enabled
     owner.execute("ALTER TABLE orders DISABLE TRIGGER zz_fenced_store")
     assert [one.enabled for one in protected(dsn)] == [False]
 
 
-def test_a_second_fenced_store_is_told_of_the_first(dsn: str) -> None:
+def test_second_fenced_store_is_refused_on_a_protected_table(dsn: str) -> None:
     fenced_store.install(dsn, "other")
     protect(dsn, "orders")
     with pytest.raises(InvalidArgument, match="by a fenced_store in another schema"):
         protect(dsn, "orders", schema="other")
 
 
-def test_a_row_that_moves_to_another_partition_takes_its_fence_along(dsn: str, owner: psycopg.Connection) -> None:
+def test_row_that_moves_to_another_partition_keeps_its_fence(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY LIST (id)")
     for part in (1, 2):
         owner.execute(f"CREATE TABLE parts_{part} PARTITION OF parts FOR VALUES IN ({part})".encode())
@@ -789,7 +787,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_a_row_is_claimed_by_the_value_of_its_key(
+def test_row_is_claimed_by_the_value_of_its_key(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore, kind: str
 ) -> None:
     value, literal = ROWS[kind]
@@ -802,14 +800,12 @@ def test_a_row_is_claimed_by_the_value_of_its_key(
 @pytest.mark.parametrize(
     "value", [1.5, None, [1], object(), decimal.Decimal("NaN"), "nul\0"], ids=lambda value: type(value).__name__
 )
-def test_what_can_be_no_key_names_no_row(value: Any) -> None:
+def test_value_that_cannot_be_a_key_names_no_row(value: Any) -> None:
     with pytest.raises(InvalidArgument):
         fenced_store.row("public.orders", value)
 
 
-def test_the_trigger_calls_nothing_that_a_writer_has_put_in_its_way(
-    dsn: str, owner: psycopg.Connection, role: str
-) -> None:
+def test_trigger_calls_no_function_of_the_writers_search_path(dsn: str, owner: psycopg.Connection, role: str) -> None:
     protect(dsn, "orders")
     it = sql.Identifier(role)
     owner.execute(sql.SQL("GRANT ALL ON orders TO {}").format(it))
@@ -830,7 +826,7 @@ def test_the_trigger_calls_nothing_that_a_writer_has_put_in_its_way(
     assert owner.execute("SELECT by_whom FROM called").fetchall() == [(role,)], "only its own call"
 
 
-def test_an_owner_without_the_grant_is_told(dsn: str, owner: psycopg.Connection, role: str) -> None:
+def test_owner_without_the_grant_gets_access_denied(dsn: str, owner: psycopg.Connection, role: str) -> None:
     owner.execute(sql.SQL("CREATE SCHEMA {0} AUTHORIZATION {0}").format(sql.Identifier(role)))
     app = conninfo.make_conninfo(dsn, user=role, password="app")
     with psycopg.connect(app, autocommit=True) as connection:
@@ -846,7 +842,7 @@ def test_an_owner_without_the_grant_is_told(dsn: str, owner: psycopg.Connection,
         assert made.resource == f"{role}.mine"
 
 
-def test_fences_left_behind_can_be_forgotten_when_they_are_old(
+def test_old_fences_of_deleted_rows_can_be_purged(
     dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore
 ) -> None:
     protect(dsn, "orders")
@@ -861,7 +857,7 @@ def test_fences_left_behind_can_be_forgotten_when_they_are_old(
         owner.execute("SELECT fenced_store.purge_deleted_fences('1 hour')")
 
 
-def test_without_the_schema_it_says_what_to_run(bare_dsn: str) -> None:
+def test_missing_schema_names_the_command_to_run(bare_dsn: str) -> None:
     for call in (
         lambda: protect(bare_dsn, "orders"),
         lambda: unprotect(bare_dsn, "orders"),
