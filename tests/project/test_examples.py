@@ -1,4 +1,4 @@
-"""Every example runs: those in the docs, in order, page by page, and each program in examples/."""
+"""Run every example: those of the docs, page by page and in order, and each program in examples/."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PROGRAMS = {
     "run_once_cron": ["Built today's report: 1234 rows."],
     "worker_queue_async": ["3 workers synchronised 6 customers, each of them once"],
 }
-"""What each program in examples/ prints on a new database."""
+"""The output of each program in examples/ on a new database."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -57,21 +57,21 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def calling(app: Any) -> httpx.Client:
-    """Return a client whose every request is the whole life of an application: it starts, answers and ends."""
+    """Return a client that starts the application for each request, sends the request, and stops the application."""
 
-    async def answer(request: httpx.Request) -> httpx.Response:
-        said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        heard: asyncio.Queue[Any] = asyncio.Queue()
-        await said.put({"type": "lifespan.startup"})
-        life = asyncio.create_task(app({"type": "lifespan", "state": {}}, said.get, heard.put))
-        await heard.get()
+    async def respond(request: httpx.Request) -> httpx.Response:
+        to_app: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        from_app: asyncio.Queue[Any] = asyncio.Queue()
+        await to_app.put({"type": "lifespan.startup"})
+        life = asyncio.create_task(app({"type": "lifespan", "state": {}}, to_app.get, from_app.put))
+        await from_app.get()
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
             got = await client.send(httpx.Request(request.method, request.url, headers=request.headers))
-        await said.put({"type": "lifespan.shutdown"})
+        await to_app.put({"type": "lifespan.shutdown"})
         await life
         return httpx.Response(got.status_code, headers=got.headers, content=got.content)
 
-    transport = httpx.MockTransport(lambda request: asyncio.run(answer(request)))
+    transport = httpx.MockTransport(lambda request: asyncio.run(respond(request)))
     return httpx.Client(transport=transport, base_url="https://ledger.example")
 
 
@@ -97,7 +97,7 @@ def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.Monke
     }
     exec("import dblock", names)
     for example in blocks(page, "python"):
-        # The servers that examples name are not there; this test's database stands in for them.
+        # The servers that the examples name do not exist. This test's database takes their place.
         example = re.sub(r'(Client|FencedStore)\("postgresql://[^"]*"\)', r"\1(DSN)", example)
         example = example.replace('httpx.Client(base_url="https://ledger.example")', "calling(app)")
         example = example.replace('S3Store("reports")', "MemoryStore()").replace("/srv/reports", str(tmp_path))
@@ -133,7 +133,7 @@ def run_program(name: str, dsn: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_each_program_prints_what_it_should(name: str, dsn: str) -> None:
+def test_each_program_prints_its_expected_output(name: str, dsn: str) -> None:
     assert run_program(name, dsn) == PROGRAMS[name]
 
 
@@ -154,7 +154,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_have_existing_targets() -> None:
     others = ["CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md", "spec/README.md"]
     for page in [*PAGES, *(ROOT / other for other in others)]:
         for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
@@ -164,7 +164,7 @@ def test_links_between_pages_lead_somewhere() -> None:
                 assert anchor in anchors(found), f"{page.relative_to(ROOT)} links to {target}#{anchor}"
 
 
-def test_the_readmes_commands_are_the_ones_that_ci_runs() -> None:
+def test_readme_commands_are_the_commands_of_ci() -> None:
     commands = blocks(ROOT / "README.md", "sh")
     assert "pip install -e '.[embedded]' && dblock demo\n" in commands
     assert "pip install -e '.[dev]' && pytest\n" in commands

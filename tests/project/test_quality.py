@@ -1,4 +1,4 @@
-"""The linter, the formatter and the type checker are part of the gate."""
+"""Run the linter, the formatter and the type checker as part of the gate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tool", ["ruff check .", "ruff format --check .", "mypy"])
 def test_the_whole_tree_is_clean(tool: str) -> None:
-    # Nice, because the tests that run at the same time wait for moments that pass.
+    # With low priority, because the tests that run at the same time depend on exact timing.
     command = ["nice", "-n", "10", sys.executable, "-m", *tool.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The wheel carries all that it needs, and works far from the checkout."""
+"""The wheel contains every file that it needs, and works without the checkout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from this checkout and unpacked where nothing else is."""
+    """Build the wheel from this checkout, and unpack it into an empty folder."""
     folder = tmp_path_factory.mktemp("wheel")
     (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
     site = folder / "site"

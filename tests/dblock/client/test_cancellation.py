@@ -1,4 +1,4 @@
-"""Truth 9: cancellation at any await leaves no lock held and no connection behind. Each await in turn."""
+"""Truth 9: cancellation at any await leaves no lock held and leaks no connection. Each await is cancelled in turn."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import psycopg
 
 import dblock
 
-MOST = 60
+MAX_AWAITS = 60
 
 
 class CancelledAt:
-    """Runs a coroutine, and cancels it when it waits for the n-th time."""
+    """Runs a coroutine, and cancels it at its n-th wait."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int) -> None:
         self._coroutine = coroutine
@@ -46,8 +46,11 @@ class CancelledAt:
 async def each_await(
     make: Callable[[int], Coroutine[Any, Any, Any]], check: Callable[[int], Coroutine[Any, Any, None]]
 ) -> int:
-    """Cancel what `make` makes at its first await, its second, and so on until it gets through; check after each."""
-    for at in range(1, MOST):
+    """Run a new coroutine of `make` for each await: cancel it at its first await, at its second, until one completes.
+
+    Call `check` after each run. Return the number of awaits.
+    """
+    for at in range(1, MAX_AWAITS):
         run = CancelledAt(make(at), at)
         try:
             await run
@@ -57,11 +60,11 @@ async def each_await(
         await check(at)
         assert run.waits < at
         return at - 1
-    raise AssertionError("it never got through")
+    raise AssertionError("the coroutine never completed")
 
 
 async def idle_again(client: dblock.AsyncClient, owner: psycopg.Connection) -> None:
-    """Every connection that the client has open is at rest, and the server knows of no more."""
+    """Check that every open connection of the client is idle, and wait until the server has no others."""
     runner = client._runner
     assert runner is not None
     pool = runner._pool
@@ -73,9 +76,9 @@ async def idle_again(client: dblock.AsyncClient, owner: psycopg.Connection) -> N
     while True:
         row = owner.execute(backends).fetchone()
         assert row is not None
-        if row[0] <= len(pool._idle) + 2:  # the keep-alive's and the listener's
+        if row[0] <= len(pool._idle) + 2:  # plus the connections of the keep-alive and the listener
             return
-        assert time.monotonic() < deadline, f"{row[0]} connections for {len(pool._idle)}"
+        assert time.monotonic() < deadline, f"{row[0]} connections, but the pool has {len(pool._idle)}"
         await asyncio.sleep(0.01)
 
 
@@ -85,14 +88,16 @@ def holders(owner: psycopg.Connection) -> int:
     return int(row[0])
 
 
-async def test_acquire_cancelled_at_each_await(dsn: str, owner: psycopg.Connection) -> None:
+async def test_acquire_cancelled_at_any_await_leaves_no_lock_and_no_connection(
+    dsn: str, owner: psycopg.Connection
+) -> None:
     async with dblock.AsyncClient(dsn) as client:
         await client.lock("warm").holder()
 
         async def acquire(at: int) -> None:
             assert client._runner is not None
             if at % 2:
-                client._runner._pool.drop_idle()  # so that opening a connection has its turn too
+                client._runner._pool.drop_idle()  # so that the opening of a connection is cancelled too
             await (await client.lock(f"{at}", ttl=600).acquire()).release()
 
         async def check(at: int) -> None:
@@ -105,7 +110,7 @@ async def test_acquire_cancelled_at_each_await(dsn: str, owner: psycopg.Connecti
         assert await each_await(acquire, check) >= 3
 
 
-async def test_renew_cancelled_at_each_await(dsn: str, owner: psycopg.Connection) -> None:
+async def test_renew_cancelled_at_any_await_keeps_the_lease(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
         lease = await client.lock("a", ttl=60).acquire()
 
@@ -121,9 +126,9 @@ async def test_renew_cancelled_at_each_await(dsn: str, owner: psycopg.Connection
         assert await lease.release() is True
 
 
-async def test_release_cancelled_at_each_await(dsn: str, owner: psycopg.Connection) -> None:
+async def test_release_cancelled_at_any_await_still_frees_the_lock(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
-        leases = [await client.lock(f"{number}", ttl=60).acquire() for number in range(MOST)]
+        leases = [await client.lock(f"{number}", ttl=60).acquire() for number in range(MAX_AWAITS)]
 
         async def release(at: int) -> None:
             await leases[at].release()

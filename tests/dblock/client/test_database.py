@@ -1,4 +1,4 @@
-"""What the database may do to a client, and what the client then does."""
+"""How a client handles a database that fails, is slow, refuses, or is configured in an unusual way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.sessions import Sessions
 from tests.support.stages import sync_first
 
 
-async def test_a_database_without_the_schema_says_what_to_run(clients: Clients, bare_dsn: str) -> None:
+async def test_missing_schema_error_names_the_command_to_run(clients: Clients, bare_dsn: str) -> None:
     with pytest.raises(dblock.SchemaMissing, match="no dblock in schema 'dblock' .* Run: dblock install$"):
         await clients(bare_dsn).lock("a").try_acquire()
 
@@ -46,7 +46,7 @@ async def test_advice_names_the_schema_in_use(clients: Clients) -> None:
     ("revision", "error", "advice"),
     [("0000", dblock.SchemaOutdated, "Run: dblock install$"), ("9999", dblock.SchemaTooNew, "pip install --upgrade")],
 )
-async def test_an_older_or_newer_schema_is_told_apart(
+async def test_older_and_newer_schema_raise_different_errors(
     clients: Clients, owner: psycopg.Connection, revision: str, error: type[Exception], advice: str
 ) -> None:
     owner.execute("UPDATE installed_revision SET version_num = %s", [revision])
@@ -54,7 +54,7 @@ async def test_an_older_or_newer_schema_is_told_apart(
         await clients().lock("a").try_acquire()
 
 
-async def test_no_database_is_an_error_at_once(clients: Clients) -> None:
+async def test_unreachable_database_is_an_error_at_once(clients: Clients) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -64,14 +64,14 @@ async def test_no_database_is_an_error_at_once(clients: Clients) -> None:
     assert time.monotonic() - started < 6
 
 
-async def test_a_wrong_role_is_told_in_full_and_at_once(clients: Clients) -> None:
+async def test_wrong_role_is_named_in_the_error_without_the_password(clients: Clients) -> None:
     wrong = conninfo.make_conninfo(clients.dsn, user="no_such_role", password="hunter2")
     with pytest.raises(dblock.Unavailable, match="no_such_role") as caught:
         await clients(wrong).lock("a").try_acquire()
     assert "hunter2" not in repr(caught.value)
 
 
-async def test_a_server_that_takes_no_writes_is_named(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_read_only_server_raises_not_writable(clients: Clients, owner: psycopg.Connection) -> None:
     owner.execute(
         sql.SQL("ALTER DATABASE {} SET default_transaction_read_only TO on").format(sql.Identifier(owner.info.dbname))
     )
@@ -104,8 +104,8 @@ OURS = "application_name = 'dblock' AND datname = current_database()"
 NEW = "SELECT 1 FROM pg_stat_activity WHERE " + OURS + " AND NOT pid = ANY(%s)"
 
 
-async def test_a_grant_whose_answer_was_lost_is_found_again(clients: Clients) -> None:
-    """The grant commits, the connection is cut before the answer arrives; asking again must not find a stranger."""
+async def test_grant_whose_reply_was_lost_is_found_by_the_retry(clients: Clients) -> None:
+    """The grant commits, and the connection is cut before the reply arrives. The retry must find its own grant."""
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
         await (await client.lock("warm").acquire()).release()
@@ -117,9 +117,9 @@ async def test_a_grant_whose_answer_was_lost_is_found_again(clients: Clients) ->
         await client.close()
 
 
-async def test_a_call_whose_answer_is_lost_twice_is_an_error_that_tells_of_it(clients: Clients) -> None:
+async def test_call_whose_reply_is_lost_twice_raises_unavailable(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
-        client = clients(proxy.dsn, presence=None)  # so that nobody else speaks of the lock
+        client = clients(proxy.dsn, presence=None)  # so that only this call names the lock
         lease = await client.lock("the lock in question").acquire()
         proxy.lose_reply_to(b"the lock in question", times=10)
         with pytest.raises(dblock.Unavailable):
@@ -128,7 +128,7 @@ async def test_a_call_whose_answer_is_lost_twice_is_an_error_that_tells_of_it(cl
         await client.close()
 
 
-async def test_a_release_whose_answer_was_lost_is_no_lost_lease(clients: Clients) -> None:
+async def test_release_whose_reply_was_lost_is_no_lost_lease(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
         async with client.lock("the lock in question"):
@@ -150,10 +150,10 @@ async def test_retried_release_does_not_free_the_lock_of_the_next_holder(clients
 
 
 @sync_first
-async def test_a_call_that_is_not_answered_is_given_up_and_undone(
+async def test_call_without_a_reply_is_given_up_and_undone(
     clients: Clients, sessions: Sessions, owner: psycopg.Connection
 ) -> None:
-    """Another session has the table, and does not get on with it."""
+    """Another session has locked the table, and keeps the lock."""
     client = clients(patience=0.5, pool_size=1)
     await client.lock("warm").holder()
     keeper = sessions.open()
@@ -165,14 +165,14 @@ async def test_a_call_that_is_not_answered_is_given_up_and_undone(
     assert time.monotonic() - started < 6
     keeper.do("COMMIT")
     assert await client.lock("a").holder() is None
-    # The listener may have come, to give up later what could not be given up at once.
+    # The listener may have connected to retry a cleanup that failed at once.
     assert owner.execute("SELECT count(*) FROM pg_stat_activity WHERE " + OURS).fetchone() in ((1,), (2,)), (
-        "the connection was thrown away, or leaked"
+        "the connection was closed, or leaked"
     )
     assert (await client.lock("a").acquire(timeout=0)).token == 1
 
 
-async def test_a_server_that_lets_us_in_and_then_says_nothing_is_an_error_in_bounded_time(clients: Clients) -> None:
+async def test_server_that_stops_replying_after_the_login_is_an_error_in_bounded_time(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         proxy.fall_silent_at(b"pg_backend_pid")
         client = clients(proxy.dsn, patience=1)
@@ -198,10 +198,10 @@ async def test_a_silent_network_is_an_error_in_bounded_time(clients: Clients) ->
         await client.close()
 
 
-async def test_a_cancelled_acquire_whose_grant_came_anyway_gives_it_back(
+async def test_cancelled_acquire_gives_back_a_grant_that_still_arrives(
     dsn: str, sessions: Sessions, owner: psycopg.Connection
 ) -> None:
-    """The task is cancelled while its grant waits, for another session that has the table."""
+    """The task is cancelled while its grant waits for another session that has locked the table."""
     async with dblock.AsyncClient(dsn) as client:
         await (await client.lock("warm").acquire()).release()
         keeper = sessions.open()
@@ -220,7 +220,7 @@ async def test_a_cancelled_acquire_whose_grant_came_anyway_gives_it_back(
 async def test_acquiring_cancelled_at_any_moment_leaves_no_lock_and_no_connection(
     dsn: str, owner: psycopg.Connection
 ) -> None:
-    """Cancelled after every number of turns of the event loop that an acquire takes, one by one."""
+    """Cancel after 0, 1, 2, … 39 turns of the event loop, ten times each."""
     async with dblock.AsyncClient(dsn, pool_size=2) as client:
         finished = 0
         for turns in range(400):
@@ -253,7 +253,7 @@ async def test_a_client_closed_while_it_opens_stays_closed(dsn: str) -> None:
         await client.lock("a").try_acquire()
 
 
-def test_a_client_that_goes_out_of_use_leaves_no_connection(dsn: str, owner: psycopg.Connection) -> None:
+def test_garbage_collected_client_leaves_no_connection(dsn: str, owner: psycopg.Connection) -> None:
     client = dblock.Client(dsn)
     client.lock("a").holder()
     del client
@@ -354,20 +354,20 @@ async def test_an_application_role_can_lock_and_touch_no_table(clients: Clients,
                 connection.execute(statement.encode())
 
 
-def test_granting_to_a_role_that_is_not_there_says_so(dsn: str) -> None:
+def test_granting_to_an_unknown_role_names_the_role(dsn: str) -> None:
     with pytest.raises(dblock.InvalidArgument, match="no role 'ghost'"):
         schema.grant(target.resolve(dsn), "ghost")
 
 
-def test_granting_without_the_right_to_grant_says_so(dsn: str, role: str) -> None:
+def test_granting_without_the_privilege_to_grant_is_access_denied(dsn: str, role: str) -> None:
     schema.grant(target.resolve(dsn), role)
     app = target.resolve(conninfo.make_conninfo(dsn, user=role, password="app"))
     with pytest.raises(dblock.AccessDenied):
         schema.grant(app, "pg_monitor")
 
 
-def test_temporary_objects_cannot_stand_in_for_ours(dsn: str, role: str) -> None:
-    """A definer's rights are only as safe as the names it looks up."""
+def test_temporary_objects_cannot_replace_the_schemas_objects(dsn: str, role: str) -> None:
+    """A SECURITY DEFINER function is only as safe as the names that it looks up."""
     schema.grant(target.resolve(dsn), role)
     with psycopg.connect(conninfo.make_conninfo(dsn, user=role, password="app"), autocommit=True) as app:
         app.execute("CREATE TEMP TABLE distributed_locks (name text, token bigint, expires_at timestamptz)")
@@ -376,7 +376,7 @@ def test_temporary_objects_cannot_stand_in_for_ours(dsn: str, role: str) -> None
         assert app.execute("SELECT count(*) FROM pg_temp.distributed_locks").fetchone() == (0,)
 
 
-async def test_a_pool_that_is_all_busy_is_an_error_that_says_so(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_exhausted_pool_is_an_error_that_names_its_size(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients(pool_size=1, patience=0.3)
     await client.lock("warm").acquire()
     with psycopg.connect(clients.dsn) as blocker:
@@ -411,10 +411,10 @@ async def test_held_locks_take_no_connection_and_no_transaction(clients: Clients
             "SELECT pid, xact_start FROM pg_stat_activity WHERE application_name = 'dblock' AND datname = %s",
             [owner.info.dbname],
         ).fetchall()
-        assert 1 <= len(sessions) <= 3, "one for calls, the keep-alive's and the listener's"
+        assert 1 <= len(sessions) <= 3, "one for calls, one of the keep-alive and one of the listener"
         return {session for session in sessions if session[1] is not None}
 
-    # A renewal may be under way at any moment; what takes a transaction would still have it a while later.
+    # A renewal may be in flight at any moment. A held lock that needed a transaction would still have it later.
     before = transactions()
     await asyncio.sleep(0.5)
     assert not before & transactions()
@@ -446,7 +446,7 @@ async def test_logging_is_quiet_and_never_shows_the_password(
     client = clients(conninfo.make_conninfo(clients.dsn, user=role, password="app-s3cret"))
     try:
         await client.lock("a").acquire()
-    except dblock.Unavailable as error:  # where the server asks for passwords, this one is wrong
+    except dblock.Unavailable as error:  # if the server asks for passwords, this password is wrong
         assert "s3cret" not in repr(error)
     assert "s3cret" not in caplog.text
     assert "s3cret" not in repr(client)
@@ -470,7 +470,7 @@ def test_a_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: 
 
         assert run_in_fork(body) == 0
         mine.renew()
-        assert parents <= backends(), "the child has closed a connection of its parent"
+        assert parents <= backends(), "the child has closed its parent's connection"
         assert mine.release()
 
 
@@ -488,7 +488,7 @@ def test_a_child_leaves_its_parents_lease_alone(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("held", ["the client's", "the pool's", "the keep-alive's"])
-def test_a_lock_that_was_held_at_the_fork_does_not_hang_the_child(dsn: str, held: str) -> None:
+def test_thread_lock_that_was_held_at_the_fork_does_not_hang_the_child(dsn: str, held: str) -> None:
     with dblock.Client(dsn) as client, client.lock("parent's"):
         assert client._runner is not None
         locks: dict[str, Any] = {
@@ -502,8 +502,8 @@ def test_a_lock_that_was_held_at_the_fork_does_not_hang_the_child(dsn: str, held
             assert run_in_fork(lambda: client.lock("child's").acquire().release()) == 0
 
 
-def test_a_fork_while_other_threads_are_at_work_does_not_hang_the_child(dsn: str) -> None:
-    """At that moment they hold whatever locks of the client's they hold; none of them exists in the child."""
+def test_fork_while_other_threads_use_the_client_does_not_hang_the_child(dsn: str) -> None:
+    """At the fork the other threads may hold any of the client's locks. None of these threads exists in the child."""
     with dblock.Client(dsn, pool_size=2) as client:
         stop = threading.Event()
 
@@ -532,7 +532,7 @@ class Notices:
     def find_spec(self, name, *_):
         if name == "dblock._runtime.runner" and not self.began.is_set():
             self.began.set()
-            self.forked.wait(1)  # or until the fork has happened, if it does not wait for us
+            self.forked.wait(1)  # or until the fork has happened, if it does not wait for the import
 
 async def lock(client):
     return await (await client.lock("a").acquire()).release()
@@ -557,8 +557,8 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.parametrize("kind", ["Client", "AsyncClient"])
-def test_a_fork_while_another_thread_imports_what_the_client_needs_does_not_hang_the_child(dsn: str, kind: str) -> None:
-    """In the child an import that another thread had begun would never end."""
+def test_fork_while_another_thread_imports_a_module_of_the_client_does_not_hang_the_child(dsn: str, kind: str) -> None:
+    """In the child, an import that another thread of the parent had begun would never end."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK_IN_AN_IMPORT, kind, dsn], timeout=60, check=False)
     assert done.returncode == 0
 
@@ -572,7 +572,7 @@ class Notices:
     def find_spec(self, name, *_):
         if name == sys.argv[1] and not self.began.is_set():
             self.began.set()
-            self.forked.wait(1)  # or until the fork has happened, if it does not wait for us
+            self.forked.wait(1)  # or until the fork has happened, if it does not wait for the import
 
 sys.meta_path.insert(0, Notices())
 use = lambda: dblock.Client("host=/nowhere").close()
@@ -629,8 +629,8 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_child_has_none_of_the_parents_connections_though_a_signal_came_while_the_fork_waited(dsn: str) -> None:
-    """Python forks all the same when what is to be done before a fork raises."""
+def test_child_has_no_connection_of_its_parent_though_a_signal_interrupted_the_wait_of_the_fork(dsn: str) -> None:
+    """Python forks even if a callback that runs before the fork raises."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK_THROUGH_AN_INTERRUPT, dsn], timeout=60, check=False
     )
@@ -638,7 +638,7 @@ def test_a_child_has_none_of_the_parents_connections_though_a_signal_came_while_
 
 
 @pytest.mark.parametrize("kind", [dblock.Client, dblock.AsyncClient])
-async def test_no_password_hangs_on_any_exception_in_the_chain(dsn: str, kind: type) -> None:
+async def test_no_exception_in_the_chain_contains_the_password(dsn: str, kind: type) -> None:
     async def raised(where: str) -> BaseException:
         with pytest.raises(dblock.DblockError) as error:
             taken = kind(where).lock("a").try_acquire()
@@ -660,27 +660,27 @@ async def test_no_password_hangs_on_any_exception_in_the_chain(dsn: str, kind: t
     ["postgresql://u@a..b/x", f"postgresql://u@{'a' * 70}/x", "host=\udcff password=s3cret", "host=h dbname=a\0b"],
     ids=ascii,
 )
-async def test_a_dsn_that_no_library_can_read_is_an_invalid_argument(clients: Clients, where: str) -> None:
+async def test_dsn_that_libpq_cannot_read_is_an_invalid_argument(clients: Clients, where: str) -> None:
     with pytest.raises(dblock.InvalidArgument) as refused:
         await clients(where).lock("a").try_acquire()
     assert "s3cret" not in str(refused.value)
 
 
-async def test_a_deadline_at_infinity_can_be_looked_at(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_holder_with_an_infinite_deadline_can_be_read(clients: Clients, owner: psycopg.Connection) -> None:
     await clients(presence=None).lock("a").acquire()  # so that no renewal comes in between
     owner.execute("UPDATE distributed_locks SET expires_at = 'infinity'")
     holder = await clients().lock("a").holder()
     assert holder.expires_at.year == 9999
 
 
-def test_a_client_cannot_be_sent_to_another_process_and_says_so(dsn: str) -> None:
+def test_pickling_a_client_is_refused_with_advice(dsn: str) -> None:
     with dblock.Client(dsn) as client, pytest.raises(TypeError, match="Make a client in the other one"):
         pickle.dumps(client.lock("a"))
 
 
 @pytest.fixture
 def unreplicated(request: pytest.FixtureRequest) -> Iterator[tuple[str, psycopg.Connection]]:
-    """A server whose commits wait for a standby that does not come, and a session that does not wait."""
+    """Start a server whose commits wait for a missing standby, and open a session that does not wait for it."""
     if request.config.getoption("--postgres") != "embedded":
         pytest.skip("changes settings of the server")
     with private_server(in_memory=True) as own:
@@ -688,7 +688,7 @@ def unreplicated(request: pytest.FixtureRequest) -> Iterator[tuple[str, psycopg.
         with psycopg.connect(own.url, autocommit=True) as owner:
             owner.execute("SET synchronous_commit = local")
             owner.execute("SET search_path TO dblock")
-            owner.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            owner.execute("ALTER SYSTEM SET synchronous_standby_names = 'missing'")
             owner.execute("SELECT pg_reload_conf()")
             time.sleep(0.2)
             yield own.url, owner
@@ -697,7 +697,7 @@ def unreplicated(request: pytest.FixtureRequest) -> Iterator[tuple[str, psycopg.
 async def test_grant_that_arrives_after_patience_ends_is_given_back(
     clients: Clients, unreplicated: tuple[str, psycopg.Connection]
 ) -> None:
-    """The grant waits for a standby; cancelled, it stands all the same."""
+    """The grant waits for a standby. When its statement is cancelled, the grant is already committed."""
     url, owner = unreplicated
     client = clients(url, patience=1)
     await client.lock("warm").holder()
@@ -708,21 +708,21 @@ async def test_grant_that_arrives_after_patience_ends_is_given_back(
     await client.close()
 
 
-@pytest.mark.parametrize("said", ["false", "true"])
-def test_a_grant_found_by_its_second_sending_is_as_durable_as_the_first(
-    unreplicated: tuple[str, psycopg.Connection], said: str
+@pytest.mark.parametrize("retry", ["false", "true"])
+def test_grant_found_by_a_retry_is_as_durable_as_the_first_request(
+    unreplicated: tuple[str, psycopg.Connection], retry: str
 ) -> None:
-    """The first was cut off while it waited for a standby. The second must wait for one too."""
+    """The first request was cut off while it waited for a standby. The retry must wait for a standby too."""
     url, owner = unreplicated
     attempt = "SELECT dblock.try_acquire('a', attempt => '0f1e2d3c4b5a69788796a5b4c3d2e1f0', retry => {})"
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    for sending in ("false", said):
+    for sending in ("false", retry):
         session = psycopg.connect(url, autocommit=True)
         thread = threading.Thread(target=_quietly, args=(session, attempt.format(sending)))
         thread.start()
         deadline = time.monotonic() + 10
         while not (row := owner.execute(waiting).fetchone()):
-            assert thread.is_alive(), "it was granted without waiting"
+            assert thread.is_alive(), "the request returned without waiting for a standby"
             assert time.monotonic() < deadline
             time.sleep(0.01)
         owner.execute("SELECT pg_terminate_backend(%s)", row)

@@ -1,4 +1,4 @@
-"""Efficiency locks: faster, forgotten in a crash, and useless to a fence."""
+"""Efficiency locks: they are faster, a crash forgets them, and they have no token for a fence."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ async def test_efficiency_leases_are_kept_alive_and_released(clients: Clients, o
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
-async def test_an_old_holder_cannot_touch_a_new_one(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_previous_holder_cannot_renew_or_release_the_next_lease(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
     client = clients()
     old = await client.efficiency_lock("a", ttl=60).acquire()
     owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
@@ -65,8 +67,8 @@ async def test_an_old_holder_cannot_touch_a_new_one(clients: Clients, owner: psy
 
 
 @pytest.mark.parametrize("default", ["on", "off", "local", "remote_write", "remote_apply"])
-def test_each_kind_of_grant_commits_its_way_whatever_the_default(owner: psycopg.Connection, default: str) -> None:
-    """A grant with a token waits for the disk. A grant without a token does not."""
+def test_each_kind_of_grant_sets_its_own_synchronous_commit(owner: psycopg.Connection, default: str) -> None:
+    """A grant with a token waits for the disk. A grant without a token need not wait."""
 
     def setting(statement: str) -> str:
         with owner.transaction():
@@ -86,4 +88,4 @@ def test_each_kind_of_grant_commits_its_way_whatever_the_default(owner: psycopg.
     assert setting("SELECT try_acquire('b', durable => false)") == "off"
     assert setting("SELECT release_all('{a}', '{1}')") == "off"
     for quick in ("try_acquire('c', durable => false)", "release('x', 1, durable => false)", "abandon('x', NULL)"):
-        assert setting(f"SELECT try_acquire('d{quick[0]}'), {quick}") == strict, "the token before it is not safe"
+        assert setting(f"SELECT try_acquire('d{quick[0]}'), {quick}") == strict, "the first token is not durable"

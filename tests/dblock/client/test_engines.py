@@ -1,4 +1,4 @@
-"""A SQLAlchemy engine is accepted wherever a DSN is."""
+"""A client accepts a SQLAlchemy engine in place of a DSN."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ async def test_an_async_client_takes_an_engine_of_either_kind(engine: Any) -> No
         assert await lease.release()
 
 
-def test_the_engines_own_way_to_connect_is_used(dsn: str) -> None:
-    """connect_args, a creator and events apply, as for the rest of the application."""
+def test_client_connects_with_the_engines_own_settings(dsn: str) -> None:
+    """connect_args, a creator and events of the engine apply, as in the rest of the application."""
     engine = create_engine(url(dsn), connect_args={"application_name": "from connect_args"})
     seen: list[str] = []
 
@@ -69,7 +69,7 @@ def test_the_engines_own_way_to_connect_is_used(dsn: str) -> None:
         assert len(rows) == 1
 
 
-async def test_an_async_engines_own_way_to_connect_is_used(dsn: str) -> None:
+async def test_async_client_connects_with_the_engines_own_settings(dsn: str) -> None:
     engine = create_async_engine(url(dsn), connect_args={"application_name": "from connect_args"})
     async with dblock.AsyncClient(engine) as client:
         await client.lock("a").holder()
@@ -78,7 +78,7 @@ async def test_an_async_engines_own_way_to_connect_is_used(dsn: str) -> None:
             assert len(found.fetchall()) == 1
 
 
-def test_a_lock_never_draws_on_the_applications_pool(dsn: str) -> None:
+def test_lock_never_takes_a_connection_from_the_applications_pool(dsn: str) -> None:
     """The application holds its last connection while it waits for the lock."""
     engine = create_engine(url(dsn), pool_size=1, max_overflow=0, pool_timeout=1)
     with engine.connect(), dblock.Client(engine) as client:
@@ -112,7 +112,7 @@ def test_the_schema_installs_through_an_engine(bare_dsn: str) -> None:
 
 @pytest.mark.parametrize("kind", [dblock.Client, dblock.AsyncClient])
 async def test_connect_args_reach_a_client_of_the_other_kind_too(dsn: str, kind: type) -> None:
-    """They name another database than the URL: where the application goes, its locks go."""
+    """connect_args name another database than the URL. The locks go to the database that the application uses."""
     elsewhere, here = url(dsn).set(database="nowhere"), str(conninfo.conninfo_to_dict(dsn)["dbname"])
     make = create_async_engine if kind is dblock.Client else create_engine
     client: Any = kind(make(elsewhere, connect_args={"dbname": here}))
@@ -125,7 +125,9 @@ async def test_connect_args_reach_a_client_of_the_other_kind_too(dsn: str, kind:
 
 @pytest.mark.parametrize("kind", [dblock.Client, dblock.AsyncClient])
 @pytest.mark.parametrize("how", ["creator", "event"])
-async def test_an_engine_with_a_way_of_its_own_is_refused_to_the_other_kind(dsn: str, kind: type, how: str) -> None:
+async def test_engine_with_a_creator_or_an_event_is_refused_by_a_client_of_the_other_kind(
+    dsn: str, kind: type, how: str
+) -> None:
     make: Any = create_async_engine if kind is dblock.Client else create_engine
     engine = make(url(dsn), creator=lambda: psycopg.connect(dsn)) if how == "creator" else make(url(dsn))
     if how == "event":

@@ -1,4 +1,4 @@
-"""Whatever a signal handler raises in the middle of a call: nothing stays held, nothing is lost from the pool."""
+"""An exception of a signal handler in the middle of a call leaves no lock held and leaks no connection of the pool."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.support.sessions import Sessions
 
 
 class Soft(Exception):
-    """Like the time limit of a task queue."""
+    """Raised like the soft time limit of a task queue."""
 
 
 class Hard(BaseException):
-    """Like what a test framework raises."""
+    """Raised like the exceptions of a test framework that bypass `except Exception`."""
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def raised_after(seconds: float, error: type[BaseException]) -> Iterator[None]:
 def test_exception_in_a_signal_handler_leaves_no_lock(
     client: dblock.Client, sessions: Sessions, owner: psycopg.Connection, error: type[BaseException]
 ) -> None:
-    """The statement waits at the server when the handler raises, and would grant the lock as soon as it can."""
+    """The statement waits at the server when the handler raises. Uncancelled, it would grant the lock later."""
     client.lock("warm").holder()
     keeper = sessions.open()
     keeper.do("BEGIN")
@@ -98,8 +98,11 @@ def test_interrupts_at_random_moments_of_acquire_leave_nothing(dsn: str) -> None
     assert json.loads(done.stdout) == {"held": 0, "places": 0}
 
 
-async def test_a_timeout_of_the_callers_is_what_it_is_when_the_database_does_not_answer(dsn: str) -> None:
-    """The backend is stopped: psycopg cancels in vain, and our own patience ends too. The caller's comes first."""
+async def test_callers_own_timeout_is_raised_while_the_database_does_not_reply(dsn: str) -> None:
+    """The backend is stopped, so psycopg's cancel has no effect and the client's patience ends too.
+
+    The caller must still get its own timeout.
+    """
     async with dblock.AsyncClient(dsn, patience=1, pool_size=1) as client:
         await client.lock("warm").holder()
         assert client._runner is not None

@@ -1,4 +1,4 @@
-"""A lease over time: kept alive, lost for one of four reasons, told about, left to the end of the program."""
+"""A lease over time: renewal, loss for one of four reasons, callbacks, and release at the end of the program."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tests.support.forks import run_in_fork
 from tests.support.proxy import Proxy
 from tests.support.stages import first, sync_first
 
-RUN_OUT = "UPDATE distributed_locks SET expires_at = clock_timestamp()"
-TAKE_OVER = RUN_OUT + "; SELECT token FROM try_acquire('a', '1 hour')"
-FORCE = "UPDATE distributed_locks SET expires_at = '-infinity', released_at = clock_timestamp()"
+EXPIRE = "UPDATE distributed_locks SET expires_at = clock_timestamp()"
+TAKE_OVER = EXPIRE + "; SELECT token FROM try_acquire('a', '1 hour')"
+FREE_ROW = "UPDATE distributed_locks SET expires_at = '-infinity', released_at = clock_timestamp()"
 
-LET_GO = "SELECT force_release('a', token) FROM distributed_locks"
+FORCE_RELEASE = "SELECT force_release('a', token) FROM distributed_locks"
 
 
 async def eventually(true: Callable[[], Any], within: float = 10) -> Any:
     deadline = time.monotonic() + within
     while not (found := true()):
-        assert time.monotonic() < deadline, "it did not come to pass"
+        assert time.monotonic() < deadline, "the condition did not become true"
         await asyncio.sleep(0.01)
     return found
 
@@ -64,23 +64,21 @@ async def test_all_leases_are_renewed_in_one_statement(clients: Clients, owner: 
     assert all(lease.remaining() > 0 for lease in leases)
     assert before is not None
     assert after is not None
-    # Transactions of the whole server: five rounds, and a few more while the leases come to go together.
+    # Transactions of the whole server: five renewals, and a few more until all leases are renewed together.
     assert after[1] - before[1] < 20
 
 
-async def test_the_keep_alive_has_its_connection_before_it_needs_it(
-    clients: Clients, owner: psycopg.Connection
-) -> None:
-    """A round that began by opening one could be too late where the database is slow to answer."""
+async def test_keep_alive_connects_before_the_first_renewal_is_due(clients: Clients, owner: psycopg.Connection) -> None:
+    """If the database is slow to reply, a renewal that first had to open a connection could be too late."""
     lease = await clients(pool_size=1).lock("a", ttl=600).acquire()
     ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
-    await eventually(lambda: owner.execute(ours).fetchone() == (3,))  # and the listener's
+    await eventually(lambda: owner.execute(ours).fetchone() == (3,))  # pool, keep-alive, listener
     await eventually(lambda: not getattr(lease, "_inner", lease)._state.unreachable)
 
 
 @pytest.mark.parametrize(
     ("happens", "reason"),
-    [(RUN_OUT, "expired"), (TAKE_OVER, "superseded"), (FORCE, "forced"), (LET_GO, "forced")],
+    [(EXPIRE, "expired"), (TAKE_OVER, "superseded"), (FREE_ROW, "forced"), (FORCE_RELEASE, "forced")],
     ids=str,
 )
 async def test_the_reason_of_a_loss_is_named(
@@ -97,20 +95,20 @@ async def test_the_reason_of_a_loss_is_named(
     assert await lease.release() is False
 
 
-async def test_a_database_that_does_not_answer_is_the_reason_too(clients: Clients) -> None:
+async def test_lease_is_lost_as_unreachable_before_the_database_can_grant_it_again(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn, patience=1)
         lease = await client.lock("a", ttl=1).acquire()
         proxy.fall_silent()
         started = time.monotonic()
         await eventually(lease.lost.is_set)
-        assert time.monotonic() - started < 1.0, "lost only after the database could grant it to another"
+        assert time.monotonic() - started < 1.0, "the database could already grant the lock to another holder"
         assert lease.lost.reason is dblock.Reason.UNREACHABLE
         proxy.flow()
 
 
 @sync_first
-async def test_a_renewal_whose_answer_is_lost_does_not_lose_the_lease(clients: Clients) -> None:
+async def test_renewal_whose_reply_is_lost_does_not_lose_the_lease(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
         lease = await client.lock("the lock in question", ttl=0.9).acquire()
@@ -123,7 +121,7 @@ async def test_a_renewal_whose_answer_is_lost_does_not_lose_the_lease(clients: C
 
 @sync_first
 async def test_connections_that_fall_silent_do_not_lose_the_lease(clients: Clients) -> None:
-    """Of those that were open nothing is heard any more, and nobody says why; the database is as well as ever."""
+    """The open connections stop responding without an error, while the database still accepts new connections."""
     with Proxy(clients.dsn) as proxy:
         lease = await clients(proxy.dsn).lock("a", ttl=3).acquire()
         await asyncio.sleep(0.5)
@@ -134,11 +132,11 @@ async def test_connections_that_fall_silent_do_not_lose_the_lease(clients: Clien
 
 
 @sync_first
-async def test_a_pool_that_is_all_busy_does_not_starve_the_keep_alive(clients: Clients) -> None:
+async def test_exhausted_pool_does_not_starve_the_keep_alive(clients: Clients) -> None:
     client = clients(pool_size=1, patience=10)
     lease = await client.lock("a", ttl=0.6).acquire()
     with psycopg.connect(clients.dsn) as keeper:
-        # Whoever acquires now waits here, with the client's only connection.
+        # An acquire now waits for this lock, with the only connection of the client's pool.
         keeper.execute("LOCK TABLE dblock.token_timeline")
         stuck = asyncio.ensure_future(client.lock("b").acquire())
         await asyncio.sleep(1.5)
@@ -151,83 +149,83 @@ async def test_a_pool_that_is_all_busy_does_not_starve_the_keep_alive(clients: C
 async def test_on_lost_is_called_once_with_the_reason_and_not_on_release(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
-    told: list[dblock.LeaseLost] = []
+    calls: list[dblock.LeaseLost] = []
     client = clients()
     lost, released = await client.lock("a", ttl=0.6).acquire(), await client.lock("b", ttl=0.6).acquire()
-    lost.on_lost(told.append)
-    released.on_lost(told.append)
+    lost.on_lost(calls.append)
+    released.on_lost(calls.append)
     await released.release()
     owner.execute(TAKE_OVER.encode())
-    await eventually(lambda: told)
+    await eventually(lambda: calls)
     await asyncio.sleep(0.3)
-    assert [(error.name, error.reason) for error in told] == [("a", "superseded")]
+    assert [(error.name, error.reason) for error in calls] == [("a", "superseded")]
     late: list[dblock.LeaseLost] = []
     lost.on_lost(late.append)
     await eventually(lambda: late)
 
 
-async def test_on_lost_comes_by_the_clock_even_when_the_keep_alive_is_stuck(clients: Clients) -> None:
+async def test_on_lost_is_called_on_time_even_when_the_keep_alive_is_stuck(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         lease = await clients(proxy.dsn, patience=5).lock("a", ttl=0.8).acquire()
-        told: list[float] = []
+        calls: list[float] = []
         started = time.monotonic()
-        lease.on_lost(lambda error: told.append(time.monotonic() - started))
+        lease.on_lost(lambda error: calls.append(time.monotonic() - started))
         proxy.fall_silent()
-        await eventually(lambda: told)
-        assert 0.3 < told[0] < 0.8
+        await eventually(lambda: calls)
+        assert 0.3 < calls[0] < 0.8
         proxy.flow()
 
 
-async def test_on_danger_comes_before_the_loss_and_again_after_a_renewal(clients: Clients) -> None:
+async def test_on_danger_is_called_before_the_loss_and_again_after_a_renewal(clients: Clients) -> None:
     lease = await clients().lock("a", ttl=1, keep_alive=False).acquire()
-    told: list[float] = []
-    lease.on_danger(told.append, before=0.7)
-    await eventually(lambda: told)
-    assert 0.5 < told[0] <= 0.7
+    calls: list[float] = []
+    lease.on_danger(calls.append, before=0.7)
+    await eventually(lambda: calls)
+    assert 0.5 < calls[0] <= 0.7
     await lease.renew()
-    await eventually(lambda: len(told) == 2)
+    await eventually(lambda: len(calls) == 2)
     assert not lease.lost.is_set()
     await asyncio.sleep(0.1)
-    assert len(told) == 2
+    assert len(calls) == 2
     for wrong in (0, 1, -1, "soon"):
         with pytest.raises(dblock.InvalidArgument):
-            lease.on_danger(told.append, before=wrong)
+            lease.on_danger(calls.append, before=wrong)
 
 
 async def test_exception_in_a_callback_is_only_logged(
     clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await clients().lock("a", ttl=0.3).acquire()
-    told: list[Any] = []
+    calls: list[Any] = []
     lease.on_lost(lambda error: 1 / 0)
-    lease.on_lost(told.append)
-    owner.execute(RUN_OUT)
-    await eventually(lambda: told)
+    lease.on_lost(calls.append)
+    owner.execute(EXPIRE)
+    await eventually(lambda: calls)
     await eventually(lambda: "ZeroDivisionError" in caplog.text)
 
 
 async def test_a_coroutine_can_be_called_back(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
         lease = await client.lock("a", ttl=0.3).acquire()
-        told = asyncio.Event()
+        called = asyncio.Event()
 
-        async def tell(error: dblock.LeaseLost) -> None:
+        async def callback(error: dblock.LeaseLost) -> None:
             await asyncio.sleep(0)
-            told.set()
+            called.set()
 
-        lease.on_lost(tell)
-        owner.execute(RUN_OUT)
-        await asyncio.wait_for(told.wait(), 5)
+        lease.on_lost(callback)
+        owner.execute(EXPIRE)
+        await asyncio.wait_for(called.wait(), 5)
 
 
 def test_a_thread_can_wait_for_the_loss(client: dblock.Client, owner: psycopg.Connection) -> None:
     lease = client.lock("a", ttl=0.6).acquire()
     assert lease.lost.wait(0.05) is False
-    threading.Timer(0.1, lambda: owner.execute(RUN_OUT)).start()
+    threading.Timer(0.1, lambda: owner.execute(EXPIRE)).start()
     assert lease.lost.wait(5) is True
     other = client.lock("b").acquire()
     threading.Timer(0.1, other.release).start()
-    assert other.lost.wait(5) is False, "a release is no loss"
+    assert other.lost.wait(5) is False, "a release is not a loss"
 
 
 async def test_a_task_can_wait_for_the_loss(dsn: str, owner: psycopg.Connection) -> None:
@@ -236,7 +234,7 @@ async def test_a_task_can_wait_for_the_loss(dsn: str, owner: psycopg.Connection)
         waiting = asyncio.ensure_future(lease.lost.wait())
         await asyncio.sleep(0.1)
         assert not waiting.done()
-        owner.execute(RUN_OUT)
+        owner.execute(EXPIRE)
         assert await asyncio.wait_for(waiting, 5) is True
         other = await client.lock("b").acquire()
         waiting = asyncio.ensure_future(other.lost.wait())
@@ -261,18 +259,18 @@ async def test_the_body_of_async_with_is_cancelled_and_ends_in_lease_lost(dsn: s
         await asyncio.sleep(0.01)
 
 
-async def test_a_body_that_raises_something_itself_keeps_it(dsn: str, owner: psycopg.Connection) -> None:
+async def test_error_of_the_body_is_kept_when_the_lease_is_lost(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
         with pytest.raises(KeyError):
             async with client.lock("a", ttl=0.3):
-                owner.execute(RUN_OUT)
+                owner.execute(EXPIRE)
                 try:
                     await asyncio.sleep(10)
                 finally:
                     raise KeyError
 
 
-async def test_a_body_that_is_cancelled_by_others_is_cancelled(dsn: str, owner: psycopg.Connection) -> None:
+async def test_body_cancelled_by_the_program_raises_cancelled_error(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
 
         async def body() -> None:
@@ -287,7 +285,7 @@ async def test_a_body_that_is_cancelled_by_others_is_cancelled(dsn: str, owner: 
         assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
-async def test_an_answer_to_acquire_that_comes_too_late_is_given_back(clients: Clients) -> None:
+async def test_grant_whose_reply_comes_too_late_is_given_back(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
         await client.lock("warm").holder()
@@ -297,7 +295,7 @@ async def test_an_answer_to_acquire_that_comes_too_late_is_given_back(clients: C
         assert await client.lock("a").holder() is None
 
 
-async def test_a_closed_client_has_released_what_it_held(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_closed_client_has_released_its_leases(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients()
     kept, left = await client.lock("a").acquire(), await client.lock("b", keep_alive=False).acquire()
     await client.close()
@@ -319,21 +317,21 @@ async def test_close_has_released_the_lease_though_replies_take_over_a_second(
         assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
-async def test_a_client_that_is_closed_in_its_event_loop_does_not_block_that(
+async def test_client_closed_in_its_event_loop_does_not_block_the_loop(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What there is to say without an event loop is for clients whose loop is gone."""
-    said: list[object] = []
-    monkeypatch.setattr(shutdown, "_release_remaining", lambda *whose: said.append(whose))
+    """Only a client whose event loop is gone releases its leases with blocking calls."""
+    blocking: list[object] = []
+    monkeypatch.setattr(shutdown, "_release_remaining", lambda *args: blocking.append(args))
     client = dblock.AsyncClient(dsn)
     await client.lock("a").acquire()
     await client.close()
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
-    assert said == []
+    assert blocking == []
     assert not client._shut.alive
 
 
-async def test_the_bodys_error_comes_before_that_of_a_closed_client(clients: Clients) -> None:
+async def test_error_of_the_body_is_raised_before_client_closed(clients: Clients) -> None:
     client = clients()
     with pytest.raises(KeyError):
         async with client.lock("a"):
@@ -341,7 +339,7 @@ async def test_the_bodys_error_comes_before_that_of_a_closed_client(clients: Cli
             raise KeyError
 
 
-async def test_a_lease_that_nobody_has_in_hand_warns_and_is_released(
+async def test_garbage_collected_lease_warns_and_is_released(
     dsn: str, owner: psycopg.Connection, kept_leases: list[Any]
 ) -> None:
     def free() -> bool:
@@ -350,16 +348,16 @@ async def test_a_lease_that_nobody_has_in_hand_warns_and_is_released(
     with dblock.Client(dsn) as client:
         client.lock("a").acquire()
         with pytest.warns(ResourceWarning, match="'a' was never released"):
-            forget(kept_leases)
+            collect_garbage(kept_leases)
         await eventually(free)
     async with dblock.AsyncClient(dsn) as async_client:
         await async_client.lock("a").acquire()
         with pytest.warns(ResourceWarning, match="'a' was never released"):
-            forget(kept_leases)
+            collect_garbage(kept_leases)
         await eventually(free)
 
 
-def forget(leases: list[Any]) -> None:
+def collect_garbage(leases: list[Any]) -> None:
     leases.clear()
     gc.collect()
 
@@ -378,9 +376,7 @@ ASYNC = (
 
 @pytest.mark.parametrize("how", first(1, ["pass", "sys.exit(3)", "1 / 0", "raise KeyboardInterrupt"]))
 @pytest.mark.parametrize("script", [SYNC, ASYNC], ids=["sync", "async"])
-def test_the_end_of_the_interpreter_releases_what_is_held(
-    dsn: str, owner: psycopg.Connection, script: str, how: str
-) -> None:
+def test_end_of_the_interpreter_releases_its_leases(dsn: str, owner: psycopg.Connection, script: str, how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script.format(how), dsn], capture_output=True, text=True, timeout=30, check=False
     )
@@ -390,8 +386,8 @@ def test_the_end_of_the_interpreter_releases_what_is_held(
     assert "Exception ignored" not in done.stderr
 
 
-def test_a_child_renews_nothing_of_its_parents(dsn: str, owner: psycopg.Connection) -> None:
-    """Only the child goes on; the parent is stopped, and so is its keep-alive."""
+def test_child_does_not_renew_its_parents_leases(dsn: str, owner: psycopg.Connection) -> None:
+    """Only the child continues. The parent is killed, and its keep-alive with it."""
     script = (
         "import dblock, os, sys, time, signal\n"
         "client = dblock.Client(sys.argv[1])\n"
@@ -411,12 +407,12 @@ def test_a_child_renews_nothing_of_its_parents(dsn: str, owner: psycopg.Connecti
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
-async def test_looking_at_a_lost_lease_in_the_body_leaves_no_cancellation_behind(dsn: str) -> None:
+async def test_checking_a_lost_lease_in_the_body_leaves_no_cancellation_behind(dsn: str) -> None:
     async with dblock.AsyncClient(dsn) as client:
         for how in ("raise_if_lost", "own error", "nested"):
             with pytest.raises((dblock.LeaseLost, KeyError)):
                 async with client.lock(how, ttl=0.2, keep_alive=False) as lease:
-                    time.sleep(0.3)  # noqa: ASYNC251 - the loop is blocked, and no timer rings
+                    time.sleep(0.3)  # noqa: ASYNC251 - the loop is blocked, and no timer fires
                     if how == "own error":
                         lease.remaining()
                         raise KeyError
@@ -430,8 +426,8 @@ async def test_looking_at_a_lost_lease_in_the_body_leaves_no_cancellation_behind
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="counts cancellations")
-async def test_a_loss_is_told_as_such_while_the_task_is_being_cancelled(dsn: str, owner: psycopg.Connection) -> None:
-    """A cancelled task cleans up under a lock, and that is lost."""
+async def test_loss_raises_lease_lost_in_a_task_that_is_being_cancelled(dsn: str, owner: psycopg.Connection) -> None:
+    """A cancelled task cleans up under a lock, and loses the lease of that lock."""
     seen: list[BaseException] = []
 
     async def work(client: dblock.AsyncClient) -> None:
@@ -440,7 +436,7 @@ async def test_a_loss_is_told_as_such_while_the_task_is_being_cancelled(dsn: str
         finally:
             try:
                 async with client.lock("a", ttl=0.3):
-                    owner.execute(RUN_OUT)
+                    owner.execute(EXPIRE)
                     await asyncio.sleep(10)
             except BaseException as error:
                 seen.append(error)
@@ -456,10 +452,10 @@ async def test_a_loss_is_told_as_such_while_the_task_is_being_cancelled(dsn: str
 
 async def test_a_worker_thread_may_be_the_first_to_see_the_loss(dsn: str) -> None:
     async with dblock.AsyncClient(dsn) as client:
-        told = asyncio.Event()
+        called = asyncio.Event()
 
-        async def tell(error: dblock.LeaseLost) -> None:
-            told.set()
+        async def callback(error: dblock.LeaseLost) -> None:
+            called.set()
 
         def poll(lease: dblock.AsyncLease) -> None:
             with contextlib.suppress(dblock.LeaseLost):
@@ -469,10 +465,10 @@ async def test_a_worker_thread_may_be_the_first_to_see_the_loss(dsn: str) -> Non
         started = time.monotonic()
         with pytest.raises(dblock.LeaseLost):
             async with await client.lock("a", ttl=0.3, keep_alive=False).acquire() as lease:
-                lease.on_lost(tell)
+                lease.on_lost(callback)
                 await asyncio.gather(asyncio.to_thread(poll, lease), asyncio.sleep(10))
         assert time.monotonic() - started < 5
-        await asyncio.wait_for(told.wait(), 5)
+        await asyncio.wait_for(called.wait(), 5)
 
 
 def test_a_closed_client_leaves_no_thread(dsn: str) -> None:
@@ -497,7 +493,7 @@ async def test_expired_lease_does_not_stay_in_the_renewal_schedule(clients: Clie
         with contextlib.suppress(dblock.LeaseLost):
             await client.lock(f"dropped {number}", ttl=0.1, keep_alive=False).acquire()
     await asyncio.sleep(0.2)
-    forget(kept_leases)
+    collect_garbage(kept_leases)
     await asyncio.sleep(0)
     await client.lock("wakes the keep-alive", ttl=0.3).acquire()
     schedule = getattr(client, "_inner", client)._keepalive.flow.schedule
@@ -530,12 +526,12 @@ async def test_a_closed_client_leaves_no_task_behind(dsn: str) -> None:
     client = dblock.AsyncClient(dsn, presence=None)
     async with client.lock("a"):
         pass
-    # Nothing is held, so there is nothing to say that would give the tasks time to end.
+    # No lease is held, so close() sends no release, which would give the tasks time to end.
     await client.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_the_keep_alive_is_there_again_after_all_tasks_were_cancelled(dsn: str) -> None:
+async def test_keep_alive_restarts_after_all_tasks_were_cancelled(dsn: str) -> None:
     async with dblock.AsyncClient(dsn) as client:
         await client.lock("a").acquire()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -546,30 +542,30 @@ async def test_the_keep_alive_is_there_again_after_all_tasks_were_cancelled(dsn:
         assert lease.remaining() > 0
 
 
-async def test_a_warning_that_every_renewal_would_set_off_is_refused(clients: Clients) -> None:
+async def test_on_danger_that_every_renewal_would_trigger_is_refused(clients: Clients) -> None:
     lease = await clients().lock("a", ttl=10).acquire()
     with pytest.raises(dblock.InvalidArgument, match="less than 6 s"):
         lease.on_danger(print, before=7)
 
 
-async def test_a_body_whose_lock_was_taken_away_ends_in_lease_lost(clients: Clients, owner: psycopg.Connection) -> None:
-    """Also before the keep-alive has noticed."""
+async def test_body_whose_lock_was_freed_ends_in_lease_lost(clients: Clients, owner: psycopg.Connection) -> None:
+    """The body raises even if the keep-alive has not noticed the loss yet."""
     with pytest.raises(dblock.LeaseLost, match="forced"):
         async with clients().lock("a") as lease:
             owner.execute("SELECT release('a', %s)", [lease.token])
 
 
 async def test_forced_holder_keeps_the_lock_until_it_has_released(clients: Clients, owner: psycopg.Connection) -> None:
-    """It is told by its next renewal, long before its deadline; and who waits need not wait for that."""
+    """The holder learns it from its next renewal, long before its deadline. Waiters need not wait for the deadline."""
     lease = await clients().lock("a", ttl=6).acquire()
-    owner.execute(LET_GO)
+    owner.execute(FORCE_RELEASE)
     began = time.monotonic()
     await eventually(lambda: lease.lost.is_set())
     assert lease.lost.reason is dblock.Reason.FORCED
-    assert owner.execute("SELECT token FROM holder('a')").fetchone() == (lease.token,), "it was not asked to the end"
+    assert owner.execute("SELECT token FROM holder('a')").fetchone() == (lease.token,), "the lock was freed too early"
     assert await lease.release() is False
     await eventually(lambda: owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,))
-    assert time.monotonic() - began < 4, "it was free when its deadline had passed, and not before"
+    assert time.monotonic() - began < 4, "the lock was free only when the deadline had passed"
 
 
 def test_concurrent_releases_of_one_lease_succeed_at_most_once(client: dblock.Client) -> None:
@@ -590,11 +586,11 @@ async def test_callback_that_is_not_callable_is_refused(clients: Clients) -> Non
 
 def test_parents_lease_in_a_child_is_over_and_not_lost(client: dblock.Client) -> None:
     lease = client.lock("a", ttl=0.2, keep_alive=False).acquire()
-    told: list[Any] = []
-    lease.on_lost(told.append)
+    calls: list[Any] = []
+    lease.on_lost(calls.append)
 
     def body() -> bool:
         time.sleep(0.3)
-        return not lease.lost.is_set() and not told
+        return not lease.lost.is_set() and not calls
 
     assert run_in_fork(body) == 0

@@ -1,4 +1,4 @@
-"""Each case runs on both kinds of client."""
+"""Locks and leases as a caller uses them. Each test runs on both kinds of client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_a_free_lock_is_granted_with_a_token(clients: Clients) -> None:
     assert 29 < lease.remaining() <= 30
 
 
-async def test_a_held_lock_is_refused_to_everybody(clients: Clients) -> None:
+async def test_held_lock_is_refused_to_its_holder_and_to_others(clients: Clients) -> None:
     first, second = clients(), clients()
     assert await first.lock("a").try_acquire()
     assert await second.lock("a").try_acquire() is None
@@ -69,7 +69,7 @@ async def test_renew_extends_from_now(clients: Clients) -> None:
     assert 58 < (await client.lock("a").holder()).remaining <= 60
 
 
-async def test_renewal_never_revives_a_lease_that_ran_out(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_renewal_never_revives_an_expired_lease(clients: Clients, owner: psycopg.Connection) -> None:
     lease = await clients().lock("a", ttl=30).acquire()
     owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
     with pytest.raises(dblock.LeaseLost) as caught:
@@ -97,7 +97,7 @@ async def test_renewal_never_revives_a_released_lease(clients: Clients) -> None:
     assert await client.lock("a").holder() is None
 
 
-async def test_an_expired_lease_is_granted_to_the_next(clients: Clients) -> None:
+async def test_lock_is_granted_again_after_its_lease_expired(clients: Clients) -> None:
     lease = await clients().lock("a", ttl=0.2, keep_alive=False).acquire()
     successor = await clients().lock("a").acquire(timeout=5)
     assert successor.token > lease.token
@@ -174,7 +174,7 @@ async def test_a_lease_is_a_context_manager_too(clients: Clients) -> None:
 async def test_each_body_under_a_shared_lock_releases_its_own_lease(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
-    """The first body outlives its lease; when it ends it must not release the second one's."""
+    """The first body outlives its lease. When it ends, it must not release the lease of the second body."""
     shared = clients().lock("a", timeout=10)
     lost, taken, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -201,8 +201,8 @@ async def test_each_body_under_a_shared_lock_releases_its_own_lease(
     assert await next_one == 2
 
 
-async def test_holder_tells_who_since_when_and_why(clients: Clients) -> None:
-    client = clients(holder="worker 7", presence=None)  # so that no renewal comes in between
+async def test_holder_has_name_token_times_and_meta(clients: Clients) -> None:
+    client = clients(holder="worker 7", presence=None)  # so that no renewal moves the deadline
     lock = client.lock("a", ttl=10, meta={"job": "close", "items": [1, 2.5, None, "ü"]})
     assert await lock.holder() is None
     lease = await lock.acquire()
@@ -244,7 +244,7 @@ async def test_a_hundred_acquirers_get_exactly_one_grant(clients: Clients) -> No
     assert len(granted) == 1
 
 
-async def test_a_closed_client_says_so(clients: Clients) -> None:
+async def test_closed_client_raises_client_closed(clients: Clients) -> None:
     client = clients()
     lock = client.lock("a")
     await client.close()
@@ -285,7 +285,7 @@ def test_an_async_client_belongs_to_one_event_loop(dsn: str) -> None:
     other.close()
 
 
-def test_a_body_left_by_another_thread_than_it_was_entered_in(dsn: str) -> None:
+def test_body_can_be_left_by_another_thread_than_the_one_that_entered_it(dsn: str) -> None:
     with dblock.Client(dsn) as client, ThreadPoolExecutor(1) as elsewhere:
         alone = client.lock("a")
         alone.__enter__()
@@ -302,8 +302,8 @@ def test_thread_that_entered_no_body_cannot_leave_one(dsn: str) -> None:
             shared.__exit__(None, None, None)
 
 
-async def test_a_meta_that_python_cannot_hold_is_shown_as_it_is(clients: Clients, owner: psycopg.Connection) -> None:
-    # Some versions of Python can hold so many brackets, and some cannot; none can hold so many digits.
+async def test_meta_that_python_cannot_parse_is_returned_as_text(clients: Clients, owner: psycopg.Connection) -> None:
+    # Only some versions of Python can parse this many brackets. No version can parse this many digits.
     for meta, shown in (("1" * 5000, "1" * 5000), ("[" * 3000 + "]" * 3000, None)):
         owner.execute("SELECT try_acquire('a', meta => %s)", [meta])
         found = (await clients().lock("a").holder()).meta

@@ -1,4 +1,4 @@
-"""Behind pgbouncer in transaction mode, where each statement may run on another backend."""
+"""Clients behind pgbouncer in transaction mode, where each statement may run on another backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import dblock
 from dblock._core.effects import Call
 from dblock._runtime import target
 from dblock.admin import schema
-from tests.dblock.client.test_waiting import in_line
+from tests.dblock.client.test_waiting import wait_for_tickets
 from tests.support.facade import Clients
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.stages import sync_first
@@ -24,7 +24,7 @@ pytestmark = needs_pgbouncer
 
 @pytest.fixture
 def pooled_dsn(dsn: str) -> Iterator[str]:
-    """The test's database, through a pooler."""
+    """Return a DSN that leads to the test's database through a pooler."""
     with pooled(dsn) as through:
         yield through
 
@@ -61,13 +61,13 @@ def test_a_pooler_is_recognised_before_anything_is_prepared_behind_it(pooled_dsn
 
 
 @sync_first
-async def test_waiters_are_served_through_a_pooler_that_passes_on_no_notifications(
+async def test_waiters_are_served_through_a_pooler_that_drops_notifications(
     clients: Clients, pooled_dsn: str, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = await clients(pooled_dsn).lock("a").acquire()
     client = clients(pooled_dsn)
     waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(3)]
-    await in_line(owner, 3)
+    await wait_for_tickets(owner, 3)
     deadline = time.monotonic() + 10
     while "notifications do not come through" not in caplog.text:
         assert time.monotonic() < deadline
@@ -82,18 +82,18 @@ async def test_waiters_are_served_through_a_pooler_that_passes_on_no_notificatio
         assert done
         assert time.monotonic() - released < 1.5
         lease = done.pop().result()
-    said = [record for record in caplog.records if "notifications do not come through" in record.getMessage()]
-    assert len(said) == 1, "once, by the client that waits"
-    assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (0,), "a pooler's session is nobody's"
+    logged = [record for record in caplog.records if "notifications do not come through" in record.getMessage()]
+    assert len(logged) == 1, "logged once, by the client that waits"
+    assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (0,), "a pooled session is no presence"
 
 
-async def test_a_way_past_the_pooler_brings_notifications_and_presence(
+async def test_listen_dsn_past_the_pooler_brings_notifications_and_presence(
     clients: Clients, pooled_dsn: str, owner: psycopg.Connection
 ) -> None:
     held = await clients(pooled_dsn).lock("a").acquire()
     client = clients(pooled_dsn, listen_dsn=clients.dsn)
     waiting = asyncio.create_task(client.lock("a").acquire())
-    await in_line(owner, 1)
+    await wait_for_tickets(owner, 1)
     deadline = time.monotonic() + 10
     listener = getattr(client, "_inner", client)._listener
     while not listener.waiters.notifications_work or owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (
@@ -113,7 +113,7 @@ async def test_a_listener_in_another_installation_is_not_used(
     client = clients()
     await client.lock("a").holder()
     listener = getattr(client, "_inner", client)._listener
-    # As if listen_dsn named another database.
+    # Simulate a listen_dsn that names another database.
     listener.flow._statements.installation = Call(b"SELECT other.installation()", ())
     await client.lock("a").acquire()
     deadline = time.monotonic() + 5

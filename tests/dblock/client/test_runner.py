@@ -1,4 +1,4 @@
-"""What a runner makes of connections that fail: which are tried again, which are thrown away, which stop preparing."""
+"""How a runner handles failing connections: when it retries, drops a connection, or stops preparing statements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE = Call(b"SELECT $1::text", ("1",))
 
 
 class Counted(Target):
-    """A target that counts the attempts to connect."""
+    """Counts the attempts to connect."""
 
     attempts = 0
 
@@ -43,7 +43,7 @@ def runner(dsn: str) -> Any:
 
 
 def test_a_connection_that_cannot_be_opened_is_not_tried_twice() -> None:
-    """A wrong password tried twice may lock the account."""
+    """A second attempt with a wrong password may lock the account."""
     target = Counted("postgresql://me:wrong@127.0.0.1:1/nowhere")
     with pytest.raises(dblock.Unavailable):
         Runner(target, "dblock", 1, 1.0).run(calling(ONE))
@@ -58,20 +58,20 @@ def test_a_connection_left_in_a_transaction_is_not_used_again(runner: Runner) ->
     assert runner.run(calling(backend)) != first
 
 
-def test_statements_lost_on_every_connection_are_prepared_no_more(
+def test_runner_stops_preparing_when_every_connection_loses_its_statements(
     runner: Runner, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As behind a pooler that gives each statement another backend, and was not recognised."""
+    """This happens behind an unrecognised pooler that gives each statement another backend."""
     busy = Call(b"SELECT $1::text FROM pg_advisory_xact_lock_shared(7)", ("1",))
 
     def use_all_three() -> None:
         owner.execute("SELECT pg_advisory_lock(7)")
         with ThreadPoolExecutor(3) as threads:
-            answers = threads.map(lambda _: runner.run(calling(busy)), range(3))
+            replies = threads.map(lambda _: runner.run(calling(busy)), range(3))
             while owner.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() != (3,):
                 time.sleep(0.01)
             owner.execute("SELECT pg_advisory_unlock(7)")
-            assert list(answers) == [("1",)] * 3
+            assert list(replies) == [("1",)] * 3
 
     use_all_three()
     idle = list(runner._pool._idle)
@@ -84,7 +84,7 @@ def test_statements_lost_on_every_connection_are_prepared_no_more(
 
 
 def test_two_clients_never_share_a_statements_name(runner: Runner) -> None:
-    """A pooler may lead both to one backend, on which the name of one would run the statement of the other."""
+    """A pooler may give both clients one backend, where a shared name would run the other client's statement."""
     for number in range(3):
         runner.run(calling(Call(f"SELECT {number}".encode(), ())))
     (wire,) = runner._pool._idle
@@ -97,8 +97,8 @@ def test_two_clients_never_share_a_statements_name(runner: Runner) -> None:
     assert others[0] not in {name for name, _ in names}
 
 
-def test_a_caller_who_leaves_comes_before_the_error_that_it_led_to(runner: Runner) -> None:
-    """psycopg cancels for a caller who leaves, and meets a broken connection; the caller leaves all the same."""
+def test_interrupt_of_the_caller_is_raised_instead_of_the_error_that_it_caused(runner: Runner) -> None:
+    """psycopg cancels the statement because of the interrupt, and the cancel fails on a broken connection."""
     error = psycopg.OperationalError("broken")
     error.__context__ = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
@@ -115,8 +115,8 @@ def test_interrupt_that_the_caller_already_handles_does_not_end_the_call(runner:
         assert trouble.raise_or_retry(error, None) is True
 
 
-def test_a_statement_that_is_given_up_while_it_is_prepared_is_not_prepared_again(dsn: str) -> None:
-    """That would fail, as it does on connections where statements do not last, and nothing would be from then on."""
+def test_statement_given_up_while_it_is_prepared_is_not_prepared_again(dsn: str) -> None:
+    """A second PREPARE would fail, as where connections lose their statements, and the runner would stop preparing."""
     with Proxy(dsn) as proxy:
         runner = Runner(resolve(proxy.dsn), "dblock", 1, 5.0)
         runner.run(calling(WHICH_BACKEND))
@@ -132,7 +132,7 @@ def test_a_statement_that_is_given_up_while_it_is_prepared_is_not_prepared_again
 
 
 class Full(Target):
-    """A target that has no room for more than so many connections."""
+    """Refuses connections once `room` connections were opened."""
 
     room = 0
 
@@ -145,7 +145,7 @@ class Full(Target):
 
 @pytest.fixture
 def borrower(runner: Runner, dsn: str) -> Any:
-    """A runner that can have no connection of its own."""
+    """Return a runner that can open no connection of its own."""
     borrower = Runner(Full(dsn), "dblock", 1, 5.0, prepares=False, spare=runner)
     yield borrower
     borrower.close()
@@ -176,7 +176,7 @@ def test_borrower_waits_no_longer_than_its_call_may_take(runner: Runner, borrowe
     runner._pool.give(wire)
 
 
-async def test_a_task_that_borrows_waits_too_and_opens_none(dsn: str) -> None:
+async def test_borrowing_task_waits_for_a_connection_and_opens_none(dsn: str) -> None:
     class Crowded(Full):
         async def connect_async(self) -> psycopg.AsyncConnection[Any]:
             if not self.room:

@@ -1,4 +1,4 @@
-"""A lease inside the user's own transaction: proven there, released there."""
+"""Leases in the user's own transaction: assert_held and release_in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def settled(value: Any) -> Any:
 
 
 class Open:
-    """A connection of either kind with a transaction under way."""
+    """Holds a connection of either kind with an open transaction."""
 
     def __init__(self, connection: Any, dispose: Any) -> None:
         self.connection = connection
@@ -50,7 +50,7 @@ class Open:
 
 @pytest.fixture(params=OPENED)
 async def opened(request: pytest.FixtureRequest, dsn: str) -> AsyncIterator[tuple[Any, Open]]:
-    """A client, and a transaction of the same kind."""
+    """Return clients, and a transaction of the same kind."""
     how, kind = request.param.split()
     clients: Any = (AsyncClients if how == "async" else SyncClients)(dsn)
     connection: Any
@@ -67,7 +67,7 @@ async def opened(request: pytest.FixtureRequest, dsn: str) -> AsyncIterator[tupl
         connection = engine.connect() if kind == "Connection" else Session(engine)
         dispose = engine.dispose
     transaction = Open(connection, dispose)
-    # A lease's own client is asked directly: the facade runs calls in threads, and a connection is for one.
+    # Tests call the lease without the facade, which runs calls in threads: a connection belongs to one thread.
     yield clients, transaction
     await transaction.close()
     await clients.close()
@@ -88,7 +88,7 @@ async def test_next_grant_comes_only_after_the_transaction_has_committed(opened:
     assert not lease.lost.is_set()
 
 
-async def test_rolled_back_it_is_still_held(opened: tuple[Any, Open]) -> None:
+async def test_release_that_is_rolled_back_leaves_the_lease_held(opened: tuple[Any, Open]) -> None:
     clients, transaction = opened
     lease = await acquired(clients)
     await settled(lease.release_in(transaction.connection))
@@ -99,7 +99,7 @@ async def test_rolled_back_it_is_still_held(opened: tuple[Any, Open]) -> None:
     assert await settled(lease.release()) is True
 
 
-async def test_leaving_the_body_after_it_is_no_error(opened: tuple[Any, Open]) -> None:
+async def test_body_may_end_after_a_committed_release(opened: tuple[Any, Open]) -> None:
     clients, transaction = opened
     lock = clients().lock("a")
     async with lock as lease:
@@ -111,7 +111,7 @@ async def test_leaving_the_body_after_it_is_no_error(opened: tuple[Any, Open]) -
     assert await clients().lock("a").holder() is not None
 
 
-async def test_leaving_the_body_before_the_transaction_has_ended_waits_for_nothing(opened: tuple[Any, Open]) -> None:
+async def test_body_does_not_wait_for_the_transaction_that_releases(opened: tuple[Any, Open]) -> None:
     clients, transaction = opened
     started = time.monotonic()
     async with clients(patience=3).lock("a") as lease:
@@ -124,10 +124,10 @@ async def test_leaving_the_body_before_the_transaction_has_ended_waits_for_nothi
 @pytest.mark.parametrize(
     "opened", first(2, sorted(OPENED, key=lambda kind: kind not in ("sync psycopg", "async Session"))), indirect=True
 )
-async def test_a_transaction_that_stays_open_holds_up_no_other_lease(
+async def test_transaction_that_stays_open_delays_no_other_lease(
     opened: tuple[Any, Open], kept_leases: list[Any], owner: psycopg.Connection
 ) -> None:
-    """The lease that it released goes out of use meanwhile; and the client is closed in the end."""
+    """The released lease is garbage-collected while the transaction is open, and the client is closed at the end."""
     clients, transaction = opened
     client = clients(patience=20)
     kept = await client.lock("kept", ttl=1.5).acquire()
@@ -157,7 +157,7 @@ async def test_lease_after_release_in_is_not_trusted_until_renewed(opened: tuple
     lease.raise_if_lost()
 
 
-async def test_a_lost_lease_cannot_be_proven_nor_released_there(
+async def test_lost_lease_can_be_neither_proven_nor_released_in_a_transaction(
     opened: tuple[Any, Open], owner: psycopg.Connection
 ) -> None:
     clients, transaction = opened
@@ -171,7 +171,7 @@ async def test_a_lost_lease_cannot_be_proven_nor_released_there(
 
 
 @pytest.mark.parametrize("what", ["assert_held", "release_in"])
-async def test_lease_taken_away_is_reported_as_forced(
+async def test_lease_whose_lock_was_freed_is_reported_as_forced(
     opened: tuple[Any, Open], owner: psycopg.Connection, what: str
 ) -> None:
     clients, transaction = opened
@@ -184,8 +184,8 @@ async def test_lease_taken_away_is_reported_as_forced(
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("what", ["assert_held", "release_in"])
-def test_a_transaction_that_sees_only_the_past_tells_no_false_loss(dsn: str, isolation: str, what: str) -> None:
-    """By its snapshot the lease has run out; it was renewed since."""
+def test_transaction_with_an_old_snapshot_reports_no_false_loss(dsn: str, isolation: str, what: str) -> None:
+    """In the transaction's snapshot the lease has expired, but it was renewed since."""
     with dblock.Client(dsn) as client, psycopg.connect(dsn) as connection:
         lease = client.lock("a", ttl=0.6).acquire()
         connection.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}".encode())
@@ -212,7 +212,7 @@ async def test_takeover_waits_for_a_transaction_that_has_proved_its_lease(
     assert owner.execute("SELECT granted FROM try_acquire('a')").fetchone() == (True,)
 
 
-async def test_renewals_go_on_during_a_proof(opened: tuple[Any, Open], owner: psycopg.Connection) -> None:
+async def test_renewals_succeed_during_a_proof(opened: tuple[Any, Open], owner: psycopg.Connection) -> None:
     clients, transaction = opened
     lease = await acquired(clients)
     await settled(lease.assert_held(transaction.connection))
@@ -222,7 +222,7 @@ async def test_renewals_go_on_during_a_proof(opened: tuple[Any, Open], owner: ps
     await transaction.rollback()
 
 
-async def test_a_connection_of_the_other_kind_or_of_none_is_refused(opened: tuple[Any, Open], dsn: str) -> None:
+async def test_connection_of_the_other_kind_is_refused(opened: tuple[Any, Open], dsn: str) -> None:
     clients, _ = opened
     lease = await acquired(clients)
     other: Any
@@ -279,7 +279,7 @@ async def test_proof_in_another_database_with_the_same_lock_and_token_is_refused
     await clients.close()
 
 
-def test_a_scoped_session_stands_for_its_session(dsn: str) -> None:
+def test_scoped_session_is_accepted(dsn: str) -> None:
     engine = create_engine(url(dsn))
     session = scoped_session(sessionmaker(engine))
     with dblock.Client(dsn) as client:

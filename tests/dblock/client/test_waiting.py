@@ -1,4 +1,4 @@
-"""Waiting in line: first come, first served, woken by the release, and nothing left behind by those who leave."""
+"""Waiting in the queue: served in order, woken by the release, and no ticket left by a waiter that gives up."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.support.proxy import Proxy
 from tests.support.stages import sync_first
 
 BOUND = 1.5
-"""Seconds after which a waiter has found out by itself, whatever became of its notification."""
+"""Seconds within which a waiter finds a free lock by polling, even if its notification is lost."""
 
 
-async def in_line(owner: psycopg.Connection, number: int, within: float = 10) -> None:
-    """Return when so many wait."""
+async def wait_for_tickets(owner: psycopg.Connection, number: int, within: float = 10) -> None:
+    """Return when this many tickets are in the queue."""
     deadline = time.monotonic() + within
     while (found := owner.execute("SELECT count(*) FROM lock_tickets").fetchone()) != (number,):
-        assert time.monotonic() < deadline, f"{found} wait, not {number}"
+        assert time.monotonic() < deadline, f"{found} tickets, not {number}"
         await asyncio.sleep(0.01)
 
 
 async def settled(client: Any) -> None:
-    """Return when notifications come to the client, and whatever that makes its waiters do is done."""
+    """Return when the client receives notifications and its waiters have done the check that follows."""
     deadline = time.monotonic() + 10
     while (
         not (listener := getattr(getattr(client, "_inner", client), "_listener", None))
@@ -41,25 +41,25 @@ async def settled(client: Any) -> None:
     await asyncio.sleep(0.3)
 
 
-async def acquired(client: Any, name: str = "a", **terms: Any) -> tuple[Any, float]:
-    """Acquire, and return the lease and when it came."""
-    lease = await client.lock(name, **terms).acquire()
+async def acquired(client: Any, name: str = "a", **options: Any) -> tuple[Any, float]:
+    """Acquire the lock, and return the lease and the time of its grant."""
+    lease = await client.lock(name, **options).acquire()
     return lease, time.monotonic()
 
 
 @pytest.fixture
-def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but a notification wakes anybody."""
+def slow_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow down polling, so that only a notification can wake a waiter in time."""
     for name in ("HEARTBEAT_INTERVAL", "HOLDER_CHECK_INTERVAL", "POLL", "POLL_INTERVAL_OF_OTHERS"):
         monkeypatch.setattr(waiters, name, 2.0)
 
 
-@pytest.mark.usefixtures("nobody_looks")
-async def test_the_release_itself_wakes_the_next(clients: Clients, owner: psycopg.Connection) -> None:
+@pytest.mark.usefixtures("slow_polling")
+async def test_release_wakes_the_next_waiter(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
     waiting = asyncio.create_task(acquired(clients(presence=None)))
-    await in_line(owner, 1)
-    await asyncio.sleep(0.5)  # past the looks that come with its arrival
+    await wait_for_tickets(owner, 1)
+    await asyncio.sleep(0.5)  # until the checks that follow its arrival are over
     released = time.monotonic()
     assert await held.release()
     lease, came = await waiting
@@ -67,7 +67,7 @@ async def test_the_release_itself_wakes_the_next(clients: Clients, owner: psycop
     assert lease.token > held.token
 
 
-async def test_first_come_first_served_over_clients_of_both_kinds(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_waiters_of_several_clients_are_served_in_order(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
     tasks, order = [], []
     several = [clients() for _ in range(4)]
@@ -78,15 +78,15 @@ async def test_first_come_first_served_over_clients_of_both_kinds(clients: Clien
 
     for number in range(12):
         tasks.append(asyncio.create_task(wait(number)))
-        await in_line(owner, number + 1)
+        await wait_for_tickets(owner, number + 1)
     await held.release()
     await asyncio.gather(*tasks)
     assert [number for number, _ in order] == list(range(12))
     assert [token for _, token in order] == sorted(token for _, token in order)
-    await in_line(owner, 0)
+    await wait_for_tickets(owner, 0)
 
 
-async def test_a_try_does_not_jump_the_line_and_who_is_unfair_does(
+async def test_fair_try_does_not_jump_the_queue_and_an_unfair_try_does(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HEARTBEAT_INTERVAL", "HOLDER_CHECK_INTERVAL", "POLL", "POLL_INTERVAL_OF_OTHERS"):
@@ -94,9 +94,9 @@ async def test_a_try_does_not_jump_the_line_and_who_is_unfair_does(
     held = await clients(presence=None).lock("a").acquire()
     waiter = clients()
     waiting = asyncio.create_task(waiter.lock("a").acquire())
-    await in_line(owner, 1)
+    await wait_for_tickets(owner, 1)
     await settled(waiter)
-    # Free, and its waiter does not know yet.
+    # The lock is free, and its waiter does not know yet.
     owner.execute("SELECT release('a', %s, durable => true)", [held.token])
     assert await clients().lock("a").try_acquire() is None
     jumped = await clients().lock("a", fair=False).try_acquire()
@@ -105,14 +105,14 @@ async def test_a_try_does_not_jump_the_line_and_who_is_unfair_does(
     assert (await asyncio.wait_for(waiting, 5)).token > jumped.token
 
 
-async def test_the_line_can_be_looked_at(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_queue_lists_the_waiters_in_order(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients(holder="the holder")
     assert await client.lock("a").queue() == []
     held = await client.lock("a").acquire()
     waiting = []
     for number in range(3):
         waiting.append(asyncio.create_task(clients(holder=f"waiter {number}").lock("a").acquire()))
-        await in_line(owner, number + 1)
+        await wait_for_tickets(owner, number + 1)
     queue = await client.lock("a").queue()
     assert [waiter.holder for waiter in queue] == ["waiter 0", "waiter 1", "waiter 2"]
     assert [waiter.since for waiter in queue] == sorted(waiter.since for waiter in queue)
@@ -141,7 +141,7 @@ async def test_a_timeout_of_zero_is_a_try(clients: Clients, owner: psycopg.Conne
     await (await lock.acquire(timeout=0)).release()
     held = await lock.acquire()
     with pytest.raises(dblock.LockTimeout):
-        # Also where a crowd was met the last time.
+        # The previous call found the lock contended. A timeout of zero must still not join the queue.
         await lock.acquire(timeout=0.1)
     with pytest.raises(dblock.LockTimeout):
         await lock.acquire(timeout=0)
@@ -149,12 +149,12 @@ async def test_a_timeout_of_zero_is_a_try(clients: Clients, owner: psycopg.Conne
     await held.release()
 
 
-async def test_the_next_is_served_when_the_first_in_line_gives_up(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_second_waiter_is_served_when_the_first_gives_up(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
     giving_up = asyncio.create_task(clients().lock("a").acquire(timeout=0.6))
-    await in_line(owner, 1)
+    await wait_for_tickets(owner, 1)
     waiting = asyncio.create_task(clients().lock("a").acquire())
-    await in_line(owner, 2)
+    await wait_for_tickets(owner, 2)
     with pytest.raises(dblock.LockTimeout):
         await giving_up
     await held.release()
@@ -166,7 +166,7 @@ async def test_a_lost_notification_costs_a_bounded_delay(
 ) -> None:
     held = await clients().lock("a").acquire()
     waiting = asyncio.create_task(acquired(clients(presence=None)))
-    await in_line(owner, 1)
+    await wait_for_tickets(owner, 1)
     await asyncio.sleep(0.3)
     monkeypatch.setattr(waiters.LocalWaiters, "notified", lambda self, attempt: None)
     released = time.monotonic()
@@ -180,15 +180,15 @@ async def test_a_listener_that_is_cut_off_costs_a_bounded_delay(clients: Clients
     with Proxy(clients.dsn) as proxy:
         client = clients(listen_dsn=proxy.dsn)
         waiting = [asyncio.create_task(acquired(client, timeout=30)) for _ in range(3)]
-        await in_line(owner, 3)
-        proxy.close()  # in the middle of it all, for good
+        await wait_for_tickets(owner, 3)
+        proxy.close()  # for the rest of the test, while all three wait
         released = time.monotonic()
         await held.release()
         for _ in waiting:
             done, _ = await asyncio.wait(
                 [task for task in waiting if not task.done()], timeout=10, return_when="FIRST_COMPLETED"
             )
-            assert done, "nobody was served"
+            assert done, "no waiter was served"
             for task in done:
                 lease, came = task.result()
                 assert came - released < BOUND
@@ -201,7 +201,7 @@ async def test_many_waiters_share_one_connection(clients: Clients, owner: psycop
     held = await clients().lock("a").acquire()
     client = clients(pool_size=1)  # a larger pool opens more connections when a busy machine replies slowly
     waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(30)]
-    await in_line(owner, 30)
+    await wait_for_tickets(owner, 30)
     sessions = owner.execute(
         "SELECT state, xact_start FROM pg_stat_activity WHERE application_name = 'dblock' AND datname = %s",
         [owner.info.dbname],
@@ -211,9 +211,9 @@ async def test_many_waiters_share_one_connection(clients: Clients, owner: psycop
     await held.release()
     left = set(waiting)
     while left:
-        # The next may have it before the release is answered.
+        # The next waiter may be granted the lock before the release returns.
         done, left = await asyncio.wait(left, timeout=10, return_when="FIRST_COMPLETED")
-        assert done, "nobody was granted it"
+        assert done, "no waiter was granted the lock"
         for task in done:
             await task.result().release()
 
@@ -224,26 +224,26 @@ async def test_waiter_of_a_closed_client_gets_an_error_and_leaves_no_ticket(
     held = await clients().lock("a").acquire()
     client = clients()
     waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(3)]
-    await in_line(owner, 3)
+    await wait_for_tickets(owner, 3)
     await client.close()
     for task in waiting:
         with pytest.raises(dblock.ClientClosed):
             await asyncio.wait_for(task, 5)
-    await in_line(owner, 0)
+    await wait_for_tickets(owner, 0)
     assert owner.execute("SELECT count(*) FROM lock_clients").fetchone() in ((0,), (1,))
     await held.release()
 
 
-async def test_a_waiter_whose_place_was_passed_over_takes_a_new_one(
+async def test_waiter_whose_ticket_was_deleted_takes_a_new_one(
     clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = await clients().lock("a").acquire()
     waiting = asyncio.create_task(clients().lock("a").acquire())
-    await in_line(owner, 1)
+    await wait_for_tickets(owner, 1)
     with owner.transaction():
         owner.execute("UPDATE distributed_locks SET last_served_ticket = 7")
-        owner.execute("DELETE FROM lock_tickets")  # as if it had not been heard of for too long
-    await in_line(owner, 1)
+        owner.execute("DELETE FROM lock_tickets")  # as if the client had sent no heartbeat for too long
+    await wait_for_tickets(owner, 1)
     deadline = time.monotonic() + 5
     while "ticket replaced" not in caplog.text:
         assert time.monotonic() < deadline
@@ -252,7 +252,7 @@ async def test_a_waiter_whose_place_was_passed_over_takes_a_new_one(
     assert (await asyncio.wait_for(waiting, BOUND)).token > held.token
 
 
-async def test_waiter_gets_an_error_when_the_database_is_away(
+async def test_waiter_gets_an_error_when_the_database_is_unreachable(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "AWAY_FOR", 0.5)
@@ -260,7 +260,7 @@ async def test_waiter_gets_an_error_when_the_database_is_away(
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn, patience=1)
         waiting = asyncio.create_task(client.lock("a").acquire())
-        await in_line(owner, 1)
+        await wait_for_tickets(owner, 1)
         proxy.close()
         with pytest.raises(dblock.Unavailable):
             await asyncio.wait_for(waiting, 20)
@@ -268,12 +268,10 @@ async def test_waiter_gets_an_error_when_the_database_is_away(
     await client.close()
 
 
-async def test_a_lock_without_durability_is_waited_for_like_any_other(
-    clients: Clients, owner: psycopg.Connection
-) -> None:
+async def test_waiter_of_an_efficiency_lock_is_served(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().efficiency_lock("a").acquire()
     waiting = asyncio.create_task(clients().efficiency_lock("a").acquire())
-    await in_line(owner, 1)
+    await wait_for_tickets(owner, 1)
     released = time.monotonic()
     await held.release()
     lease = await asyncio.wait_for(waiting, 5)
@@ -282,26 +280,26 @@ async def test_a_lock_without_durability_is_waited_for_like_any_other(
         _ = lease.token
 
 
-async def test_a_release_inside_the_users_transaction_is_found_out(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_waiter_notices_a_release_in_the_users_transaction(clients: Clients, owner: psycopg.Connection) -> None:
     with dblock.Client(clients.dsn) as holder, psycopg.connect(clients.dsn) as connection:
         held = holder.lock("a").acquire()
         waiting = asyncio.create_task(acquired(clients()))
-        await in_line(owner, 1)
+        await wait_for_tickets(owner, 1)
         held.release_in(connection)
         await asyncio.sleep(0.5)
-        assert not waiting.done(), "it was not committed yet"
+        assert not waiting.done(), "the release is not committed yet"
         committed = time.monotonic()
         connection.commit()
         _, came = await asyncio.wait_for(waiting, 5)
         assert came - committed < BOUND
 
 
-async def test_a_ticket_without_a_waiter_holds_up_nobody(clients: Clients, owner: psycopg.Connection) -> None:
-    """As when an interrupt came between the answer and its taker; the client lives on and keeps its tickets alive."""
+async def test_ticket_without_a_waiter_blocks_no_other_waiter(clients: Clients, owner: psycopg.Connection) -> None:
+    """An interrupt right after the reply can leave such a ticket, and the client's heartbeats keep it alive."""
     held = await clients().lock("a").acquire()
     client = clients()
     waiting = asyncio.create_task(client.lock("a").acquire())
-    await in_line(owner, 1)
+    await wait_for_tickets(owner, 1)
     owner.execute(
         "INSERT INTO lock_tickets (name, number, attempt, client, holder, since)"
         " SELECT name, number - 1, gen_random_uuid(), client, holder, since FROM lock_tickets"
@@ -311,11 +309,13 @@ async def test_a_ticket_without_a_waiter_holds_up_nobody(clients: Clients, owner
 
 
 @sync_first
-async def test_a_wait_is_quiet(clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture) -> None:
+async def test_wait_logs_no_warning(
+    clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "dblock")
     held = await clients().lock("a").acquire()
     waiting = asyncio.create_task(clients().lock("a").acquire())
-    await in_line(owner, 1)
+    await wait_for_tickets(owner, 1)
     await asyncio.sleep(2.5)
     await held.release()
     await (await waiting).release()
@@ -332,15 +332,15 @@ async def test_listen_dsn_is_checked(clients: Clients) -> None:
         clients().lock("a", fair="no")
 
 
-async def test_a_place_that_could_not_be_given_up_is_given_up_later(
+async def test_ticket_that_could_not_be_abandoned_is_abandoned_later(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
-    """Also while the client waits for something else, and so keeps all its places alive."""
+    """The client also waits for another lock, so its heartbeats keep all its tickets alive."""
     one, other = clients(), clients()
     held, elsewhere = await one.lock("a").acquire(), await one.lock("b").acquire()
     waiting_elsewhere = asyncio.create_task(other.lock("b").acquire())
     giving_up = asyncio.create_task(other.lock("a").acquire(timeout=0.5))
-    await in_line(owner, 2)
+    await wait_for_tickets(owner, 2)
     with psycopg.connect(clients.dsn) as user:
         user.execute("SET search_path TO dblock")
         user.execute("SELECT lock_queue('a', true)")
@@ -348,7 +348,7 @@ async def test_a_place_that_could_not_be_given_up_is_given_up_later(
             await asyncio.wait_for(giving_up, 20)
         assert owner.execute("SELECT count(*) FROM lock_tickets WHERE name = 'a'").fetchone() == (1,)
         user.rollback()
-    await in_line(owner, 1)
+    await wait_for_tickets(owner, 1)
     await held.release()
     assert await clients().lock("a").acquire(timeout=2)
     await elsewhere.release()
@@ -356,28 +356,28 @@ async def test_a_place_that_could_not_be_given_up_is_given_up_later(
 
 
 @sync_first
-async def test_tickets_that_nobody_waits_at_are_found_though_the_client_waits_elsewhere(
+async def test_tickets_without_a_waiter_are_abandoned_though_the_client_waits_for_another_lock(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
     one, other = clients(), clients()
     await one.lock("a").acquire()
     waiting = asyncio.create_task(other.lock("a").acquire())
-    await in_line(owner, 1)
+    await wait_for_tickets(owner, 1)
     owner.execute(
         "INSERT INTO lock_tickets (name, number, attempt, client, holder, since)"
         " SELECT 'b', 1, gen_random_uuid(), client, holder, since FROM lock_tickets"
     )
-    await in_line(owner, 1)
+    await wait_for_tickets(owner, 1)
     assert owner.execute("SELECT name FROM lock_tickets").fetchone() == ("a",)
     waiting.cancel()
 
 
-async def test_closing_again_and_again_leaves_nobody_in_line(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_repeated_closing_leaves_the_queue_empty(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
     for _ in range(8):
         client = clients()
         waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(3)]
-        await in_line(owner, 3)
+        await wait_for_tickets(owner, 3)
         await client.close()
         assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
         for task in waiting:
@@ -387,7 +387,7 @@ async def test_closing_again_and_again_leaves_nobody_in_line(clients: Clients, o
     await held.release()
 
 
-async def test_a_closed_listener_lets_go_of_its_socket(dsn: str) -> None:
+async def test_closed_listener_unregisters_its_socket(dsn: str) -> None:
     client = dblock.AsyncClient(dsn)
     await client.lock("a").acquire()
     loop: Any = asyncio.get_running_loop()
@@ -400,13 +400,13 @@ async def test_a_closed_listener_lets_go_of_its_socket(dsn: str) -> None:
     handle = connection.fileno()
     assert handle in loop._selector.get_map()
     await client.close()
-    assert handle not in loop._selector.get_map(), "whoever gets that number next would be listened to in our name"
+    assert handle not in loop._selector.get_map(), "the loop still watches the closed socket"
 
 
 async def test_client_without_waiters_does_not_listen(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every notification wakes the sessions of all who listen, in the whole database."""
+    """Every notification wakes the sessions of all listeners in the whole database."""
     monkeypatch.setattr(listener, "LISTEN_FOR", 0.3)
     monkeypatch.setattr(listener, "PING_INTERVAL", 0.2)
     one, other = clients(), clients()
@@ -424,7 +424,7 @@ async def test_client_without_waiters_does_not_listen(
 
 
 @pytest.mark.parametrize("which", ["dblock listener", "dblock connecting"])
-async def test_a_listener_is_there_again_after_its_task_was_cancelled(
+async def test_listener_restarts_after_its_task_was_cancelled(
     dsn: str, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect, reached = Target.connect_async, asyncio.Event()

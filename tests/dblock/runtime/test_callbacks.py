@@ -1,4 +1,4 @@
-"""The watch, looked through by hand."""
+"""The checks of a watched lease, called by hand."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from dblock._core.replies import Grant
 from dblock._runtime.callbacks import WatchedLease
 
 
-def hold_for(seconds: float) -> LeaseState:
+def held_for(seconds: float) -> LeaseState:
     now = clock.now()
     return LeaseState(Grant("a", 7, 0.0, now + seconds, now), 60)
 
 
-def test_danger_is_told_once_for_each_end() -> None:
-    state = hold_for(5)
+def test_on_danger_is_called_once_for_each_deadline() -> None:
+    state = held_for(5)
     watched = WatchedLease(state)
-    told: list[float] = []
-    watched.add_danger(10, told.append)
+    calls: list[float] = []
+    watched.add_danger(10, calls.append)
     for _ in range(3):
         assert 0 < watched.check() <= 5
-    assert len(told) == 1
+    assert len(calls) == 1
     state.renewal_confirmed(clock.now(), clock.now() + 8, 0)
     for _ in range(3):
         watched.check()
-    assert len(told) == 2
+    assert len(calls) == 2
 
 
 def test_next_check_comes_when_the_danger_begins_or_the_lease_ends() -> None:
-    watched = WatchedLease(hold_for(30))
+    watched = WatchedLease(held_for(30))
     assert 29 < watched.check() <= 30
     watched.add_danger(10, lambda left: None)
     assert 19 < watched.check() <= 20
@@ -38,6 +38,6 @@ def test_next_check_comes_when_the_danger_begins_or_the_lease_ends() -> None:
 
 def test_ended_lease_is_not_checked_again() -> None:
     for end in (LeaseState.let_go, lambda state: state.lose(Reason.FORCED)):
-        state = hold_for(30)
+        state = held_for(30)
         end(state)
         assert WatchedLease(state).check() == math.inf

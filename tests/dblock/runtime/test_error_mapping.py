@@ -1,4 +1,4 @@
-"""What an error of psycopg's comes to in dblock's words, where the server's own word for it is not enough."""
+"""The mapping of psycopg errors to dblock errors where the SQLSTATE alone does not decide."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from dblock._runtime.error_mapping import translate
 
 
 def internal_error(severity: bytes) -> errors.InternalError_:
-    said = {DiagnosticField.SEVERITY_NONLOCALIZED: severity, DiagnosticField.MESSAGE_PRIMARY: b"could not write to log"}
-    return errors.InternalError_("could not write to log", info=said)  # type: ignore[arg-type]
+    fields = {
+        DiagnosticField.SEVERITY_NONLOCALIZED: severity,
+        DiagnosticField.MESSAGE_PRIMARY: b"could not write to log",
+    }
+    return errors.InternalError_("could not write to log", info=fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("severity", [b"PANIC", b"FATAL"])

@@ -1,4 +1,4 @@
-"""The pools, with connections that are none: who waits, who is served, and what becomes of those who leave."""
+"""The pools, with fake connections: waiting in order, timeouts, cancelled callers, and closing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dblock._runtime.pool import IDLE_FOR, AsyncPool, Pool
 
 
 class Connection:
-    """Stands in for a wire."""
+    """A fake connection."""
 
     usable = True
     used_at = 0.0
@@ -74,13 +74,13 @@ def test_a_connection_that_is_not_usable_is_closed_and_replaced() -> None:
     assert shared.take() is not wire
 
 
-def test_a_connection_that_cannot_be_opened_takes_no_place() -> None:
+def test_connection_that_cannot_be_opened_takes_no_slot() -> None:
     def refuse() -> Any:
         raise OSError
 
     shared = Pool(refuse, 1, 0.1)
     for _ in range(3):
-        with pytest.raises(OSError):  # noqa: PT011 - the very one that was raised
+        with pytest.raises(OSError):  # noqa: PT011 - the error that connect raised
             shared.take()
 
 
@@ -106,7 +106,7 @@ def test_pool_serves_waiting_threads_in_order() -> None:
     assert served == [0, 1, 2, 3, 4]
 
 
-async def test_a_task_that_comes_back_at_once_does_not_overtake_those_who_wait() -> None:
+async def test_task_that_returns_at_once_does_not_overtake_waiting_tasks() -> None:
     shared, _ = async_pool()
     stop = False
 
@@ -126,7 +126,7 @@ async def test_a_task_that_comes_back_at_once_does_not_overtake_those_who_wait()
     assert served == 20
 
 
-async def test_a_wait_that_is_too_long_says_so_and_leaves_the_line() -> None:
+async def test_task_that_waits_too_long_gets_an_error_and_leaves_the_queue() -> None:
     shared, _ = async_pool(patience=0.05)
     wire = await shared.take()
     with pytest.raises(dblock.Unavailable, match="All 1 connections"):
@@ -135,7 +135,7 @@ async def test_a_wait_that_is_too_long_says_so_and_leaves_the_line() -> None:
     assert await shared.take() is wire
 
 
-def test_a_thread_that_waits_too_long_leaves_the_line() -> None:
+def test_thread_that_waits_too_long_gets_an_error_and_leaves_the_queue() -> None:
     shared, _ = pool(patience=0.05)
     wire = shared.take()
     with pytest.raises(dblock.Unavailable, match="All 1 connections"):
@@ -145,7 +145,7 @@ def test_a_thread_that_waits_too_long_leaves_the_line() -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_turn_that_comes_to_a_cancelled_task_goes_to_the_next(turns: int) -> None:
+async def test_connection_for_a_cancelled_task_goes_to_the_next_task(turns: int) -> None:
     shared, made = async_pool()
     wire = await shared.take()
     leaving = asyncio.ensure_future(shared.take())
@@ -162,7 +162,7 @@ async def test_a_turn_that_comes_to_a_cancelled_task_goes_to_the_next(turns: int
     assert len(made) == 1
 
 
-async def test_a_cancelled_opening_gives_its_place_to_the_next() -> None:
+async def test_cancelled_opening_gives_its_slot_to_the_next_task() -> None:
     reachable = False
 
     async def connect() -> Any:
@@ -182,7 +182,7 @@ async def test_a_cancelled_opening_gives_its_place_to_the_next() -> None:
     assert await asyncio.wait_for(waiting, 5)
 
 
-async def test_a_task_that_waits_is_told_when_the_pool_closes() -> None:
+async def test_waiting_task_gets_client_closed_when_the_pool_closes() -> None:
     shared, made = async_pool()
     busy = await shared.take()
     waiting = [asyncio.ensure_future(shared.take()) for _ in range(3)]
@@ -196,7 +196,7 @@ async def test_a_task_that_waits_is_told_when_the_pool_closes() -> None:
     assert len(shared._places) == 0
 
 
-def test_a_thread_that_waits_is_told_when_the_pool_closes() -> None:
+def test_waiting_thread_gets_client_closed_when_the_pool_closes() -> None:
     shared, made = pool()
     busy = shared.take()
     with ThreadPoolExecutor(1) as thread:
@@ -211,7 +211,7 @@ def test_a_thread_that_waits_is_told_when_the_pool_closes() -> None:
     assert len(shared._places) == 0
 
 
-def test_a_closed_pool_closes_what_comes_back() -> None:
+def test_closed_pool_closes_connections_that_are_given_back() -> None:
     shared, made = pool(2)
     busy = shared.take()
     shared.give(shared.take())

@@ -43,13 +43,13 @@ def test_a_dsn_that_cannot_be_read_is_not_shown(dsn: str) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-def test_several_hosts_mean_the_one_that_takes_writes() -> None:
+def test_several_hosts_select_the_one_that_accepts_writes() -> None:
     assert "target_session_attrs=read-write" in resolve("postgresql://h1,h2/db").conninfo()
     assert "target_session_attrs" not in resolve("postgresql://h1/db").conninfo()
     assert "target_session_attrs=any" in resolve("postgresql://h1,h2/db?target_session_attrs=any").conninfo()
 
 
-def test_dsn_settings_override_our_defaults() -> None:
+def test_dsn_settings_override_the_defaults() -> None:
     assert "connect_timeout=5" in resolve("dbname=db").conninfo()
     assert "connect_timeout=1" in resolve("dbname=db connect_timeout=1").conninfo()
 
@@ -61,7 +61,7 @@ def test_missing_dsn_means_the_environment_then_the_embedded_server(monkeypatch:
 
 
 @pytest.mark.parametrize("dsn", ["", " "])
-def test_an_empty_dblock_dsn_is_a_mistake_and_no_wish_for_the_embedded_server(
+def test_empty_dblock_dsn_is_an_error_and_does_not_select_the_embedded_server(
     monkeypatch: pytest.MonkeyPatch, dsn: str
 ) -> None:
     monkeypatch.setenv("DBLOCK_DSN", dsn)
@@ -98,6 +98,6 @@ def test_an_engine_for_another_database_is_refused() -> None:
         dblock.Client(create_engine("sqlite://"))
 
 
-def test_anything_else_is_refused() -> None:
+def test_target_of_another_type_is_refused() -> None:
     with pytest.raises(dblock.InvalidArgument, match="got int"):
         dblock.Client(42)  # type: ignore[arg-type]
