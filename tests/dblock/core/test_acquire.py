@@ -1,4 +1,4 @@
-"""The steps, driven by hand: no database, and a clock that stands still until told."""
+"""The flows of try_acquire, acquire, renew and release, driven by hand: no database, a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dblock._core.waiters import HOLDER_CHECK_INTERVAL, LocalWaiter, LocalWaiter
 
 GRANTED = ("t", "7", "1000.5", "30", None)
 HELD = ("f", None, "1000.5", "12.5", "f")
-IN_LINE = ("f", None, "1000.5", "12.5", "3", "t", "f", "f")
+QUEUED = ("f", None, "1000.5", "12.5", "3", "t", "f", "f")
 
 
 class Clock:
@@ -34,23 +34,23 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def service(clock: Clock) -> LockFlows:
+def flows(clock: Clock) -> LockFlows:
     return LockFlows("dblock", "me", clock, lambda low, high: high)
 
 
 @pytest.fixture
-def wanted() -> LockOptions:
+def options() -> LockOptions:
     return lock_options("a", 30, None, {"why": "test"})
 
 
-def finish(steps: Any, answer: Any) -> Any:
+def finish(steps: Any, reply: Any) -> Any:
     with pytest.raises(StopIteration) as done:
-        steps.send(answer)
+        steps.send(reply)
     return done.value.value
 
 
-def test_a_try_is_one_call_that_carries_all_it_needs(service: LockFlows, wanted: LockOptions) -> None:
-    steps = service.try_acquire(wanted, new_attempt())
+def test_try_is_one_call_with_all_its_options(flows: LockFlows, options: LockOptions) -> None:
+    steps = flows.try_acquire(options, new_attempt())
     call = next(steps)
     assert isinstance(call, Call)
     assert b'"dblock".try_acquire($1, $2, $3, $4, $5, $6,' in call.sql
@@ -68,16 +68,16 @@ def test_no_two_attempts_are_the_same() -> None:
     assert len({new_attempt() for _ in range(100)}) == 100
 
 
-def test_the_trust_window_counts_from_before_the_request(service: LockFlows, wanted: LockOptions, clock: Clock) -> None:
-    steps = service.try_acquire(wanted, new_attempt())
+def test_the_trust_window_counts_from_before_the_request(flows: LockFlows, options: LockOptions, clock: Clock) -> None:
+    steps = flows.try_acquire(options, new_attempt())
     next(steps)
     clock.now += 10  # a slow reply
     assert finish(steps, GRANTED).trusted_until == pytest.approx(100 + 30 * TRUST)
 
 
-def test_a_renewal_tells_when_it_was_sent_and_who_was_missed(service: LockFlows, clock: Clock) -> None:
+def test_renewal_returns_its_send_time_and_the_failed_leases(flows: LockFlows, clock: Clock) -> None:
     clock.now = 200
-    renewing = service.renew([("a", 7, 60), ('"b\\', -3, 0.5)], within=2)
+    renewing = flows.renew([("a", 7, 60), ('"b\\', -3, 0.5)], within=2)
     call: Any = next(renewing)
     assert call.args == ('{"a","\\"b\\\\"}', '{"7","-3"}', '{"60.000000 s","0.500000 s"}', None)
     assert call.within == 2
@@ -86,10 +86,8 @@ def test_a_renewal_tells_when_it_was_sent_and_who_was_missed(service: LockFlows,
     assert renewal == (200, 1000.5, {1: "busy"})
 
 
-def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
-    service: LockFlows, wanted: LockOptions, clock: Clock
-) -> None:
-    steps = service.try_acquire(wanted, new_attempt())
+def test_grant_whose_reply_comes_too_late_is_given_back(flows: LockFlows, options: LockOptions, clock: Clock) -> None:
+    steps = flows.try_acquire(options, new_attempt())
     next(steps)
     clock.now += 29.5
     released = steps.send(GRANTED)
@@ -100,109 +98,107 @@ def test_an_answer_that_comes_too_late_to_be_trusted_is_given_back(
 
 
 class Waiter(LocalWaiter):
-    """A waiter that records what happens to it."""
+    """Records the events of a waiter."""
 
     def __init__(self) -> None:
         super().__init__(LocalWaiters(LockFlows("dblock", "me")), "a", "aa")
-        self.told: list[Any] = []
+        self.events: list[Any] = []
 
     def ticket_issued(self, first: bool, next_check: float) -> None:
         super().ticket_issued(first, next_check)
-        self.told.append((first, next_check))
+        self.events.append((first, next_check))
 
     def ticket_redeemed(self) -> None:
-        self.told.append("redeemed")
+        self.events.append("redeemed")
 
     def defer_cleanup(self) -> None:
-        self.told.append("deferred")
+        self.events.append("deferred")
 
     def leave(self) -> None:
-        self.told.append("left")
+        self.events.append("left")
 
 
 def join(steps: Any, waiter: Waiter | None = None) -> Any:
-    """Answer a try in the negative, and the request to join the queue with a waiter; return the call that follows."""
+    """Refuse the try, reply to the request to join the queue with a waiter, and return the call that follows."""
     assert steps.send(HELD) == JoinQueue("a", "aa")
     return steps.send(waiter or Waiter())
 
 
-def test_acquire_tries_then_lines_up_then_redeems_its_ticket_under_one_attempt(
-    service: LockFlows, wanted: LockOptions
+def test_acquire_tries_then_queues_then_redeems_its_ticket_under_one_attempt(
+    flows: LockFlows, options: LockOptions
 ) -> None:
     waiter = Waiter()
-    steps = service.acquire(wanted, None, "aa")
+    steps = flows.acquire(options, None, "aa")
     tried: Any = next(steps)
-    lined_up = join(steps, waiter)
-    assert b'"dblock".acquire(' in lined_up.sql
-    assert steps.send(IN_LINE) == Wait(waiter, math.inf)
+    queued = join(steps, waiter)
+    assert b'"dblock".acquire(' in queued.sql
+    assert steps.send(QUEUED) == Wait(waiter, math.inf)
     redeemed: Any = steps.send(None)
     assert tried.sql == redeemed.sql
     assert (tried.args[-1], redeemed.args[-1]) == (None, "3")
-    assert tried.args[4] == lined_up.args[4] == redeemed.args[4] == "aa"
+    assert tried.args[4] == queued.args[4] == redeemed.args[4] == "aa"
     assert finish(steps, GRANTED).token == 7
-    assert waiter.told == [(True, 12.5), "redeemed", "left"]
+    assert waiter.events == [(True, 12.5), "redeemed", "left"]
 
 
-def test_waiter_woken_too_early_asks_again_and_keeps_its_position(service: LockFlows, wanted: LockOptions) -> None:
+def test_waiter_woken_too_early_asks_again_and_keeps_its_position(flows: LockFlows, options: LockOptions) -> None:
     waiter = Waiter()
-    steps = service.acquire(wanted, None, "aa")
+    steps = flows.acquire(options, None, "aa")
     next(steps)
     join(steps, waiter)
-    steps.send(IN_LINE)
+    steps.send(QUEUED)
     steps.send(None)
     again: Any = steps.send(HELD)
     assert b'"dblock".acquire(' in again.sql
-    assert again.args[-1] == "t", "it had a ticket before, so the dead ahead of it are passed over"
-    assert steps.send(IN_LINE) == Wait(waiter, math.inf)
+    assert again.args[-1] == "t", "the waiter had a ticket before, so it skips dead waiters ahead"
+    assert steps.send(QUEUED) == Wait(waiter, math.inf)
 
 
-def test_a_place_that_was_lost_is_told_of(
-    service: LockFlows, wanted: LockOptions, caplog: pytest.LogCaptureFixture
-) -> None:
-    steps = service.acquire(wanted, None, "aa")
+def test_replaced_ticket_is_logged(flows: LockFlows, options: LockOptions, caplog: pytest.LogCaptureFixture) -> None:
+    steps = flows.acquire(options, None, "aa")
     next(steps)
     join(steps)
-    steps.send(IN_LINE)
+    steps.send(QUEUED)
     steps.send(None)
     steps.send(HELD)
     assert isinstance(steps.send(("f", None, "1000.5", "12.5", "9", "f", "f", "t")), Wait)
     assert "ticket replaced" in caplog.text
 
 
-def test_first_waiter_checks_a_holder_with_a_presence(service: LockFlows, wanted: LockOptions) -> None:
+def test_first_waiter_checks_a_holder_with_a_presence(flows: LockFlows, options: LockOptions) -> None:
     waiter = Waiter()
-    steps = service.acquire(wanted, None, "aa")
+    steps = flows.acquire(options, None, "aa")
     next(steps)
     join(steps, waiter)
     steps.send(("f", None, "1000.5", "12.5", "3", "t", "t", "t"))
-    assert waiter.told == [(True, HOLDER_CHECK_INTERVAL)]
+    assert waiter.events == [(True, HOLDER_CHECK_INTERVAL)]
 
 
-def test_acquire_on_a_crowded_lock_joins_the_queue_without_a_try(service: LockFlows, wanted: LockOptions) -> None:
+def test_acquire_on_a_crowded_lock_joins_the_queue_without_a_try(flows: LockFlows, options: LockOptions) -> None:
     contention = Contention()
     contention.expected = True
-    steps = service.acquire(wanted, None, "aa", contention)
+    steps = flows.acquire(options, None, "aa", contention)
     assert next(steps) == JoinQueue("a", "aa")
     call: Any = steps.send(Waiter())
     assert b'"dblock".acquire(' in call.sql
 
 
-def test_waiter_without_a_ticket_asks_again_soon(service: LockFlows, wanted: LockOptions) -> None:
-    steps = service.acquire(wanted, None, "aa")
+def test_waiter_without_a_ticket_asks_again_soon(flows: LockFlows, options: LockOptions) -> None:
+    steps = flows.acquire(options, None, "aa")
     next(steps)
     join(steps)
     assert isinstance(steps.send(("f", None, None, "0", None, "f", "f", None)), Sleep)
 
 
 def test_a_wait_ends_with_its_timeout_and_leaves_no_ticket(
-    service: LockFlows, wanted: LockOptions, clock: Clock
+    flows: LockFlows, options: LockOptions, clock: Clock
 ) -> None:
     waiter = Waiter()
-    steps = service.acquire(wanted, 1.0, "aa")
+    steps = flows.acquire(options, 1.0, "aa")
     next(steps)
     clock.now += 0.996
     join(steps, waiter)
-    wait = steps.send(IN_LINE)
+    wait = steps.send(QUEUED)
     assert isinstance(wait, Wait)
     assert wait.seconds == pytest.approx(0.004)
     clock.now += 0.004
@@ -210,66 +206,64 @@ def test_a_wait_ends_with_its_timeout_and_leaves_no_ticket(
     assert b"abandon" in left.sql
     assert left.args == ("a", "aa")
     assert finish(steps, ("t",)) is None
-    assert waiter.told[-1] == "left"
+    assert waiter.events[-1] == "left"
 
 
-def test_a_waiter_who_is_thrown_out_leaves_the_line(service: LockFlows, wanted: LockOptions) -> None:
+def test_interrupted_waiter_leaves_the_queue(flows: LockFlows, options: LockOptions) -> None:
     waiter = Waiter()
-    steps = service.acquire(wanted, None, "aa")
+    steps = flows.acquire(options, None, "aa")
     next(steps)
     join(steps, waiter)
-    steps.send(IN_LINE)
+    steps.send(QUEUED)
     with pytest.raises(KeyboardInterrupt):
         steps.throw(KeyboardInterrupt())
-    assert waiter.told[-1] == "left"
+    assert waiter.events[-1] == "left"
 
 
-def test_a_timeout_of_zero_asks_once(service: LockFlows, wanted: LockOptions) -> None:
-    steps = service.acquire(wanted, 0, new_attempt())
+def test_timeout_of_zero_sends_one_request(flows: LockFlows, options: LockOptions) -> None:
+    steps = flows.acquire(options, 0, new_attempt())
     next(steps)
     assert finish(steps, HELD) is None
 
 
-def test_a_retry_that_finds_its_own_grant_trusts_only_what_is_left_of_it(
-    service: LockFlows, wanted: LockOptions, clock: Clock
+def test_retry_that_finds_its_own_grant_trusts_only_its_remaining_time(
+    flows: LockFlows, options: LockOptions, clock: Clock
 ) -> None:
-    steps = service.try_acquire(wanted, new_attempt())
+    steps = flows.try_acquire(options, new_attempt())
     next(steps)
     assert finish(steps, ("t", "7", "1000.5", "4", None)).trusted_until == pytest.approx(100 + 4 * TRUST)
 
 
-def test_a_release_sent_again_that_frees_nothing_is_no_loss_while_the_lease_is_believed(
-    service: LockFlows, wanted: LockOptions, clock: Clock
+def test_retried_release_that_frees_nothing_is_no_loss_within_the_trust_window(
+    flows: LockFlows, options: LockOptions, clock: Clock
 ) -> None:
-    acquiring = service.try_acquire(wanted, new_attempt())
+    acquiring = flows.try_acquire(options, new_attempt())
     next(acquiring)
     grant = finish(acquiring, GRANTED)
     for now, released in ((clock.now, True), (grant.trusted_until, False)):
         clock.now = now
-        steps = service.release(grant.name, grant.token, grant.trusted_until)
+        steps = flows.release(grant.name, grant.token, grant.trusted_until)
         call: Any = next(steps)
         assert b"nullif" in call.again
         assert finish(steps, (None,)) is released
 
 
-def test_a_try_looks_again_at_a_lock_that_is_neither_held_nor_to_be_had(
-    service: LockFlows, wanted: LockOptions
-) -> None:
-    steps = service.try_acquire(wanted, new_attempt())
+def test_try_retries_a_lock_that_is_neither_held_nor_available(flows: LockFlows, options: LockOptions) -> None:
+    steps = flows.try_acquire(options, new_attempt())
     first: Any = next(steps)
     assert isinstance(steps.send(("f", None, None, "0", "f")), Sleep)
     again: Any = next(steps)
-    assert again.args == first.args, "another attempt would not find the grant of the first"
+    assert again.args == first.args, "a new attempt would not find the grant of the first"
     assert finish(steps, GRANTED).token == 7
 
 
-def test_a_try_does_not_look_for_ever(service: LockFlows, wanted: LockOptions) -> None:
-    steps = service.try_acquire(wanted, new_attempt())
-    looks = 0
+def test_try_gives_up_after_three_requests(flows: LockFlows, options: LockOptions) -> None:
+    steps = flows.try_acquire(options, new_attempt())
+    requests = 0
     with pytest.raises(StopIteration) as done:
         step = next(steps)
         while True:
-            looks += isinstance(step, Call)
+            requests += isinstance(step, Call)
             step = steps.send(("f", None, None, "0", "f") if isinstance(step, Call) else None)
     assert done.value.value is None
-    assert looks == 3
+    assert requests == 3

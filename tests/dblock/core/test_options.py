@@ -49,12 +49,12 @@ def test_a_ttl_that_is_no_duration_is_refused(ttl: Any) -> None:
 
 
 @pytest.mark.parametrize("ttl", [0.1, 1, 86_400, timedelta(milliseconds=100), timedelta(hours=24)])
-def test_the_ends_of_the_range_are_inside(ttl: Any) -> None:
+def test_ttl_limits_are_inclusive(ttl: Any) -> None:
     assert lock(ttl=ttl)
 
 
 @pytest.mark.parametrize("timeout", [-0.1, timedelta(seconds=-1), float("-inf"), "1", float("nan")])
-def test_a_timeout_that_is_none_is_refused(timeout: Any) -> None:
+def test_invalid_timeout_is_refused(timeout: Any) -> None:
     with pytest.raises(dblock.InvalidArgument, match="timeout of lock 'a'"):
         lock(timeout=timeout)
     with pytest.raises(dblock.InvalidArgument, match="timeout of lock 'a'"):

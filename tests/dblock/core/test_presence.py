@@ -1,4 +1,4 @@
-"""A presence: believed while it stands, and asked about at the moment."""
+"""A presence: trusted while its socket is open and its last heartbeat is recent."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_presence_falls_when_the_server_closes_the_connection(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     presence = Presence("aa", 0.15, socket_probe(ends[0].fileno()), 100)
-    ends[1].sendall(b"a notification that nobody has read")
+    ends[1].sendall(b"an unread notification")
     assert presence.stands(101)
     ends[1].close()
-    assert not presence.stands(111), "nobody has looked for ten seconds: it may have been closed for as long"
+    assert not presence.stands(111), "the last probe was ten seconds ago, so the session may have ended then"
 
 
 def test_recent_probe_bounds_how_long_a_presence_can_have_been_gone(
@@ -63,13 +63,13 @@ def test_presence_in_doubt_falls_and_an_ended_presence_binds_nothing(
     assert presence.stands(100 + 2 * TRUSTED)
 
 
-def test_many_threads_may_ask_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_presence_is_thread_safe(ends: tuple[socket.socket, socket.socket]) -> None:
     presence = Presence("aa", 0.15, socket_probe(ends[0].fileno()), 100)
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(lambda _: presence.stands(101), range(5000)))
 
 
-def test_a_socket_that_was_closed_on_our_side_does_not_pass_for_open(
+def test_socket_closed_by_this_process_is_not_open(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     presence = Presence("aa", 0.15, socket_probe(ends[0].fileno()), 100)

@@ -1,4 +1,4 @@
-"""The renewal schedule, driven by hand: no database, no thread, and a clock that only the test moves."""
+"""The renewal schedule of the keep-alive, driven by hand: no database, no thread, and a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Clock:
         return self.now
 
 
-class Played:
-    """A renewal schedule, and leases for it."""
+class Driver:
+    """Drives a renewal schedule by hand, with a clock of its own."""
 
     def __init__(self) -> None:
         self.now = Clock()
@@ -34,8 +34,8 @@ class Played:
         self.schedule.add(state)
         return state
 
-    def asked(self) -> tuple[Any, list[str]]:
-        """Begin a renewal; return its flow and the names of its leases."""
+    def begin_renewal(self) -> tuple[Any, list[str]]:
+        """Begin a renewal, and return its steps and the names of the locks that it renews."""
         steps = self.schedule.renew_due()
         try:
             call: Any = next(steps)
@@ -44,8 +44,8 @@ class Played:
         return steps, [name.strip('"') for name in items(call.args[0])]
 
     def renew_due(self, missed: str | None = None, reasons: str | None = None) -> list[str]:
-        """Renew once; return the names of the leases that were renewed."""
-        steps, names = self.asked()
+        """Renew the due leases once, and return the names of their locks."""
+        steps, names = self.begin_renewal()
         if steps is not None:
             with pytest.raises(StopIteration):
                 steps.send(("0", missed, reasons))
@@ -53,37 +53,37 @@ class Played:
 
 
 @pytest.fixture
-def played() -> Played:
-    return Played()
+def driver() -> Driver:
+    return Driver()
 
 
-def test_lease_is_due_three_times_per_ttl(played: Played) -> None:
-    assert played.schedule.due_at() == math.inf
-    played.state("a", 30)
-    assert played.schedule.due_at() == 1010
-    assert played.renew_due() == []
-    played.now.now = 1010
-    assert played.renew_due() == ["a"]
-    assert played.schedule.due_at() == 1020
+def test_lease_is_renewed_three_times_per_ttl(driver: Driver) -> None:
+    assert driver.schedule.due_at() == math.inf
+    driver.state("a", 30)
+    assert driver.schedule.due_at() == 1010
+    assert driver.renew_due() == []
+    driver.now.now = 1010
+    assert driver.renew_due() == ["a"]
+    assert driver.schedule.due_at() == 1020
 
 
-def test_leases_that_began_at_different_times_come_to_be_renewed_together(played: Played) -> None:
-    """A renewal includes the leases that are due half an interval later. After two, one statement serves all."""
+def test_leases_of_different_age_come_to_be_renewed_together(driver: Driver) -> None:
+    """A renewal includes leases that are due within half an interval, so the second renewal takes one statement."""
     for number in range(10):
-        played.state(str(number), 30)
-        played.now.now += 1
-    assert played.renew_due() == ["0", "1", "2", "3", "4", "5"]
-    played.now.now = played.schedule.due_at()
-    assert played.renew_due() == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-    played.now.now = played.schedule.due_at()
-    assert len(played.renew_due()) == 10
+        driver.state(str(number), 30)
+        driver.now.now += 1
+    assert driver.renew_due() == ["0", "1", "2", "3", "4", "5"]
+    driver.now.now = driver.schedule.due_at()
+    assert driver.renew_due() == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+    driver.now.now = driver.schedule.due_at()
+    assert len(driver.renew_due()) == 10
 
 
-def test_a_renewal_is_believed_from_before_it_was_sent(played: Played) -> None:
-    state = played.state("a", 30)
-    played.now.now = 1010
-    steps, _ = played.asked()
-    played.now.now = 1012
+def test_trust_window_of_a_renewal_counts_from_before_its_request(driver: Driver) -> None:
+    state = driver.state("a", 30)
+    driver.now.now = 1010
+    steps, _ = driver.begin_renewal()
+    driver.now.now = 1012
     with pytest.raises(StopIteration):
         steps.send(("500.0", None, None))
     assert state.trusted_until == 1010 + 30 * TRUST
@@ -99,205 +99,208 @@ def test_a_renewal_is_believed_from_before_it_was_sent(played: Played) -> None:
         ("forced", Reason.FORCED),
     ],
 )
-def test_lease_refused_by_the_database_is_lost_and_not_renewed_again(played: Played, why: str, reason: Reason) -> None:
-    kept, gone = played.state("kept"), played.state("gone")
-    played.now.now = 1010
-    played.renew_due("{2}", f"{{{why}}}")
+def test_lease_refused_by_the_database_is_lost_and_not_renewed_again(driver: Driver, why: str, reason: Reason) -> None:
+    kept, gone = driver.state("kept"), driver.state("gone")
+    driver.now.now = 1010
+    driver.renew_due("{2}", f"{{{why}}}")
     assert kept.lost() is None
     loss = gone.lost()
     assert loss is not None
     assert loss.reason is reason
-    played.now.now = 1020
-    assert played.renew_due() == ["kept"]
+    driver.now.now = 1020
+    assert driver.renew_due() == ["kept"]
 
 
-def test_released_lease_is_neither_renewed_nor_lost(played: Played) -> None:
-    state = played.state("a")
-    played.now.now = 1010
-    steps, _ = played.asked()
+def test_released_lease_is_neither_renewed_nor_lost(driver: Driver) -> None:
+    state = driver.state("a")
+    driver.now.now = 1010
+    steps, _ = driver.begin_renewal()
     state.let_go()
     with pytest.raises(StopIteration):
         steps.send(("0", "{1}", "{released}"))
     assert state.lost() is None
-    played.now.now = 1020
-    assert played.renew_due() == []
+    driver.now.now = 1020
+    assert driver.renew_due() == []
 
 
-def test_a_release_in_the_users_transaction_that_was_committed_is_no_loss(played: Played) -> None:
-    state = played.state("a")
+def test_committed_release_in_a_user_transaction_is_no_loss(driver: Driver) -> None:
+    state = driver.state("a")
     with state.leaving():
         pass
-    played.now.now = 1010
-    played.renew_due("{1}", "{released}")
+    driver.now.now = 1010
+    driver.renew_due("{1}", "{released}")
     assert state.over
     assert state.settled
     assert state.lost() is None
 
 
-def test_release_in_a_rolled_back_transaction_leaves_the_lease_alive(played: Played) -> None:
-    state = played.state("a")
+def test_release_in_a_rolled_back_transaction_leaves_the_lease_alive(driver: Driver) -> None:
+    state = driver.state("a")
     with state.leaving():
         pass
-    played.now.now = 1010
-    assert played.renew_due("{1}", "{busy}") == ["a"]
-    played.now.now = 1012
-    assert played.renew_due() == ["a"]
+    driver.now.now = 1010
+    assert driver.renew_due("{1}", "{busy}") == ["a"]
+    driver.now.now = 1012
+    assert driver.renew_due() == ["a"]
     assert state.remaining() == pytest.approx(30 * TRUST)
-    played.now.now = 1022
-    played.renew_due("{1}", "{superseded}")
-    assert state.lost() is not None, "a loss after the rollback is one"
+    driver.now.now = 1022
+    driver.renew_due("{1}", "{superseded}")
+    assert state.lost() is not None, "a loss after the rollback counts as a loss"
 
 
-def test_a_renewal_from_before_the_release_says_nothing_about_its_transaction(played: Played) -> None:
-    state = played.state("a")
-    played.now.now = 1010
-    steps, _ = played.asked()
-    played.now.now = 1011
+def test_renewal_sent_before_the_release_does_not_show_a_rollback(driver: Driver) -> None:
+    state = driver.state("a")
+    driver.now.now = 1010
+    steps, _ = driver.begin_renewal()
+    driver.now.now = 1011
     with state.leaving():
         pass
     with pytest.raises(StopIteration):
         steps.send(("0", None, None))
-    played.now.now = 1020
-    played.renew_due("{1}", "{released}")
+    driver.now.now = 1020
+    driver.renew_due("{1}", "{released}")
     assert state.over
     assert state.lost() is None
 
 
-def test_release_that_could_not_be_sent_does_not_excuse_a_loss(played: Played) -> None:
-    state = played.state("a")
+def test_loss_after_a_release_that_could_not_be_sent_is_a_loss(driver: Driver) -> None:
+    state = driver.state("a")
     with pytest.raises(KeyError), state.leaving():
         raise KeyError
-    played.now.now = 1010
-    played.renew_due("{1}", "{superseded}")
+    driver.now.now = 1010
+    driver.renew_due("{1}", "{superseded}")
     assert state.lost() is not None
 
 
-def test_abandoned_lease_is_released_and_retried(played: Played) -> None:
-    state = played.state("a")
-    steps = played.schedule.release([state])
+def test_abandoned_lease_is_released_and_retried(driver: Driver) -> None:
+    state = driver.state("a")
+    steps = driver.schedule.release([state])
     next(steps)
     with pytest.raises(StopIteration):
         steps.throw(dblock.Unavailable("gone"))
-    assert played.schedule.releasable([state]) == [state]
-    steps = played.schedule.release([state])
+    assert driver.schedule.releasable([state]) == [state]
+    steps = driver.schedule.release([state])
     next(steps)
     with pytest.raises(StopIteration):
         steps.send((None,))
-    assert played.schedule.releasable([state]) == []
+    assert driver.schedule.releasable([state]) == []
 
 
-def test_a_failed_renewal_is_tried_again_inside_the_trust_window(played: Played) -> None:
-    state = played.state("a", 30)
-    played.now.now = 1010
-    steps, _ = played.asked()
+def test_failed_renewal_is_retried_within_the_trust_window(driver: Driver) -> None:
+    state = driver.state("a", 30)
+    driver.now.now = 1010
+    steps, _ = driver.begin_renewal()
     with pytest.raises(StopIteration):
         steps.throw(dblock.Unavailable("gone"))
-    assert 1010 < played.schedule.due_at() <= 1011
-    played.now.now = 1011
-    assert played.renew_due() == ["a"]
+    assert 1010 < driver.schedule.due_at() <= 1011
+    driver.now.now = 1011
+    assert driver.renew_due() == ["a"]
     assert state.remaining() > 29
 
 
-def test_lease_whose_renewals_fail_for_too_long_is_unreachable(played: Played) -> None:
-    state = played.state("a", 30)
+def test_lease_whose_renewals_fail_for_too_long_is_unreachable(driver: Driver) -> None:
+    state = driver.state("a", 30)
     for _ in range(100):
-        played.now.now += 1
-        steps, _ = played.asked()
+        driver.now.now += 1
+        steps, _ = driver.begin_renewal()
         if steps is not None:
             with pytest.raises(StopIteration):
                 steps.throw(dblock.Unavailable("gone"))
     loss = state.lost()
     assert loss is not None
     assert loss.reason is Reason.UNREACHABLE
-    assert played.schedule.due_at() == math.inf
+    assert driver.schedule.due_at() == math.inf
 
 
-def test_reply_may_take_half_of_the_time_that_is_left(played: Played) -> None:
-    played.state("a", 30)
-    played.now.now = 1010
-    steps = played.schedule.renew_due()
+def test_reply_may_take_half_of_the_remaining_time(driver: Driver) -> None:
+    driver.state("a", 30)
+    driver.now.now = 1010
+    steps = driver.schedule.renew_due()
     call: Any = next(steps)
     assert call.within == pytest.approx((30 * TRUST - 10) / 2)
     assert 2 * call.giving_up <= call.within / 4
 
 
-def answered_after(played: Played, seconds: float) -> None:
-    """Renew, with a reply that takes this long."""
-    steps, _ = played.asked()
-    played.now.now += seconds
+def renew_with_slow_reply(driver: Driver, seconds: float) -> None:
+    """Renew the due leases with a reply that takes this many seconds."""
+    steps, _ = driver.begin_renewal()
+    driver.now.now += seconds
     with pytest.raises(StopIteration):
         steps.send(("0", None, None))
 
 
 @pytest.mark.parametrize(("took", "within"), [(1, 9.7), (4.8, 9.7), (6, 12), (9.8, 19.4)])
-def test_renewal_may_take_twice_as_long_as_the_last_reply(played: Played, took: float, within: float) -> None:
-    played.state("a", 30)
-    played.now.now = 1010
-    answered_after(played, took)
-    played.now.now = 1020
-    call: Any = next(played.schedule.renew_due())
+def test_renewal_may_take_twice_as_long_as_the_last_reply(driver: Driver, took: float, within: float) -> None:
+    driver.state("a", 30)
+    driver.now.now = 1010
+    renew_with_slow_reply(driver, took)
+    driver.now.now = 1020
+    call: Any = next(driver.schedule.renew_due())
     assert call.within == pytest.approx(within)
 
 
-def test_lease_too_late_for_a_reply_does_not_shorten_the_others_timeout(played: Played) -> None:
-    played.state("long", 30)
-    played.now.now = 1012
-    answered_after(played, 4)
-    played.state("short", 5)
-    played.now.now = 1020
-    call: Any = next(played.schedule.renew_due())
+def test_lease_too_late_for_a_reply_does_not_shorten_the_others_timeout(driver: Driver) -> None:
+    driver.state("long", 30)
+    driver.now.now = 1012
+    renew_with_slow_reply(driver, 4)
+    driver.state("short", 5)
+    driver.now.now = 1020
+    call: Any = next(driver.schedule.renew_due())
     assert call.args[0] == '{"long","short"}'
     assert call.within == pytest.approx((30 * TRUST - 8) / 2)
 
 
-def test_reply_of_long_ago_does_not_count(played: Played) -> None:
-    """That reply was slow, but it came before the short lease was granted. Time for a retry is worth more now."""
-    played.state("long", 60)
-    played.now.now = 1020
-    answered_after(played, 3)
-    played.now.now = 1032
-    played.state("short", 3)
-    played.now.now = 1033
-    call: Any = next(played.schedule.renew_due())
+def test_slow_reply_of_long_ago_does_not_count(driver: Driver) -> None:
+    """The slow reply came before the short lease was acquired. A second try is worth more to the short lease now."""
+    driver.state("long", 60)
+    driver.now.now = 1020
+    renew_with_slow_reply(driver, 3)
+    driver.now.now = 1032
+    driver.state("short", 3)
+    driver.now.now = 1033
+    call: Any = next(driver.schedule.renew_due())
     assert call.args[0] == '{"long","short"}'
     assert call.within == pytest.approx((3 * TRUST - 1) / 2)
 
 
-def test_give_back_leaves_time_to_renew_held_leases(played: Played) -> None:
-    """A release has until the next renewal is due, or twice as long as the last reply took. It may have to wait."""
-    abandoned = played.state("abandoned")
-    played.state("held", 3)
-    played.now.now = 1000.2
-    call: Any = next(played.schedule.release([abandoned]))
+def test_give_back_leaves_time_to_renew_held_leases(driver: Driver) -> None:
+    """A release may take until the next renewal is due, or after slow replies twice as long as the last reply.
+
+    If too little time is left for it, the release is not sent at all.
+    """
+    abandoned = driver.state("abandoned")
+    driver.state("held", 3)
+    driver.now.now = 1000.2
+    call: Any = next(driver.schedule.release([abandoned]))
     assert call.within == pytest.approx(0.8)
     assert call.giving_up == pytest.approx(0.1)
-    played.now.now = 1001
-    answered_after(played, 0.5)
-    call = next(played.schedule.release([abandoned]))
+    driver.now.now = 1001
+    renew_with_slow_reply(driver, 0.5)
+    call = next(driver.schedule.release([abandoned]))
     assert call.within == pytest.approx(1.0)
-    played.now.now = 1002.5
+    driver.now.now = 1002.5
     with pytest.raises(StopIteration):
-        next(played.schedule.release([abandoned]))
-    assert played.schedule.releasable([abandoned]) == [abandoned]
+        next(driver.schedule.release([abandoned]))
+    assert driver.schedule.releasable([abandoned]) == [abandoned]
 
 
-def test_give_back_has_time_to_cancel_when_nothing_is_due_soon(played: Played) -> None:
-    """A call that is not cancelled may stay with the server for as long as the table is locked."""
-    abandoned = played.state("abandoned")
-    call: Any = next(played.schedule.release([abandoned]))
+def test_give_back_has_time_to_cancel_when_nothing_is_due_soon(driver: Driver) -> None:
+    """A try that is not cancelled may stay on the server for as long as another session locks the table."""
+    abandoned = driver.state("abandoned")
+    call: Any = next(driver.schedule.release([abandoned]))
     assert (call.within, call.giving_up) == (2, 2)
-    played.state("held", 30)
-    call = next(played.schedule.release([abandoned]))
+    driver.state("held", 30)
+    call = next(driver.schedule.release([abandoned]))
     assert (call.within, call.giving_up) == (2, 2)
 
 
-def test_due_leases_are_renewed_before_abandoned_ones_are_given_back(played: Played) -> None:
-    """If replies are slow, a release must not take the connection from a renewal."""
-    played.state("held")
-    abandoned = played.state("abandoned")
-    played.schedule.discard(abandoned)
-    played.now.now = 1010
-    steps = played.schedule.tick([abandoned])
+def test_due_leases_are_renewed_before_abandoned_ones_are_given_back(driver: Driver) -> None:
+    """When replies are slow, a release must not cost the renewal its connection."""
+    driver.state("held")
+    abandoned = driver.state("abandoned")
+    driver.schedule.discard(abandoned)
+    driver.now.now = 1010
+    steps = driver.schedule.tick([abandoned])
     first: Any = next(steps)
     assert first.args[:1] == ('{"held"}',)
     second: Any = steps.send(("0", None, None))
@@ -307,113 +310,113 @@ def test_due_leases_are_renewed_before_abandoned_ones_are_given_back(played: Pla
     assert done.value.value == []
 
 
-def test_last_round_gives_leases_back_before_anything_else(played: Played) -> None:
-    """Neither expired leases nor leases that were about to be tied to a presence come first."""
-    played.state("run out", 3)
-    played.now.now = 1005
-    played.state("held")
-    played.schedule.tie()
-    abandoned = played.state("abandoned")
-    played.schedule.discard(abandoned)
-    call: Any = next(played.schedule.let_go([abandoned]))
+def test_last_round_gives_leases_back_before_anything_else(driver: Driver) -> None:
+    """Expired leases are not released, and leases are not tied to a presence first."""
+    driver.state("expired", 3)
+    driver.now.now = 1005
+    driver.state("held")
+    driver.schedule.tie()
+    abandoned = driver.state("abandoned")
+    driver.schedule.discard(abandoned)
+    call: Any = next(driver.schedule.let_go([abandoned]))
     assert call.args[0] == '{"held","abandoned"}'
     assert call.within == 2
-    assert played.schedule.due_at() == math.inf
+    assert driver.schedule.due_at() == math.inf
 
 
-def test_give_back_of_a_late_renewal_leaves_time_to_renew_held_leases(played: Played) -> None:
-    held, late = played.state("held", 12), played.state("late", 6)
-    played.now.now = 1004
-    steps, names = played.asked()
+def test_give_back_of_a_late_renewal_leaves_time_to_renew_held_leases(driver: Driver) -> None:
+    held, late = driver.state("held", 12), driver.state("late", 6)
+    driver.now.now = 1004
+    steps, names = driver.begin_renewal()
     assert names == ["held", "late"]
-    played.now.now = 1006
+    driver.now.now = 1006
     call: Any = steps.send(("0", None, None))
     assert b"release_all" in call.sql
     assert call.args == ('{"late"}', '{"7"}')
     assert call.within == 2
     assert late.lost() is not None
     held._sent_at -= 1
-    played.state("late", 3)
-    played.now.now = 1008
-    steps, names = played.asked()
+    driver.state("late", 3)
+    driver.now.now = 1008
+    steps, names = driver.begin_renewal()
     assert names == ["held", "late"]
-    played.now.now = 1011
+    driver.now.now = 1011
     with pytest.raises(StopIteration):
         steps.send(("0", None, None))
 
 
-def test_a_renewal_that_comes_when_the_lease_is_lost_is_given_back(played: Played) -> None:
-    """The lease has reported its loss, and waiters should not have to wait for a whole ttl."""
-    state = played.state("a", 30)
-    played.now.now = 1010
-    steps, _ = played.asked()
-    played.now.now = 1029.5
+def test_renewal_confirmed_after_the_loss_is_given_back(driver: Driver) -> None:
+    """The holder knows of the loss, and waiters should not have to wait for a whole ttl."""
+    state = driver.state("a", 30)
+    driver.now.now = 1010
+    steps, _ = driver.begin_renewal()
+    driver.now.now = 1029.5
     call = steps.send(("0", None, None))
     assert b"release" in call.sql
     assert call.args == ('{"a"}', '{"7"}')
     assert state.lost() is not None
     with pytest.raises(StopIteration):
-        steps.throw(dblock.Unavailable("gone"))  # then the lease expires
+        steps.throw(dblock.Unavailable("gone"))  # then the lease expires by itself
 
 
-def test_lease_without_keep_alive_is_never_due(played: Played) -> None:
-    played.state("a", keep_alive=False)
-    assert played.schedule.due_at() == math.inf
-    played.now.now = 1020
-    assert played.renew_due() == []
-    assert [state.name for state in played.schedule.held()] == ["a"]
+def test_lease_without_keep_alive_is_never_due(driver: Driver) -> None:
+    driver.state("a", keep_alive=False)
+    assert driver.schedule.due_at() == math.inf
+    driver.now.now = 1020
+    assert driver.renew_due() == []
+    assert [state.name for state in driver.schedule.held()] == ["a"]
 
 
-def test_shorter_ttl_does_not_renew_without_pause(played: Played) -> None:
+def test_shorter_ttl_does_not_make_renewals_spin(driver: Driver) -> None:
     """The deadline does not move, but the renewal still counts."""
-    state = played.state("a", 3000)
+    state = driver.state("a", 3000)
     state.renewal_confirmed(1001, 1001 + 1, 0)
     state.change_ttl(1)
-    played.now.now = 1001.4
-    assert played.renew_due() == ["a"]
-    assert played.schedule.due_at() > 1001.7
+    driver.now.now = 1001.4
+    assert driver.renew_due() == ["a"]
+    assert driver.schedule.due_at() > 1001.7
 
 
-def test_leases_with_little_time_left_do_not_take_the_others_along(played: Played) -> None:
-    """The database takes longer than the short lease can wait. The long lease can, and is renewed alone."""
-    played.state("long", 30)
-    played.now.now = 1010
-    played.state("short", 0.4)
-    played.now.now = 1010.2
-    steps, names = played.asked()
+def test_lease_with_little_time_left_does_not_cost_the_others_theirs(driver: Driver) -> None:
+    """The database takes longer than the short lease can wait. The long lease is then renewed alone, and can wait."""
+    driver.state("long", 30)
+    driver.now.now = 1010
+    driver.state("short", 0.4)
+    driver.now.now = 1010.2
+    steps, names = driver.begin_renewal()
     assert names == ["long", "short"]
-    played.now.now = 1010.3
+    driver.now.now = 1010.3
     with pytest.raises(StopIteration):
         steps.throw(dblock.Unavailable("too slow"))
-    played.now.now = 1011.3
-    steps = played.schedule.renew_due()
+    driver.now.now = 1011.3
+    steps = driver.schedule.renew_due()
     call: Any = next(steps)
     assert call.args[0] == '{"long"}'
     assert call.within > 5
 
 
-def test_lease_left_out_of_a_renewal_is_unreachable_too(played: Played) -> None:
-    """The slow database is the reason of its loss."""
-    played.state("long", 30)
-    played.now.now = 1010
-    steps, _ = played.asked()
-    played.now.now = 1015
+def test_lease_left_out_of_a_renewal_is_unreachable_too(driver: Driver) -> None:
+    """The lease is lost because the database is slow."""
+    driver.state("long", 30)
+    driver.now.now = 1010
+    steps, _ = driver.begin_renewal()
+    driver.now.now = 1015
     with pytest.raises(StopIteration):
         steps.throw(dblock.Unavailable("too slow"))
-    short = played.state("short", 3)
+    short = driver.state("short", 3)
     short.reply_received()
-    played.now.now = 1016.1
-    assert played.asked()[1] == ["long"]
-    played.now.now = 1018
+    driver.now.now = 1016.1
+    assert driver.begin_renewal()[1] == ["long"]
+    driver.now.now = 1018
     loss = short.lost()
     assert loss is not None
     assert loss.reason is Reason.UNREACHABLE
 
 
-def test_release_of_a_row_in_use_is_retried(played: Played) -> None:
-    free, busy = played.state("free"), played.state("busy")
-    steps = played.schedule.release([free, busy])
+def test_release_blocked_by_another_transaction_is_retried(driver: Driver) -> None:
+    free, busy = driver.state("free"), driver.state("busy")
+    steps = driver.schedule.release([free, busy])
     next(steps)
     with pytest.raises(StopIteration):
         steps.send(("{2}",))
-    assert played.schedule.releasable([free, busy]) == [busy]
+    assert driver.schedule.releasable([free, busy]) == [busy]

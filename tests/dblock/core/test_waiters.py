@@ -1,4 +1,4 @@
-"""The waiters of a client, driven by hand: when it looks in for them, and whom it wakes."""
+"""The waiters of a client, driven by hand: when the client checks the queue for them, and which it wakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dblock._runtime.wakeups import ThreadWaiter
 
 
 class Clock:
-    """A clock that only a test moves."""
+    """A clock that only the test moves."""
 
     now = 100.0
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Waiter(ThreadWaiter):
-    """A waiter that counts how often it was woken."""
+    """Counts the wake-ups of a waiter."""
 
     woken = 0
 
@@ -36,18 +36,18 @@ class Waiter(ThreadWaiter):
         self.woken += 1
 
 
-class Ears(ListenerFlow):
-    """A listener that counts how often it was woken, over a connection that is none."""
+class FakeListener(ListenerFlow):
+    """Counts the wake-ups of a listener, which has a fake connection."""
 
     def __init__(self) -> None:
         nothing: Any = object()
-        self.rung = 0
+        self.wakes = 0
         super().__init__(LockFlows("dblock", "me"), nothing, "", None, self.ring)
         self.connection = nothing
         self._replied_at = clocks.now()
 
     def ring(self) -> None:
-        self.rung += 1
+        self.wakes += 1
 
 
 @pytest.fixture
@@ -56,14 +56,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def rung() -> list[bool]:
+def wakes() -> list[bool]:
     return []
 
 
 @pytest.fixture
-def waiters(clock: Clock, rung: list[bool], monkeypatch: pytest.MonkeyPatch) -> LocalWaiters:
+def waiters(clock: Clock, wakes: list[bool], monkeypatch: pytest.MonkeyPatch) -> LocalWaiters:
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
-    found = LocalWaiters(LockFlows("dblock", "me"), lambda: rung.append(True), clock)
+    found = LocalWaiters(LockFlows("dblock", "me"), lambda: wakes.append(True), clock)
     found.notifications_work = True
     return found
 
@@ -77,7 +77,7 @@ def wait_for(
     return waiter
 
 
-def answer(steps: Any, *row: str | None) -> None:
+def reply(steps: Any, *row: str | None) -> None:
     with pytest.raises(StopIteration):
         steps.send(row)
 
@@ -88,7 +88,7 @@ def test_check_is_never_due_without_waiters(waiters: LocalWaiters) -> None:
     waiter = wait_for(waiters, "aa")
     waiter.leave()
     assert waiters.due_at() == math.inf
-    waiter.leave()  # twice does no harm
+    waiter.leave()  # a second call does no harm
 
 
 @pytest.mark.parametrize(
@@ -110,21 +110,21 @@ def test_next_check_depends_on_position_and_notifications(
     assert waiters.due_at() == pytest.approx(clock.now + due_in)
 
 
-def test_listener_is_woken_only_for_an_earlier_check(waiters: LocalWaiters, rung: list[bool]) -> None:
+def test_listener_is_woken_only_for_an_earlier_check(waiters: LocalWaiters, wakes: list[bool]) -> None:
     wait_for(waiters, "aa")
     waiters.due_at()
-    before = len(rung)
+    before = len(wakes)
     for number in range(100):
         wait_for(waiters, f"b{number}")
-    assert len(rung) == before
+    assert len(wakes) == before
     wait_for(waiters, "cc", first=True, next_check=0.2)
-    assert len(rung) == before + 1
+    assert len(wakes) == before + 1
 
 
-def test_a_notification_wakes_the_one_that_it_names(waiters: LocalWaiters) -> None:
+def test_notification_wakes_the_waiter_that_it_names(waiters: LocalWaiters) -> None:
     one, other = wait_for(waiters, "0" * 31 + "1"), wait_for(waiters, "0" * 31 + "2")
     waiters.notified("00000000-0000-0000-0000-000000000002")
-    waiters.notified("00000000-0000-0000-0000-000000000003")  # nobody's, or somebody's who has left
+    waiters.notified("00000000-0000-0000-0000-000000000003")  # of an unknown waiter, or of one that has left
     assert (one.woken, other.woken) == (0, 1)
 
 
@@ -135,10 +135,10 @@ def test_heartbeat_checks_all_waiters_and_wakes_the_first(waiters: LocalWaiters,
     call: Any = next(steps)
     assert b"heartbeat" in call.sql
     assert call.args[1] in ('{"a","b"}', '{"b","a"}')
-    answer(steps, "3", "{aa,bb}", "{0,12.5}", "{f,t}")
+    reply(steps, "3", "{aa,bb}", "{0,12.5}", "{f,t}")
     assert (here.woken, there.woken, far.woken) == (1, 0, 0)
     assert waiters.due_at() == pytest.approx(clock.now + HOLDER_CHECK_INTERVAL), (
-        "its holder can be seen, so it is watched"
+        "the holder has a presence, so it is checked often"
     )
 
 
@@ -147,7 +147,7 @@ def test_waiters_whose_tickets_are_gone_are_woken_to_take_new_ones(waiters: Loca
     clock.now += HEARTBEAT_INTERVAL
     steps = waiters.check(5)
     next(steps)
-    answer(steps, "1", None, None, None)
+    reply(steps, "1", None, None, None)
     assert [waiter.woken for waiter in waiting] == [1, 1]
 
 
@@ -157,19 +157,19 @@ def test_waiter_about_to_redeem_its_ticket_is_not_missed(waiters: LocalWaiters, 
     steps = waiters.check(5)
     next(steps)
     going.ticket_redeemed()
-    answer(steps, "1", None, None, None)
+    reply(steps, "1", None, None, None)
     assert staying.woken == 0
 
 
-def test_a_ticket_that_nobody_waits_at_is_given_up(waiters: LocalWaiters, clock: Clock) -> None:
+def test_ticket_without_a_waiter_is_abandoned(waiters: LocalWaiters, clock: Clock) -> None:
     wait_for(waiters, "aa")
     clock.now += HEARTBEAT_INTERVAL
     steps = waiters.check(5)
     next(steps)
     call: Any = steps.send(("2", "{bb}", "{0}", "{f}"))
-    assert b"only_ticket => true" in call.sql, "a grant that came meanwhile is nobody's to give up"
+    assert b"only_ticket => true" in call.sql, "a grant that came in between must be kept"
     assert call.args == ("a", "bb")
-    answer(steps, "t")
+    reply(steps, "t")
 
 
 def test_a_wake_up_that_comes_before_the_wait_is_not_lost(waiters: LocalWaiters) -> None:
@@ -179,52 +179,52 @@ def test_a_wake_up_that_comes_before_the_wait_is_not_lost(waiters: LocalWaiters)
     began = time.monotonic()
     waiter.wait(60)
     waiter.wait(60)
-    assert time.monotonic() - began < 30, "it was woken already"
+    assert time.monotonic() - began < 30, "the waiter was woken before"
     waiter.ticket_redeemed()
     began = time.monotonic()
     waiter.wait(0.05)
-    assert time.monotonic() - began >= 0.04, "that wake-up has been used"
+    assert time.monotonic() - began >= 0.04, "the wake-up was used up"
 
 
-def test_new_waiter_wakes_the_listener_only_to_begin_to_listen(waiters: LocalWaiters, rung: list[bool]) -> None:
+def test_new_waiter_wakes_the_listener_only_to_begin_to_listen(waiters: LocalWaiters, wakes: list[bool]) -> None:
     waiters.notifications_work = False
     waiters.add(Waiter(waiters, "a", "aa"))
-    assert rung == [True]
+    assert wakes == [True]
     for attempt in ("bb", "cc"):
         waiters.reset_after_fork()
         waiters.notifications_work = True
         waiters.add(Waiter(waiters, "a", attempt))
-    assert rung == [True], "notifications come, so it listens"
+    assert wakes == [True], "notifications work, so the listener is listening"
 
 
 def test_waiter_that_joins_while_the_listener_stops_is_listened_for() -> None:
-    ears = Ears()
-    ears.listens = ears.waiters.notifications_work = True
-    stopping = ears._listen_if_needed()
+    listener = FakeListener()
+    listener.listens = listener.waiters.notifications_work = True
+    stopping = listener._listen_if_needed()
     assert next(stopping) == Call(b"UNLISTEN *", ())
-    # Held here. Who comes now takes it that the listener listens; and a last notification seems to confirm that.
-    comer = Waiter(ears.waiters, "a", "aa")
-    ears.waiters.add(comer)
-    ears.notified(PROBE)
+    # A waiter that joins now assumes that the listener listens, and a last notification seems to confirm it.
+    newcomer = Waiter(listener.waiters, "a", "aa")
+    listener.waiters.add(newcomer)
+    listener.notified(PROBE)
     with pytest.raises(StopIteration):
         stopping.send(None)
-    assert ears._seconds_until_due() == 0, "it does not sleep before it listens again"
-    assert next(ears._listen_if_needed()) == Call(f'LISTEN "{ears.channel}"'.encode(), ())
-    comer.leave()
-    assert ears._seconds_until_due() > 1
-    rung = ears.rung
-    ears.waiters.add(Waiter(ears.waiters, "a", "bb"))
-    assert ears.rung == rung + 1, "who comes later wakes it"
+    assert listener._seconds_until_due() == 0, "the listener does not sleep before it listens again"
+    assert next(listener._listen_if_needed()) == Call(f'LISTEN "{listener.channel}"'.encode(), ())
+    newcomer.leave()
+    assert listener._seconds_until_due() > 1
+    wakes = listener.wakes
+    listener.waiters.add(Waiter(listener.waiters, "a", "bb"))
+    assert listener.wakes == wakes + 1, "a later waiter wakes the listener"
 
 
-def test_a_listener_goes_on_listening_for_those_who_never_wait_for_long() -> None:
-    """It looks in every few seconds, and they have come and gone between two looks."""
-    ears = Ears()
-    ears.listens = ears.waiters.notifications_work = True
-    comer = Waiter(ears.waiters, "a", "aa")
-    ears.waiters.add(comer)
-    ears.notified("aa")
-    comer.leave()
+def test_listener_keeps_listening_for_waiters_that_never_wait_long() -> None:
+    """The listener checks every few seconds, and such waiters come and go between two checks."""
+    listener = FakeListener()
+    listener.listens = listener.waiters.notifications_work = True
+    newcomer = Waiter(listener.waiters, "a", "aa")
+    listener.waiters.add(newcomer)
+    listener.notified("aa")
+    newcomer.leave()
     with pytest.raises(StopIteration):
-        next(ears._listen_if_needed())
-    assert ears.listens
+        next(listener._listen_if_needed())
+    assert listener.listens

@@ -1,4 +1,7 @@
-"""A lock taken from its holder: told first, freed when it lets go or its deadline passes; or at once, on demand."""
+"""Force-release: the holder's next renewal fails, and the lock is free when it releases or its deadline passes.
+
+With `now` the lock is free at once.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ def held(sessions: Sessions, ttl: str = "5 s") -> Session:
     return session
 
 
-def test_the_holder_is_told_and_keeps_its_deadline(sessions: Sessions) -> None:
+def test_forced_holder_cannot_renew_and_keeps_its_deadline(sessions: Sessions) -> None:
     session = held(sessions)
     deadline = session.do("SELECT expires_at FROM holder('a')")
     assert session.do(FORCE, 1) == (True,)
     assert session.do(RENEW, 1) == ([1], ["forced"])
     assert session.do("SELECT * FROM renew('a', 1, '60 s')") is None
     assert session.do("SELECT expires_at FROM holder('a')") == deadline
-    assert session.do("SELECT granted FROM try_acquire('a')") == (False,), "it has not let go yet"
+    assert session.do("SELECT granted FROM try_acquire('a')") == (False,), "the holder has not released yet"
 
 
 def test_forced_lock_is_free_when_the_holder_releases(sessions: Sessions) -> None:
@@ -44,7 +47,7 @@ def test_forced_lock_is_free_after_its_deadline_and_the_next_holder_can_renew(se
     session.do(FORCE, 1)
     session.do("SELECT pg_sleep(0.11)")
     assert session.do("SELECT granted, token FROM try_acquire('a')") == (True, 2)
-    assert session.do(RENEW, 2) == (None, None), "the next holder was told to let go, too"
+    assert session.do(RENEW, 2) == (None, None), "the next holder is forced too"
 
 
 def test_lock_forced_now_is_free_at_once(sessions: Sessions) -> None:
@@ -52,7 +55,7 @@ def test_lock_forced_now_is_free_at_once(sessions: Sessions) -> None:
     assert session.do("SELECT force_release('a', 1, now => true)") == (True,)
     assert session.do("SELECT granted, token FROM try_acquire('a')") == (True, 2)
     assert session.do(RENEW, 1) == ([1], ["superseded"])
-    assert session.do("SELECT release('a', 1)") == (False,), "the old holder freed the next one's lock"
+    assert session.do("SELECT release('a', 1)") == (False,), "the old holder freed the next holder's lock"
 
 
 @pytest.mark.parametrize("now", [False, True])
@@ -62,8 +65,8 @@ def test_force_release_acts_on_the_exact_grant(sessions: Sessions, now: bool) ->
     assert session.do(statement, "a", 7, now) == (False,)
     assert session.do(statement, "b", 1, now) == (False,)
     session.do("SELECT release('a', 1)")
-    assert session.do(statement, "a", 1, now) == (False,), "it was free"
-    assert session.do("SELECT count(*) FROM lock_history") == (0,), "and nothing was done"
+    assert session.do(statement, "a", 1, now) == (False,), "the lock was free"
+    assert session.do("SELECT count(*) FROM lock_history") == (0,), "the history has no event"
 
 
 def test_efficiency_grant_is_forced_by_its_number(sessions: Sessions) -> None:
@@ -74,7 +77,9 @@ def test_efficiency_grant_is_forced_by_its_number(sessions: Sessions) -> None:
     assert session.do("SELECT force_release('b', NULL, now => true)") == (False,)
     assert session.do("SELECT force_release('b', %s, now => true)", number) == (True,)
     session.do("SELECT try_acquire('b', durable => false)")
-    assert session.do("SELECT force_release('b', %s, now => true)", number) == (False,), "that was another's grant"
+    assert session.do("SELECT force_release('b', %s, now => true)", number) == (False,), (
+        "the number belonged to another grant"
+    )
 
 
 def test_force_release_waits_for_a_renewal_in_progress_and_then_ends_the_lease(sessions: Sessions) -> None:
@@ -88,7 +93,7 @@ def test_force_release_waits_for_a_renewal_in_progress_and_then_ends_the_lease(s
     assert session.do(RENEW, 1) == ([1], ["forced"])
 
 
-def renewed_behind_a_force(sessions: Sessions) -> object:
+def renew_behind_a_force_release(sessions: Sessions) -> object:
     session, forcing = held(sessions), sessions.open()
     forcing.do("BEGIN")
     forcing.do(FORCE, 1)
@@ -98,13 +103,13 @@ def renewed_behind_a_force(sessions: Sessions) -> object:
     return renewed.result(20)
 
 
-def test_a_renewal_that_waits_for_it_comes_to_nothing(sessions: Sessions) -> None:
-    assert renewed_behind_a_force(sessions) is None
+def test_renewal_that_waits_for_a_force_release_fails(sessions: Sessions) -> None:
+    assert renew_behind_a_force_release(sessions) is None
 
 
 def test_force_release_test_catches_a_renewal_that_continues(sessions: Sessions, owner: psycopg.Connection) -> None:
     mutants.replace(owner, mutants.altered("20_renew.sql", "AND l.forced_at IS NULL", ""))
-    assert renewed_behind_a_force(sessions) == (True,)
+    assert renew_behind_a_force_release(sessions) == (True,)
 
 
 def test_late_force_release_does_not_take_the_next_holders_lock(sessions: Sessions) -> None:
@@ -130,13 +135,13 @@ def test_force_release_of_a_lease_that_expired_while_it_waited_does_nothing(sess
     assert forced.result(20) == (False,)
 
 
-def test_the_first_in_line_is_woken(sessions: Sessions, owner: psycopg.Connection) -> None:
+def test_wake_queue_wakes_the_first_waiter_of_a_free_lock(sessions: Sessions, owner: psycopg.Connection) -> None:
     session = held(sessions)
     client = uuid.uuid4()
     owner.execute(f'LISTEN "dblock_{client.hex}"'.encode())
     session.do("SELECT ticket FROM acquire('a', attempt => gen_random_uuid(), client => %s)", client)
     session.do("SELECT wake_queue('a')")
-    assert list(owner.notifies(timeout=0.05)) == [], "for a lock that is held"
+    assert list(owner.notifies(timeout=0.05)) == [], "the lock is still held"
     session.do("SELECT force_release('a', 1, now => true)")
     session.do("SELECT wake_queue('a')")
     assert len(list(owner.notifies(timeout=5, stop_after=1))) == 1
@@ -154,10 +159,10 @@ def test_history_records_actor_and_reason_of_a_force_release(sessions: Sessions)
     event, actor, length = session.do("SELECT event, actor, length(reason) FROM list_history('a')")
     (login,) = session.do("SELECT session_user")
     assert (event, length) == ("forced_now", 2048)
-    assert actor == f"{'x' * 400} as {login}", "what is certain can be pushed out by nothing"
+    assert actor == f"{'x' * 400} as {login}", "a long actor cannot push the session's role out"
 
 
-def test_roles_may_what_they_were_granted_and_no_more(dsn: str, role: str, owner: psycopg.Connection) -> None:
+def test_roles_can_call_only_the_functions_of_their_privileges(dsn: str, role: str, owner: psycopg.Connection) -> None:
     as_role = conninfo.make_conninfo(dsn, user=role, password="app")
     owner.execute("SELECT try_acquire('a')")
     calls = {
@@ -169,10 +174,10 @@ def test_roles_may_what_they_were_granted_and_no_more(dsn: str, role: str, owner
     for may in (["lock"], ["see"], ["lock", "see"], ["see", "force-release"], ["lock", "see", "force-release"]):
         schema.grant(dsn, role, may=may)
         with psycopg.connect(as_role, autocommit=True) as connection:
-            for right, functions in calls.items():
+            for privilege, functions in calls.items():
                 for function in functions:
                     statement = f"SELECT dblock.{function}".encode()
-                    if right in may:
+                    if privilege in may:
                         connection.execute(statement)
                     else:
                         with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -180,7 +185,7 @@ def test_roles_may_what_they_were_granted_and_no_more(dsn: str, role: str, owner
 
 
 def test_new_function_is_granted_to_roles_that_had_its_kind(dsn: str, role: str, owner: psycopg.Connection) -> None:
-    """The functions' files are run again by an upgrade, and with them what roles may call: that and no more."""
+    """An upgrade runs the function files again, and grants each role the functions of its privileges and no others."""
     for may, taken in (("see", "list_history"), ("lock", "queue"), ("force-release", "wake_queue")):
         schema.grant(dsn, role, may=[may])
         owner.execute(f'REVOKE EXECUTE ON FUNCTION {taken} FROM "{role}"'.encode())

@@ -1,4 +1,4 @@
-"""The functions as any language sees them: what they promise, held at the step where it could break."""
+"""The SQL functions as any language calls them: each promise, tested at the step that could break it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def one(connection: psycopg.Connection, statement: str, *args: Any) -> Any:
     return row[0]
 
 
-def test_try_acquire_tells_the_winner_and_the_loser_how_long(owner: psycopg.Connection) -> None:
+def test_try_acquire_returns_the_deadline_to_winner_and_loser(owner: psycopg.Connection) -> None:
     won = owner.execute("SELECT * FROM try_acquire('a', '10 s')").fetchone()
     lost = owner.execute("SELECT * FROM try_acquire('a', '60 s')").fetchone()
     assert won is not None
@@ -45,8 +45,8 @@ def test_the_deadline_counts_from_the_clock_and_not_from_the_transactions_start(
 
 
 @pytest.mark.parametrize("ttl", ["1 day", "-1 mon 31 days", "24:00:00"])
-def test_a_ttl_is_as_many_seconds_as_it_says_whatever_the_calendar(owner: psycopg.Connection, ttl: str) -> None:
-    """In this zone the clocks go forward within a day; a month is as long as the month it meets."""
+def test_ttl_is_exact_seconds_whatever_the_calendar(owner: psycopg.Connection, ttl: str) -> None:
+    """In this time zone the clocks go forward within a day. A month has as many days as the present month."""
     owner.execute("SET timezone TO 'AAA0BBB,%s,300'" % (datetime.now(timezone.utc).timetuple().tm_yday - 1))
     for call in ("try_acquire('a', %s)", "renew('a', 1, %s)"):
         exact = one(
@@ -59,23 +59,23 @@ def test_a_ttl_is_as_many_seconds_as_it_says_whatever_the_calendar(owner: psycop
 
 
 def test_the_deadline_counts_from_after_every_wait(sessions: Sessions) -> None:
-    """A lease that had to wait, for a new timeline to be entered say, is as long as any other."""
+    """A grant that had to wait, for example until a new timeline was entered, gives a lease of full length."""
     keeper, waiter = sessions.open(), sessions.open()
     keeper.do("UPDATE token_timeline SET timeline = 7")
     keeper.do("BEGIN")
     keeper.do("SELECT 1 FROM token_timeline FOR UPDATE")
     waiting = waiter.start("SELECT granted FROM try_acquire('a', '10 s')")
     waiter.wait_until_blocked()
-    (let_go,) = keeper.do("SELECT clock_timestamp()")
+    (committed_at,) = keeper.do("SELECT clock_timestamp()")
     keeper.do("COMMIT")
     assert waiting.result(20) == (True,)
     (granted_at, expires_at) = waiter.do("SELECT granted_at, expires_at FROM holder('a')")
-    assert granted_at >= let_go
+    assert granted_at >= committed_at
     assert expires_at - granted_at == timedelta(seconds=10)
 
 
-def test_a_renewal_never_brings_the_deadline_nearer(sessions: Sessions) -> None:
-    """Two under way at once may arrive in either order; who was told of the longer may rely on it."""
+def test_renewal_never_shortens_a_lease(sessions: Sessions) -> None:
+    """Two concurrent renewals may arrive in either order. The client relies on the longer one."""
     session = sessions.open()
     session.do("SELECT * FROM try_acquire('a', '1 s')")
     (far,) = session.do("SELECT expires_at FROM renew('a', 1, '60 s')")
@@ -83,7 +83,7 @@ def test_a_renewal_never_brings_the_deadline_nearer(sessions: Sessions) -> None:
 
 
 def test_a_clock_set_back_does_not_leave_the_deadline_far_ahead(sessions: Sessions) -> None:
-    """As if granted an hour from now. The next renewal brings the deadline back to where it belongs."""
+    """The deadline is an hour too late, as after the clock was set back. The next renewal corrects it."""
     session = sessions.open()
     session.do("SELECT * FROM try_acquire('a', '20 s')")
     session.do("UPDATE distributed_locks SET expires_at = expires_at + interval '1 hour'")
@@ -92,8 +92,8 @@ def test_a_clock_set_back_does_not_leave_the_deadline_far_ahead(sessions: Sessio
     assert 19 < left <= 20
 
 
-def test_a_lease_that_ran_out_within_a_transaction_is_over(sessions: Sessions) -> None:
-    """By the transaction's own time it would still run."""
+def test_lease_that_expired_within_a_transaction_is_over(sessions: Sessions) -> None:
+    """By the transaction's start time the lease would not be expired."""
     session = sessions.open()
     session.do("BEGIN")
     session.do("SELECT * FROM try_acquire('a', '100 ms')")
@@ -116,7 +116,7 @@ def renewal_that_waited_past_its_deadline(sessions: Sessions) -> bool:
     return bool(waiting.result(20)[0])
 
 
-def test_a_renewal_that_had_to_wait_cannot_revive_a_lease_that_ran_out(sessions: Sessions) -> None:
+def test_renewal_that_had_to_wait_cannot_revive_an_expired_lease(sessions: Sessions) -> None:
     assert not renewal_that_waited_past_its_deadline(sessions)
 
 
@@ -136,8 +136,8 @@ def test_renew_and_release_act_on_one_exact_grant(owner: psycopg.Connection) -> 
     assert one(owner, "SELECT count(*) FROM distributed_locks WHERE expires_at > clock_timestamp()") == 2
 
 
-def test_a_release_tells_whether_it_has_freed_the_lock(owner: psycopg.Connection) -> None:
-    """Sent twice it is false, and so it is after somebody else has freed it: the client knows which it was."""
+def test_release_returns_whether_it_has_freed_the_lock(owner: psycopg.Connection) -> None:
+    """A retry returns false, and so does a release of a lock that was freed otherwise. The client knows which."""
     owner.execute("SELECT try_acquire('a')")
     assert one(owner, "SELECT release('a', 1)") is True
     assert one(owner, "SELECT release('a', 1)") is False
@@ -146,14 +146,14 @@ def test_a_release_tells_whether_it_has_freed_the_lock(owner: psycopg.Connection
     assert one(owner, "SELECT count(*) FROM holder('a')") == 1
 
 
-def test_releasing_a_lease_that_ran_out_is_false_though_nobody_took_it(owner: psycopg.Connection) -> None:
+def test_release_of_an_expired_lease_is_false_though_the_lock_is_still_free(owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a')")
     owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
     assert one(owner, "SELECT release('a', 1)") is False
 
 
-def test_losing_takes_no_row_lock(sessions: Sessions) -> None:
-    """A loser's transaction stays open; the holder renews and releases all the same."""
+def test_refused_try_takes_no_row_lock(sessions: Sessions) -> None:
+    """The transaction of a refused try stays open, and the holder can still renew and release."""
     holder, loser = sessions.open(), sessions.open()
     holder.do("SET lock_timeout TO '2 s'")
     _, token = holder.do(TRY, "a")
@@ -164,7 +164,7 @@ def test_losing_takes_no_row_lock(sessions: Sessions) -> None:
     loser.do("COMMIT")
 
 
-def test_an_attempt_sent_again_finds_its_own_grant(owner: psycopg.Connection) -> None:
+def test_retried_attempt_finds_its_own_grant(owner: psycopg.Connection) -> None:
     mine, other = uuid.uuid4(), uuid.uuid4()
     ask = "SELECT granted, token FROM try_acquire('a', '30 s', NULL, NULL, %s)"
     assert owner.execute(ask, [mine]).fetchone() == (True, 1)
@@ -175,7 +175,7 @@ def test_an_attempt_sent_again_finds_its_own_grant(owner: psycopg.Connection) ->
     assert owner.execute(ask, [mine]).fetchone() == (True, 2)
 
 
-def test_an_attempt_that_finds_its_grant_is_told_what_is_left_of_it(owner: psycopg.Connection) -> None:
+def test_retried_attempt_returns_the_remaining_time_of_its_grant(owner: psycopg.Connection) -> None:
     ask = "SELECT remaining FROM try_acquire('a', '10 s', attempt => %s)"
     mine = uuid.uuid4()
     assert one(owner, ask, mine) == 10
@@ -196,7 +196,7 @@ def test_an_abandoned_attempt_gives_back_its_own_grant_and_no_other(owner: psyco
     assert one(owner, "SELECT abandon('a', %s)", mine) is False
 
 
-def test_two_without_an_attempt_are_not_taken_for_each_other(owner: psycopg.Connection) -> None:
+def test_requests_without_an_attempt_are_not_retries_of_each_other(owner: psycopg.Connection) -> None:
     assert owner.execute(TRY, ["a"]).fetchone() == (True, 1)
     assert owner.execute(TRY, ["a"]).fetchone() == (False, None)
 
@@ -216,7 +216,7 @@ def test_grants_and_renewals_commit_durably_whatever_the_default(
     assert session.do("SHOW synchronous_commit") == (default,)
 
 
-def test_a_release_leaves_the_callers_durability_alone_unless_told(sessions: Sessions) -> None:
+def test_release_leaves_synchronous_commit_alone_unless_not_durable(sessions: Sessions) -> None:
     session = sessions.open()
     session.do("BEGIN")
     session.do("SELECT release('a', 1)")
@@ -242,13 +242,13 @@ def test_a_release_leaves_the_callers_durability_alone_unless_told(sessions: Ses
         ("renew('a', 1, '1 ms')", "between 100 ms and 24 h"),
     ],
 )
-def test_the_database_refuses_what_lies_outside_the_limits(owner: psycopg.Connection, call: str, message: str) -> None:
+def test_database_refuses_arguments_outside_the_limits(owner: psycopg.Connection, call: str, message: str) -> None:
     with pytest.raises(errors.InvalidParameterValue, match=message):
         owner.execute(f"SELECT * FROM {call}".encode())
     assert one(owner, "SELECT count(*) FROM distributed_locks") == 0
 
 
-def test_a_caller_who_does_not_say_who_it_is_is_described(owner: psycopg.Connection) -> None:
+def test_caller_without_a_holder_name_is_described_by_its_session(owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a')")
     described = one(owner, "SELECT holder FROM holder('a')")
     assert str(owner.info.backend_pid) in described
@@ -256,7 +256,7 @@ def test_a_caller_who_does_not_say_who_it_is_is_described(owner: psycopg.Connect
 
 
 def test_updates_of_a_hot_lock_stay_on_their_page(owner: psycopg.Connection) -> None:
-    """No index is touched, so all but the first few of these are heap-only."""
+    """These updates change no index, so all but the first few are heap-only."""
     for _ in range(300):
         owner.execute("SELECT release('a', (SELECT token FROM try_acquire('a')))")
     owner.execute("SELECT pg_stat_force_next_flush()") if owner.info.server_version >= 150000 else None
@@ -272,8 +272,8 @@ def test_updates_of_a_hot_lock_stay_on_their_page(owner: psycopg.Connection) -> 
 @pytest.mark.parametrize(
     "ttl", ["1 year -360 days 1 hour", "-1 year 360 days 1 hour", "100000 years -36000000 days 1 hour"]
 )
-def test_a_lease_lasts_as_long_as_it_counts_and_not_as_it_compares(owner: psycopg.Connection, ttl: str) -> None:
-    """Postgres compares a year as 360 days and counts it as 365.25: each of these is equal to an hour."""
+def test_ttl_limit_applies_to_real_seconds_and_not_to_compared_intervals(owner: psycopg.Connection, ttl: str) -> None:
+    """Postgres compares a year as 360 days and converts it to 365.25, so each of these compares equal to an hour."""
     assert one(owner, f"SELECT interval '{ttl}' = '1 hour'")
     owner.execute("SELECT try_acquire('held', attempt => gen_random_uuid())")
     for call in (

@@ -1,4 +1,4 @@
-"""What befell the grants of a lock is remembered, the newest hundred events of each."""
+"""The history keeps the newest hundred events of each lock: how its grants ended."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ def events(owner: psycopg.Connection, name: str | None = None) -> list[tuple[obj
     return owner.execute("SELECT event, token, holder FROM list_history(%s)", [name]).fetchall()
 
 
-def test_a_grant_and_its_release_leave_no_trace(owner: psycopg.Connection) -> None:
+def test_grant_and_its_release_leave_no_event(owner: psycopg.Connection) -> None:
     owner.execute("SELECT release('a', token) FROM try_acquire('a')")
     owner.execute("SELECT release('a', token) FROM try_acquire('a')")
     assert events(owner) == []
 
 
-def test_a_lease_that_ran_out_is_noted_by_the_next_grant(owner: psycopg.Connection) -> None:
+def test_next_grant_records_an_expired_lease(owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a', '100 ms', 'sleeper')")
     owner.execute("SELECT pg_sleep(0.11)")
     (deadline,) = owner.execute("SELECT expires_at FROM distributed_locks").fetchone() or (None,)
     owner.execute("SELECT try_acquire('a')")
     assert events(owner) == [("expired", 1, "sleeper")]
-    assert owner.execute("SELECT at FROM list_history('a')").fetchone() == (deadline,), "when it ran out"
+    assert owner.execute("SELECT at FROM list_history('a')").fetchone() == (deadline,), (
+        "the event has the time of the deadline"
+    )
 
 
-def test_a_holder_that_died_is_noted(sessions: Sessions, owner: psycopg.Connection) -> None:
+def test_takeover_records_that_the_holder_died(sessions: Sessions, owner: psycopg.Connection) -> None:
     dying, presence = sessions.open(), uuid.uuid4()
     dying.do("SELECT register_presence(%s, '10 ms')", presence)
     dying.do("SELECT try_acquire('a', '60 s', 'mortal', attempt => gen_random_uuid(), presence => %s)", presence)
@@ -42,7 +44,7 @@ def test_a_holder_that_died_is_noted(sessions: Sessions, owner: psycopg.Connecti
     assert events(owner) == [("died", 1, "mortal")]
 
 
-def test_grants_and_releases_are_noted_where_that_is_asked_for(owner: psycopg.Connection) -> None:
+def test_record_grants_switches_events_of_grants_and_releases(owner: psycopg.Connection) -> None:
     assert owner.execute("SELECT grants_are_recorded()").fetchone() == (False,)
     owner.execute("SELECT record_grants(true)")
     owner.execute("SELECT record_grants(true)")
@@ -72,11 +74,11 @@ def kept_after_many(owner: psycopg.Connection) -> int:
     return len(owner.execute("SELECT FROM list_history('a', 1000)").fetchall())
 
 
-def test_the_newest_hundred_of_each_lock_are_kept(owner: psycopg.Connection) -> None:
+def test_history_keeps_the_newest_hundred_events_of_each_lock(owner: psycopg.Connection) -> None:
     owner.execute("SELECT record_event('b', 1, 'expired', 'x', now())")
     assert kept_after_many(owner) == 100
     assert owner.execute("SELECT max(token), min(token) FROM list_history('a', 1000)").fetchone() == (500, 401)
-    assert events(owner, "b") == [("expired", 1, "x")], "another lock's went"
+    assert events(owner, "b") == [("expired", 1, "x")], "an event of another lock was deleted"
 
 
 def test_history_test_catches_a_history_without_a_limit(owner: psycopg.Connection) -> None:
@@ -84,14 +86,14 @@ def test_history_test_catches_a_history_without_a_limit(owner: psycopg.Connectio
     assert kept_after_many(owner) == 500
 
 
-def test_the_reaper_takes_what_is_older_than_a_month(owner: psycopg.Connection) -> None:
+def test_reaper_removes_events_older_than_a_month(owner: psycopg.Connection) -> None:
     owner.execute("SELECT record_event('a', 1, 'expired', 'old', now() - interval '31 days')")
     owner.execute("SELECT record_event('a', 2, 'expired', 'new', now() - interval '29 days')")
     owner.execute("SELECT reap('0 s')")
     assert events(owner) == [("expired", 2, "new")]
 
 
-def test_the_reaper_notes_what_ran_out_and_was_never_granted_again(owner: psycopg.Connection) -> None:
+def test_reaper_records_an_expired_lease_that_was_never_granted_again(owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a', '100 ms', 'sleeper')")
     owner.execute("SELECT release('b', token) FROM try_acquire('b')")
     owner.execute("SELECT pg_sleep(0.11)")
@@ -110,7 +112,7 @@ def test_the_reaper_notes_what_ran_out_and_was_never_granted_again(owner: psycop
         ("include_free => true, max_rows => 1", ["awaited"]),
     ],
 )
-def test_locks_are_told(owner: psycopg.Connection, arguments: str, names: list[str]) -> None:
+def test_list_locks_filters_by_its_arguments(owner: psycopg.Connection, arguments: str, names: list[str]) -> None:
     owner.execute("SELECT try_acquire('held', '60 s', 'one', '{\"a\": 1}')")
     owner.execute("SELECT release('free', token) FROM try_acquire('free')")
     owner.execute("SELECT try_acquire('awaited', '60 s', 'two')")
@@ -124,7 +126,7 @@ def test_locks_are_told(owner: psycopg.Connection, arguments: str, names: list[s
     assert all((left > 59) == (name != "free") for name, _, left in rows)
 
 
-def test_waiters_are_told_in_order(owner: psycopg.Connection) -> None:
+def test_list_waiters_returns_waiters_in_order(owner: psycopg.Connection) -> None:
     for name in ("b", "a"):
         owner.execute("SELECT try_acquire(%s)", [name])
         for who in ("first", "second"):
@@ -136,4 +138,4 @@ def test_waiters_are_told_in_order(owner: psycopg.Connection) -> None:
     assert rows == [("a", 1, "first"), ("a", 2, "second"), ("b", 1, "first"), ("b", 2, "second")]
     assert owner.execute("SELECT holder FROM list_waiters('b', 1)").fetchall() == [("first",)]
     owner.execute("UPDATE lock_clients SET seen_until = now() - interval '1 s'")
-    assert owner.execute("SELECT FROM list_waiters()").fetchall() == [], "the dead wait for nothing"
+    assert owner.execute("SELECT FROM list_waiters()").fetchall() == [], "dead clients are not listed"

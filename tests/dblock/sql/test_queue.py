@@ -1,4 +1,4 @@
-"""Waiting in line, in SQL: the order, the wake-ups, the dead, and the interleavings that could lose one of them."""
+"""The queue in SQL: its order, wake-ups, dead waiters, and the interleavings that could lose a waiter or a wake-up."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TRY = "SELECT granted, waiting FROM try_acquire('a', attempt => gen_random_uuid(
 FREE = "SELECT release('a', (SELECT token FROM distributed_locks WHERE name = 'a'), durable => false)"
 
 
-def heard(session: Session) -> list[tuple[str, str]]:
-    """Return the notifications that have come to a session so far: its client's channel, and what they say."""
+def notifications(session: Session) -> list[tuple[str, str]]:
+    """Return the notifications that a session has received so far: the client's channel and the payload."""
     session.do("SELECT 1")
     return [(one.channel, one.payload) for one in session.connection.notifies(timeout=0.2)]
 
@@ -33,59 +33,61 @@ def listen(session: Session, *clients: uuid.UUID) -> None:
         session.do(f"LISTEN dblock_{client.hex}")
 
 
-def held_with_three_in_line(session: Session) -> None:
+def hold_with_three_waiters(session: Session) -> None:
     session.do("SELECT try_acquire('a')")
     assert session.do(ACQUIRE, FIRST, HERE) == (False, 1, True)
     assert session.do(ACQUIRE, SECOND, THERE) == (False, 2, False)
     assert session.do(ACQUIRE, THIRD, HERE) == (False, 3, False)
 
 
-def test_a_release_wakes_the_first_in_line_and_nobody_else(sessions: Sessions) -> None:
-    session, ear = sessions.open(), sessions.open()
-    listen(ear, HERE, THERE)
-    held_with_three_in_line(session)
+def test_release_wakes_only_the_first_waiter(sessions: Sessions) -> None:
+    session, listener = sessions.open(), sessions.open()
+    listen(listener, HERE, THERE)
+    hold_with_three_waiters(session)
     for attempt, client, ticket in ((FIRST, HERE, 1), (SECOND, THERE, 2), (THIRD, HERE, 3)):
         session.do(FREE)
-        assert heard(ear) == [(f"dblock_{client.hex}", str(attempt))]
+        assert notifications(listener) == [(f"dblock_{client.hex}", str(attempt))]
         assert session.do(REDEEM, attempt, ticket) == (True,)
     session.do(FREE)
-    assert heard(ear) == []
+    assert notifications(listener) == []
     assert session.do("SELECT count(*) FROM lock_tickets") == (0,)
-    assert session.do(TRY) == (True, False), "nobody is left in line"
+    assert session.do(TRY) == (True, False), "the queue is empty"
 
 
-def test_a_free_lock_is_kept_for_those_in_line(sessions: Sessions) -> None:
+def test_free_lock_is_reserved_for_the_queue(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
+    hold_with_three_waiters(session)
     session.do(FREE)
     assert session.do(TRY) == (False, True)
-    assert session.do(REDEEM, SECOND, 2) == (False,), "not its turn"
+    assert session.do(REDEEM, SECOND, 2) == (False,), "the waiter is not first"
     assert session.do(AGAIN, SECOND, THERE) == (False, 2, False)
     assert session.do(ACQUIRE, uuid.UUID(int=0xA4), THERE) == (False, 4, False)
-    assert session.do("SELECT granted FROM try_acquire('a', fair => false)") == (True,), "who says so may jump it"
+    assert session.do("SELECT granted FROM try_acquire('a', fair => false)") == (True,), (
+        "an unfair request may jump the queue"
+    )
 
 
-def test_foreign_ticket_is_worth_nothing(sessions: Sessions) -> None:
+def test_ticket_of_another_attempt_or_a_redeemed_ticket_is_refused(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
+    hold_with_three_waiters(session)
     session.do(FREE)
     assert session.do(REDEEM, SECOND, 1) == (False,)
     assert session.do(REDEEM, FIRST, 1) == (True,)
     session.do(FREE)
-    assert session.do(REDEEM, FIRST, 1) == (False,), "nor is one that was redeemed"
+    assert session.do(REDEEM, FIRST, 1) == (False,), "the ticket was redeemed before"
 
 
-def test_a_ticket_sent_for_twice_is_one_ticket(sessions: Sessions) -> None:
+def test_retried_acquire_keeps_its_ticket(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
+    hold_with_three_waiters(session)
     assert session.do(ACQUIRE, SECOND, THERE) == (False, 2, False)
     assert session.do(AGAIN, FIRST, HERE) == (False, 1, False)
     assert session.do("SELECT count(*) FROM lock_tickets") == (3,)
 
 
-def test_a_grant_whose_answer_was_lost_is_found_again(sessions: Sessions) -> None:
+def test_grant_whose_reply_was_lost_is_found_by_the_retry(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
+    hold_with_three_waiters(session)
     session.do(FREE)
     assert session.do(AGAIN, FIRST, HERE)[0] is True
     (token,) = session.do("SELECT token FROM acquire('a', '30 s', 'me', NULL, %s, %s)", FIRST, HERE)
@@ -94,32 +96,32 @@ def test_a_grant_whose_answer_was_lost_is_found_again(sessions: Sessions) -> Non
 
 
 def test_waiter_that_leaves_the_queue_passes_a_free_lock_on(sessions: Sessions) -> None:
-    session, ear = sessions.open(), sessions.open()
-    held_with_three_in_line(session)
+    session, listener = sessions.open(), sessions.open()
+    hold_with_three_waiters(session)
     session.do(FREE)
-    listen(ear, HERE, THERE)
+    listen(listener, HERE, THERE)
     assert session.do("SELECT abandon('a', %s)", FIRST) == (True,)
-    assert heard(ear) == [(f"dblock_{THERE.hex}", str(SECOND))]
+    assert notifications(listener) == [(f"dblock_{THERE.hex}", str(SECOND))]
     session.do("SELECT leave_queue(%s)", THERE)
-    assert heard(ear) == [(f"dblock_{HERE.hex}", str(THIRD))]
-    assert session.do("SELECT abandon('a', %s)", FIRST) == (False,), "there was nothing to give back"
+    assert notifications(listener) == [(f"dblock_{HERE.hex}", str(THIRD))]
+    assert session.do("SELECT abandon('a', %s)", FIRST) == (False,), "the attempt has neither a ticket nor a grant"
 
 
 def test_waiter_that_leaves_at_the_moment_of_its_grant_passes_the_lock_on(sessions: Sessions) -> None:
-    session, ear = sessions.open(), sessions.open()
-    held_with_three_in_line(session)
+    session, listener = sessions.open(), sessions.open()
+    hold_with_three_waiters(session)
     session.do(FREE)
     assert session.do(REDEEM, FIRST, 1) == (True,)
-    listen(ear, THERE)
+    listen(listener, THERE)
     assert session.do("SELECT abandon('a', %s, only_ticket => true)", FIRST) == (False,)
-    assert session.do("SELECT count(*) FROM holder('a')") == (1,), "a grant is no place"
+    assert session.do("SELECT count(*) FROM holder('a')") == (1,), "only_ticket leaves the grant alone"
     assert session.do("SELECT abandon('a', %s)", FIRST) == (True,)
-    assert heard(ear) == [(f"dblock_{THERE.hex}", str(SECOND))]
+    assert notifications(listener) == [(f"dblock_{THERE.hex}", str(SECOND))]
 
 
-def test_a_line_that_nobody_alive_stands_in_holds_up_nobody(sessions: Sessions) -> None:
+def test_queue_of_dead_clients_does_not_block_a_free_lock(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
+    hold_with_three_waiters(session)
     session.do("UPDATE lock_clients SET seen_until = clock_timestamp()")
     session.do(FREE)
     assert session.do(TRY) == (True, False)
@@ -128,55 +130,55 @@ def test_a_line_that_nobody_alive_stands_in_holds_up_nobody(sessions: Sessions) 
 
 def test_dead_queue_does_not_block_an_expired_lock(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
+    hold_with_three_waiters(session)
     session.do("UPDATE lock_clients SET seen_until = clock_timestamp()")
     session.do("UPDATE distributed_locks SET expires_at = clock_timestamp()")
-    assert session.do(TRY) == (True, False), "the first who asks gets it, not the second"
+    assert session.do(TRY) == (True, False), "the first request gets the lock, not the second"
 
 
-def test_the_reaper_takes_a_lock_that_only_the_dead_wait_for_at_once(sessions: Sessions) -> None:
+def test_reaper_removes_a_lock_that_only_dead_clients_wait_for(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
+    hold_with_three_waiters(session)
     session.do("UPDATE lock_clients SET seen_until = clock_timestamp()")
     session.do("UPDATE distributed_locks SET expires_at = clock_timestamp()")
     session.do("UPDATE lock_tickets SET since = clock_timestamp() + interval '1 s'")
     assert session.do("SELECT reap('0 s')") == (1,)
 
 
-def test_the_dead_are_passed_over_all_together(sessions: Sessions) -> None:
-    session, ear = sessions.open(), sessions.open()
-    listen(ear, HERE, THERE)
+def test_release_skips_all_dead_waiters_at_once(sessions: Sessions) -> None:
+    session, listener = sessions.open(), sessions.open()
+    listen(listener, HERE, THERE)
     session.do("SELECT try_acquire('a')")
     for number in range(20):
         session.do(ACQUIRE, uuid.UUID(int=number + 1), HERE)
     session.do(ACQUIRE, SECOND, THERE)
     session.do("UPDATE lock_clients SET seen_until = clock_timestamp() WHERE client = %s", HERE)
     session.do(FREE)
-    assert heard(ear) == [(f"dblock_{THERE.hex}", str(SECOND))]
-    assert session.do(REDEEM, uuid.UUID(int=1), 1) == (False,), "its ticket is gone"
+    assert notifications(listener) == [(f"dblock_{THERE.hex}", str(SECOND))]
+    assert session.do(REDEEM, uuid.UUID(int=1), 1) == (False,), "the dead waiter's ticket was deleted"
     assert session.do(REDEEM, SECOND, 21) == (True,)
     assert session.do(
         "SELECT granted, ticket FROM acquire('a', '30 s', 'me', NULL, %s, %s)", uuid.UUID(int=1), HERE
     ) == (
         False,
         22,
-    ), "who comes back lines up anew"
+    ), "a waiter that returns gets a new ticket at the end"
 
 
-def test_the_line_is_told_in_order_and_without_the_dead(sessions: Sessions) -> None:
+def test_queue_lists_waiters_in_order_without_dead_clients(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
-    (line,) = session.do("SELECT queue('a')")
-    assert [one["holder"] for one in line] == ["me"] * 3
-    assert [one["since"] for one in line] == sorted(one["since"] for one in line)
+    hold_with_three_waiters(session)
+    (queue,) = session.do("SELECT queue('a')")
+    assert [one["holder"] for one in queue] == ["me"] * 3
+    assert [one["since"] for one in queue] == sorted(one["since"] for one in queue)
     session.do("UPDATE lock_clients SET seen_until = clock_timestamp() WHERE client = %s", HERE)
-    (line,) = session.do("SELECT queue('a')")
-    assert len(line) == 1
+    (queue,) = session.do("SELECT queue('a')")
+    assert len(queue) == 1
 
 
-def test_a_look_tells_who_is_first_and_what_there_is_to_see(sessions: Sessions) -> None:
+def test_heartbeat_returns_first_waiters_and_their_next_check(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
+    hold_with_three_waiters(session)
     tickets, firsts, next_check, watched = session.do("SELECT * FROM heartbeat(%s, '{a,b}')", HERE)
     assert (tickets, firsts, watched) == (2, [FIRST], [False])
     assert 29 < next_check[0] <= 30
@@ -185,27 +187,30 @@ def test_a_look_tells_who_is_first_and_what_there_is_to_see(sessions: Sessions) 
     assert session.do("SELECT firsts, next_check FROM heartbeat(%s, '{a}')", HERE) == ([FIRST], [0])
 
 
-# Interleavings: two sessions, held open at the step that matters.
+# Interleavings: two sessions, one of them held at the decisive step.
 
 
-def lined_up_while_it_is_released(sessions: Sessions) -> Any:
-    """Somebody waits already; a second lines up while the release is under way. Return what the second is told."""
-    releaser, comer = sessions.open(), sessions.open()
+def join_during_a_release(sessions: Sessions) -> Any:
+    """Let a waiter join the queue while a release is uncommitted, and return the waiter's reply.
+
+    An earlier waiter has joined and left, so the lock is marked as waited for.
+    """
+    releaser, newcomer = sessions.open(), sessions.open()
     releaser.do("SELECT try_acquire('a')")
     releaser.do(ACQUIRE, FIRST, HERE)
     releaser.do("SELECT abandon('a', %s)", FIRST)
     releaser.do("BEGIN")
     releaser.do(FREE)
-    coming = comer.start(
+    joining = newcomer.start(
         "SELECT granted, ticket, first, remaining FROM acquire('a', '30 s', 'x', NULL, %s, %s)", SECOND, THERE
     )
     time.sleep(0.05)
     releaser.do("COMMIT")
-    return coming.result(20)
+    return joining.result(20)
 
 
 def test_waiter_that_joins_during_a_release_sees_the_release(sessions: Sessions) -> None:
-    assert lined_up_while_it_is_released(sessions)[0] is True, "the line was empty, and the lock is free"
+    assert join_during_a_release(sessions)[0] is True, "the queue was empty, and the lock is free"
 
 
 def test_queue_test_catches_a_check_before_the_queue_is_locked(sessions: Sessions, owner: psycopg.Connection) -> None:
@@ -213,74 +218,76 @@ def test_queue_test_catches_a_check_before_the_queue_is_locked(sessions: Session
     wrong = mutants.altered("11_acquire.sql", held, "at_once := true;")
     assert waited_for in wrong
     mutants.replace(owner, wrong.replace(waited_for, "").replace("FOR NO KEY UPDATE;", ";"))
-    granted, ticket, _, _ = lined_up_while_it_is_released(sessions)
-    assert (granted, ticket is not None) == (False, True), "it waits for a release that has been"
+    granted, ticket, _, _ = join_during_a_release(sessions)
+    assert (granted, ticket is not None) == (False, True), "the mutant waits for a release that is already over"
 
 
-def test_a_release_during_the_lining_up_finds_the_ticket(sessions: Sessions) -> None:
-    comer, releaser, ear = sessions.open(), sessions.open(), sessions.open()
-    listen(ear, HERE, THERE)
+def test_release_during_a_join_wakes_the_new_waiter(sessions: Sessions) -> None:
+    newcomer, releaser, listener = sessions.open(), sessions.open(), sessions.open()
+    listen(listener, HERE, THERE)
     releaser.do("SELECT try_acquire('a')")
     releaser.do(ACQUIRE, FIRST, HERE)
     releaser.do("SELECT abandon('a', %s)", FIRST)
-    comer.do("BEGIN")
-    comer.do(ACQUIRE, SECOND, THERE)
+    newcomer.do("BEGIN")
+    newcomer.do(ACQUIRE, SECOND, THERE)
     freeing = releaser.start(FREE)
     releaser.wait_until_blocked()
-    comer.do("COMMIT")
+    newcomer.do("COMMIT")
     freeing.result(20)
-    assert heard(ear) == [(f"dblock_{THERE.hex}", str(SECOND))]
+    assert notifications(listener) == [(f"dblock_{THERE.hex}", str(SECOND))]
 
 
-def test_a_grant_on_its_way_to_the_disk_holds_up_nobody_who_lines_up(sessions: Sessions) -> None:
-    holder, comer = sessions.open(), sessions.open()
-    held_with_three_in_line(holder)
+def test_uncommitted_grant_does_not_delay_a_new_waiter(sessions: Sessions) -> None:
+    holder, newcomer = sessions.open(), sessions.open()
+    hold_with_three_waiters(holder)
     holder.do(FREE)
     holder.do("BEGIN")
     assert holder.do(REDEEM, FIRST, 1) == (True,)
     started = time.monotonic()
-    assert comer.do(ACQUIRE, uuid.UUID(int=0xA4), THERE) == (False, 4, False)
+    assert newcomer.do(ACQUIRE, uuid.UUID(int=0xA4), THERE) == (False, 4, False)
     assert time.monotonic() - started < 0.15
     holder.do("COMMIT")
 
 
-def test_somebodys_long_transaction_is_not_waited_for(sessions: Sessions) -> None:
-    user, comer = sessions.open(), sessions.open()
+def test_acquire_does_not_wait_for_a_users_long_transaction(sessions: Sessions) -> None:
+    user, newcomer = sessions.open(), sessions.open()
     user.do("SELECT try_acquire('a')")
     user.do("BEGIN")
     user.do("SELECT release('a', 1)")
     started = time.monotonic()
-    assert comer.do(ACQUIRE, FIRST, HERE) == (False, None, False)
+    assert newcomer.do(ACQUIRE, FIRST, HERE) == (False, None, False)
     assert time.monotonic() - started < 5
-    assert comer.do("SHOW lock_timeout") == ("0",)
+    assert newcomer.do("SHOW lock_timeout") == ("0",)
     user.do("ROLLBACK")
-    assert comer.do(ACQUIRE, FIRST, HERE) == (False, 1, True)
+    assert newcomer.do(ACQUIRE, FIRST, HERE) == (False, 1, True)
 
 
-def test_a_proof_under_way_keeps_even_the_first_in_line_waiting(sessions: Sessions) -> None:
-    user, comer = sessions.open(), sessions.open()
-    held_with_three_in_line(comer)
+def test_open_proof_keeps_even_the_first_waiter_waiting(sessions: Sessions) -> None:
+    user, newcomer = sessions.open(), sessions.open()
+    hold_with_three_waiters(newcomer)
     user.do("BEGIN")
     assert user.do("SELECT assert_held('a', 1)") == (True,)
-    comer.do("UPDATE distributed_locks SET expires_at = clock_timestamp()")
-    assert comer.do(REDEEM, FIRST, 1) == (False,)
-    assert comer.do(AGAIN, FIRST, HERE) == (False, 1, True)
+    newcomer.do("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+    assert newcomer.do(REDEEM, FIRST, 1) == (False,)
+    assert newcomer.do(AGAIN, FIRST, HERE) == (False, 1, True)
     user.do("COMMIT")
-    assert comer.do(REDEEM, FIRST, 1) == (True,)
+    assert newcomer.do(REDEEM, FIRST, 1) == (True,)
 
 
-def test_a_notification_is_never_sent_in_a_transaction_that_waits_for_the_disk(sessions: Sessions) -> None:
-    session, ear = sessions.open(), sessions.open()
-    listen(ear, HERE)
-    held_with_three_in_line(session)
+def test_durable_release_sends_no_notification(sessions: Sessions) -> None:
+    session, listener = sessions.open(), sessions.open()
+    listen(listener, HERE)
+    hold_with_three_waiters(session)
     session.do("SELECT release('a', 1, durable => true)")
-    assert heard(ear) == []
-    assert session.do("SELECT firsts, next_check FROM heartbeat(%s, '{a}')", HERE) == ([FIRST], [0]), "it finds out"
+    assert notifications(listener) == []
+    assert session.do("SELECT firsts, next_check FROM heartbeat(%s, '{a}')", HERE) == ([FIRST], [0]), (
+        "the heartbeat finds the lock free"
+    )
 
 
-def test_a_stricter_isolation_makes_no_two_tickets_of_one_number(sessions: Sessions) -> None:
+def test_stricter_isolation_never_issues_one_ticket_number_twice(sessions: Sessions) -> None:
     first, second = sessions.open(), sessions.open()
-    held_with_three_in_line(first)
+    hold_with_three_waiters(first)
     second.do("BEGIN ISOLATION LEVEL REPEATABLE READ")
     second.do("SELECT 1 FROM lock_tickets")
     first.do(ACQUIRE, uuid.UUID(int=0xA4), HERE)
@@ -291,13 +298,13 @@ def test_a_stricter_isolation_makes_no_two_tickets_of_one_number(sessions: Sessi
 # Presence.
 
 
-def hold_from(session: Session, client: uuid.UUID) -> None:
+def acquire_with_presence(session: Session, client: uuid.UUID) -> None:
     session.do("SELECT register_presence(%s, '200 ms')", client)
     assert session.do("SELECT granted FROM try_acquire('a', presence => %s)", client) == (True,)
 
 
 def eventually_granted(session: Session, within: float) -> float:
-    """Try until granted; return how long it took."""
+    """Try until the lock is granted, and return the elapsed seconds."""
     started = time.monotonic()
     while session.do(TRY)[0] is not True:
         assert time.monotonic() - started < within, "the dead holder's lock stays held"
@@ -305,33 +312,33 @@ def eventually_granted(session: Session, within: float) -> float:
     return time.monotonic() - started
 
 
-def test_a_lock_whose_holders_session_has_ended_is_taken_after_its_grace(sessions: Sessions) -> None:
+def test_lock_of_an_ended_session_is_taken_after_its_grace(sessions: Sessions) -> None:
     holder, taker = sessions.open(), sessions.open()
-    hold_from(holder, HERE)
+    acquire_with_presence(holder, HERE)
     assert taker.do("SELECT granted, remaining > 29 FROM try_acquire('a', attempt => gen_random_uuid())") == (
         False,
         True,
     )
     time.sleep(0.3)
-    assert taker.do(TRY) == (False, False), "it is there, so time alone does nothing"
+    assert taker.do(TRY) == (False, False), "the holder's session is open, so time alone frees nothing"
     holder.close()
     assert 0.19 < eventually_granted(taker, 5) < 2
 
 
-def test_a_holder_that_says_in_time_that_it_is_there_keeps_its_lock_and_learns_what_it_has(sessions: Sessions) -> None:
+def test_withdrawal_within_the_grace_keeps_the_lock_and_names_the_lost_ones(sessions: Sessions) -> None:
     holder, back, taker = sessions.open(), sessions.open(), sessions.open()
-    hold_from(holder, HERE)
+    acquire_with_presence(holder, HERE)
     holder.close()
     while taker.do("SELECT remaining FROM try_acquire('a', attempt => gen_random_uuid())")[0] > 1:
-        time.sleep(0.005)  # until it is seen to be gone
+        time.sleep(0.005)  # until the ended session is noticed
     assert back.do("SELECT withdraw_presence(%s, '{a,b}', '{1,2}')", HERE) == ([2],)
     time.sleep(0.4)
     assert taker.do(TRY) == (False, False)
 
 
-def test_a_session_does_not_take_itself_for_dead(sessions: Sessions) -> None:
+def test_session_never_declares_itself_dead(sessions: Sessions) -> None:
     session = sessions.open()
-    hold_from(session, HERE)
+    acquire_with_presence(session, HERE)
     session.do(ACQUIRE, FIRST, HERE)
     for _ in range(5):
         session.do("SELECT heartbeat(%s, '{a}')", HERE)
@@ -346,9 +353,9 @@ def test_a_session_does_not_take_itself_for_dead(sessions: Sessions) -> None:
     ["UPDATE lock_presence SET incarnation = incarnation - interval '1 s'", "DELETE FROM lock_presence"],
     ids=["after a restart", "after a crash"],
 )
-def test_a_mark_of_another_incarnation_means_nothing(sessions: Sessions, forgotten: str) -> None:
+def test_presence_of_another_server_start_frees_no_lock(sessions: Sessions, forgotten: str) -> None:
     holder, taker = sessions.open(), sessions.open()
-    hold_from(holder, HERE)
+    acquire_with_presence(holder, HERE)
     holder.close()
     taker.do(forgotten)
     time.sleep(0.5)
@@ -359,18 +366,18 @@ def test_a_mark_of_another_incarnation_means_nothing(sessions: Sessions, forgott
         )
 
 
-def test_a_holder_that_says_so_too_late_learns_that_it_was_taken(sessions: Sessions) -> None:
+def test_withdrawal_after_the_grace_names_the_taken_lock(sessions: Sessions) -> None:
     holder, back, taker = sessions.open(), sessions.open(), sessions.open()
-    hold_from(holder, HERE)
+    acquire_with_presence(holder, HERE)
     holder.close()
     eventually_granted(taker, 5)
     assert back.do("SELECT withdraw_presence(%s, '{a}', '{1}')", HERE) == ([1],)
 
 
-def taken_at_the_moment_of_the_excuse(sessions: Sessions) -> Any:
-    """The excuse comes while somebody is taking the lock; return what it is told."""
+def withdraw_during_a_takeover(sessions: Sessions) -> Any:
+    """Withdraw the presence while another session takes the lock, and return the reply of withdraw_presence."""
     holder, back, taker = sessions.open(), sessions.open(), sessions.open()
-    hold_from(holder, HERE)
+    acquire_with_presence(holder, HERE)
     holder.close()
     deadline = time.monotonic() + 5
     while taker.do("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") != (0,):
@@ -379,19 +386,19 @@ def taken_at_the_moment_of_the_excuse(sessions: Sessions) -> Any:
     taker.do("UPDATE lock_presence SET gone_since = clock_timestamp() - interval '1 minute'")
     taker.do("BEGIN")
     assert taker.do(TRY) == (True, False)
-    excuse = back.start("SELECT withdraw_presence(%s, '{a}', '{1}')", HERE)
+    withdrawal = back.start("SELECT withdraw_presence(%s, '{a}', '{1}')", HERE)
     time.sleep(0.2)
     taker.do("COMMIT")
-    return excuse.result(20)
+    return withdrawal.result(20)
 
 
-def test_an_excuse_waits_for_who_is_taking_the_lock_and_sees_it(sessions: Sessions) -> None:
-    assert taken_at_the_moment_of_the_excuse(sessions) == ([1],)
+def test_withdrawal_waits_for_a_takeover_and_names_the_taken_lock(sessions: Sessions) -> None:
+    assert withdraw_during_a_takeover(sessions) == ([1],)
 
 
 def test_withdrawal_on_an_old_snapshot_does_not_keep_a_taken_lock(sessions: Sessions) -> None:
     holder, back, taker = sessions.open(), sessions.open(), sessions.open()
-    hold_from(holder, HERE)
+    acquire_with_presence(holder, HERE)
     holder.close()
     back.do("BEGIN ISOLATION LEVEL REPEATABLE READ")
     back.do("SELECT 1 FROM distributed_locks")
@@ -400,9 +407,9 @@ def test_withdrawal_on_an_old_snapshot_does_not_keep_a_taken_lock(sessions: Sess
         back.do("SELECT withdraw_presence(%s, '{a}', '{1}')", HERE)
 
 
-def test_a_ticket_learns_of_a_presence_that_came_after_it(sessions: Sessions) -> None:
+def test_ticket_keeps_a_presence_that_was_registered_after_it(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
+    hold_with_three_waiters(session)
     asking = "SELECT ticket, fresh FROM acquire('a', attempt => %s, client => %s, presence => %s, had_ticket => true)"
     assert session.do(asking, FIRST, HERE, THIRD) == (1, False)
     assert session.do("SELECT presence FROM lock_tickets WHERE number = 1") == (THIRD,)
@@ -415,24 +422,26 @@ def test_presence_test_catches_a_withdrawal_that_does_not_wait(sessions: Session
     wrong = mutants.altered("05_presence.sql", held, "remaining_grace.presence;")
     assert written in wrong
     mutants.replace(owner, wrong.replace(written, "    IF false AND seen.gone_since"))
-    assert taken_at_the_moment_of_the_excuse(sessions) == (None,)
+    assert withdraw_during_a_takeover(sessions) == (None,)
 
 
-def test_a_lease_tied_anew_is_not_freed_for_the_sake_of_its_old_presence(sessions: Sessions) -> None:
+def test_lease_with_a_new_presence_is_not_freed_for_its_old_one(sessions: Sessions) -> None:
     session = sessions.open()
-    hold_from(session, HERE)
+    acquire_with_presence(session, HERE)
     session.do("SELECT renew_all('{a}', '{1}', '{30 s}')")
-    assert session.do("SELECT presence FROM distributed_locks") == (HERE,), "a renewal by hand leaves the tie alone"
+    assert session.do("SELECT presence FROM distributed_locks") == (HERE,), (
+        "a renewal without a presence keeps the old one"
+    )
     session.do("SELECT renew_all('{a}', '{1}', '{30 s}', presence => %s)", THERE)
     assert session.do("SELECT presence FROM distributed_locks") == (THERE,)
     assert session.do("SELECT free_dead_holder('a', 1, %s)", HERE) == (False,)
     assert session.do("SELECT count(*) FROM holder('a')") == (1,)
 
 
-def test_a_try_without_an_attempt_may_be_part_of_more_and_notes_nothing(sessions: Sessions) -> None:
-    """Its transaction may stay open; what it held would hold up others."""
+def test_try_without_an_attempt_holds_no_row_in_its_transaction(sessions: Sessions) -> None:
+    """Its transaction may stay open, and a row that it kept locked would block other sessions."""
     holder, user, other = sessions.open(), sessions.open(), sessions.open()
-    hold_from(holder, HERE)
+    acquire_with_presence(holder, HERE)
     holder.close()
     user.do("BEGIN")
     assert user.do("SELECT granted FROM try_acquire('a')") == (False,)
@@ -447,24 +456,24 @@ def test_a_try_without_an_attempt_may_be_part_of_more_and_notes_nothing(sessions
     assert other.do("SELECT granted FROM try_acquire('b', attempt => %s, ticket => 1)", FIRST) == (True,)
 
 
-def test_a_newcomer_is_never_numbered_before_who_was_served(sessions: Sessions, owner: psycopg.Connection) -> None:
-    """Somebody redeems the last ticket between the newcomer's look and its lining up."""
-    comer, holder = sessions.open("held"), sessions.open()
+def test_new_ticket_number_is_never_below_a_served_one(sessions: Sessions, owner: psycopg.Connection) -> None:
+    """Another session redeems the last ticket between the newcomer's check of the queue and its new ticket."""
+    newcomer, holder = sessions.open("held"), sessions.open()
     holder.do("SELECT try_acquire('a')")
     holder.do(ACQUIRE, FIRST, HERE)
     holder.do(FREE)
     gate = sessions.gate("INSERT OR UPDATE", "dblock.lock_clients")
     holder.do("SELECT 1")
-    coming = comer.start(ACQUIRE, SECOND, THERE)
+    joining = newcomer.start(ACQUIRE, SECOND, THERE)
     gate.open()
-    assert coming.result(20) == (False, 2, False)
+    assert joining.result(20) == (False, 2, False)
     assert holder.do(REDEEM, FIRST, 1) == (True,)
-    assert comer.do(ACQUIRE, THIRD, THERE) == (False, 3, False)
+    assert newcomer.do(ACQUIRE, THIRD, THERE) == (False, 3, False)
 
 
-def test_a_transaction_that_sees_only_the_past_declares_nobody_dead(sessions: Sessions) -> None:
+def test_transaction_with_an_old_snapshot_declares_no_holder_dead(sessions: Sessions) -> None:
     holder, taker = sessions.open(), sessions.open()
-    hold_from(holder, HERE)
+    acquire_with_presence(holder, HERE)
     holder.close()
     taker.do("UPDATE lock_presence SET gone_since = clock_timestamp() - interval '1 minute'")
     taker.do("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -473,9 +482,9 @@ def test_a_transaction_that_sees_only_the_past_declares_nobody_dead(sessions: Se
     eventually_granted(taker, 5)
 
 
-def test_a_waiter_that_is_gone_is_passed_over_and_has_its_place_if_it_is_there_after_all(sessions: Sessions) -> None:
-    session, waiter, ear = sessions.open(), sessions.open(), sessions.open()
-    listen(ear, HERE, THERE)
+def test_skipped_waiter_keeps_its_position_if_it_withdraws_in_time(sessions: Sessions) -> None:
+    session, waiter, listener = sessions.open(), sessions.open(), sessions.open()
+    listen(listener, HERE, THERE)
     waiter.do("SELECT register_presence(%s, '10 s')", THIRD)
     session.do("SELECT try_acquire('a')")
     assert session.do(ACQUIRE[:-1] + ", presence => %s)", FIRST, HERE, THIRD) == (False, 1, True)
@@ -486,40 +495,40 @@ def test_a_waiter_that_is_gone_is_passed_over_and_has_its_place_if_it_is_there_a
         assert time.monotonic() < deadline
         time.sleep(0.01)
     session.do(FREE)
-    assert heard(ear) == [(f"dblock_{THERE.hex}", str(SECOND))]
-    assert session.do(REDEEM, SECOND, 2) == (False,), "somebody is ahead who may be there after all"
-    assert session.do(AGAIN, SECOND, THERE)[0] is True, "but is not seen now"
+    assert notifications(listener) == [(f"dblock_{THERE.hex}", str(SECOND))]
+    assert session.do(REDEEM, SECOND, 2) == (False,), "the waiter ahead may still withdraw its presence in time"
+    assert session.do(AGAIN, SECOND, THERE)[0] is True, "acquire skips the waiter ahead, whose session has ended"
     session.do("SELECT withdraw_presence(%s, '{}', '{}')", THIRD)
     session.do(FREE)
     assert session.do(REDEEM, FIRST, 1) == (True,)
 
 
-def test_the_session_of_a_waiter_wakes_it_too(sessions: Sessions) -> None:
-    """Its own mark is no proof against it, whoever asks."""
-    session, ear = sessions.open(), sessions.open()
-    listen(ear, HERE)
+def test_release_in_the_waiters_own_session_wakes_the_waiter(sessions: Sessions) -> None:
+    """A session that finds its own advisory lock must not conclude that the lock's owner is dead."""
+    session, listener = sessions.open(), sessions.open()
+    listen(listener, HERE)
     session.do("SELECT register_presence(%s, '10 s')", THIRD)
     session.do("SELECT try_acquire('a')")
     session.do(ACQUIRE[:-1] + ", presence => %s)", FIRST, HERE, THIRD)
     session.do(FREE)
-    assert heard(ear) == [(f"dblock_{HERE.hex}", str(FIRST))]
+    assert notifications(listener) == [(f"dblock_{HERE.hex}", str(FIRST))]
 
 
-def test_many_released_together_wake_each_its_next(sessions: Sessions) -> None:
-    session, ear = sessions.open(), sessions.open()
-    listen(ear, HERE)
+def test_release_all_wakes_the_first_waiter_of_each_lock(sessions: Sessions) -> None:
+    session, listener = sessions.open(), sessions.open()
+    listen(listener, HERE)
     for number, name in enumerate(("a", "b"), 1):
         session.do("SELECT try_acquire(%s)", name)
         session.do(f"SELECT acquire('{name}', '30 s', 'me', NULL, %s, %s)", uuid.UUID(int=number), HERE)
     session.do("SELECT release_all('{a,b}', '{1,2}')")
-    assert sorted(payload for _, payload in heard(ear)) == [str(uuid.UUID(int=1)), str(uuid.UUID(int=2))]
+    assert sorted(payload for _, payload in notifications(listener)) == [str(uuid.UUID(int=1)), str(uuid.UUID(int=2))]
 
 
 def test_leave_queue_removes_every_ticket_but_those_to_keep(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
+    hold_with_three_waiters(session)
     session.do("SELECT leave_queue(%s, keep => %s)", HERE, [THIRD])
-    assert session.do("SELECT count(*) FROM lock_tickets") == (3,), "they have only just come"
+    assert session.do("SELECT count(*) FROM lock_tickets") == (3,), "the tickets are too new to be removed"
     session.do("UPDATE lock_tickets SET since = since - interval '5 s'")
     session.do("SELECT leave_queue(%s, keep => %s)", HERE, [THIRD])
     assert session.do("SELECT array_agg(number ORDER BY number) FROM lock_tickets") == ([2, 3],)
@@ -528,7 +537,7 @@ def test_leave_queue_removes_every_ticket_but_those_to_keep(sessions: Sessions) 
     assert session.do("SELECT array_agg(client) FROM lock_clients") == ([THERE],)
 
 
-def test_the_reaper_takes_what_dead_sessions_have_left(sessions: Sessions) -> None:
+def test_reaper_removes_presences_of_ended_sessions(sessions: Sessions) -> None:
     dead, session = sessions.open(), sessions.open()
     dead.do("SELECT register_presence(%s, '1 s')", HERE)
     session.do("SELECT register_presence(%s, '1 s')", THERE)
@@ -542,9 +551,9 @@ def test_the_reaper_takes_what_dead_sessions_have_left(sessions: Sessions) -> No
     assert session.do("SELECT array_agg(presence) FROM lock_presence") == ([THERE],)
 
 
-def test_the_reaper_leaves_a_lock_that_is_waited_for_and_clears_up_after_the_dead(sessions: Sessions) -> None:
+def test_reaper_keeps_a_lock_with_waiters_and_removes_dead_ones(sessions: Sessions) -> None:
     session = sessions.open()
-    held_with_three_in_line(session)
+    hold_with_three_waiters(session)
     session.do("UPDATE distributed_locks SET expires_at = clock_timestamp() - interval '2 days'")
     assert session.do("SELECT reap('0 s')") == (0,)
     assert session.do("SELECT count(*) FROM lock_tickets") == (3,)
@@ -555,8 +564,8 @@ def test_the_reaper_leaves_a_lock_that_is_waited_for_and_clears_up_after_the_dea
         assert session.do(f"SELECT count(*) FROM {table}") == (0,), table
 
 
-def test_no_setting_of_a_session_gives_a_lock_another_line(sessions: Sessions) -> None:
-    """Under two keys two sessions would both believe that they have the line to themselves."""
+def test_no_session_setting_changes_the_key_of_a_queue(sessions: Sessions) -> None:
+    """With different keys, two sessions would both believe that they hold the queue lock."""
     one, other = sessions.open(), sessions.open()
     other.do("SET quote_all_identifiers = on")
     one.do("BEGIN")
@@ -578,12 +587,12 @@ def test_no_setting_of_a_session_gives_a_lock_another_line(sessions: Sessions) -
 def test_heartbeat_and_presence_refuse_missing_or_unbounded_arguments(
     owner: psycopg.Connection, call: str, message: str
 ) -> None:
-    """A grace past the end of time would make those fail who come upon the presence, and not whoever left it."""
+    """A grace past the end of time would fail in the sessions that read the presence, not in the one that wrote it."""
     with pytest.raises(psycopg.errors.InvalidParameterValue, match=message):
         owner.execute(f"SELECT * FROM {call}".encode())
 
 
-def test_a_presence_that_is_there_already_leaves_no_second_mark(sessions: Sessions) -> None:
+def test_presence_registered_twice_leaves_one_advisory_lock(sessions: Sessions) -> None:
     session = sessions.open()
     marks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
     session.do("SELECT register_presence(%s, '1 s')", FIRST)

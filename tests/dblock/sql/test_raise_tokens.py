@@ -1,4 +1,7 @@
-"""Raising the tokens: above what was asked, never below what was handed out, whoever is granted meanwhile."""
+"""Raising tokens: the next token is above the requested one and above every token minted so far.
+
+That holds for grants in the middle of a raise, too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from dblock.admin import schema, tokens
 from tests.support.sessions import Sessions
 
 
-def test_the_next_token_is_above_what_was_asked(dsn: str, client: dblock.Client) -> None:
+def test_next_token_is_above_the_requested_one(dsn: str, client: dblock.Client) -> None:
     assert tokens.show(resolve(dsn)) == tokens.Tokens(0, 1)
     assert tokens.raise_above(resolve(dsn), 500) == 501
     assert tokens.show(resolve(dsn)).highest == 500
@@ -21,7 +24,7 @@ def test_the_next_token_is_above_what_was_asked(dsn: str, client: dblock.Client)
     assert tokens.show(resolve(dsn)).highest == 501
 
 
-def test_raising_never_lowers(dsn: str, client: dblock.Client) -> None:
+def test_raise_never_lowers_the_next_token(dsn: str, client: dblock.Client) -> None:
     target = resolve(dsn)
     tokens.raise_above(target, 500)
     assert tokens.raise_above(target, 100) == 501
@@ -30,7 +33,7 @@ def test_raising_never_lowers(dsn: str, client: dblock.Client) -> None:
     assert tokens.raise_above(target, 501) == 502
 
 
-def test_the_sequence_is_still_what_it_must_be_afterwards(dsn: str, owner: psycopg.Connection) -> None:
+def test_raise_keeps_the_settings_of_the_sequence(dsn: str, owner: psycopg.Connection) -> None:
     tokens.raise_above(resolve(dsn), 500)
     row = owner.execute(
         "SELECT cache_size, cycle, increment_by FROM pg_sequences WHERE schemaname = 'dblock'"
@@ -38,7 +41,7 @@ def test_the_sequence_is_still_what_it_must_be_afterwards(dsn: str, owner: psyco
     assert row == (1, False, 1)
 
 
-def test_a_grant_under_way_is_waited_for_and_not_lowered_under(sessions: Sessions) -> None:
+def test_raise_waits_for_an_uncommitted_grant_and_stays_above_its_token(sessions: Sessions) -> None:
     granting, raising = sessions.open(), sessions.open()
     granting.do("BEGIN")
     for name in "abc":
@@ -50,7 +53,7 @@ def test_a_grant_under_way_is_waited_for_and_not_lowered_under(sessions: Session
     assert least == token + 1
 
 
-def test_a_grant_waits_for_a_raise_under_way(sessions: Sessions) -> None:
+def test_grant_waits_for_an_uncommitted_raise(sessions: Sessions) -> None:
     granting, raising = sessions.open(), sessions.open()
     raising.do("BEGIN")
     raising.do("SELECT raise_tokens(100)")
@@ -61,12 +64,12 @@ def test_a_grant_waits_for_a_raise_under_way(sessions: Sessions) -> None:
 
 
 @pytest.mark.parametrize("above", [-1, 2**63, "12", 1.5, True])
-def test_raise_tokens_refuses_what_is_not_a_token(dsn: str, above: int) -> None:
+def test_raise_tokens_refuses_values_that_are_no_tokens(dsn: str, above: int) -> None:
     with pytest.raises(dblock.InvalidArgument, match="raised above a whole number"):
         tokens.raise_above(resolve(dsn), above)
 
 
-def test_an_applications_role_may_not_raise(dsn: str, role: str) -> None:
+def test_application_role_may_not_raise_tokens(dsn: str, role: str) -> None:
     schema.grant(resolve(dsn), role)
     application = resolve(conninfo.make_conninfo(dsn, user=role, password="app"))
     with pytest.raises(dblock.AccessDenied):
@@ -75,7 +78,7 @@ def test_an_applications_role_may_not_raise(dsn: str, role: str) -> None:
         tokens.show(application)
 
 
-def test_the_command_line_shows_and_raises(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_shows_and_raises_tokens(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["token", "show", "--dsn", dsn]) == 0
     assert "none was handed out yet" in capsys.readouterr().out
     assert cli.main(["token", "raise", "--above", "41", "--dsn", dsn]) == 0
@@ -86,8 +89,8 @@ def test_the_command_line_shows_and_raises(dsn: str, capsys: pytest.CaptureFixtu
     assert "from 0" in capsys.readouterr().err
 
 
-def test_a_transaction_that_goes_on_minting_is_not_lowered_under(sessions: Sessions) -> None:
-    """It holds the sequence already, and mints once more while the raise waits for it."""
+def test_raise_stays_above_tokens_that_are_minted_while_it_waits(sessions: Sessions) -> None:
+    """A granting transaction already has the sequence locked, and mints once more while the raise waits for it."""
     granting, raising = sessions.open(), sessions.open()
     granting.do("BEGIN")
     granting.do("SELECT token FROM try_acquire('a')")

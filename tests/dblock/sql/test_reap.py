@@ -1,4 +1,4 @@
-"""The reaper takes nothing that lives and never lowers a token."""
+"""The reaper never removes a lock that is in use, and never lowers a token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def names(owner: psycopg.Connection) -> set[str]:
 def test_reaper_removes_only_locks_that_are_free_and_long_idle(
     owner: psycopg.Connection, client: dblock.Client
 ) -> None:
-    for name in ("released long ago", "ran out long ago", "released just now", "held since long"):
+    for name in ("released long ago", "expired long ago", "released just now", "held since long"):
         lease = client.lock(name, ttl=600).acquire()
         if name.startswith("released"):
             lease.release()
@@ -39,20 +39,20 @@ def test_reaper_removes_only_locks_that_are_free_and_long_idle(
         " released_at = CASE WHEN name LIKE '%now' THEN released_at ELSE released_at - interval '3 days' END"
     )
     owner.execute(
-        "UPDATE distributed_locks SET expires_at = clock_timestamp() - interval '2 days' WHERE name LIKE 'ran%'"
+        "UPDATE distributed_locks SET expires_at = clock_timestamp() - interval '2 days' WHERE name LIKE 'expired%'"
     )
     assert owner.execute("SELECT reap()").fetchone() == (2,)
     assert names(owner) == {"released just now", "held since long"}
 
 
-def test_tokens_go_on_rising_when_rows_are_gone(owner: psycopg.Connection, client: dblock.Client) -> None:
+def test_tokens_keep_rising_after_rows_were_reaped(owner: psycopg.Connection, client: dblock.Client) -> None:
     before = client.lock("a").acquire()
     before.release()
     assert owner.execute(ALL).fetchone() == (1,)
     assert client.lock("a").acquire().token > before.token
 
 
-def test_a_row_being_granted_is_passed_over(sessions: Sessions, owner: psycopg.Connection) -> None:
+def test_reaper_skips_a_row_with_an_uncommitted_grant(sessions: Sessions, owner: psycopg.Connection) -> None:
     granting, reaping = sessions.open(), sessions.open()
     granting.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
     granting.do("BEGIN")
@@ -63,8 +63,8 @@ def test_a_row_being_granted_is_passed_over(sessions: Sessions, owner: psycopg.C
     assert names(owner) == {"a"}
 
 
-def test_a_grant_that_meets_the_reaper_waits_for_nothing_and_gets_a_row_of_its_own(sessions: Sessions) -> None:
-    """The reaper stops just before it deletes a row; a grant comes in between, and then once more."""
+def test_try_during_a_reap_does_not_wait_and_the_next_try_is_granted(sessions: Sessions) -> None:
+    """The reaper stops just before it deletes a row. One try comes then, another after the delete."""
     granting, reaping = sessions.open(), sessions.open("held")
     granting.do("SELECT release('a', (SELECT token FROM try_acquire('a')))")
     gate = sessions.gate("DELETE")
@@ -92,31 +92,31 @@ def test_two_reapers_do_not_wait_for_each_other(sessions: Sessions) -> None:
     one.do("COMMIT")
 
 
-def test_a_reaper_that_takes_the_living_is_caught(owner: psycopg.Connection, client: dblock.Client) -> None:
+def test_reaper_test_catches_a_reaper_that_removes_held_locks(owner: psycopg.Connection, client: dblock.Client) -> None:
     mutants.replace(owner, mutants.altered("93_reap.sql", "l.expires_at <= clock_timestamp() - idle", "true"))
     client.lock("a").acquire()
     assert owner.execute(ALL).fetchone() == (1,)
 
 
 @pytest.mark.parametrize("call", ["reap('-1 s')", "reap(NULL)", "reap('1 s', 0)", "reap('1 s', NULL)"])
-def test_the_database_refuses_nonsense(owner: psycopg.Connection, call: str) -> None:
+def test_database_refuses_arguments_outside_the_limits(owner: psycopg.Connection, call: str) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         owner.execute(f"SELECT {call}".encode())
 
 
 @pytest.mark.parametrize("options", [{"idle": -1}, {"interval": 0}, {"batch": 0}, {"batch": "x"}, {"idle": "day"}])
-def test_python_refuses_nonsense(dsn: str, options: dict[str, Any]) -> None:
+def test_reaper_class_refuses_arguments_outside_the_limits(dsn: str, options: dict[str, Any]) -> None:
     with pytest.raises(dblock.InvalidArgument):
         Reaper(resolve(dsn), **options)
 
 
-def test_an_applications_role_may_not_reap(dsn: str, role: str) -> None:
+def test_application_role_may_not_reap(dsn: str, role: str) -> None:
     schema.grant(resolve(dsn), role)
     with pytest.raises(dblock.AccessDenied):
         Reaper(resolve(conninfo.make_conninfo(dsn, user=role, password="app"))).once()
 
 
-def test_a_reaper_at_intervals_survives_a_database_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+def test_running_reaper_survives_an_unreachable_database(caplog: pytest.LogCaptureFixture) -> None:
     stop = threading.Event()
     away = Reaper(resolve("postgresql://127.0.0.1:1/nothing"), interval=0.01)
     running = threading.Thread(target=away.run, args=[stop])
@@ -145,8 +145,8 @@ def test_the_command_line_reaps_until_interrupted(dsn: str, owner: psycopg.Conne
     job.stderr.close()
 
 
-def test_any_number_of_dead_clients_can_be_cleared_away(owner: psycopg.Connection, client: dblock.Client) -> None:
-    """Each leaves the mark of a presence behind; the server's table of locks has room for a few thousand."""
+def test_reaper_removes_any_number_of_dead_presences(owner: psycopg.Connection, client: dblock.Client) -> None:
+    """Each dead client leaves a presence with an advisory key. The server's lock table holds only a few thousand."""
     client.lock("a").acquire()
     while owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (1,):
         pass
@@ -156,14 +156,14 @@ def test_any_number_of_dead_clients_can_be_cleared_away(owner: psycopg.Connectio
     )
     owner.execute(ALL)
     noted = "SELECT count(*) FROM lock_presence WHERE gone_since IS NOT NULL"
-    assert owner.execute(noted).fetchone() == (60_000,), "all of the dead, and not the one that lives"
+    assert owner.execute(noted).fetchone() == (60_000,), "every dead presence, and not the live one"
     owner.execute("UPDATE lock_presence SET gone_since = gone_since - interval '2 minutes'")
     owner.execute(ALL)
     assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (1,)
 
 
 def test_reaper_never_marks_a_living_presence_as_gone(owner: psycopg.Connection, dsn: str) -> None:
-    """A mark is a random number, of either sign, which the server shows in two halves without one."""
+    """An advisory key is a random signed number, which pg_locks shows as two unsigned halves."""
     with psycopg.connect(dsn, autocommit=True) as living:
         living.execute("SELECT dblock.register_presence(gen_random_uuid(), '150 ms') FROM generate_series(1, 64)")
         owner.execute(ALL)
@@ -182,10 +182,10 @@ def test_reaper_never_marks_a_living_presence_as_gone(owner: psycopg.Connection,
 
 
 @pytest.mark.parametrize("gone_since", [None, "2020-01-01"])
-def test_a_presence_that_somebody_looks_at_is_not_waited_for(
+def test_reaper_does_not_wait_for_a_locked_presence(
     owner: psycopg.Connection, dsn: str, client: dblock.Client, gone_since: str | None
 ) -> None:
-    """Who finds a holder dead holds its presence to the end of a transaction, which may be long."""
+    """A session that finds a holder dead locks its presence until its transaction ends, which may take long."""
     client.lock("a").acquire().release()
     owner.execute(
         "INSERT INTO lock_presence SELECT gen_random_uuid(), number, 0, pg_postmaster_start_time(), '150 ms', %s"
@@ -209,16 +209,18 @@ def test_a_full_batch_does_not_read_the_whole_table(owner: psycopg.Connection, d
     )
     assert Reaper(dsn, idle=0, batch=50).once() == 5000
     read = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE schemaname = 'dblock' AND relname = 'distributed_locks'"
-    # The counters come when the session has ended.
+    # The session reports its counters when it ends.
     while not (row := owner.execute(read).fetchone()) or not row[0]:
         pass
-    assert row[0] <= 10_000, "each once to be taken, and not all of them again for each of a hundred batches"
+    assert row[0] <= 10_000, "each row is read once, and not all rows again for each of a hundred batches"
 
 
-def test_history_that_another_transaction_clears_away_is_not_waited_for(
+def test_reaper_does_not_wait_for_history_that_another_transaction_deletes(
     owner: psycopg.Connection, dsn: str, client: dblock.Client
 ) -> None:
-    """A grant does so too, in a transaction that may be long; and nobody could have what the reaper has taken."""
+    """A grant deletes old history too, in a transaction that may take long. Until the reaper's transaction ends, no
+    other session could take the rows that the reaper has locked.
+    """
     client.lock("a").acquire().release()
     owner.execute(
         "INSERT INTO lock_history (at, name, event)"
@@ -229,6 +231,8 @@ def test_history_that_another_transaction_clears_away_is_not_waited_for(
         other.execute("SELECT record_event('b', 1, 'expired', NULL, clock_timestamp())")
         owner.execute("SET lock_timeout = '1s'")
         assert owner.execute(ALL).fetchone() == (1,)
-        assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (2,), "those that the other has"
+        assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (2,), (
+            "the events that the other transaction has locked or written"
+        )
     owner.execute(ALL)
     assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (1,)

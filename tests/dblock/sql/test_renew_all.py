@@ -1,4 +1,4 @@
-"""Many renewals in one statement: each on its own exact grant, and none waits for another."""
+"""Many renewals in one statement: each acts on its exact grant, and none waits for another."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ def left(session: object, name: str) -> float:
     return float(seconds)
 
 
-def test_each_gets_its_own_ttl_and_those_that_are_gone_are_named(sessions: Sessions) -> None:
+def test_renew_all_extends_held_leases_and_names_the_others_with_reasons(sessions: Sessions) -> None:
     session = sessions.open()
-    for name in ("kept", "released", "ran out", "taken over"):
+    for name in ("kept", "released", "expired", "taken over"):
         session.do("SELECT try_acquire(%s, '5 s')", name)
     session.do("SELECT release('released', 2)")
-    session.do("UPDATE distributed_locks SET expires_at = clock_timestamp() WHERE name IN ('ran out', 'taken over')")
+    session.do("UPDATE distributed_locks SET expires_at = clock_timestamp() WHERE name IN ('expired', 'taken over')")
     session.do("SELECT try_acquire('taken over', '5 s')")
-    names = ["kept", "released", "ran out", "taken over", "never was"]
+    names = ["kept", "released", "expired", "taken over", "never was"]
     assert session.do(RENEW, names, [1, 2, 3, 4, 99], ["60 s"] * 5) == (
         [2, 3, 4, 5],
         ["released", "expired", "superseded", "superseded"],
     )
     assert left(session, "kept") > 59
-    assert left(session, "taken over") <= 5, "a stranger's lease was extended"
-    assert session.do("SELECT count(*) FROM holder('ran out')") == (0,)
+    assert left(session, "taken over") <= 5, "another holder's lease was extended"
+    assert session.do("SELECT count(*) FROM holder('expired')") == (0,)
 
 
-def renewed_beside_a_busy_row(sessions: Sessions) -> object:
+def renew_beside_a_busy_row(sessions: Sessions) -> object:
     keeper, session = sessions.open(), sessions.open()
     for name in ("busy", "other"):
         session.do("SELECT try_acquire(%s, '5 s')", name)
     keeper.do("BEGIN")
     keeper.do("SELECT 1 FROM distributed_locks WHERE name = 'busy' FOR SHARE")
     session.do("SET lock_timeout = '500 ms'")
-    answer = session.do(RENEW, ["busy", "other"], [1, 2], ["60 s", "60 s"])
+    reply = session.do(RENEW, ["busy", "other"], [1, 2], ["60 s", "60 s"])
     assert left(session, "other") > 59
-    return answer
+    return reply
 
 
-def test_a_row_that_is_in_use_holds_up_nobody(sessions: Sessions) -> None:
-    assert renewed_beside_a_busy_row(sessions) == ([1], ["busy"])
+def test_busy_row_does_not_delay_the_other_renewals(sessions: Sessions) -> None:
+    assert renew_beside_a_busy_row(sessions) == ([1], ["busy"])
 
 
 def test_renew_all_test_catches_a_renewal_that_waits(sessions: Sessions, owner: psycopg.Connection) -> None:
     mutants.replace(owner, mutants.altered("21_renew_all.sql", "OF l SKIP LOCKED", "OF l"))
     with pytest.raises(psycopg.errors.LockNotAvailable):
-        renewed_beside_a_busy_row(sessions)
+        renew_beside_a_busy_row(sessions)
 
 
 def test_renew_all_never_shortens_a_lease(sessions: Sessions) -> None:
@@ -70,7 +70,7 @@ def test_any_name_can_be_renewed(sessions: Sessions, name: str) -> None:
     assert left(session, name) > 59
 
 
-def test_the_same_lease_twice_is_renewed_once(sessions: Sessions) -> None:
+def test_duplicate_lease_is_renewed_once(sessions: Sessions) -> None:
     session = sessions.open()
     session.do("SELECT try_acquire('a', '5 s')")
     session.do(RENEW, ["a", "a"], [1, 1], ["30 s", "60 s"])
@@ -82,12 +82,12 @@ def test_the_same_lease_twice_is_renewed_once(sessions: Sessions) -> None:
     [(["a"], [1, 2], ["1 s"]), ([], [], ["1 s"]), (["a"], [1], ["1 ms"]), ([None], [1], ["1 s"]), (["a"], [1], [None])],
     ids=str,
 )
-def test_bad_arguments_are_refused_by_name(sessions: Sessions, arguments: tuple[object, ...]) -> None:
+def test_renew_all_refuses_invalid_arguments(sessions: Sessions, arguments: tuple[object, ...]) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         sessions.open().do(RENEW, *arguments)
 
 
-def test_a_stale_renewal_does_not_even_lock_the_next_ones_row(sessions: Sessions) -> None:
+def test_stale_renewal_does_not_lock_the_next_holders_row(sessions: Sessions) -> None:
     stale, current = sessions.open(), sessions.open()
     stale.do("SELECT try_acquire('a', '5 s')")
     stale.do("UPDATE distributed_locks SET expires_at = clock_timestamp()")

@@ -11,8 +11,8 @@ from tests.support.sessions import Sessions
 TRY = "SELECT granted, token FROM try_acquire(%s)"
 
 
-def overtaken_while_seeding(sessions: Sessions, owner: psycopg.Connection) -> tuple[int | None, int]:
-    """One session stops before its INSERT; another tries, releases, and its row is deleted. Both tokens."""
+def overtake_while_seeding(sessions: Sessions, owner: psycopg.Connection) -> tuple[int | None, int]:
+    """Stop one session before its INSERT, let another try, release, and have its row deleted. Return both tokens."""
     gate = sessions.gate("INSERT")
     overtaken, overtaking = sessions.open("held"), sessions.open()
     waiting = overtaken.start(TRY, "a")
@@ -29,24 +29,24 @@ def overtaken_while_seeding(sessions: Sessions, owner: psycopg.Connection) -> tu
     return first, second
 
 
-def test_a_session_that_is_seeding_is_not_overtaken(sessions: Sessions, owner: psycopg.Connection) -> None:
-    first, _ = overtaken_while_seeding(sessions, owner)
+def test_session_that_inserts_a_row_is_not_overtaken(sessions: Sessions, owner: psycopg.Connection) -> None:
+    first, _ = overtake_while_seeding(sessions, owner)
     assert first is None
 
 
 def test_overtaken_session_still_gets_the_later_token(sessions: Sessions, owner: psycopg.Connection) -> None:
-    """Without the lock that keeps a second session from seeding: the order of tokens does not hang on it."""
+    """The mutant lacks the lock that keeps a second session from inserting: the token order does not depend on it."""
     mutants.replace(
         owner, mutants.altered("10_try_acquire.sql", "IF NOT pg_try_advisory_xact_lock(", "IF 0 = coalesce(")
     )
-    first, second = overtaken_while_seeding(sessions, owner)
+    first, second = overtake_while_seeding(sessions, owner)
     assert first is not None
     assert second > first
 
 
 def test_interleaving_catches_a_token_minted_in_values(sessions: Sessions, owner: psycopg.Connection) -> None:
     mutants.replace(owner, mutants.TOKEN_IN_VALUES)
-    first, second = overtaken_while_seeding(sessions, owner)
+    first, second = overtake_while_seeding(sessions, owner)
     assert first is not None
     assert second < first
 
@@ -67,8 +67,8 @@ def test_second_session_does_not_wait_for_the_first(sessions: Sessions, fresh: b
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_an_attempt_that_was_sent_before_waits_for_its_first_sending(sessions: Sessions, fresh: bool) -> None:
-    """Else it would be told no, and the first would commit a grant that nobody has."""
+def test_retried_attempt_waits_for_its_first_request(sessions: Sessions, fresh: bool) -> None:
+    """Otherwise the retry would be refused, and the first request would commit a grant without a holder."""
     attempt = "SELECT granted, token FROM try_acquire('a', attempt => '0f1e2d3c4b5a69788796a5b4c3d2e1f0'"
     first, again = sessions.open(), sessions.open()
     if not fresh:
@@ -81,7 +81,7 @@ def test_an_attempt_that_was_sent_before_waits_for_its_first_sending(sessions: S
     assert waiting.result(20) == (True, token)
 
 
-def test_an_attempt_whose_grant_ran_out_is_not_granted_by_being_sent_again(sessions: Sessions) -> None:
+def test_retried_attempt_does_not_get_its_expired_grant(sessions: Sessions) -> None:
     attempt = "SELECT granted FROM try_acquire('a', '100 ms', attempt => '0f1e2d3c4b5a69788796a5b4c3d2e1f0')"
     keeper, trying = sessions.open(), sessions.open()
     assert trying.do(attempt) == (True,)
@@ -91,7 +91,7 @@ def test_an_attempt_whose_grant_ran_out_is_not_granted_by_being_sent_again(sessi
     assert trying.do(attempt) == (False,)
 
 
-def test_a_grant_that_is_rolled_back_goes_to_the_next_with_a_higher_token(sessions: Sessions) -> None:
+def test_grant_after_a_rollback_has_a_higher_token(sessions: Sessions) -> None:
     first, second = sessions.open(), sessions.open()
     first.do("BEGIN")
     _, token = first.do(TRY, "a")
@@ -101,8 +101,8 @@ def test_a_grant_that_is_rolled_back_goes_to_the_next_with_a_higher_token(sessio
     assert next_token > token
 
 
-def test_a_row_in_anothers_hands_is_not_waited_for(sessions: Sessions, owner: psycopg.Connection) -> None:
-    """The lock is free, and a transaction is at work on its row: not to be had now, and `remaining` says why."""
+def test_try_does_not_wait_for_a_locked_row(sessions: Sessions, owner: psycopg.Connection) -> None:
+    """The lock is free, and a transaction uses its row. The try is refused at once, and `remaining` is 0."""
     owner.execute("SELECT release('a', (SELECT token FROM try_acquire('a')))")
     keeper, trying = sessions.open(), sessions.open()
     keeper.do("BEGIN")
@@ -113,7 +113,7 @@ def test_a_row_in_anothers_hands_is_not_waited_for(sessions: Sessions, owner: ps
     assert trying.do(TRY, "a") == (True, 2)
 
 
-def test_the_sequence_hands_out_one_at_a_time_and_never_cycles(owner: psycopg.Connection) -> None:
+def test_sequence_caches_no_token_and_never_cycles(owner: psycopg.Connection) -> None:
     row = owner.execute(
         "SELECT cache_size, cycle, increment_by, max_value FROM pg_sequences"
         " WHERE schemaname = 'dblock' AND sequencename = 'token_sequence'"
