@@ -578,9 +578,9 @@ def test_concurrent_releases_of_one_lease_succeed_at_most_once(client: dblock.Cl
 async def test_callback_that_is_not_callable_is_refused(clients: Clients) -> None:
     lease = await clients().lock("a").acquire()
     for wrong in (None, 5):
-        with pytest.raises(dblock.InvalidArgument, match="can be called"):
+        with pytest.raises(dblock.InvalidArgument, match="must be callable"):
             lease.on_lost(wrong)
-        with pytest.raises(dblock.InvalidArgument, match="can be called"):
+        with pytest.raises(dblock.InvalidArgument, match="must be callable"):
             lease.on_danger(wrong, before=1)
 
 
