@@ -44,7 +44,7 @@ async def crowd(dsn: str, waiters: int, barrier: Any, told: Any) -> None:
         before = memory()
         served: list[int] = []
         tasks = [asyncio.create_task(wait(client, served)) for _ in range(waiters)]
-        while sum(place.has_ticket for place in client._listener.waiters._all()) < waiters:  # noqa: ASYNC110
+        while sum(place.has_ticket for place in client._runtime.listener.waiters._all()) < waiters:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         told.put((memory() - before) / waiters)
         await asyncio.to_thread(barrier.wait)

@@ -7,42 +7,100 @@ them over a connection of its own.
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from dblock._core.effects import GIVE_UP_WITHIN, Flow
-from dblock._core.options import DEFAULT_TTL, Claimer, Seconds, lock_options
-from dblock._runtime.callbacks import AsyncCallbackTimer, CallbackTimer
-from dblock._runtime.client_base import ClientBase
+from dblock._core.acquire import LockFlows
+from dblock._core.options import (
+    DEFAULT_PRESENCE,
+    DEFAULT_TTL,
+    Claimer,
+    Seconds,
+    brief,
+    check_presence,
+    check_seconds,
+    is_text,
+    lock_options,
+)
 from dblock._runtime.forks import importing
-from dblock.errors import ClientClosed, DblockError
+from dblock._runtime.runtime import Settings, TaskRuntime, ThreadRuntime
+from dblock._runtime.target import Target, resolve
+from dblock.errors import InvalidArgument
 from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
 from dblock.lock import AsyncLock, Lock
 
 if TYPE_CHECKING:
-    import asyncio
+    from dblock._runtime.target import Where
 
-    from dblock._runtime.keepalive import AsyncKeepAlive, KeepAlive
-    from dblock._runtime.listener import AsyncListener, Listener
-    from dblock._runtime.runner import AsyncRunner, Runner
-
-T = TypeVar("T")
+MOST_PATIENT = 86_400.0
+HOLDER_BYTES = 512
 
 
-class Client(ClientBase):
+class _ClientBase:
+    """What both kinds of client do: check their settings, and belong to one process."""
+
+    _runtime: ThreadRuntime | TaskRuntime
+
+    def __init__(
+        self,
+        where: Where = None,
+        *,
+        schema: str = "dblock",
+        holder: str | None = None,
+        pool_size: int = 4,
+        patience: Seconds = 5.0,
+        listen_dsn: str | None = None,
+        presence: Seconds | None = DEFAULT_PRESENCE,
+    ) -> None:
+        """Name the database. Nothing is opened yet.
+
+        `where` is a DSN (several hosts are fine), or a SQLAlchemy Engine or AsyncEngine. Without it, $DBLOCK_DSN names
+        the database, and without that it is the embedded Postgres. `holder` is the name of this client that others see,
+        by default the machine and process. `patience` limits the wait for a free connection, and then the wait for the
+        database's reply, but never to less than one second.
+
+        `listen_dsn` leads to the same database past a pooler, for the one connection over which waiters are woken.
+        `presence` is the grace: how long other clients wait, once that connection has ended, before they take the locks
+        that this process holds. With None they wait until the leases expire.
+        """
+        with importing:
+            from dblock._core.schema_version import check_name
+
+        if holder is not None and (not is_text(holder) or len(holder.encode()) > HOLDER_BYTES):
+            raise InvalidArgument(f"A holder is text of at most {HOLDER_BYTES} bytes without NUL; got {holder!a:.80}.")
+        if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
+            raise InvalidArgument(f"pool_size is a number of connections from 1; got {brief(pool_size)}.")
+        with importing:  # psycopg, which reads a DSN
+            target = resolve(where)
+        flows = LockFlows(check_name(schema), _default_holder() if holder is None else holder)
+        seconds = check_seconds("patience", patience)
+        if not 0 <= seconds <= MOST_PATIENT:
+            raise InvalidArgument(f"The patience is from 0 s to a day; got {seconds:g} s.")
+        listen_target = target if listen_dsn is None else _listen_target(listen_dsn)
+        grace = None if presence is None else check_presence(presence)
+        self._open(Settings(target, listen_target, schema, pool_size, seconds, grace, _install), flows)
+
+    def _open(self, settings: Settings, flows: LockFlows) -> None:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self._runtime.__reduce__()
+
+    def __repr__(self) -> str:
+        runtime = self._runtime
+        return f"<{type(self).__name__} {runtime.settings.target}{' closed' if runtime.closed else ''}>"
+
+
+class Client(_ClientBase):
     """The service, for threads. One is enough for a process, shared by all its threads."""
 
-    _runner: Runner | None = None
-    _keepalive: KeepAlive
-    _listener: Listener
-    _callbacks: CallbackTimer
+    _runtime: ThreadRuntime
 
-    def reset_after_fork(self) -> None:
-        """In the child of a fork nobody is opening this client."""
-        self._opening = threading.Lock()
+    def _open(self, settings: Settings, flows: LockFlows) -> None:
+        self._runtime = ThreadRuntime(settings, flows)
 
     def lock(
         self,
@@ -66,7 +124,8 @@ class Client(ClientBase):
         before the new holder's first write. A name is a resource in the lock's own database. For other databases give
         `store.claims(…)`, which is claimed right after the grant.
         """
-        return Lock(self, lock_options(name, ttl, timeout, meta, True, keep_alive, fair, claims), Lease)
+        options = lock_options(name, ttl, timeout, meta, True, keep_alive, fair, claims)
+        return Lock(self._runtime, options, Lease)
 
     def efficiency_lock(
         self,
@@ -83,71 +142,12 @@ class Client(ClientBase):
         Its grants do not wait for the disk. A crash of the database may forget one, so they have no fencing token and
         claim nothing. The options are those of `lock`, and both kinds of lock exclude each other.
         """
-        return Lock(self, lock_options(name, ttl, timeout, meta, False, keep_alive, fair), EfficiencyLease)
+        options = lock_options(name, ttl, timeout, meta, False, keep_alive, fair)
+        return Lock(self._runtime, options, EfficiencyLease)
 
     def close(self) -> None:
-        """Release what is still held, and close the connections."""
-        with self._opening:
-            self._closed = True
-            runner, self._runner = self._runner, None
-        if runner:
-            self._shut()
-
-    def _run(self, steps: Flow[T]) -> T:
-        return (self._runner or self._open()).run(steps)
-
-    def _run_last(self, steps: Flow[T]) -> T:
-        """Run these also if the client was closed meanwhile."""
-        if not self._closed:
-            return self._run(steps)
-        from dblock._runtime.runner import Runner
-
-        last = Runner(self._target, self._schema, 1, GIVE_UP_WITHIN, prepares=False)
-        try:
-            return last.run(steps)
-        finally:
-            last.close()
-
-    def _open(self) -> Runner:
-        with importing:
-            from dblock._runtime.keepalive import KeepAlive
-            from dblock._runtime.listener import Listener
-            from dblock._runtime.runner import Runner
-            from dblock._runtime.shutdown import shut
-            from dblock.admin.schema import install
-
-        with self._opening:
-            if self._closed:
-                raise ClientClosed
-            if self._runner is None:
-                runner = Runner(self._target, self._schema, self._pool_size, self._patience)
-                try:
-                    runner.open(install)
-                except BaseException:
-                    runner.close()
-                    raise
-                # Without prepared statements it needs fewer round trips to its first answer. Where the server has no
-                # room for another connection, leases are renewed over one of ours.
-                keepalive_runner = Runner(self._target, self._schema, 1, self._patience, prepares=False, spare=runner)
-                self._keepalive = KeepAlive(keepalive_runner, self._flows)
-                self._listener = Listener(
-                    runner,
-                    keepalive_runner,
-                    self._listen_target,
-                    self._flows,
-                    runner.installation,
-                    self._keepalive,
-                    self._grace,
-                )
-                runner.join_queue = self._listener.join_queue
-                self._callbacks = CallbackTimer()
-                # Also when nobody closes the client: it goes out of use, or the interpreter ends.
-                self._shut = weakref.finalize(
-                    self, shut, runner, keepalive_runner, self._keepalive, self._callbacks, self._listener, self._flows
-                )
-                self._installation = runner.installation
-                self._runner = runner
-            return self._runner
+        """Release the leases that are still held, and close the connections."""
+        self._runtime.close()
 
     def __enter__(self) -> Client:
         return self
@@ -158,19 +158,13 @@ class Client(ClientBase):
         self.close()
 
 
-class AsyncClient(ClientBase):
+class AsyncClient(_ClientBase):
     """The service, for asyncio. One is enough for an event loop, shared by all its tasks."""
 
-    _runner: AsyncRunner | None = None
-    _loop: asyncio.AbstractEventLoop | None = None
-    _opening_here: asyncio.Lock
-    _keepalive: AsyncKeepAlive
-    _listener: AsyncListener
-    _callbacks: AsyncCallbackTimer
+    _runtime: TaskRuntime
 
-    def reset_after_fork(self) -> None:
-        """In the child of a fork there is no event loop yet, and nothing is open."""
-        self._loop = self._runner = None
+    def _open(self, settings: Settings, flows: LockFlows) -> None:
+        self._runtime = TaskRuntime(settings, flows)
 
     def lock(
         self,
@@ -194,7 +188,9 @@ class AsyncClient(ClientBase):
         before the new holder's first write. A name is a resource in the lock's own database. For other databases give
         `store.claims(…)`, which is claimed right after the grant.
         """
-        return AsyncLock(self, lock_options(name, ttl, timeout, meta, True, keep_alive, fair, claims), AsyncLease)
+        return AsyncLock(
+            self._runtime, lock_options(name, ttl, timeout, meta, True, keep_alive, fair, claims), AsyncLease
+        )
 
     def efficiency_lock(
         self,
@@ -211,91 +207,13 @@ class AsyncClient(ClientBase):
         Its grants do not wait for the disk. A crash of the database may forget one, so they have no fencing token and
         claim nothing. The options are those of `lock`, and both kinds of lock exclude each other.
         """
-        return AsyncLock(self, lock_options(name, ttl, timeout, meta, False, keep_alive, fair), AsyncEfficiencyLease)
+        return AsyncLock(
+            self._runtime, lock_options(name, ttl, timeout, meta, False, keep_alive, fair), AsyncEfficiencyLease
+        )
 
     async def close(self) -> None:
-        """Release what is still held, and close the connections."""
-        self._closed = True
-        runner, self._runner = self._runner, None
-        if runner:
-            from dblock._runtime.shutdown import aclose
-
-            try:
-                await aclose(runner, self._keepalive_runner, self._keepalive, self._listener, self._flows)
-            except BaseException:
-                self._shut()
-                raise
-            self._shut.detach()
-
-    async def _run(self, steps: Flow[T]) -> T:
-        return await (await self._open()).run(steps)
-
-    async def _run_last(self, steps: Flow[T]) -> T:
-        """Run these also if the client was closed meanwhile."""
-        if not self._closed:
-            return await self._run(steps)
-        from dblock._runtime.runner import AsyncRunner
-
-        last = AsyncRunner(self._target, self._schema, 1, GIVE_UP_WITHIN, prepares=False)
-        try:
-            return await last.run(steps)
-        finally:
-            last.close()
-
-    async def _open(self) -> AsyncRunner:
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop, self._opening_here = loop, asyncio.Lock()
-        if self._loop is not loop:
-            raise DblockError("This AsyncClient belongs to another event loop. Make one for each loop.")
-        if self._runner is not None:
-            return self._runner
-        with importing:
-            from dblock._runtime.keepalive import AsyncKeepAlive
-            from dblock._runtime.listener import AsyncListener
-            from dblock._runtime.runner import AsyncRunner
-            from dblock._runtime.shutdown import shut_async
-            from dblock.admin.schema import install
-
-        async with self._opening_here:
-            if self._closed:
-                raise ClientClosed
-            if self._runner is None:
-                runner = AsyncRunner(self._target, self._schema, self._pool_size, self._patience)
-                try:
-                    await runner.open(install)
-                except BaseException:
-                    runner.close()
-                    raise
-                # Without prepared statements it needs fewer round trips to its first answer. Where the server has no
-                # room for another connection, leases are renewed over one of ours.
-                self._keepalive_runner = keepalive_runner = AsyncRunner(
-                    self._target, self._schema, 1, self._patience, prepares=False, spare=runner
-                )
-                self._keepalive = AsyncKeepAlive(keepalive_runner, self._flows)
-                self._listener = AsyncListener(
-                    runner,
-                    keepalive_runner,
-                    self._listen_target,
-                    self._flows,
-                    runner.installation,
-                    self._keepalive,
-                    self._grace,
-                )
-                runner.join_queue = self._listener.join_queue
-                self._callbacks = AsyncCallbackTimer(loop)
-                # Also when nobody closes the client: it goes out of use, or the interpreter ends.
-                self._shut = weakref.finalize(
-                    self, shut_async, runner, keepalive_runner, self._keepalive, self._listener, self._flows
-                )
-                if self._closed:
-                    self._shut()
-                    raise ClientClosed
-                self._installation = runner.installation
-                self._runner = runner
-            return self._runner
+        """Release the leases that are still held, and close the connections."""
+        await self._runtime.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -304,3 +222,21 @@ class AsyncClient(ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _default_holder() -> Callable[[], str]:
+    host = socket.gethostname()
+    return lambda: f"{host} pid {os.getpid()}"
+
+
+def _listen_target(listen_dsn: str) -> Target:
+    try:
+        return resolve(listen_dsn)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"listen_dsn: {error}") from None
+
+
+def _install(target: Target, schema: str) -> None:
+    with importing:
+        from dblock.admin.schema import install
+    install(target, schema)

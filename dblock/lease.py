@@ -23,8 +23,8 @@ from dblock._core.lease_flows import LeaseFlows
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.options import Seconds, check_seconds
 from dblock._core.replies import moment
-from dblock._runtime.backing import TaskBacking, ThreadBacking
 from dblock._runtime.callbacks import AsyncCallbackTimer, WatchedLease, check_before, check_callback
+from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
 from dblock._runtime.user_transaction import UserTransaction
 from dblock.errors import ClientClosed, DatabaseError, LeaseLost, NoFencingToken
 
@@ -105,13 +105,13 @@ class AsyncLostEvent(_LostEventBase):
 class _LeaseBase:
     """What all kinds of lease share: everything that needs no I/O."""
 
-    _client: Any
+    _runtime: Any
     _watched: WatchedLease | None = None
 
-    def __init__(self, client: ThreadBacking | TaskBacking, state: LeaseState) -> None:
+    def __init__(self, runtime: ThreadRuntime | TaskRuntime, state: LeaseState) -> None:
         self._state = state
-        self._flows = LeaseFlows(client._flows, state)
-        state.release_if_forgotten(self, client._keepalive.abandon)
+        self._flows = LeaseFlows(runtime.flows, state)
+        state.release_if_forgotten(self, runtime.keepalive.abandon)
 
     @property
     def name(self) -> str:
@@ -158,9 +158,9 @@ class _LeaseBase:
         as a task.
         """
         check_callback(callback)
-        state, call = self._state, self._client._callbacks.call
+        state, call = self._state, self._runtime.callbacks.call
         state.at_end(lambda: call(callback, state.error()) if state.loss else None)
-        self._client._callbacks.add(self._watch())
+        self._runtime.callbacks.add(self._watch())
 
     def on_danger(self, callback: Callable[[float], object], *, before: Seconds) -> None:
         """Call `callback` with the seconds left when fewer than `before` are left, once for each trust window.
@@ -168,9 +168,9 @@ class _LeaseBase:
         It is called in the same place as the callback of `on_lost`.
         """
         check_callback(callback)
-        call = self._client._callbacks.call
+        call = self._runtime.callbacks.call
         self._watch().add_danger(check_before(before, self._state), lambda left: call(callback, left))
-        self._client._callbacks.add(self._watch())
+        self._runtime.callbacks.add(self._watch())
 
     def _check_end(self, released: bool, error: BaseException | None) -> None:
         """Raise LeaseLost at the end of a body that lost its lease and raises nothing itself."""
@@ -193,9 +193,9 @@ class _LeaseBase:
 class ThreadLease(_LeaseBase):
     """A lease for threads."""
 
-    def __init__(self, client: ThreadBacking, state: LeaseState) -> None:
-        super().__init__(client, state)
-        self._client: ThreadBacking = client
+    def __init__(self, runtime: ThreadRuntime, state: LeaseState) -> None:
+        super().__init__(runtime, state)
+        self._runtime: ThreadRuntime = runtime
 
     @property
     def lost(self) -> LostEvent:
@@ -207,14 +207,14 @@ class ThreadLease(_LeaseBase):
 
         A shorter ttl does not bring the deadline nearer.
         """
-        self._client._run(self._flows.renew(ttl))
+        self._runtime.run(self._flows.renew(ttl))
 
     def release(self) -> bool:
         """Release the lock. Return False if it was no longer held under this token."""
-        keepalive = self._client._keepalive
+        keepalive = self._runtime.keepalive
         try:
             released = self._flows.release_without_asking(keepalive.abandon)
-            return self._client._run(self._flows.release()) if released is None else released
+            return self._runtime.run(self._flows.release()) if released is None else released
         except BaseException:
             # The caller leaves before the release is confirmed. The keep-alive retries it.
             keepalive.abandon(self._state)
@@ -228,12 +228,12 @@ class ThreadLease(_LeaseBase):
         The lock is granted to another client only after the transaction has committed. If it is rolled back, the lease
         is still held, and the next renewal confirms it.
         """
-        transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
+        transaction = UserTransaction(connection, self._runtime.schema, self._runtime.installation, wants_async=False)
         self.raise_if_lost()
         with self._state.leaving():
             released = transaction.call("release", self.name, self._state.token)
         if not released:
-            self._client._run(self._flows.learn_why())
+            self._runtime.run(self._flows.learn_why())
             raise self._state.error()
 
     def assert_held(self, connection: Any) -> None:
@@ -242,10 +242,10 @@ class ThreadLease(_LeaseBase):
         After this call the lock is granted to another client only when that transaction has ended, even if the lease
         expires before.
         """
-        transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=False)
+        transaction = UserTransaction(connection, self._runtime.schema, self._runtime.installation, wants_async=False)
         self.raise_if_lost()
         if not transaction.call("assert_held", self.name, self._state.token):
-            self._client._run(self._flows.learn_why())
+            self._runtime.run(self._flows.learn_why())
             raise self._state.error()
 
     def __enter__(self: ThreadSelf) -> ThreadSelf:
@@ -267,9 +267,9 @@ class ThreadLease(_LeaseBase):
 class TaskLease(_LeaseBase):
     """A lease for asyncio."""
 
-    def __init__(self, client: TaskBacking, state: LeaseState) -> None:
-        super().__init__(client, state)
-        self._client: TaskBacking = client
+    def __init__(self, runtime: TaskRuntime, state: LeaseState) -> None:
+        super().__init__(runtime, state)
+        self._runtime: TaskRuntime = runtime
         self._body: asyncio.Task[Any] | None = None
         self._cancelled_body = False
         self._cancelling = 0
@@ -277,21 +277,21 @@ class TaskLease(_LeaseBase):
     @property
     def lost(self) -> AsyncLostEvent:
         """An event that is set when the lease is lost, with the reason. A task can wait for it."""
-        return AsyncLostEvent(self._state, self._client._callbacks)
+        return AsyncLostEvent(self._state, self._runtime.callbacks)
 
     async def renew(self, ttl: Seconds | None = None) -> None:
         """Extend the lease to a full ttl from now, its own or a new one. Raise LeaseLost if it is no longer held.
 
         A shorter ttl does not bring the deadline nearer.
         """
-        await self._client._run(self._flows.renew(ttl))
+        await self._runtime.run(self._flows.renew(ttl))
 
     async def release(self) -> bool:
         """Release the lock. Return False if it was no longer held under this token."""
-        keepalive = self._client._keepalive
+        keepalive = self._runtime.keepalive
         try:
             released = self._flows.release_without_asking(keepalive.abandon)
-            return await self._client._run(self._flows.release()) if released is None else released
+            return await self._runtime.run(self._flows.release()) if released is None else released
         except BaseException:
             # The caller leaves before the release is confirmed. The keep-alive retries it.
             keepalive.abandon(self._state)
@@ -305,12 +305,12 @@ class TaskLease(_LeaseBase):
         The lock is granted to another client only after the transaction has committed. If it is rolled back, the lease
         is still held, and the next renewal confirms it.
         """
-        transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
+        transaction = UserTransaction(connection, self._runtime.schema, self._runtime.installation, wants_async=True)
         self.raise_if_lost()
         with self._state.leaving():
             released = await transaction.call_async("release", self.name, self._state.token)
         if not released:
-            await self._client._run(self._flows.learn_why())
+            await self._runtime.run(self._flows.learn_why())
             raise self._state.error()
 
     async def assert_held(self, connection: Any) -> None:
@@ -319,10 +319,10 @@ class TaskLease(_LeaseBase):
         After this call the lock is granted to another client only when that transaction has ended, even if the lease
         expires before.
         """
-        transaction = UserTransaction(connection, self._client._schema, self._client._installation, wants_async=True)
+        transaction = UserTransaction(connection, self._runtime.schema, self._runtime.installation, wants_async=True)
         self.raise_if_lost()
         if not await transaction.call_async("assert_held", self.name, self._state.token):
-            await self._client._run(self._flows.learn_why())
+            await self._runtime.run(self._flows.learn_why())
             raise self._state.error()
 
     async def __aenter__(self: TaskSelf) -> TaskSelf:
@@ -335,8 +335,8 @@ class TaskLease(_LeaseBase):
 
         self._body = asyncio.current_task()
         self._cancelling = _cancelling(self._body)
-        self._state.at_end(lambda: self._client._callbacks.in_loop(self._cancel_body))
-        self._client._callbacks.add(self._watch())
+        self._state.at_end(lambda: self._runtime.callbacks.in_loop(self._cancel_body))
+        self._runtime.callbacks.add(self._watch())
 
     def _cancel_body(self) -> None:
         if self._state.loss is not None and self._body is not None:
@@ -350,7 +350,7 @@ class TaskLease(_LeaseBase):
 
         body, self._body = self._body, None
         if self._cancelled_body and body is not None:
-            self._client._keepalive.discard(self._state)
+            self._runtime.keepalive.discard(self._state)
             if not await _is_ours_alone(body, error, self._cancelling):
                 # The task was also cancelled for another reason, which comes first.
                 if error is None:

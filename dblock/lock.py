@@ -18,7 +18,7 @@ from dblock._core.effects import Flow
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import LockOptions, Seconds, check_timeout
 from dblock._core.replies import Grant, Holder, Waiter, new_attempt
-from dblock._runtime.backing import TaskBacking, ThreadBacking
+from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
 from dblock.errors import ClientClosed, DblockError, InvalidArgument, LockTimeout, Unavailable
 from dblock.lease import TaskLease, ThreadLease
 
@@ -37,11 +37,11 @@ class _LockBase(Generic[L]):
     """What both kinds of lock share."""
 
     def __init__(
-        self, client: ThreadBacking | TaskBacking, options: LockOptions, kind: Callable[[Any, LeaseState], L]
+        self, runtime: ThreadRuntime | TaskRuntime, options: LockOptions, kind: Callable[[Any, LeaseState], L]
     ) -> None:
-        self._client: Any = client
+        self._runtime: Any = runtime
         self._kind = kind
-        self._flows = client._flows
+        self._flows = runtime.flows
         self._options = options
         self._contention = Contention()
         # The leases of the `with` bodies that are running, by thread or task. Two bodies may run at once if the first
@@ -61,8 +61,8 @@ class _LockBase(Generic[L]):
 
     def _lease(self, grant: Grant) -> L:
         state = LeaseState(grant, self._options.ttl, keep_alive=self._options.keep_alive)
-        self._client._keep(state)
-        return self._kind(self._client, state)
+        self._runtime.track(state)
+        return self._kind(self._runtime, state)
 
     def _timed_out(self, seconds: float | None) -> LockTimeout:
         return LockTimeout(self.name, seconds or 0.0, bool(self._options.claims or self._options.claimers))
@@ -99,8 +99,8 @@ class _LockBase(Generic[L]):
 class Lock(_LockBase[ThreadL]):
     """A lock for threads, from `Client.lock` or `Client.efficiency_lock`."""
 
-    def __init__(self, client: ThreadBacking, options: LockOptions, kind: type[ThreadL]) -> None:
-        super().__init__(client, options, kind)
+    def __init__(self, runtime: ThreadRuntime, options: LockOptions, kind: type[ThreadL]) -> None:
+        super().__init__(runtime, options, kind)
         if any(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
             raise InvalidArgument(
                 f"A claim of lock {self.name!r} is asynchronous, for an AsyncClient. Pass the claims of a FencedStore."
@@ -110,7 +110,7 @@ class Lock(_LockBase[ThreadL]):
         """Acquire the lock if it is free and no waiter is ahead; otherwise return None."""
         attempt, began = new_attempt(), time.monotonic()
         try:
-            grant = self._client._run(self._flows.try_acquire(self._options, attempt))
+            grant = self._runtime.run(self._flows.try_acquire(self._options, attempt))
             return self._claimed(self._lease(grant), 0.5, began) if grant else None
         except BaseException as error:
             self._abandon(attempt, error)
@@ -121,7 +121,7 @@ class Lock(_LockBase[ThreadL]):
         seconds = self._timeout(timeout)
         attempt, began = new_attempt(), time.monotonic()
         try:
-            grant = self._client._run(self._acquiring(seconds, attempt))
+            grant = self._runtime.run(self._acquiring(seconds, attempt))
             lease = self._claimed(self._lease(grant), seconds, began) if grant is not None else None
             if lease is not None:
                 return lease
@@ -134,18 +134,18 @@ class Lock(_LockBase[ThreadL]):
         """Give back what the attempt may have been granted, because its caller gets an error instead."""
         if _may_be_granted(error):
             try:
-                self._client._run_last(self._flows.abandon(self.name, attempt))
+                self._runtime.run_last(self._flows.abandon(self.name, attempt))
             except DblockError:
-                self._client._defer_cleanup(self.name, attempt)
+                self._runtime.defer_cleanup(self.name, attempt)
 
     def holder(self) -> Holder | None:
         """Return the current holder of the lock, None if it is free."""
-        found: Holder | None = self._client._run(self._flows.holder(self.name))
+        found: Holder | None = self._runtime.run(self._flows.holder(self.name))
         return found
 
     def queue(self) -> list[Waiter]:
         """Return the waiters for the lock, in the order of the queue."""
-        waiters: list[Waiter] = self._client._run(self._flows.queue(self.name))
+        waiters: list[Waiter] = self._runtime.run(self._flows.queue(self.name))
         return waiters
 
     def _claimed(self, lease: ThreadL, timeout: float | None, began: float) -> ThreadL | None:
@@ -175,8 +175,8 @@ class Lock(_LockBase[ThreadL]):
 class AsyncLock(_LockBase[TaskL]):
     """A lock for asyncio, from `AsyncClient.lock` or `AsyncClient.efficiency_lock`."""
 
-    def __init__(self, client: TaskBacking, options: LockOptions, kind: type[TaskL]) -> None:
-        super().__init__(client, options, kind)
+    def __init__(self, runtime: TaskRuntime, options: LockOptions, kind: type[TaskL]) -> None:
+        super().__init__(runtime, options, kind)
         if not all(inspect.iscoroutinefunction(claimer.claim) for claimer in options.claimers):
             raise InvalidArgument(
                 f"A claim of lock {self.name!r} would block the event loop. Pass the claims of an AsyncFencedStore."
@@ -186,7 +186,7 @@ class AsyncLock(_LockBase[TaskL]):
         """Acquire the lock if it is free and no waiter is ahead; otherwise return None."""
         attempt, began = new_attempt(), time.monotonic()
         try:
-            grant = await self._client._run(self._flows.try_acquire(self._options, attempt))
+            grant = await self._runtime.run(self._flows.try_acquire(self._options, attempt))
             return await self._claimed(self._lease(grant), 0.5, began) if grant else None
         except BaseException as error:
             await self._abandon(attempt, error)
@@ -197,7 +197,7 @@ class AsyncLock(_LockBase[TaskL]):
         seconds = self._timeout(timeout)
         attempt, began = new_attempt(), time.monotonic()
         try:
-            grant = await self._client._run(self._acquiring(seconds, attempt))
+            grant = await self._runtime.run(self._acquiring(seconds, attempt))
             lease = await self._claimed(self._lease(grant), seconds, began) if grant is not None else None
             if lease is not None:
                 return lease
@@ -210,18 +210,18 @@ class AsyncLock(_LockBase[TaskL]):
         """Give back what the attempt may have been granted, because its caller gets an error instead."""
         if _may_be_granted(error):
             try:
-                await self._client._run_last(self._flows.abandon(self.name, attempt))
+                await self._runtime.run_last(self._flows.abandon(self.name, attempt))
             except DblockError:
-                self._client._defer_cleanup(self.name, attempt)
+                self._runtime.defer_cleanup(self.name, attempt)
 
     async def holder(self) -> Holder | None:
         """Return the current holder of the lock, None if it is free."""
-        found: Holder | None = await self._client._run(self._flows.holder(self.name))
+        found: Holder | None = await self._runtime.run(self._flows.holder(self.name))
         return found
 
     async def queue(self) -> list[Waiter]:
         """Return the waiters for the lock, in the order of the queue."""
-        waiters: list[Waiter] = await self._client._run(self._flows.queue(self.name))
+        waiters: list[Waiter] = await self._runtime.run(self._flows.queue(self.name))
         return waiters
 
     async def _claimed(self, lease: TaskL, timeout: float | None, began: float) -> TaskL | None:

@@ -1,16 +1,16 @@
-"""How a client ends: its connections are closed, what it holds is released, its places in line are given up.
+"""How a client ends: close its connections, release its leases, give up its tickets, in that order.
 
-In that order. What there is to say is said over a last connection, when no call is under way any more that could take
-another lock or another place.
+The last messages go over a connection of their own, once no call is under way that could take another lock or ticket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import NamedTuple
 
 from dblock._core.acquire import LockFlows
-from dblock._core.effects import GIVE_UP_WITHIN
+from dblock._core.effects import GIVE_UP_WITHIN, Flow
 from dblock._runtime.callbacks import CallbackTimer
 from dblock._runtime.keepalive import AsyncKeepAlive, KeepAlive
 from dblock._runtime.listener import AsyncListener, Listener
@@ -21,80 +21,80 @@ LISTENER_ENDS_WITHIN = 0.5
 CALLS_END_WITHIN = 1.0
 
 
-def shut(
-    runner: Runner,
-    keepalive_runner: Runner,
-    keeper: KeepAlive,
-    watch: CallbackTimer,
-    listener: Listener,
-    service: LockFlows,
-) -> None:
-    """End a client of threads: when it is closed, goes out of use, or the interpreter ends."""
-    keeper.close()
-    watch.close()
-    listener.close()
-    listener.join(LISTENER_ENDS_WITHIN)
-    runner.close()
-    keepalive_runner.close()
-    listener.waiters.wake_all()  # whoever waits asks, and is told that the client is closed
-    if listener.started:
-        runner.wait_until_idle(CALLS_END_WITHIN)
-    _release_remaining(runner, keeper, listener, service)
+class ThreadParts(NamedTuple):
+    """What a ThreadRuntime has opened. It does not refer to the runtime, which can so be garbage-collected."""
+
+    runner: Runner
+    keepalive_runner: Runner
+    keepalive: KeepAlive
+    listener: Listener
+    callbacks: CallbackTimer
+    flows: LockFlows
 
 
-async def aclose(
-    runner: AsyncRunner,
-    keepalive_runner: AsyncRunner,
-    keeper: AsyncKeepAlive,
-    listener: AsyncListener,
-    service: LockFlows,
-) -> None:
+class TaskParts(NamedTuple):
+    """What a TaskRuntime has opened. It does not refer to the runtime, which can so be garbage-collected."""
+
+    runner: AsyncRunner
+    keepalive_runner: AsyncRunner
+    keepalive: AsyncKeepAlive
+    listener: AsyncListener
+    flows: LockFlows
+
+
+def close(parts: ThreadParts) -> None:
+    """End a client of threads: when it is closed or garbage-collected, or when the interpreter exits."""
+    parts.keepalive.close()
+    parts.callbacks.close()
+    parts.listener.close()
+    parts.listener.join(LISTENER_ENDS_WITHIN)
+    parts.runner.close()
+    parts.keepalive_runner.close()
+    parts.listener.waiters.wake_all()  # each waiter asks again, and gets ClientClosed
+    if parts.listener.started:
+        parts.runner.wait_until_idle(CALLS_END_WITHIN)
+    _release_remaining(parts)
+
+
+async def aclose(parts: TaskParts) -> None:
     """End a client of asyncio while its event loop runs."""
-    keeper.close()
-    listener.close()
-    runner.close()
-    keepalive_runner.close()
-    listener.waiters.wake_all()  # whoever waits asks, and is told that the client is closed
-    if listener.started:
-        await runner.wait_until_idle(CALLS_END_WITHIN)
-    last = AsyncRunner(runner.target, runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
+    parts.keepalive.close()
+    parts.listener.close()
+    parts.runner.close()
+    parts.keepalive_runner.close()
+    parts.listener.waiters.wake_all()  # each waiter asks again, and gets ClientClosed
+    if parts.listener.started:
+        await parts.runner.wait_until_idle(CALLS_END_WITHIN)
+    last = AsyncRunner(parts.runner.target, parts.runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
     try:
         with contextlib.suppress(DblockError):
-            await last.run(keeper.let_go())
-            if listener.started:
-                await last.run(service.leave())
+            await last.run(_last_flow(parts))
     finally:
         last.close()
-    # They were told to end; a loop that stops right after this should not find them half ended.
-    if tasks := keeper.tasks | listener.tasks:
+    # They were cancelled. A loop that stops right after this should not find them half ended.
+    if tasks := parts.keepalive.tasks | parts.listener.tasks:
         await asyncio.wait(tasks, timeout=CALLS_END_WITHIN)
 
 
-def shut_async(
-    runner: AsyncRunner,
-    keepalive_runner: AsyncRunner,
-    keeper: AsyncKeepAlive,
-    listener: AsyncListener,
-    service: LockFlows,
-) -> None:
-    """End a client of asyncio that nobody has ended while its event loop ran."""
-    keeper.close()
-    runner.close()
-    keepalive_runner.close()
-    listener.close()
-    # If anything is held still, the event loop is gone; what is left to say goes over a connection without one.
-    _release_remaining(runner, keeper, listener, service)
+def close_without_loop(parts: TaskParts) -> None:
+    """End a client of asyncio that was not closed while its event loop ran."""
+    parts.keepalive.close()
+    parts.runner.close()
+    parts.keepalive_runner.close()
+    parts.listener.close()
+    # If leases are still held, the event loop is gone: the last messages go over a connection that needs none.
+    _release_remaining(parts)
 
 
-def _release_remaining(
-    runner: Runner | AsyncRunner,
-    keeper: KeepAlive | AsyncKeepAlive,
-    listener: Listener | AsyncListener,
-    service: LockFlows,
-) -> None:
-    last = Runner(runner.target, runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
+def _release_remaining(parts: ThreadParts | TaskParts) -> None:
+    last = Runner(parts.runner.target, parts.runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
     with contextlib.suppress(DblockError):
-        last.run(keeper.let_go())
-        if listener.started:
-            last.run(service.leave())
+        last.run(_last_flow(parts))
     last.close()
+
+
+def _last_flow(parts: ThreadParts | TaskParts) -> Flow[None]:
+    """Release all leases, and give up the tickets and the presence if the database may know of them."""
+    yield from parts.keepalive.let_go()
+    if parts.listener.started:
+        yield from parts.flows.leave()

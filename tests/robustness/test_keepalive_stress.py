@@ -99,7 +99,7 @@ def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str
     """With the usual ttl of 30 s, leases are renewed every 10 s. 5 % of a core is half a second of that time."""
     with dblock.Client(dsn, pool_size=4) as client, ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: client.lock(f"{number}").acquire(), range(10_000)))
-        keepalive = client._keepalive
+        keepalive = client._runtime.keepalive
         states = keepalive.flow.schedule.held()
         assert len(states) == 10_000
         calls = 0

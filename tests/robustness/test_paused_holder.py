@@ -27,7 +27,7 @@ client = dblock.Client(sys.argv[1])
 with client.lock(f"warm {sys.argv[3]}"):
     # If it were stopped while the keep-alive is still connecting, the reason could be either of two.
     # The same holds while the first lease is being tied to its presence.
-    while not (client._keepalive.flow.schedule._reached and client._flows.presence):
+    while not (client._runtime.keepalive.flow.schedule._reached and client._runtime.flows.presence):
         time.sleep(0.01)
     time.sleep(0.1)
 for line in sys.stdin:

@@ -168,7 +168,7 @@ def test_live_holder_whose_session_the_server_ends_keeps_its_lock(dsn: str, owne
 def present(client: dblock.Client, lease: Any) -> None:
     """Return once other sessions see the client's presence, and the lease is tied to it."""
     deadline = time.monotonic() + 10
-    while client._flows.presence is None or lease._state.presence is not client._flows.presence:
+    while client._runtime.flows.presence is None or lease._state.presence is not client._runtime.flows.presence:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     time.sleep(0.05)  # the client ties it before the server does
@@ -426,7 +426,7 @@ def test_connection_that_is_slow_to_become_the_presence_saves_no_lease(
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
         thread, _ = waiting(client, owner)
-        monkeypatch.setattr(holder._listener.flow._in_doubt, "withdraw", lambda: iter(()))
+        monkeypatch.setattr(holder._runtime.listener.flow._in_doubt, "withdraw", lambda: iter(()))
         owner.execute("ALTER FUNCTION register_presence RENAME TO be_present_at_once")
         owner.execute(
             "CREATE FUNCTION register_presence(presence uuid, grace interval) RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
@@ -451,7 +451,7 @@ def test_client_behind_a_proxy_never_looks_dead(dsn: str, owner: psycopg.Connect
     with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder, dblock.Client(dsn) as client:
         lease = holder.lock("a", ttl=30).acquire()
         deadline = time.monotonic() + 10
-        while holder._listener.flow.connection is None:
+        while holder._runtime.listener.flow.connection is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (0,)

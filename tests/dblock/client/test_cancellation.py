@@ -65,7 +65,7 @@ async def each_await(
 
 async def idle_again(client: dblock.AsyncClient, owner: psycopg.Connection) -> None:
     """Check that every open connection of the client is idle, and wait until the server has no others."""
-    runner = client._runner
+    runner = client._runtime.runner
     assert runner is not None
     pool = runner._pool
     assert len(pool._places) == len(pool._idle)
@@ -95,9 +95,9 @@ async def test_acquire_cancelled_at_any_await_leaves_no_lock_and_no_connection(
         await client.lock("warm").holder()
 
         async def acquire(at: int) -> None:
-            assert client._runner is not None
+            assert client._runtime.runner is not None
             if at % 2:
-                client._runner._pool.drop_idle()  # so that the opening of a connection is cancelled too
+                client._runtime.runner._pool.drop_idle()  # so that the opening of a connection is cancelled too
             await (await client.lock(f"{at}", ttl=600).acquire()).release()
 
         async def check(at: int) -> None:

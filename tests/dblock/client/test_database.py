@@ -490,14 +490,14 @@ def test_a_child_leaves_its_parents_lease_alone(dsn: str) -> None:
 @pytest.mark.parametrize("held", ["the client's", "the pool's", "the keep-alive's"])
 def test_thread_lock_that_was_held_at_the_fork_does_not_hang_the_child(dsn: str, held: str) -> None:
     with dblock.Client(dsn) as client, client.lock("parent's"):
-        assert client._runner is not None
+        assert client._runtime.runner is not None
         locks: dict[str, Any] = {
-            "the client's": client._opening,
-            "the pool's": client._runner._pool._lock,
-            "the keep-alive's": client._keepalive._starting,
+            "the client's": client._runtime.opening,
+            "the pool's": client._runtime.runner._pool._lock,
+            "the keep-alive's": client._runtime.keepalive._starting,
         }
         if held == "the client's":
-            client._runner = None
+            client._runtime.runner = None
         with locks[held]:
             assert run_in_fork(lambda: client.lock("child's").acquire().release()) == 0
 
@@ -622,7 +622,7 @@ signal.setitimer(signal.ITIMER_REAL, 0.2)
 child = os.fork()
 if child == 0:
     signal.alarm(10)
-    os._exit(1 if client._runner._pool._idle else 0)
+    os._exit(1 if client._runtime.runner._pool._idle else 0)
 done.set()
 lease.release()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

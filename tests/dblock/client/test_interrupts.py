@@ -81,7 +81,7 @@ for number in range(int(sys.argv[2])):
         lease.release()
 gc.collect()
 deadline = time.monotonic() + 5
-pool = client._runner._pool
+pool = client._runtime.runner._pool
 while time.monotonic() < deadline:
     held = sum(client.lock(f"{number}").holder() is not None for number in range(int(sys.argv[2])))
     if not held:
@@ -105,8 +105,8 @@ async def test_callers_own_timeout_is_raised_while_the_database_does_not_reply(d
     """
     async with dblock.AsyncClient(dsn, patience=1, pool_size=1) as client:
         await client.lock("warm").holder()
-        assert client._runner is not None
-        (wire,) = client._runner._pool._idle
+        assert client._runtime.runner is not None
+        (wire,) = client._runtime.runner._pool._idle
         backend = wire.connection.info.backend_pid
         os.kill(backend, signal.SIGSTOP)
         try:

@@ -328,7 +328,7 @@ async def test_client_closed_in_its_event_loop_does_not_block_the_loop(
     await client.close()
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
     assert blocking == []
-    assert not client._shut.alive
+    assert not client._runtime.shutdown.alive
 
 
 async def test_error_of_the_body_is_raised_before_client_closed(clients: Clients) -> None:
@@ -496,7 +496,7 @@ async def test_expired_lease_does_not_stay_in_the_renewal_schedule(clients: Clie
     collect_garbage(kept_leases)
     await asyncio.sleep(0)
     await client.lock("wakes the keep-alive", ttl=0.3).acquire()
-    schedule = getattr(client, "_inner", client)._keepalive.flow.schedule
+    schedule = getattr(client, "_inner", client)._runtime.keepalive.flow.schedule
     await eventually(lambda: len(schedule._states) <= 1)
 
 

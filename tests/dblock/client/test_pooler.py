@@ -56,8 +56,8 @@ def test_a_pooler_is_recognised_before_anything_is_prepared_behind_it(pooled_dsn
     with dblock.Client(dsn) as direct, dblock.Client(pooled_dsn) as pooled:
         for client, prepares in ((direct, True), (pooled, False)):
             client.lock("a").holder()
-            assert client._runner is not None
-            assert client._runner.prepares is prepares
+            assert client._runtime.runner is not None
+            assert client._runtime.runner.prepares is prepares
 
 
 @sync_first
@@ -95,7 +95,7 @@ async def test_listen_dsn_past_the_pooler_brings_notifications_and_presence(
     waiting = asyncio.create_task(client.lock("a").acquire())
     await wait_for_tickets(owner, 1)
     deadline = time.monotonic() + 10
-    listener = getattr(client, "_inner", client)._listener
+    listener = getattr(client, "_inner", client)._runtime.listener
     while not listener.waiters.notifications_work or owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (
         1,
     ):
@@ -112,7 +112,7 @@ async def test_a_listener_in_another_installation_is_not_used(
     schema.install(target.resolve(dsn), "other")
     client = clients()
     await client.lock("a").holder()
-    listener = getattr(client, "_inner", client)._listener
+    listener = getattr(client, "_inner", client)._runtime.listener
     # Simulate a listen_dsn that names another database.
     listener.flow._statements.installation = Call(b"SELECT other.installation()", ())
     await client.lock("a").acquire()

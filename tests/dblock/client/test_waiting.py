@@ -33,8 +33,7 @@ async def settled(client: Any) -> None:
     """Return when the client receives notifications and its waiters have done the check that follows."""
     deadline = time.monotonic() + 10
     while (
-        not (listener := getattr(getattr(client, "_inner", client), "_listener", None))
-        or not listener.waiters.notifications_work
+        not (listener := getattr(client, "_inner", client)._runtime.listener) or not listener.waiters.notifications_work
     ):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -392,11 +391,11 @@ async def test_closed_listener_unregisters_its_socket(dsn: str) -> None:
     await client.lock("a").acquire()
     loop: Any = asyncio.get_running_loop()
     deadline = time.monotonic() + 5
-    while client._listener.flow.connection is None:
+    while client._runtime.listener.flow.connection is None:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
-    connection: Any = client._listener.flow.connection
+    connection: Any = client._runtime.listener.flow.connection
     handle = connection.fileno()
     assert handle in loop._selector.get_map()
     await client.close()
@@ -413,7 +412,7 @@ async def test_client_without_waiters_does_not_listen(
     held = await one.lock("a").acquire()
     waiting = asyncio.create_task(other.lock("a").acquire())
     await settled(other)
-    listeners = [getattr(client, "_inner", client)._listener for client in (one, other)]
+    listeners = [getattr(client, "_inner", client)._runtime.listener for client in (one, other)]
     assert [listener.flow.listens for listener in listeners] == [False, True]
     await held.release()
     await waiting
@@ -440,8 +439,8 @@ async def test_listener_restarts_after_its_task_was_cancelled(
 
     async def ready(client: dblock.AsyncClient) -> None:
         deadline = time.monotonic() + 5
-        flow = client._listener.flow
-        while not (flow.connection and client._flows.presence and flow.waiters.notifications_work):
+        flow = client._runtime.listener.flow
+        while not (flow.connection and client._runtime.flows.presence and flow.waiters.notifications_work):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
 

@@ -22,14 +22,14 @@ RENEWED = ("0", None, None)
 class _NoClient:
     """Replaces the client of a lease whose flows the test drives by hand."""
 
-    _schema = "dblock"
+    schema = "dblock"
 
     def __init__(self) -> None:
-        self._flows = LockFlows("dblock", "me")
-        self._keepalive: Any = self
+        self.flows = LockFlows("dblock", "me")
+        self.keepalive: Any = self
         self.abandoned: list[LeaseState] = []
 
-    def _run(self, steps: Any) -> Any:
+    def run(self, steps: Any) -> Any:
         raise AssertionError("driven by hand")
 
     def discard(self, state: LeaseState) -> None:
@@ -138,7 +138,7 @@ def test_failed_release_does_not_hide_the_error_of_the_body() -> None:
 
     def lease() -> Lease:
         held = ManualLease()
-        held.client._run = unreachable
+        held.client.run = unreachable
         return held.lease
 
     with pytest.raises(KeyError), lease():

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 from dblock._core.acquire import LockFlows
-from dblock._core.effects import Connect, Flow, WaitForInput
+from dblock._core.effects import Connect, WaitForInput
 from dblock._core.keepalive import WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
 from dblock._core.listener_connection import ConnectFailed
 from dblock._core.waiters import LocalWaiters
-from dblock._runtime.client_base import ClientBase
 from dblock._runtime.keepalive import _KeepAliveBase
 from dblock._runtime.listener import _ListenerBase
+from dblock._runtime.runtime import RuntimeBase
 from dblock.errors import Unavailable
 from tests.robustness.simulation.network import Network
 from tests.robustness.simulation.process import Bell, Connection, Process, Resume, Task, Waiter, failed
@@ -144,8 +144,11 @@ class Listener(_ListenerBase):
             self._wake()
 
 
-class Client(Process):
-    """A process with one client."""
+class Client(Process, RuntimeBase):
+    """A process with one client, and the runtime of that client."""
+
+    keepalive: KeepAlive
+    listener: Listener
 
     def __init__(
         self,
@@ -156,48 +159,23 @@ class Client(Process):
         patience: float,
         grace: float | None,
     ) -> None:
-        super().__init__(world, network, name, rate, patience)
-        self.flows = self._flows = LockFlows("dblock", name, self.clock, world.random.uniform, world.name)
-        self._grace = grace
-        self._closed = False
-        self._keepalive = KeepAlive(self)
-        self._listener = Listener(self, self._keepalive, grace)
-
-    @property
-    def keepalive(self) -> KeepAlive:
-        return self._keepalive
+        Process.__init__(self, world, network, name, rate, patience)
+        RuntimeBase.__init__(self, LockFlows("dblock", name, self.clock, world.random.uniform, world.name), grace)
+        self.keepalive = KeepAlive(self)
+        self.listener = Listener(self, self.keepalive, grace)
 
     @property
     def waiters(self) -> LocalWaiters:
-        return self._listener.waiters
+        """The client's waiters."""
+        return self.listener.waiters
 
     def join_queue(self, name: str, attempt: str) -> Waiter:
-        return self._listener.join_queue(name, attempt)
-
-    def keep(self, state: LeaseState) -> None:
-        """Look after a lease."""
-        ClientBase._keep(cast(Any, self), state)
-
-    def defer_cleanup(self, name: str, attempt: str) -> None:
-        """Have what could not be given up now given up later."""
-        ClientBase._defer_cleanup(cast(Any, self), name, attempt)
-
-    def close(self) -> None:
-        """End the client: release what is held, give up all places, be absent. As dblock._runtime.shutdown does."""
-        self._closed = True
-        self._keepalive.close()
-        self._listener.close()
-        self.waiters.wake_all()
-        Task(self, self._saying_last(), lambda result: None)
-
-    def _saying_last(self) -> Flow[None]:
-        yield from self._keepalive.let_go()
-        if self._listener.started:
-            yield from self.flows.leave()
+        """Register a waiter for a lock."""
+        return self.listener.join_queue(name, attempt)
 
     def die(self) -> None:
-        """End without a word; the machine closes the connections, if anything gets through."""
+        """End without a message. The machine closes the connections, unless the process is cut off."""
         self.dead = True
-        for session, raw in list(self.network.wires.items()):
-            if raw.process is self and not self.cut_off:
+        for session, connection in list(self.network.wires.items()):
+            if connection.process is self and not self.cut_off:
                 self.world.after(self.network.delay(), self.network.end_session, session)

@@ -136,7 +136,7 @@ class Worker:
             if grant is None:
                 return None
             state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, now=client.clock)
-            client.keep(state)
+            client.track(state)
         except (DblockError, Cancelled) as error:
             if _may_be_granted(error):
                 try:

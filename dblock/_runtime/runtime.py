@@ -1,0 +1,260 @@
+"""The runtime of one client: its pool, keep-alive, listener and callbacks, and how it runs flows.
+
+A runtime opens nothing before the first flow. Then it checks the schema and sets its parts up. Locks and leases hold
+the runtime, so it lasts until the last of them is gone. When it is closed or garbage-collected, or when the interpreter
+exits, dblock._runtime.shutdown ends its parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from dblock._core.acquire import LockFlows
+from dblock._core.effects import GIVE_UP_WITHIN, Flow
+from dblock._core.lease_state import LeaseState, Reason
+from dblock._runtime.callbacks import AsyncCallbackTimer, CallbackTimer
+from dblock._runtime.forks import call_after_fork, importing
+from dblock._runtime.target import Target
+from dblock.errors import ClientClosed, DblockError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from dblock._runtime.keepalive import AsyncKeepAlive, KeepAlive
+    from dblock._runtime.listener import AsyncListener, Listener
+    from dblock._runtime.runner import AsyncRunner, Install, Runner
+
+T = TypeVar("T")
+
+
+class Settings(NamedTuple):
+    """Where and how a client reaches its database."""
+
+    target: Target
+    listen_target: Target
+    schema: str
+    pool_size: int
+    patience: float
+    grace: float | None
+    """The grace of the client's presence; None for no presence."""
+    install: Install
+    """Installs the schema into the embedded server."""
+
+
+class RuntimeBase:
+    """What every runtime does with leases and attempts, however it waits."""
+
+    keepalive: Any
+    listener: Any = None
+    installation = ""
+
+    def __init__(self, flows: LockFlows, grace: float | None) -> None:
+        self.flows = flows
+        self.closed = False
+        self._grace = grace
+
+    def track(self, state: LeaseState) -> None:
+        """Hand a lease to the keep-alive, which renews it if it is kept alive and releases it in the end."""
+        with state.presence.lock if state.presence else contextlib.nullcontext():
+            self.keepalive.add(state)
+            if state.presence is not None and (state.presence.ended or state.in_doubt):
+                # The presence was lost before the grant's reply came. Whether the lock was taken is not known.
+                state.lose(Reason.UNREACHABLE)
+        if self._grace is not None:
+            self.listener.start()
+        if self.closed:
+            # The client was closed before the grant's reply came. Checked after adding, so that either this thread or
+            # the closing one sees the other.
+            self.keepalive.discard(state)
+            state.let_go()
+            closed = ClientClosed()
+            closed.granted = True
+            raise closed
+
+    def defer_cleanup(self, name: str, attempt: str) -> None:
+        """Give up the attempt's grant and ticket later, because that was not possible now."""
+        if self.listener is not None and not self.closed:
+            self.listener.start()
+            self.listener.waiters.defer_cleanup(name, attempt)
+
+
+class _OpensLater(RuntimeBase):
+    """A runtime that opens its parts when they are first needed."""
+
+    def __init__(self, settings: Settings, flows: LockFlows) -> None:
+        super().__init__(flows, settings.grace)
+        self.settings = settings
+        self.schema = settings.schema
+        self.reset_after_fork()
+        call_after_fork(self)
+
+    def reset_after_fork(self) -> None:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("A client, its locks and its leases belong to one process. Make a client in the other one.")
+
+
+class ThreadRuntime(_OpensLater):
+    """Runs flows in the calling thread; keep-alive, listener and callbacks have threads of their own."""
+
+    runner: Runner | None = None
+    keepalive: KeepAlive
+    listener: Listener
+    callbacks: CallbackTimer
+
+    def reset_after_fork(self) -> None:
+        """Forget the parent's thread that may be opening this runtime. The parts forget the rest by themselves."""
+        self.opening = threading.Lock()
+
+    def run(self, flow: Flow[T]) -> T:
+        """Perform a flow."""
+        return (self.runner or self._open()).run(flow)
+
+    def run_last(self, flow: Flow[T]) -> T:
+        """Perform a flow even if the client has been closed."""
+        if not self.closed:
+            return self.run(flow)
+        from dblock._runtime.runner import Runner
+
+        last = Runner(self.settings.target, self.schema, 1, GIVE_UP_WITHIN, prepares=False)
+        try:
+            return last.run(flow)
+        finally:
+            last.close()
+
+    def close(self) -> None:
+        """Release the leases that are still held, and close the connections."""
+        with self.opening:
+            self.closed = True
+            runner, self.runner = self.runner, None
+        if runner:
+            self.shutdown()
+
+    def _open(self) -> Runner:
+        with importing:
+            from dblock._runtime.keepalive import KeepAlive
+            from dblock._runtime.listener import Listener
+            from dblock._runtime.runner import Runner
+            from dblock._runtime.shutdown import ThreadParts, close
+
+        with self.opening:
+            if self.closed:
+                raise ClientClosed
+            if self.runner is None:
+                target, listen_target, schema, pool_size, patience, grace, install = self.settings
+                runner = Runner(target, schema, pool_size, patience)
+                try:
+                    runner.open(install)
+                except BaseException:
+                    runner.close()
+                    raise
+                # Without prepared statements it needs fewer round trips to its first reply. Where the server has no
+                # room for another connection, leases are renewed over a connection of the pool.
+                keepalive_runner = Runner(target, schema, 1, patience, prepares=False, spare=runner)
+                self.keepalive = KeepAlive(keepalive_runner, self.flows)
+                self.listener = Listener(
+                    runner, keepalive_runner, listen_target, self.flows, runner.installation, self.keepalive, grace
+                )
+                runner.join_queue = self.listener.join_queue
+                self.callbacks = CallbackTimer()
+                parts = ThreadParts(runner, keepalive_runner, self.keepalive, self.listener, self.callbacks, self.flows)
+                # Also without close(): when the runtime is garbage-collected, or the interpreter exits.
+                self.shutdown = weakref.finalize(self, close, parts)
+                self.installation = runner.installation
+                self.runner = runner
+            return self.runner
+
+
+class TaskRuntime(_OpensLater):
+    """Runs flows in the event loop of its first call; keep-alive and listener have tasks of their own."""
+
+    runner: AsyncRunner | None = None
+    keepalive: AsyncKeepAlive
+    listener: AsyncListener
+    callbacks: AsyncCallbackTimer
+    _loop: asyncio.AbstractEventLoop | None = None
+    _opening: asyncio.Lock
+
+    def reset_after_fork(self) -> None:
+        """Forget the parent's event loop, and with it all that was open."""
+        self._loop = self.runner = None
+
+    async def run(self, flow: Flow[T]) -> T:
+        """Perform a flow."""
+        return await (await self._open()).run(flow)
+
+    async def run_last(self, flow: Flow[T]) -> T:
+        """Perform a flow even if the client has been closed."""
+        if not self.closed:
+            return await self.run(flow)
+        from dblock._runtime.runner import AsyncRunner
+
+        last = AsyncRunner(self.settings.target, self.schema, 1, GIVE_UP_WITHIN, prepares=False)
+        try:
+            return await last.run(flow)
+        finally:
+            last.close()
+
+    async def close(self) -> None:
+        """Release the leases that are still held, and close the connections."""
+        self.closed = True
+        runner, self.runner = self.runner, None
+        if runner:
+            from dblock._runtime.shutdown import aclose
+
+            try:
+                await aclose(self._parts)
+            except BaseException:
+                self.shutdown()
+                raise
+            self.shutdown.detach()
+
+    async def _open(self) -> AsyncRunner:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop, self._opening = loop, asyncio.Lock()
+        if self._loop is not loop:
+            raise DblockError("This AsyncClient belongs to another event loop. Make one for each loop.")
+        if self.runner is not None:
+            return self.runner
+        with importing:
+            from dblock._runtime.keepalive import AsyncKeepAlive
+            from dblock._runtime.listener import AsyncListener
+            from dblock._runtime.runner import AsyncRunner
+            from dblock._runtime.shutdown import TaskParts, close_without_loop
+
+        async with self._opening:
+            if self.closed:
+                raise ClientClosed
+            if self.runner is None:
+                target, listen_target, schema, pool_size, patience, grace, install = self.settings
+                runner = AsyncRunner(target, schema, pool_size, patience)
+                try:
+                    await runner.open(install)
+                except BaseException:
+                    runner.close()
+                    raise
+                # Without prepared statements it needs fewer round trips to its first reply. Where the server has no
+                # room for another connection, leases are renewed over a connection of the pool.
+                keepalive_runner = AsyncRunner(target, schema, 1, patience, prepares=False, spare=runner)
+                self.keepalive = AsyncKeepAlive(keepalive_runner, self.flows)
+                self.listener = AsyncListener(
+                    runner, keepalive_runner, listen_target, self.flows, runner.installation, self.keepalive, grace
+                )
+                runner.join_queue = self.listener.join_queue
+                self.callbacks = AsyncCallbackTimer(loop)
+                self._parts = TaskParts(runner, keepalive_runner, self.keepalive, self.listener, self.flows)
+                # Also without close(): when the runtime is garbage-collected, or the interpreter exits.
+                self.shutdown = weakref.finalize(self, close_without_loop, self._parts)
+                if self.closed:
+                    self.shutdown()
+                    raise ClientClosed
+                self.installation = runner.installation
+                self.runner = runner
+            return self.runner
