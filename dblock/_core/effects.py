@@ -96,8 +96,8 @@ class CallLater(NamedTuple):
 class WaitForInput(NamedTuple):
     """Wait until the listener is woken, but no longer than this many seconds.
 
-    Meanwhile pass notifications that come over the connection to `notified`. A connection that turns out to be closed
-    raises ConnectionFailed.
+    While it waits, pass notifications that come over the connection to `notified`. A connection that turns out to be
+    closed raises ConnectionFailed.
     """
 
     connection: Connection | None
