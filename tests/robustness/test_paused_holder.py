@@ -103,6 +103,7 @@ def test_stopped_holder_finds_its_lease_lost_when_it_resumes(dsn: str, times: in
 def test_paused_holder_run_catches_a_trust_window_that_is_too_long(dsn: str, owner: psycopg.Connection) -> None:
     """The same holder with a trust window that is longer than the ttl."""
     believing = HOLDER.replace("lease = ", "from dblock._core import acquire; acquire.TRUST = 9.0\n    lease = ")
+    believing = believing.replace("    report = {", "    print(json.dumps({'lost': lost}), flush=True)\n    report = {")
     with subprocess.Popen(
         [sys.executable, "-c", believing, dsn, "0.5", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -115,8 +116,11 @@ def test_paused_holder_run_catches_a_trust_window_that_is_too_long(dsn: str, own
             holder.send_signal(signal.SIGSTOP)
             while owner.execute("SELECT 1 FROM holder('a')").fetchone():
                 time.sleep(0.01)
-            holder.stdin.write("go on\n")
-            holder.stdin.flush()
-            holder.send_signal(signal.SIGCONT)
-            assert json.loads(holder.stdout.readline())["lost"] is False
+            with owner.transaction():
+                # The keep-alive must not find out before the holder reports: its renewal waits for this table.
+                owner.execute("LOCK TABLE distributed_locks")
+                holder.stdin.write("go on\n")
+                holder.stdin.flush()
+                holder.send_signal(signal.SIGCONT)
+                assert json.loads(holder.stdout.readline()) == {"lost": False}
             holder.stdin.close()

@@ -48,6 +48,8 @@ class Proxy:
         self.dsn = conninfo.make_conninfo(dsn, host=host, port=port, sslmode="disable", gssencmode="disable")
         self._trap = b""
         self._silencer = b""
+        self.requests = 0
+        """How many requests have reached the proxy, whether or not it has passed them on."""
         self._times = 0
         self.lost = 0
         """The number of lost replies."""
@@ -156,6 +158,7 @@ class Proxy:
     def _requests(self, link: _Link) -> None:
         try:
             while data := link.client.recv(65536):
+                self.requests += 1
                 if self._silencer and self._silencer in data:
                     self.fall_silent()
                 if self._times and self._trap in data:

@@ -13,7 +13,7 @@ import dblock
 from dblock.cli.context import Asked
 from dblock.cli.watch.stream import _warn
 from tests.support.proxy import Proxy
-from tests.support.shell import Shell, ended
+from tests.support.shell import Shell, ended, until
 from tests.support.terminal import Terminal
 
 HOSTILE = "a\x1b[2J\rb\u202ec\nd"
@@ -142,7 +142,7 @@ def test_a_database_that_falls_silent_in_the_middle(shell: Shell, dsn: str, comm
     with Proxy(dsn) as proxy:
         proxy.fall_silent()
         process = shell.start(*command, dsn=proxy.dsn)
-        time.sleep(0.7)
+        until(lambda: proxy.requests, "the request")
         process.send_signal(signal.SIGINT)
         done = ended(process)
     assert done.code in (130, 69)

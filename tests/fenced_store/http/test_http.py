@@ -1093,7 +1093,9 @@ async def test_background_tasks_and_waiting_requests_keep_no_connection(web: Web
 
     client = web.serve(handler, fences=small)
     waits = [asyncio.create_task(client.put("/things/a", headers=shows(7))) for _ in range(4)]
-    await asyncio.sleep(0.3)
+    gives_up = asyncio.get_running_loop().time() + 20
+    while len(served) < 4 and asyncio.get_running_loop().time() < gives_up:
+        await asyncio.sleep(0.01)
     assert served == ["a"] * 4, "no request waits for the background task of another"
     assert (await client.put("/things/b", headers=shows(7))).status_code == 200
     go_on.set()
