@@ -1,4 +1,4 @@
-"""The roles that can be made, one of each kind, and who stands by while they do what they can."""
+"""Create roles, one of each kind, and sessions of these roles."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dblock._runtime import target
 from dblock.admin import schema
 from tests.support.shell import Shell
 
-KINDS = ("nobody", "lock", "see", "force-release", "fence")
-"""What a role was granted: nothing; one of dblock's rights; or fenced_store, by `dblock fence grant`."""
+KINDS = ("none", "lock", "see", "force-release", "fence")
+"""The grants of a role: none, one of dblock's privileges, or fenced_store's functions (`dblock fence grant`)."""
 
 _numbers = itertools.count()
 
@@ -27,7 +27,7 @@ Connect = Callable[[str], psycopg.Connection]
 
 @pytest.fixture(scope="session")
 def kinds(server: str) -> Iterator[dict[str, str]]:
-    """A role of each kind that may log in, by kind; what it may is granted in each database anew."""
+    """Create a login role of each kind. Its privileges are granted in each test's database."""
     names = {kind: f"dblock_{kind.replace('-', '_')}_{os.getpid()}_{next(_numbers)}" for kind in KINDS}
     with psycopg.connect(server, autocommit=True) as admin:
         for name in names.values():
@@ -39,11 +39,11 @@ def kinds(server: str) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def connect(dsn: str, kinds: dict[str, str]) -> Iterator[Connect]:
-    """Opens sessions of these kinds, in autocommit, each with exactly the rights of its kind."""
+    """Open sessions of these kinds, in autocommit, each with exactly the privileges of its kind."""
     for kind, role in kinds.items():
         if kind == "fence":
             fenced_store.grant(dsn, role)
-        elif kind != "nobody":
+        elif kind != "none":
             schema.grant(target.resolve(dsn), role, may=[kind])
     with ExitStack() as opened:
 

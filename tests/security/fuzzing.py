@@ -1,9 +1,8 @@
-"""Calls with arguments that nobody in his right mind would send, made up from a seed.
+"""Call functions with extreme arguments that a seed generates.
 
-The functions come from the catalogue: all that a role may call, so that a new one is called as well. For each type
-of argument there is a pool of nasty values; a type without one is an error, and has to be given one. What the
-functions have answered (tokens, tickets, ids) goes into the pools of its type, so that later calls meet what
-earlier ones have made.
+The functions come from the catalogue: every function that a role may call, so that a new function is called as well.
+Each type of argument has a pool of extreme values. A type without a pool is an error: give it one. The results of
+the functions (tokens, tickets, ids) join the pool of their type, so that later calls use the results of earlier ones.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from uuid import UUID
 import psycopg
 
 HELD = "held"
-"""The name of what the bystander has: a lock, and a fenced key."""
+"""The name of the bystander's lock and of its fenced key."""
 
 TEXTS = [
     None, "", "a", "b", "c", HELD, "public.mine", "public.mine:1", " ", "%", "_", "\\", "'", '"', "$$", "%s",
@@ -59,28 +58,28 @@ USUAL: dict[str, list[Any]] = {
     "bigint": [1, 2, 3, 1000],
     "double precision": [0.01],
 }
-"""What a caller in his right mind might send. The bystander's is as tempting as all others together."""
+"""Plausible values. The bystander's name comes up as often as all other names together."""
 
 INTENDED = {
-    "22023": "a value outside the documented limits: what is wrong with which lock or resource",
-    "42501": "not this role's to do",
-    "55P03": "somebody was in the way for longer than the call may wait",
-    "40001": "an isolation that does not see what this needs: try again",
-    "0A000": "not under this isolation",
+    "22023": "a value outside the documented limits; the message names the lock or resource and the limit",
+    "42501": "the role lacks the privilege",
+    "55P03": "another session held a row for longer than the call may wait",
+    "40001": "the snapshot is too old for this call: retry",
+    "0A000": "not supported at this isolation level",
     "FEN01": "a stale token",
-    "FEN02": "no token where one must be",
-    "FEN03": "what is no token",
+    "FEN02": "a required token is missing",
+    "FEN03": "an invalid token",
     "FEN04": "a claim below the fence",
-    "42703": "a column that is not there",
-    "42701": "a column that is not ours, under a name that we need",
-    "42704": "a table that is not protected, or not there",
-    "42710": "a name that another fence has",
-    "42809": "no table that can be protected",
+    "42703": "a column that does not exist",
+    "42701": "a column of the user has the name of a fence column",
+    "42704": "a table that is not protected or does not exist",
+    "42710": "the name of another fence",
+    "42809": "a relation that cannot be protected",
     "55006": "a table that still has its fence",
-    "2201W": "Postgres's own: a negative LIMIT, of those who look",
-    "22025": "Postgres's own: a pattern that ends in the middle of an escape",
+    "2201W": "from Postgres: a negative LIMIT in a list function",
+    "22025": "from Postgres: a pattern that ends in the middle of an escape",
 }
-"""The errors that a caller may meet, whatever he sends. Everything else is ours to mend."""
+"""The errors that a caller may get, whatever it sends. Any other error is a bug."""
 
 FOUND = (
     "SELECT p.proname, p.provariadic <> 0, p.proargnames, p.pronargdefaults::int,"
@@ -93,7 +92,7 @@ FOUND = (
 
 @dataclass
 class Function:
-    """A function that can be called, and the types of what it takes."""
+    """A function, and the types of its arguments."""
 
     schema: str
     name: str
@@ -115,7 +114,7 @@ class Call:
 
 @dataclass
 class Surprise:
-    """An error that nobody intended."""
+    """An error that is not among the intended ones."""
 
     call: Call
     sqlstate: str | None
@@ -127,16 +126,16 @@ class Surprise:
 
 @dataclass
 class Fuzzer:
-    """Calls whatever one session may call, as a seed has it."""
+    """Calls the functions that one session may call, in the order and with the arguments that a seed gives."""
 
     session: psycopg.Connection
     seed: str
     tables: list[int]
-    """The numbers of tables to be taken for targets."""
+    """The OIDs of tables to use as arguments."""
     untouchable: frozenset[Any] = frozenset()
-    """What is never used, though it was answered: the bystander's own token, which is its to release with."""
+    """Results that are never used as arguments: the bystander's token and ids, which may release its lock."""
     calls: int = 0
-    met: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
     surprises: list[Surprise] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -150,8 +149,8 @@ class Fuzzer:
         assert self.functions
 
     def step(self) -> None:
-        """Make one call, and keep what comes of it."""
-        call = self._made_up()
+        """Make one call, and record its outcome."""
+        call = self._random_call()
         self.calls += 1
         isolation = self._random.choice(["READ COMMITTED"] * 4 + ["REPEATABLE READ", "SERIALIZABLE"])
         token = self._random.choice(["", "1", "7", "junk", "99999999999999999999", "-1", "9223372036854775807"])
@@ -159,24 +158,24 @@ class Fuzzer:
             with self.session.transaction():
                 self.session.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}".encode())
                 self.session.execute("SELECT set_config('fenced_store.token', %s, true)", [token])
-                answer = self.session.execute(call.statement.encode(), call.values).fetchall()
+                rows = self.session.execute(call.statement.encode(), call.values).fetchall()
         except psycopg.Error as error:
-            self.met[str(error.sqlstate)] = self.met.get(str(error.sqlstate), 0) + 1
+            self.outcomes[str(error.sqlstate)] = self.outcomes.get(str(error.sqlstate), 0) + 1
             if error.sqlstate not in INTENDED:
-                told = f"{error.diag.message_primary or error} {error.diag.context or ''}"
-                self.surprises.append(Surprise(call, error.sqlstate, told[:300]))
+                message = f"{error.diag.message_primary or error} {error.diag.context or ''}"
+                self.surprises.append(Surprise(call, error.sqlstate, message[:300]))
         else:
-            self.met["done"] = self.met.get("done", 0) + 1
-            self._remember(answer)
+            self.outcomes["done"] = self.outcomes.get("done", 0) + 1
+            self._remember(rows)
 
-    def _made_up(self) -> Call:
+    def _random_call(self) -> Call:
         function = self._random.choice(self.functions)
         taken = len(function.types) - self._random.randint(0, function.defaults)
         values = [self._value(kind) for kind in function.types[:taken]]
-        places = [f"%s::{kind}" for kind in function.types[:taken]]
-        if function.variadic and places:
-            places[-1] = f"VARIADIC {places[-1]}"
-        return Call(f"SELECT * FROM {function.schema}.{function.name}({', '.join(places)})", values)
+        placeholders = [f"%s::{kind}" for kind in function.types[:taken]]
+        if function.variadic and placeholders:
+            placeholders[-1] = f"VARIADIC {placeholders[-1]}"
+        return Call(f"SELECT * FROM {function.schema}.{function.name}({', '.join(placeholders)})", values)
 
     def _value(self, kind: str) -> Any:
         if kind.endswith("[]"):
@@ -184,10 +183,10 @@ class Fuzzer:
         if kind == "regclass":
             return self._random.choice([None, 0, 2**32 - 1, *self.tables])
         if kind in USUAL and self._random.random() < 0.4:
-            return self._random.choice(USUAL[kind])  # or little would come of most calls
+            return self._random.choice(USUAL[kind])  # otherwise most calls would be refused
         if self._seen.get(kind) and self._random.random() < 0.5:
             return self._random.choice(self._seen[kind][-20:])
-        assert kind in POOLS, f"give the type {kind} a pool of nasty values"
+        assert kind in POOLS, f"give the type {kind} a pool of extreme values"
         return self._random.choice(POOLS[kind])
 
     def _array(self, kind: str) -> Any:
@@ -198,11 +197,11 @@ class Fuzzer:
         if shape == 1:
             return [values, [self._value(kind) for _ in values]]
         if shape == 2:
-            return f"[5:{4 + len(values)}]=" + "{" + ",".join(map(_written, values)) + "}"
-        return "{" + ",".join(map(_written, values)) + "}"
+            return f"[5:{4 + len(values)}]=" + "{" + ",".join(map(_as_array_element, values)) + "}"
+        return "{" + ",".join(map(_as_array_element, values)) + "}"
 
-    def _remember(self, answer: list[tuple[Any, ...]]) -> None:
-        for row in answer:
+    def _remember(self, rows: list[tuple[Any, ...]]) -> None:
+        for row in rows:
             for one in row:
                 for value in one if isinstance(one, list) else [one]:
                     if isinstance(value, (dict, list, bool)) or value in self.untouchable:
@@ -213,8 +212,8 @@ class Fuzzer:
                         self._seen["uuid"].append(str(value))
 
 
-def _written(value: Any) -> str:
-    """Write a value as an element of an array."""
+def _as_array_element(value: Any) -> str:
+    """Return a value as the text of an array element."""
     if value is None:
         return "NULL"
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,11 +1,10 @@
-"""Whatever is sent to the functions that roles may call: nothing breaks, nothing is lost, every refusal says why.
+"""Fuzz the functions that roles may call: the server survives, no lock is lost, and every refusal is an intended error.
 
-Sessions of each kind of role call, all at once, everything that they may call, with nasty arguments. Meanwhile
-triggers watch over the tables, and a bystander holds a lock and a fenced key. Afterwards: the server has not
-crashed; every error is one of those that are intended; no token was ever lowered; and the bystander has what it
-had, to the last digit.
+Sessions of each kind of role concurrently call every function that they may call, with extreme arguments. Triggers
+watch the tables, and a bystander holds a lock and a fenced key. At the end the server must not have crashed, every
+error must be an intended one, no token may ever have been lowered, and the bystander's lock must be unchanged.
 
-A failure tells its seed; DBLOCK_FUZZ_SEED repeats it. With --long it goes on for ten minutes (DBLOCK_FUZZ_SECONDS).
+A failure prints its seed. Set DBLOCK_FUZZ_SEED to repeat it. With --long it runs for ten minutes (DBLOCK_FUZZ_SECONDS).
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from tests.security.conftest import Connect
 from tests.security.fuzzing import HELD, INTENDED, Fuzzer
 
 SEED = os.environ.get("DBLOCK_FUZZ_SEED") or secrets.token_hex(4)
-MOST = 5
-"""Surprises after which there is no need of more."""
-WATCHED = "held, and by nobody else"
+MAX_SURPRISES = 5
+"""The number of surprises after which a fuzzer stops."""
+WATCHED = "the bystander"
 
 GUARDS = """
 CREATE TABLE public.violations (what text, was text, became text);
@@ -39,15 +38,15 @@ DECLARE
         WHEN OLD.token > 0 AND NEW.token > 0 AND NEW.token < OLD.token THEN 'a token was lowered'
         WHEN NEW.token = 0 AND NEW.expires_at > clock_timestamp() THEN 'held without a token'
         WHEN NEW.token <> OLD.token AND OLD.expires_at > clock_timestamp() THEN 'taken from its holder'
-        WHEN NEW.token <> OLD.token AND NEW.expires_at <= NEW.granted_at THEN 'granted for no time'
+        WHEN NEW.token <> OLD.token AND NEW.expires_at <= NEW.granted_at THEN 'granted without a duration'
         WHEN NEW.token = OLD.token AND NEW.expires_at < OLD.expires_at AND NEW.expires_at > '-infinity'
-            THEN 'a deadline came nearer'
+            THEN 'a deadline was brought forward'
         WHEN NEW.expires_at > clock_timestamp() + interval '24:00:01' THEN 'held for more than a day'
         WHEN NEW.last_served_ticket < OLD.last_served_ticket THEN 'a ticket was served twice'
         WHEN OLD.name = 'held' AND OLD.token > 0 AND (
             to_jsonb(OLD) - '{waiting,last_served_ticket}'::text[]
             <> to_jsonb(NEW) - '{waiting,last_served_ticket}'::text[]
-        ) THEN 'the bystander''s'
+        ) THEN 'the bystander''s lock was changed'
     END;
 BEGIN
     IF wrong IS NOT NULL THEN
@@ -63,8 +62,8 @@ DECLARE
     wrong text := CASE
         WHEN TG_OP = 'DELETE' THEN 'a fence was deleted'
         WHEN (NEW.token, NEW.write_number) < (OLD.token, OLD.write_number) THEN 'a fence was lowered'
-        WHEN NEW.token < 0 THEN 'a fence below all'
-        WHEN octet_length(NEW.resource) NOT BETWEEN 1 AND 1024 THEN 'a name that no resource can have'
+        WHEN NEW.token < 0 THEN 'a fence is below zero'
+        WHEN octet_length(NEW.resource) NOT BETWEEN 1 AND 1024 THEN 'a resource has an invalid name'
         WHEN NEW.version < OLD.version THEN 'a version went back'
     END;
 BEGIN
@@ -92,18 +91,21 @@ AFTERWARDS = {
     "a lock without a name": "SELECT * FROM dblock.distributed_locks WHERE octet_length(name) NOT BETWEEN 1 AND 512",
     "a ticket for no lock": "SELECT * FROM dblock.lock_tickets AS t"
     " WHERE NOT EXISTS (SELECT FROM dblock.distributed_locks AS l WHERE l.name = t.name AND l.waiting)",
-    "somebody who is heard for too long": "SELECT * FROM dblock.lock_clients"
+    "a client that counts as alive for too long": "SELECT * FROM dblock.lock_clients"
     " WHERE seen_until > clock_timestamp() + interval '4 seconds'",
     "a grace without an end": "SELECT * FROM dblock.lock_presence WHERE grace > interval '1 day'",
     "a violation": "SELECT * FROM public.violations",
 }
-"""What must not be found in the tables, whatever was sent."""
+"""Rows that must not be in the tables, whatever was sent."""
 
 
 def run(
     dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str], seed: str, steps: float
 ) -> list[Fuzzer]:
-    """Fuzz with these roles at once, for so many steps each or, below zero, so many seconds; return what they met."""
+    """Fuzz with all kinds of roles at once, and return the fuzzers.
+
+    Each fuzzer makes `steps` calls. If `steps` is negative, each runs for that many seconds instead.
+    """
     owner.execute(GUARDS.encode())
     owner.execute(f"ALTER TABLE public.mine OWNER TO {kinds['fence']}".encode())
     owner.execute("SELECT raise_tokens(7000000000)")
@@ -133,7 +135,9 @@ def run(
     ends = time.monotonic() - steps
 
     def work(fuzzer: Fuzzer) -> None:
-        while (fuzzer.calls < steps if steps > 0 else time.monotonic() < ends) and len(fuzzer.surprises) < MOST:
+        while (fuzzer.calls < steps if steps > 0 else time.monotonic() < ends) and len(
+            fuzzer.surprises
+        ) < MAX_SURPRISES:
             fuzzer.step()
 
     with ThreadPoolExecutor(len(fuzzers)) as threads:
@@ -141,26 +145,28 @@ def run(
     with bystander:
         held = bystander.execute("SELECT dblock.assert_held(%s, %s)", [HELD, token]).fetchone()
         there = owner.execute("SELECT session FROM lock_presence WHERE presence = %s", [presence]).fetchone()
-        assert (held, there) == ((True,), (bystander.info.backend_pid,)), f"the bystander's, DBLOCK_FUZZ_SEED={seed}"
+        assert (held, there) == ((True,), (bystander.info.backend_pid,)), (
+            f"the bystander lost its lock or presence, DBLOCK_FUZZ_SEED={seed}"
+        )
     after = owner.execute(
         "SELECT to_jsonb(l) - 'waiting' - 'last_served_ticket' FROM distributed_locks AS l WHERE name = %s", [HELD]
     )
-    assert after.fetchone() == before, f"the bystander's lock, DBLOCK_FUZZ_SEED={seed}"
+    assert after.fetchone() == before, f"the bystander's lock was changed, DBLOCK_FUZZ_SEED={seed}"
     assert owner.execute("SELECT pg_postmaster_start_time()").fetchone() == began
     return fuzzers
 
 
 def faults(owner: psycopg.Connection, fuzzers: list[Fuzzer], seed: str) -> str:
-    """Return all that should not be, as text; empty where all is well."""
-    said = [f"{one.seed}: {surprise}" for one in fuzzers for surprise in one.surprises]
+    """Return every violation as text, or an empty text."""
+    found = [f"{one.seed}: {surprise}" for one in fuzzers for surprise in one.surprises]
     for what, question in AFTERWARDS.items():
-        said += [f"{what}: {row}"[:400] for row in owner.execute(question.encode()).fetchmany(3)]
-    said += crashes(owner)
-    return "\n".join([f"DBLOCK_FUZZ_SEED={seed}", *said]) if said else ""
+        found += [f"{what}: {row}"[:400] for row in owner.execute(question.encode()).fetchmany(3)]
+    found += crashes(owner)
+    return "\n".join([f"DBLOCK_FUZZ_SEED={seed}", *found]) if found else ""
 
 
 def crashes(owner: psycopg.Connection) -> list[str]:
-    """Return what the server's own log tells of, where we can read it."""
+    """Return the crashes in the server's log, if the log can be read."""
     (folder,) = owner.execute("SHOW data_directory").fetchone() or ("",)
     log = Path(folder).parent / "log"
     if not log.is_file():
@@ -174,10 +180,10 @@ def test_functions_survive_random_arguments(
     dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str]
 ) -> None:
     fuzzers = run(dsn, owner, connect, kinds, SEED, 250)
-    assert not (said := faults(owner, fuzzers, SEED)), said
+    assert not (found := faults(owner, fuzzers, SEED)), found
     called = {(one.schema, one.name) for fuzzer in fuzzers for one in fuzzer.functions}
-    assert len(called) > 40, "all that roles may call, of both schemas"
-    assert sum(fuzzer.met.get("done", 0) for fuzzer in fuzzers) > 200, "most of it should get through to the tables"
+    assert len(called) > 40, "the functions that roles may call, of both schemas"
+    assert sum(fuzzer.outcomes.get("done", 0) for fuzzer in fuzzers) > 200, "too few calls succeeded"
 
 
 @pytest.mark.long
@@ -186,7 +192,7 @@ def test_functions_survive_ten_minutes_of_random_arguments(
     dsn: str, owner: psycopg.Connection, connect: Connect, kinds: dict[str, str]
 ) -> None:
     fuzzers = run(dsn, owner, connect, kinds, SEED, -float(os.environ.get("DBLOCK_FUZZ_SECONDS", "600")))
-    assert not (said := faults(owner, fuzzers, SEED)), said
+    assert not (found := faults(owner, fuzzers, SEED)), found
     print(sum(fuzzer.calls for fuzzer in fuzzers), "calls; seed", SEED)
-    met = {state for fuzzer in fuzzers for state in fuzzer.met}
-    assert {"done", "22023", "42501", "FEN01", "FEN03", "FEN04"} <= met <= {"done", *INTENDED}
+    outcomes = {state for fuzzer in fuzzers for state in fuzzer.outcomes}
+    assert {"done", "22023", "42501", "FEN01", "FEN03", "FEN04"} <= outcomes <= {"done", *INTENDED}

@@ -1,8 +1,9 @@
-"""A name is a name, whatever it is made of: kept to the letter, mixed up with no other, and shown without harm.
+"""Any text works as a name: it is stored exactly, is equal to no other name, and is shown without harm.
 
-The same corpus goes through both clients, the functions in SQL, and the command line. What Postgres cannot store is
-refused before anything is sent, by an error that says so. At a terminal, names, holders and meta of others are
-shown escaped, in tables and in JSON: no control character reaches it, and nothing that turns a line around.
+The same corpus goes through both clients, the SQL functions and the command line. Text that Postgres cannot store is
+refused before anything is sent, with an error that names the reason. On a terminal the command line shows names,
+holders and meta of other clients escaped, in tables and in JSON: no control character and no character that reverses
+a line reaches the terminal.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ IMPOSSIBLE = {
     "": "512",
     "\U0001f600" * 129: "512",
 }
-"""What no lock can be called, and the word that the error has for it."""
+"""Names that no lock can have, each with a word of its error message."""
 
 UNSAFE = ("Cc", "Cf", "Zl", "Zp")
 
 
 def raw(shown: str) -> set[str]:
-    """Return what a terminal would act on, and not show."""
+    """Return the characters that a terminal would act on instead of showing them."""
     return {one for one in shown if unicodedata.category(one) in UNSAFE} - {"\n"}
 
 
 async def test_every_name_is_a_lock_of_its_own(clients: Clients, owner: psycopg.Connection) -> None:
-    """All held at once: were two taken for one, the second could not be had."""
+    """All locks are held at once: if two names were the same lock, the second could not be acquired."""
     client = clients(holder="'; \x1b[2J \u202e %s {}", presence=None)
     leases = {}
     for number, name in enumerate(NAMES):
@@ -79,7 +80,7 @@ async def test_every_name_is_a_lock_of_its_own(clients: Clients, owner: psycopg.
 
 @pytest.mark.parametrize("name", IMPOSSIBLE, ids=lambda name: ascii(name)[:20])
 async def test_text_that_postgres_cannot_store_is_refused_with_the_reason(clients: Clients, name: str) -> None:
-    client = clients("host=127.0.0.1 port=1 user=nobody")  # nothing is sent
+    client = clients("host=127.0.0.1 port=1 user=app")  # nothing is sent
     with pytest.raises(dblock.InvalidArgument, match=IMPOSSIBLE[name]) as refused:
         await client.lock(name).try_acquire()
     assert not raw(str(refused.value))
@@ -89,74 +90,74 @@ async def test_text_that_postgres_cannot_store_is_refused_with_the_reason(client
             client.lock("a", meta={"x": [name]})
             await client.lock("a", meta={"x": [name]}).try_acquire()
         with pytest.raises(dblock.InvalidArgument):
-            await clients("host=127.0.0.1 port=1 user=nobody", holder=name).lock("a").try_acquire()
+            await clients("host=127.0.0.1 port=1 user=app", holder=name).lock("a").try_acquire()
 
 
-def test_no_two_names_have_one_line_or_one_place(owner: psycopg.Connection) -> None:
-    """In SQL, as whoever waits sees it: a place, the key of the line, and who is woken."""
+def test_every_name_has_a_queue_of_its_own(owner: psycopg.Connection) -> None:
+    """In SQL, as a waiter sees it: its ticket, the key of the queue lock, and the wake-up."""
     client = uuid.uuid4()
     keys: dict[object, str] = {}
     for name in NAMES:
         owner.execute("SELECT try_acquire(%s, '60 s')", [name])
         attempt = uuid.uuid4()
         with owner.transaction():
-            place = owner.execute(
+            ticket = owner.execute(
                 "SELECT granted, ticket FROM acquire(%s, '60 s', %s, NULL, %s, %s)", [name, name, attempt, client]
             ).fetchone()
             held = owner.execute(
                 "SELECT classid, objid FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
                 " ORDER BY 1, 2"
             ).fetchall()
-        assert place == (False, 1), ascii(name)
+        assert ticket == (False, 1), ascii(name)
         assert held
         assert keys.setdefault(tuple(held), name) == name
         waits = owner.execute("SELECT queue(%s)", [name]).fetchone()
         assert waits is not None
         assert [one["holder"] for one in waits[0]] == [name]
-        # A wildcard of LIKE in a name is no wildcard, where a name is asked for.
+        # In a search by name, a LIKE wildcard in the name is an ordinary character.
         assert len(owner.execute("SELECT * FROM list_locks(name => %s)", [name]).fetchall()) == 1
     owner.execute(f"LISTEN dblock_{client.hex}".encode())
     for name in NAMES:
         token = owner.execute("SELECT token FROM holder(%s)", [name]).fetchone()
         assert token is not None
         owner.execute("SELECT release(%s, %s, durable => false)", [name, token[0]])
-    heard = {one.payload for one in owner.notifies(timeout=5, stop_after=len(NAMES))}
-    assert len(heard) == len(NAMES), "each release woke one, and another one"
+    notified = {one.payload for one in owner.notifies(timeout=5, stop_after=len(NAMES))}
+    assert len(notified) == len(NAMES), "each release must wake another waiter"
 
 
 @pytest.fixture
 def written(owner: psycopg.Connection) -> list[str]:
-    """Locks with hostile names, holders, meta, waiters and a history."""
+    """Create locks with hostile names, holders, meta, waiters and history events."""
     client = uuid.uuid4()
     for name in NAMES:
         owner.execute("SELECT try_acquire(%s, '1 hour', %s, %s::jsonb)", [name, name, json.dumps({name: name})])
         owner.execute("SELECT acquire(%s, '1 hour', %s, NULL, gen_random_uuid(), %s)", [name, name, client])
         owner.execute("SELECT force_release(%s, token, %s, %s) FROM holder(%s)", [name, name, name, name])
-    # Heard for as long as the test takes.
+    # The client counts as alive for as long as the test takes.
     owner.execute("UPDATE lock_clients SET seen_until = clock_timestamp() + interval '1 hour'")
     return NAMES
 
 
-def test_the_command_line_shows_all_of_them_and_obeys_none(
+def test_command_line_shows_every_name_escaped(
     written: list[str], dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def shown(*arguments: str) -> str:
         code = cli.main(["--dsn", dsn, *arguments])
-        said = capsys.readouterr()
-        assert not raw(said.out + said.err), (arguments, ascii(raw(said.out + said.err)))
-        assert code == 0, said.err
-        return said.out
+        output = capsys.readouterr()
+        assert not raw(output.out + output.err), (arguments, ascii(raw(output.out + output.err)))
+        assert code == 0, output.err
+        return output.out
 
     for command in ("ls", "waiters", "history", "graph"):
         limit = [] if command == "graph" else ["--limit", "500"]
         assert "\\x1b[2J" in shown(command, *limit)
-        told = json.loads(shown(command, *limit, "--json"))
-        assert set(written) <= set(texts(told)), "and a program reads them as they are"
+        parsed = json.loads(shown(command, *limit, "--json"))
+        assert set(written) <= set(texts(parsed)), "JSON must contain the exact names"
     for name in written[::8]:
         assert json.loads(shown("show", "--json", "--", name))["lock"]["name"] == name
     for name in ("\x1b[2J", "\x9b2J", "\u202eabc", "\u2028", "'; DROP TABLE dblock.distributed_locks; --"):
         shown("show", "--", name)
-    # What is not there is named in an error, and is no less hostile for it.
+    # An error names the missing lock, whose name is hostile too.
     for more in ([], ["--json"]):
         assert cli.main(["--dsn", dsn, "show", *more, "--", "not there \x1b[2J\x9b2J\r\u202e\u2028"]) == 1
         assert not raw(capsys.readouterr().err)
@@ -172,7 +173,7 @@ def test_terminal_receives_no_control_characters_from_names(written: list[str], 
 
 
 def texts(facts: Any) -> list[str]:
-    """Return every text in a JSON document."""
+    """Return every string of a JSON document."""
     if isinstance(facts, dict):
         return list(itertools.chain(facts, *map(texts, facts.values())))
     if isinstance(facts, list):

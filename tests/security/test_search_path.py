@@ -1,11 +1,11 @@
-"""Whoever calls our functions has no say in what they mean: neither by the objects that he makes nor by his settings.
+"""A caller cannot change what the functions do, neither with objects of its own nor with settings of its session.
 
-An attacker fills three schemas (one of his own, public, his session's pg_temp) with tables, functions, operators
-and types under the names that our functions use, puts them before Postgres's own in his search_path, and calls
-every function that runs with its owner's rights. Each of his would count a sequence up, which no rollback undoes,
-and then fail the call.
+An attacker fills three schemas (one of its own, public, and its session's pg_temp) with tables, functions, operators
+and types under the names that the functions use. It puts these schemas before pg_catalog in its search_path, and calls
+every SECURITY DEFINER function. Each of the attacker's functions increments a sequence, which no rollback undoes, and
+then fails the call.
 
-What is shadowed comes from the catalogue: whatever name of Postgres's stands in a body of ours.
+The shadowed names come from the catalogue: every name of pg_catalog that occurs in the body of a function.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFINERS = (
 TYPES = (
     "text", "uuid", "timestamptz", "jsonb", "json", "regclass", "regnamespace", "regprocedure", "oid", "bytea", "name",
 )  # fmt: skip
-"""Types that SQL knows by their names alone, and so looks for in the search_path."""
+"""Types that have no keyword in SQL, so that they are looked up in the search_path."""
 
 OPERATED = (
     "text", "bigint", "integer", "double precision", "timestamptz", "interval", "uuid", "jsonb", "name", "bytea",
@@ -54,11 +54,11 @@ HOSTILE_SETTINGS = {
 
 ATTEMPT, CLIENT, PRESENCE = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
 
-Right = Callable[[list[tuple[Any, ...]]], bool]
+Check = Callable[[list[tuple[Any, ...]]], bool]
 
 
-def one(*row: object) -> Right:
-    """Tell whether the answer is this one row; `...` stands for anything but NULL."""
+def one(*row: object) -> Check:
+    """Return a check that the result is this one row. `...` matches any value but NULL."""
     return lambda got: (
         len(got) == 1 and all(a == b or (b is ... and a is not None) for a, b in zip(got[0], row, strict=True))
     )
@@ -68,7 +68,7 @@ def anything(got: list[tuple[Any, ...]]) -> bool:
     return len(got) == 1
 
 
-CALLS: dict[str, dict[str, list[tuple[str, Right]]]] = {
+CALLS: dict[str, dict[str, list[tuple[str, Check]]]] = {
     "dblock": {
         "schema_revision": [("schema_revision()", one("0001"))],
         "installation": [("installation()", one(...))],
@@ -125,15 +125,15 @@ CALLS: dict[str, dict[str, list[tuple[str, Right]]]] = {
         "record_rejection": [("record_rejection('k', 1, 2, NULL, NULL)", anything)],
     },
 }  # fmt: skip
-"""A call of each function that runs with its owner's rights, and the right answer to it, in this order."""
+"""Calls of each SECURITY DEFINER function, with a check of the result, in this order."""
 
 TRIGGERS = ("guard_table_trigger",)
-"""Those that are called by writing to a protected table."""
+"""The functions that a write to a protected table calls."""
 
 
 @pytest.fixture
 def attacker(connect: Connect, owner: psycopg.Connection, kinds: dict[str, str]) -> Iterator[psycopg.Connection]:
-    """A session of a role that may all that a role can be granted, in an ambush."""
+    """Open a session of a role that has every privilege, and create its hostile objects."""
     role = kinds["lock"]
     for statement in (
         "CREATE TABLE public.rows (id int PRIMARY KEY, v text)", "CREATE TABLE public.whole (id int)",
@@ -145,13 +145,13 @@ def attacker(connect: Connect, owner: psycopg.Connection, kinds: dict[str, str])
     ):  # fmt: skip
         owner.execute(statement.encode())
     session = connect("lock")
-    lay_ambush(session, shadowed(owner))
+    create_hostile_objects(session, shadowed(owner))
     yield session
     owner.execute(f"REVOKE {kinds['fence']}, {kinds['see']}, {kinds['force-release']} FROM {role}".encode())
 
 
 def shadowed(owner: psycopg.Connection) -> list[str]:
-    """Return the statements that make the attacker's objects in a schema, `@@`."""
+    """Return the statements that create the attacker's objects in a schema, written `@@`."""
     bodies = owner.execute(
         "SELECT string_agg(prosrc, ' ') FROM pg_proc"
         " WHERE pronamespace IN ('dblock'::regnamespace, 'fenced_store'::regnamespace)"
@@ -175,13 +175,13 @@ def shadowed(owner: psycopg.Connection) -> list[str]:
         "SELECT DISTINCT proname, pg_get_function_arguments(oid), pg_get_function_result(oid)"
         " FROM pg_proc WHERE prokind = 'f' AND prorettype <> ALL ('{trigger,internal,cstring}'::regtype[])"
         " AND proname = ANY(%s) AND pronamespace = ANY('{pg_catalog,dblock,fenced_store}'::regnamespace[])"
-        # What only Postgres's own can take: internal, cstring, and "any".
+        # Not the types that only built-in functions can take: internal, cstring, and "any".
         " AND NOT proargtypes::oid[] && '{2281,2275,2276}'::oid[] AND NOT proretset",
         [words],
     ).fetchall()
     body = "LANGUAGE plpgsql AS 'BEGIN PERFORM pg_catalog.nextval(''evil.tripwire''); RAISE ''tripped by {}''; END'"
     for name, arguments, result in functions:
-        # With OUT parameters the result is a record, and is said by them.
+        # With OUT parameters, these declare the result.
         returns = "" if "OUT " in arguments else f" RETURNS {result}"
         statements.append(f'CREATE FUNCTION @@."{name}"({arguments}){returns} {body.format(name)}')
     operators = owner.execute(
@@ -211,7 +211,7 @@ BEGIN
         EXCEPTION WHEN syntax_error OR invalid_function_definition OR duplicate_function OR invalid_table_definition
             OR undefined_function
         THEN
-            -- A name that is a keyword of SQL's, or a result that no function of a user's can have.
+            -- The name is a keyword of SQL, or no user-defined function can have such a result.
         END;
     END LOOP;
     RETURN made;
@@ -219,7 +219,7 @@ END $$
 """
 
 
-def lay_ambush(session: psycopg.Connection, statements: list[str]) -> None:
+def create_hostile_objects(session: psycopg.Connection, statements: list[str]) -> None:
     session.execute("CREATE SEQUENCE evil.tripwire")
     session.execute("GRANT USAGE ON SCHEMA evil TO PUBLIC")
     session.execute("GRANT ALL ON SEQUENCE evil.tripwire TO PUBLIC")
@@ -235,21 +235,21 @@ def lay_ambush(session: psycopg.Connection, statements: list[str]) -> None:
         all_of = [statement.replace("@@", schema) for statement in statements]
         row = session.execute("SELECT evil.make(%s)", [all_of]).fetchone()
         made += row[0] if row else 0
-    assert made > 1000, "an ambush of next to nothing proves nothing"
+    assert made > 1000, "too few hostile objects to prove anything"
     with session.transaction():
         for kind in TYPES:
             session.execute(f"CREATE DOMAIN evil.{kind} AS pg_catalog.{kind} CHECK (evil.trip())".encode())
 
 
-def all_answers_are_right(session: psycopg.Connection) -> None:
+def check_all_results(session: psycopg.Connection) -> None:
     for schema, called in CALLS.items():
         for name, calls in called.items():
-            for call, is_right in calls:
+            for call, check in calls:
                 statement = f"SELECT * FROM {schema}.{call}"
                 if name == "protected_tables":
                     statement = statement.replace("*", "resource")
                 got = session.execute(statement.encode()).fetchall()
-                assert is_right(got), f"{call} answered {got}"
+                assert check(got), f"{call} returned {got}"
 
 
 def tripped(owner: psycopg.Connection) -> bool:
@@ -262,8 +262,8 @@ def prepare(session: psycopg.Connection) -> None:
         session.execute(sql.SQL("SET {} TO {}").format(sql.SQL(name), sql.SQL(value)))
 
 
-def test_every_function_with_its_owners_rights_has_a_path_of_its_own(owner: psycopg.Connection) -> None:
-    """Our schema, then the session's temporary one, which is searched first where it is not named. Nothing else."""
+def test_every_definer_function_sets_its_search_path(owner: psycopg.Connection) -> None:
+    """The path is the schema, then pg_temp, and nothing else. An unnamed pg_temp would be searched first."""
     owner.execute("CREATE TABLE public.rows (id int PRIMARY KEY)")
     owner.execute("SELECT fenced_store.protect_table('public.rows')")
     found = owner.execute(DEFINERS).fetchall()
@@ -275,10 +275,10 @@ def test_every_function_with_its_owners_rights_has_a_path_of_its_own(owner: psyc
         " aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a"
         " WHERE n.nspname IN ('dblock', 'fenced_store') AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner"
     ).fetchall()
-    assert makers == [], "whoever may create in the first schema of the path needs no other"
+    assert makers == [], "a role that may create in the first schema of the path could shadow anything"
 
 
-def test_each_of_them_is_called_below(owner: psycopg.Connection) -> None:
+def test_every_definer_function_is_called_by_the_attacker(owner: psycopg.Connection) -> None:
     there = {(schema, name) for schema, name, *_ in owner.execute(DEFINERS).fetchall()}
     assert there == {(schema, name) for schema, called in CALLS.items() for name in called} | {
         ("fenced_store", name) for name in TRIGGERS
@@ -289,8 +289,8 @@ def test_attackers_objects_never_run_with_the_owners_privileges(
     attacker: psycopg.Connection, owner: psycopg.Connection
 ) -> None:
     prepare(attacker)
-    all_answers_are_right(attacker)
-    # And what runs by itself, when he writes to what others have protected.
+    check_all_results(attacker)
+    # The trigger functions run when the attacker writes to protected tables.
     for table, statement in (
         ("rows", "INSERT INTO public.rows (id, v) VALUES (1, 'x')"),
         ("rows", "UPDATE public.rows SET v = 'y'"),
@@ -308,7 +308,7 @@ def test_attackers_objects_never_run_with_the_owners_privileges(
             assert owner.execute(f"SELECT count(*) FROM {schema}.{name}".encode()).fetchone() == (0,)
         assert attacker.execute(f"SELECT pg_catalog.count(*) FROM pg_temp.{name}".encode()).fetchone() == (0,)
 
-    # The proof that the ambush catches a function without a path of its own.
+    # Prove that the hostile objects catch a function without a search_path of its own.
     attacker.execute("INSERT INTO pg_temp.distributed_locks (name, expires_at) VALUES ('b', 'infinity')")
     owner.execute("ALTER FUNCTION dblock.holder(text) RESET search_path")
     with pytest.raises(psycopg.Error, match="tripped by"):
@@ -316,8 +316,8 @@ def test_attackers_objects_never_run_with_the_owners_privileges(
     assert tripped(owner)
 
 
-def test_no_setting_of_a_sessions_gives_a_lock_another_line(connect: Connect, owner: psycopg.Connection) -> None:
-    """Where two sessions hold the same line under different keys, each believes that it has it alone."""
+def test_no_session_setting_changes_the_key_of_a_queue(connect: Connect, owner: psycopg.Connection) -> None:
+    """With different keys, two sessions would both believe that they hold the queue lock."""
     keys = []
     for settings in ({}, HOSTILE_SETTINGS):
         session = connect("lock")

@@ -1,9 +1,9 @@
-"""No password is shown to anybody: not in a log, an error or its causes, a repr, a table, nor in the list of processes.
+"""No password is shown: not in a log, an error or its causes, a repr, a table, nor in the list of processes.
 
-However it was given to us (a URL, keywords, an engine, $DBLOCK_DSN, PGPASSWORD, a .env), whatever works or fails
-with it. What a user types into a command line of his own is there for all to see, and his. What he has exported is
-passed on to the command of `dblock run`, as any program passes it on; what was read from a file, or was an option,
-is not.
+That holds for every way to give the password (a URL, keywords, an engine, $DBLOCK_DSN, PGPASSWORD, a .env), and both
+when calls succeed and when they fail. A password that the user types into a command line is visible to every user of
+the machine, and that is the user's own responsibility. `dblock run` passes exported variables on to its command, as
+any program does. It does not pass on a password from a file or from an option.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from tests.support.facade import Clients
 from tests.support.shell import Shell, ended, until
 
 PASSWORD = "tr0ub4dor&3/@%"
-"""With characters that a URL has to escape, and that come out when it is taken apart."""
+"""Has characters that a URL must escape, and that reappear when the URL is parsed."""
 SHOWN = ("tr0ub4dor", quote(PASSWORD, safe=""))
 
 
-def hidden(*said: object) -> None:
-    """Fail if any of this shows it; the message does not, either."""
-    for one in said:
+def hidden(*texts: object) -> None:
+    """Fail if any of these contains the password. The failure message does not contain it either."""
+    for one in texts:
         text = one if isinstance(one, str) else repr(one)
         assert not any(form in text for form in SHOWN), f"shown after {text[: text.find(SHOWN[0])][-200:]!r}"
 
 
 def spellings(dsn: str) -> dict[str, str]:
-    """Return a DSN with the password in it, as people write it."""
+    """Return the common spellings of a DSN, with the password."""
     parts = {key: str(value) for key, value in conninfo.conninfo_to_dict(dsn).items() if value is not None}
     host, port, user, name = (parts.get(key, "") for key in ("host", "port", "user", "dbname"))
     where = f"{user}:{quote(PASSWORD, safe='')}@"
@@ -62,7 +62,7 @@ def spellings(dsn: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def refuses() -> Iterator[str]:
-    """A server that asks for the password and does not like it; a DSN without one."""
+    """Run a server that asks for the password and refuses it, and return its DSN without a password."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -71,13 +71,13 @@ def refuses() -> Iterator[str]:
                     session, _ = listener.accept()
                 except OSError:
                     return
-                with session, closing(session.makefile("rb")) as said:
-                    (length,) = struct.unpack("!i", said.read(4))
-                    said.read(length - 4)
+                with session, closing(session.makefile("rb")) as received:
+                    (length,) = struct.unpack("!i", received.read(4))
+                    received.read(length - 4)
                     session.sendall(b"R" + struct.pack("!ii", 8, 3))
-                    said.read(1)
-                    (length,) = struct.unpack("!i", said.read(4))
-                    said.read(length - 4)
+                    received.read(1)
+                    (length,) = struct.unpack("!i", received.read(4))
+                    received.read(length - 4)
                     fields = b"SFATAL\0VFATAL\0C28P01\0Mpassword authentication failed for user\0\0"
                     session.sendall(b"E" + struct.pack("!i", 4 + len(fields)) + fields)
 
@@ -92,15 +92,15 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def tell(error: BaseException) -> None:
-    """Look at all that an error carries."""
+def check_error(error: BaseException) -> None:
+    """Check every part of an error and of its causes."""
     for one in chain(error):
         hidden(str(one), repr(one), one.args, {key: value for key, value in vars(one).items() if key != "_obj"})
     hidden("".join(traceback.format_exception(error)))
     hidden(pickle.dumps(error).decode("latin-1"))
 
 
-async def test_a_client_that_works_shows_it_nowhere(
+async def test_working_client_shows_no_password(
     clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -111,11 +111,11 @@ async def test_a_client_that_works_shows_it_nowhere(
         await lease.renew()
         with pytest.raises(dblock.LockTimeout) as late:
             await clients(dsn).lock(spelling).acquire(timeout=0.01)
-        tell(late.value)
+        check_error(late.value)
         hidden(client, lock, lease, lease.lost, target.resolve(dsn), str(target.resolve(dsn)))
         with pytest.raises(TypeError) as refused:
             pickle.dumps(dblock.Client(dsn))
-        tell(refused.value)
+        check_error(refused.value)
     hidden(caplog.text)
     for table in ("distributed_locks", "lock_tickets", "lock_history", "lock_presence"):
         hidden(owner.execute(f"SELECT * FROM {table}".encode()).fetchall())
@@ -145,7 +145,7 @@ def failing(how: str, dsn: str, refuses: str) -> tuple[list[str], dict[str, Any]
 
 
 @pytest.mark.parametrize("how", FAILURES)
-async def test_a_client_that_fails_shows_it_nowhere(
+async def test_failing_client_shows_no_password(
     clients: Clients, refuses: str, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -153,15 +153,15 @@ async def test_a_client_that_fails_shows_it_nowhere(
     for dsn in dsns:
         with pytest.raises(dblock.DblockError) as failed:
             await clients(dsn, **options).lock("a").try_acquire()
-        tell(failed.value)
+        check_error(failed.value)
     if how != "no schema":
-        with pytest.raises(Exception) as other:  # the driver's own, mostly  # noqa: PT011
+        with pytest.raises(Exception) as other:  # mostly an error of the driver  # noqa: PT011
             fenced_store.FencedStore(dsns[0]).put("k", 1, fence=1)
         hidden("".join(traceback.format_exception(other.value)))
     hidden(caplog.text)
 
 
-async def test_an_engine_keeps_it_too(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_with_an_engine_shows_no_password(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     url = f"postgresql+psycopg://u:{quote(PASSWORD, safe='')}@127.0.0.1:1/d"
     engines: list[Any] = [
@@ -174,7 +174,7 @@ async def test_an_engine_keeps_it_too(clients: Clients, caplog: pytest.LogCaptur
         hidden(client)
         with pytest.raises(dblock.DblockError) as failed:
             await client.lock("a").try_acquire()
-        tell(failed.value)
+        check_error(failed.value)
     hidden(caplog.text)
 
 
@@ -182,7 +182,7 @@ WAYS = ("--dsn", "DBLOCK_DSN", "PGPASSWORD", ".env", "pyproject.toml")
 
 
 def given(way: str, dsn: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Give the command line a password in one of the ways; return its options and its environment."""
+    """Give the command line a password in this way, and return its options and its environment."""
     monkeypatch.chdir(folder)
     for file in (".env", "pyproject.toml"):
         (folder / file).unlink(missing_ok=True)
@@ -200,7 +200,7 @@ def given(way: str, dsn: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_command_shows_it_whether_it_works_or_not(
+def test_no_command_shows_the_password(
     dsn: str, refuses: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wrong = "host=127.0.0.1 port=1 user=u dbname=d"
@@ -215,14 +215,14 @@ def test_no_command_shows_it_whether_it_works_or_not(
                 here.setenv(name, value)
             for command in commands:
                 code = cli.main([command[0], *options, *command[1:]])
-                said = capfd.readouterr()
-                hidden(said.out, said.err)
-                assert said.out or said.err
-                assert (code == 0) is not (where != dsn or "nothing_here" in command) or command[0] == "doctor", said
+                output = capfd.readouterr()
+                hidden(output.out, output.err)
+                assert output.out or output.err
+                assert (code == 0) is not (where != dsn or "nothing_here" in command) or command[0] == "doctor", output
 
 
 def processes_of(root: int) -> dict[int, tuple[str, str]]:
-    """Return a process and all that it has started, each with its arguments and its environment."""
+    """Return a process and its descendants, each with its arguments and its environment."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -233,39 +233,41 @@ def processes_of(root: int) -> dict[int, tuple[str, str]]:
     family = {root}
     while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
-    told = {}
+    found = {}
     for pid in family:
         try:
             arguments, environment = ((Path("/proc") / str(pid) / what).read_bytes() for what in ("cmdline", "environ"))
         except OSError:
             continue
-        told[pid] = arguments.decode("utf-8", "replace"), environment.decode("utf-8", "replace")
-    return told
+        found[pid] = arguments.decode("utf-8", "replace"), environment.decode("utf-8", "replace")
+    return found
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="what processes are called is read from /proc")
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads the arguments of processes from /proc")
 @pytest.mark.parametrize("way", ["DBLOCK_DSN", ".env"])
-def test_no_process_of_ours_is_called_by_it(
+def test_no_process_has_the_password_in_its_arguments(
     dsn: str, shell: Shell, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`dblock run`, the keeper that watches over the command, and the command; and what the command is told."""
+    """The processes are `dblock run`, the keeper that watches the command, and the command with its environment."""
     _, environment = given(way, dsn, monkeypatch, tmp_path)
     bare = Shell(None, tmp_path)
-    line = "env > told.part; mv told.part told; while [ ! -e off ]; do sleep 0.02; done"
+    line = "env > environment.part; mv environment.part environment; while [ ! -e off ]; do sleep 0.02; done"
     process = bare.start("run", "job", "--ttl", "60", "--", "sh", "-c", line, env=environment)
     try:
-        told = Path(until(lambda: (tmp_path / "told").exists() and tmp_path / "told", "the command")).read_text()
+        exported = Path(
+            until(lambda: (tmp_path / "environment").exists() and tmp_path / "environment", "the command")
+        ).read_text()
         family = processes_of(process.pid)
-        assert len(family) >= 3, "ours, the keeper, and the command"
+        assert len(family) >= 3, "dblock run, the keeper, and the command"
         for arguments, _ in family.values():
             hidden(arguments)
-        assert "DBLOCK_TOKEN=" in told
+        assert "DBLOCK_TOKEN=" in exported
         if way == ".env":
-            hidden(told)
+            hidden(exported)
             for _, inherited in family.values():
                 hidden(inherited)
         else:
-            assert f"DBLOCK_DSN={environment['DBLOCK_DSN']}" in told, "what was exported is passed on as it was"
+            assert f"DBLOCK_DSN={environment['DBLOCK_DSN']}" in exported, "an exported variable is passed on unchanged"
         with psycopg.connect(dsn) as looking:
             hidden(looking.execute("SELECT * FROM dblock.distributed_locks").fetchall())
         (tmp_path / "off").touch()
@@ -277,10 +279,10 @@ def test_no_process_of_ours_is_called_by_it(
 
 
 def test_password_search_finds_a_password_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proof that it can be."""
-    for said in (PASSWORD, f"x {quote(PASSWORD, safe='')} y", [("a", PASSWORD)], {"dsn": f"password={PASSWORD}"}):
+    """Prove that the search can fail."""
+    for text in (PASSWORD, f"x {quote(PASSWORD, safe='')} y", [("a", PASSWORD)], {"dsn": f"password={PASSWORD}"}):
         with pytest.raises(AssertionError) as noticed:
-            hidden(said)
+            hidden(text)
         assert SHOWN[0] not in str(noticed.value).splitlines()[0]
     monkeypatch.setattr(target.Target, "__str__", lambda self: str(self._parameters))
     with pytest.raises(AssertionError):

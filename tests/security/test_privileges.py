@@ -1,11 +1,11 @@
-"""Nobody may more than was decided: every object of both schemas, tried by every kind of role.
+"""Each role can do only what the tables below allow: every kind of role tries every object of both schemas.
 
-What there is comes from the catalogue, and who may use it from the tables below. An object that is in one of them
-only fails the test: whoever adds one has to decide, here.
+The objects come from the catalogue, and their privileges from the tables below. The test fails for an object that is
+in only one of the two, so a new object needs a decision here.
 
-What this does not promise: roles that may lock trust each other. A lock's token is no secret (`holder` tells it to
-all of them), and with it goes what its holder can do: renew and release. What is secret is what would let one be
-taken for another in line, or for dead: attempts, clients, presences.
+The tests do not protect roles that may lock from each other. A lock's token is no secret: `holder` shows it to all of
+them, and any role with the token can renew and release like the holder. Attempts, clients and presences are secret,
+because with them a role could impersonate another waiter or make a holder look dead.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ MAY_CALL = {
         ),
     },
 }  # fmt: skip
-"""Who may call each function. Those of the owner's are called by the others, with their owner's rights."""
+"""The roles that may call each function. Functions of the owner alone are called by the others, as their definer."""
 
 OWNERS_RELATIONS = {
     "dblock": {
@@ -82,7 +82,7 @@ OWNERS_RELATIONS = {
     },
     "fenced_store": {"fences", "versions", "protections", "rejections", "rejections_id_seq", "installed_revision"},
 }  # fmt: skip
-"""The tables and sequences, which are all their owner's alone: a new one is decided by being named here."""
+"""The tables and sequences. Only their owner may use them. A new one must be added here."""
 
 CATALOGS = (
     ("pg_type", "typnamespace", "typrelid = 0 AND typcategory <> 'A'"), ("pg_operator", "oprnamespace", "true"),
@@ -91,7 +91,7 @@ CATALOGS = (
     ("pg_ts_config", "cfgnamespace", "true"), ("pg_ts_dict", "dictnamespace", "true"),
     ("pg_statistic_ext", "stxnamespace", "true"),
 )  # fmt: skip
-"""Kinds of objects that neither schema has. (A table's own row type is its table's.)"""
+"""Kinds of objects that neither schema has. (The row type of a table belongs to the table.)"""
 
 
 def functions(owner: psycopg.Connection, schema: str) -> list[tuple[str, str, int]]:
@@ -114,10 +114,10 @@ def relations(owner: psycopg.Connection, schema: str) -> dict[str, str]:
 @pytest.mark.parametrize("schema", MAY_CALL)
 def test_every_object_has_a_decision_on_its_privileges(owner: psycopg.Connection, schema: str) -> None:
     there = [name for name, _, _ in functions(owner, schema)]
-    assert sorted(there) == sorted(MAY_CALL[schema]), "each once: an overload would be a second decision"
+    assert sorted(there) == sorted(MAY_CALL[schema]), "each name once: an overload would need a decision of its own"
     found = relations(owner, schema)
     assert set(found) == OWNERS_RELATIONS[schema]
-    assert set(found.values()) == {"r", "S"}, "a view runs with its owner's rights"
+    assert set(found.values()) == {"r", "S"}, "a view runs with its owner's privileges"
     for catalog, column, which in CATALOGS:
         others = owner.execute(
             f"SELECT * FROM {catalog} WHERE {column} = %s::regnamespace AND {which}".encode(), [schema]
@@ -127,14 +127,14 @@ def test_every_object_has_a_decision_on_its_privileges(owner: psycopg.Connection
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("schema", MAY_CALL)
-def test_a_role_may_call_what_was_decided_and_nothing_else(
+def test_role_may_call_exactly_the_functions_of_its_kind(
     connect: Connect, owner: psycopg.Connection, kinds: dict[str, str], schema: str, kind: str
 ) -> None:
     session = connect(kind)
     for name, signature, arguments in functions(owner, schema):
         may = kind in MAY_CALL[schema].get(name, OWNER_ALONE)
-        told = owner.execute("SELECT has_function_privilege(%s, %s, 'EXECUTE')", [kinds[kind], signature]).fetchone()
-        assert told == (may,), f"{kind}: {signature}"
+        found = owner.execute("SELECT has_function_privilege(%s, %s, 'EXECUTE')", [kinds[kind], signature]).fetchone()
+        assert found == (may,), f"{kind}: {signature}"
         if not may:
             with pytest.raises(InsufficientPrivilege):
                 call = f"SELECT {schema}.{name}({', '.join(['NULL'] * arguments)})"
@@ -157,10 +157,10 @@ TOUCHES = {
         "ALTER SEQUENCE {} RESTART", "DROP SEQUENCE {}", "GRANT ALL ON SEQUENCE {} TO PUBLIC",
     ),
 }  # fmt: skip
-"""What one can do to a table or a sequence without a function of ours. None of it is anybody's but the owner's."""
+"""Statements that use a table or a sequence without a function of the schema. Only the owner may run them."""
 
 HARMLESS = ("ANALYZE", "VACUUM")
-"""What Postgres skips with a warning, where it is not one's own, instead of refusing it."""
+"""Statements that Postgres skips with a warning, instead of refusing them, on a table of another owner."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,7 +180,7 @@ def test_application_roles_touch_no_table_or_sequence(
                 may_look = owner.execute("SELECT has_schema_privilege(%s, %s, 'USAGE')", [role, schema]).fetchone() == (
                     True,
                 )
-                with noticed(session) if may_look else pytest.raises(InsufficientPrivilege):
+                with skipped(session) if may_look else pytest.raises(InsufficientPrivilege):
                     session.execute(statement.format(full).encode())
             else:
                 with pytest.raises(InsufficientPrivilege):
@@ -197,27 +197,27 @@ def test_application_roles_touch_no_table_or_sequence(
             session.execute(statement.encode())
 
 
-class noticed:
-    """A block of which Postgres says that it has skipped what was asked for."""
+class skipped:
+    """Check that Postgres reports a statement of the block as skipped."""
 
     def __init__(self, session: psycopg.Connection) -> None:
         self._session = session
-        self._said: list[str] = []
+        self._notices: list[str] = []
 
-    def _hear(self, notice: Any) -> None:
-        self._said.append(str(notice.message_primary))
+    def _record(self, notice: Any) -> None:
+        self._notices.append(str(notice.message_primary))
 
     def __enter__(self) -> None:
-        self._session.add_notice_handler(self._hear)
+        self._session.add_notice_handler(self._record)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._session.remove_notice_handler(self._hear)
+        self._session.remove_notice_handler(self._record)
         assert kind is None
-        assert any("skipping" in one or "permission denied" in one for one in self._said), self._said
+        assert any("skipping" in one or "permission denied" in one for one in self._notices), self._notices
 
 
 def test_new_function_open_to_public_is_noticed(owner: psycopg.Connection) -> None:
-    """The proof that the sweep can fail."""
+    """Prove that the test above can fail."""
     for made in (
         "CREATE FUNCTION dblock.peek() RETURNS int LANGUAGE sql SECURITY DEFINER AS 'SELECT 1'",
         "CREATE TABLE fenced_store.more ()",
@@ -228,7 +228,7 @@ def test_new_function_open_to_public_is_noticed(owner: psycopg.Connection) -> No
             test_every_object_has_a_decision_on_its_privileges(owner, schema)
 
 
-ASKED = {
+FUNCTION_CALLS = {
     "lock": [
         "queue('held')", "holder('held')", "try_acquire('held')",
         "acquire('held', attempt => {mine}, client => {mine})", "heartbeat({mine}, '{{held}}')",
@@ -240,21 +240,21 @@ ASKED = {
     ],
     "see": ["list_locks(include_free => true)", "list_waiters()", "list_history()", "grants_are_recorded()"],
     "force-release": ["force_release('held', 0)", "wake_queue('held')"],
-    "nobody": [],
+    "none": [],
     "fence": [],
 }  # fmt: skip
-"""Every question that a role can put to us about a lock that others hold and wait for."""
+"""Every call that a role can make about a lock that others hold and wait for."""
 
-ASKED_OF_ALL = [
+VIEWS = [
     "SELECT * FROM pg_stat_activity", "SELECT * FROM pg_locks", "SELECT * FROM pg_stats", "SELECT * FROM pg_settings",
     "SELECT * FROM pg_prepared_statements", "SELECT * FROM pg_cursors", "SELECT pg_listening_channels()",
     "SELECT * FROM pg_stat_user_tables", "SELECT * FROM pg_description", "SELECT prosrc FROM pg_proc WHERE prosecdef",
 ]  # fmt: skip
-"""Where a server tells everybody about everybody."""
+"""Views in which a server shows every role something about the others."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_role_is_told_a_name_that_would_let_it_pass_for_another(
+def test_no_role_can_read_an_id_that_would_let_it_impersonate_another(
     connect: Connect, dsn: str, client: dblock.Client, owner: psycopg.Connection, kind: str
 ) -> None:
     with dblock.Client(dsn) as other:
@@ -269,17 +269,17 @@ def test_no_role_is_told_a_name_that_would_let_it_pass_for_another(
                 " UNION ALL SELECT client, NULL FROM lock_clients UNION ALL SELECT presence, NULL FROM lock_presence"
             ).fetchall()
             secrets = {one for row in named for one in row if isinstance(one, uuid.UUID)}
-            assert len(secrets) >= 5, "an attempt each, a client, a presence each"
+            assert len(secrets) >= 5, "two attempts, a client, two presences"
             session = connect(kind)
             session.execute("SET client_min_messages TO debug5")
-            told: list[object] = []
-            session.add_notice_handler(lambda notice: told.append(notice.message_primary))
+            replies: list[object] = []
+            session.add_notice_handler(lambda notice: replies.append(notice.message_primary))
             mine = f"'{uuid.uuid4()}'"
-            for question in ASKED[kind]:
-                asked = f"SELECT * FROM dblock.{question.format(mine=mine)}"
-                told.append(session.execute(asked.encode()).fetchall())
-            told += [session.execute(question.encode()).fetchall() for question in ASKED_OF_ALL]
-            text = repr(told)
+            for statement in FUNCTION_CALLS[kind]:
+                asked = f"SELECT * FROM dblock.{statement.format(mine=mine)}"
+                replies.append(session.execute(asked.encode()).fetchall())
+            replies += [session.execute(statement.encode()).fetchall() for statement in VIEWS]
+            text = repr(replies)
             for secret in secrets:
                 assert str(secret) not in text
                 assert secret.hex not in text
@@ -289,11 +289,11 @@ def test_no_role_is_told_a_name_that_would_let_it_pass_for_another(
             waiting.join()
 
 
-@pytest.mark.parametrize("kind", ["lock", "nobody"])
+@pytest.mark.parametrize("kind", ["lock", "none"])
 def test_role_that_sees_an_advisory_key_can_neither_take_nor_end_it(
     connect: Connect, client: dblock.Client, owner: psycopg.Connection, kind: str
 ) -> None:
-    """That an advisory lock is held is shown to all, in pg_locks. It is its session's all the same."""
+    """pg_locks shows advisory locks to every role. Only the session that holds one can unlock it."""
     lease = client.lock("held", ttl=20).acquire()
     (key,) = until(lambda: owner.execute("SELECT advisory_key FROM lock_presence").fetchone(), "a presence")
     session = connect(kind)
@@ -308,20 +308,20 @@ def test_role_that_sees_an_advisory_key_can_neither_take_nor_end_it(
     lease.renew()
 
 
-def test_force_release_privilege_allows_that_and_no_more(
+def test_force_release_privilege_allows_only_force_release(
     connect: Connect, client: dblock.Client, owner: psycopg.Connection
 ) -> None:
     lease = client.lock("held", ttl=20).acquire()
     session = connect("force-release")
-    # Only by its exact grant, which somebody who may see has to tell.
+    # It needs the exact grant, which only a role that may see can look up.
     for guess in (0, -1, lease.token + 1, None):
         assert session.execute("SELECT dblock.force_release('held', %s::bigint, now => true)", [guess]).fetchone() == (
             False,
         )
     assert lease.remaining() > 0
     assert session.execute("SELECT dblock.force_release('held', %s)", [lease.token]).fetchone() == (True,)
-    # Who did it cannot be hidden.
+    # The role cannot hide its name.
     (actor,) = owner.execute("SELECT actor FROM list_history('held')").fetchone() or ("",)
     assert f" as {session.info.user}" in actor
     assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (1,)
-    until(lease.lost.is_set, "the holder's learning of it")
+    until(lease.lost.is_set, "the loss of the lease")
