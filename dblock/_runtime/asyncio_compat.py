@@ -1,8 +1,8 @@
-"""Waiting for an event in the event loop, for so long at most.
+"""Wait for an event in the event loop, with a timeout.
 
-Guarantee: whoever is cancelled meanwhile is cancelled. `asyncio.wait_for` does not promise that before Python 3.12: a
-cancellation that comes together with the event passes for the event. A task that goes round for ever would then go on,
-and whoever waits for its end, as `asyncio.run` does, would wait for ever.
+Guarantee: a task that is cancelled during the wait is cancelled. `asyncio.wait_for` does not promise that before Python
+3.12: a cancellation that comes together with the event is lost. A task with an endless loop would then continue, and
+`asyncio.run`, which waits for its end, would never return.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 
 
 async def wait_and_clear(event: asyncio.Event, seconds: float | None) -> None:
-    """Return once the event is set or so many seconds have passed; either way it is not set any more."""
+    """Return once the event is set or so many seconds have passed. Clear the event in either case."""
     timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, event.set)
     try:
         await event.wait()

@@ -1,10 +1,10 @@
 """One connection, and one function call over it.
 
-Everything goes over it as text, by statements prepared once. That leaves out psycopg's cursors and type adaptation,
-which cost a third of the whole call (docs/concepts/performance.md). psycopg still does the connecting and all the
-waiting, so Ctrl-C and cancellation work as it makes them work.
+Arguments and rows go over it as text, by statements that are prepared once. That leaves out psycopg's cursors and type
+adaptation, which cost a third of the whole call (docs/concepts/performance.md). psycopg still connects and waits, so
+Ctrl-C and cancellation work as psycopg makes them work.
 
-A pooler may run each statement on another backend, where nothing is prepared. Nothing is then.
+A pooler may run each statement on another backend, where it is not prepared. Behind a pooler nothing is prepared.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from dblock._runtime.error_mapping import Overdue
 
 Results = list[pq.abc.PGresult]
 
-LATE = "the answer did not come in time"
+LATE = "the reply did not come in time"
 
 _FAILED = pq.ExecStatus.FATAL_ERROR
 
 
 class RawConnection:
-    """A connection, and what has been prepared on it."""
+    """A connection, and the statements that are prepared on it."""
 
     def __init__(self, connection: Any, prepares: bool) -> None:
         self.connection = connection
         self.prepares = prepares
         self.used_at = 0.0
-        self.place: Any = None
-        """Its place in the pool."""
+        self.slot: Any = None
+        """Its slot in the pool."""
         self._pgconn: pq.abc.PGconn = connection.pgconn
         self._prepared: dict[bytes, bytes] = {}
         self._preparing: tuple[bytes, bytes] | None = None
-        """What is being prepared, and under which name."""
+        """The statement that is being prepared, and its name."""
 
     @property
     def busy(self) -> bool:
-        """Tell whether a statement is still under way over it."""
+        """Whether a statement is still under way over it."""
         return bool(self._pgconn.transaction_status == pq.TransactionStatus.ACTIVE)
 
     @property
     def usable(self) -> bool:
-        """Tell whether another call can go over it."""
+        """Whether another call can go over it."""
         return bool(self._pgconn.transaction_status == pq.TransactionStatus.IDLE)
 
     def drain(self, within: float) -> Generator[Any, Any, None]:
-        """Read what is left of an exchange that was given up; a generator for the connection's `wait`."""
+        """Read the rest of an exchange that was given up; a generator for the connection's `wait`."""
         _checked((yield from _bounded(generators.fetch_many(self._pgconn), time.monotonic() + within)))
         self._note_prepared()
 
     def close(self) -> None:
-        """End the connection; what psycopg's own close does, without an await."""
+        """Close the connection, as psycopg's own close does, but without an await."""
         self._pgconn.finish()
 
     def exchange(self, call: Call, within: float) -> Generator[Any, Any, Row | None]:
@@ -69,7 +69,7 @@ class RawConnection:
         if self.prepares:
             name = self._prepared.get(call.sql)
             if name is None:
-                # Named after its text: behind a pooler the name may be another client's, for another statement.
+                # Named after its text: behind a pooler another client may use a shorter name for another statement.
                 name = b"dblock_" + hashlib.sha256(call.sql).hexdigest()[:32].encode()
                 self._preparing = call.sql, name
                 pgconn.send_prepare(name, call.sql)
@@ -102,7 +102,7 @@ class RawConnection:
 
 
 def _bounded(steps: Generator[Any, Any, Results], deadline: float) -> Generator[Any, Any, Results]:
-    """Do the same, and raise Overdue when nothing has come by then."""
+    """Run psycopg's generator, and raise Overdue when nothing has come by the deadline."""
     try:
         state = next(steps)
         while True:
@@ -116,9 +116,9 @@ def _bounded(steps: Generator[Any, Any, Results], deadline: float) -> Generator[
 
 
 def _checked(results: Results) -> pq.abc.PGresult:
-    """Return the result of one statement, or raise the error that it is."""
+    """Return the result of one statement. If it is an error, raise it."""
     if not results:
-        raise psycopg.OperationalError("the server's answer is empty")
+        raise psycopg.OperationalError("the server's reply is empty")
     result = results[-1]
     if result.status == _FAILED:
         raise errors.error_from_result(result)

@@ -1,7 +1,7 @@
-"""psycopg's errors, said in dblock's words.
+"""Translate psycopg's errors into dblock's.
 
-Every error of the layer below has its counterpart here, so that nobody who uses dblock needs to know psycopg's
-tree. The original stays attached as the cause.
+Every error of psycopg has its counterpart here, so that users of dblock need not know psycopg's tree. The original
+stays attached as the cause.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dblock.errors import (
 
 
 class Overdue(psycopg.OperationalError):
-    """An answer did not come within the time that it was given."""
+    """A reply did not come in time."""
 
 
 def cleaned(error: BaseException) -> BaseException:
-    """Return the error without the connection that it may carry, for that knows the password."""
+    """Remove from the error the connection that it may carry, because that knows the password."""
     if isinstance(error, psycopg.Error) and error.pgconn is not None:
         # In the error itself, which is also the context of whatever is raised while it is handled.
         error._pgconn = None
@@ -39,7 +39,7 @@ def cleaned(error: BaseException) -> BaseException:
 
 @contextmanager
 def translated(schema: str) -> Iterator[None]:
-    """Raise dblock's counterpart of whatever psycopg (or SQLAlchemy around it) raises inside."""
+    """Raise dblock's counterpart of every error that psycopg (or SQLAlchemy around it) raises in the body."""
     try:
         yield
     except DblockError:
@@ -56,7 +56,7 @@ def translated(schema: str) -> Iterator[None]:
 
 
 def translate(error: psycopg.Error, schema: str) -> DblockError:
-    """Return the counterpart of one error of psycopg's."""
+    """Return the counterpart of a psycopg error."""
     # libpq explains over several lines.
     said = error.diag.message_primary or "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
     said = said or type(error).__name__
@@ -65,14 +65,12 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
     if isinstance(error, pg.LockNotAvailable) and "claim(" in (error.diag.context or ""):
         return ClaimBusy(said)
     if error.sqlstate == "FEN04":
-        return DatabaseError(
-            f"The lock was not granted, for what it claims cannot be had: {said} {error.diag.message_hint}"
-        )
+        return DatabaseError(f"Lock not granted: its claims failed. {said} {error.diag.message_hint}")
     if "fenced_store" in said and isinstance(
         error, (pg.UndefinedFunction, pg.InvalidSchemaName, pg.InsufficientPrivilege)
     ):
         return SchemaError(
-            f"A claim needs fenced_store in the lock's own database, and the right to use it: {said}. As its owner "
+            f"A claim needs fenced_store in the lock's own database, and the privilege to use it: {said}. As its owner "
             "run: dblock fence setup, and for each role: dblock fence grant ROLE."
         )
     if isinstance(error, pg.InsufficientPrivilege):
@@ -85,8 +83,8 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
         return SchemaMissing(schema)
     if isinstance(error, psycopg.DataError):
         return InvalidArgument(said)
-    # A server that gives up in the middle, because its log cannot be written say, has not refused anything: what was
-    # sent may have been done.
+    # A server that gives up in the middle, for example because it cannot write its log, has not refused the call: the
+    # call may have been executed.
     ended = error.diag.severity_nonlocalized in ("FATAL", "PANIC")
     if ended or isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
         return Unavailable(f"The database could not be asked: {said.rstrip('.')}.")
@@ -94,17 +92,17 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
 
 
 def is_broken(error: psycopg.Error) -> bool:
-    """Tell whether the connection is gone, so that a fresh one is worth trying."""
+    """Return whether the connection is gone, so that a new one is worth trying."""
     return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and (
         error.sqlstate is None or isinstance(error, (pg.AdminShutdown, pg.CrashShutdown, pg.IdleSessionTimeout))
     )
 
 
 def is_overdue(error: BaseException) -> bool:
-    """Tell whether the answer did not come in time; the statement may still run."""
+    """Return whether the reply did not come in time. The statement may still run."""
     return isinstance(error, Overdue)
 
 
 def is_passing(error: psycopg.Error) -> bool:
-    """Tell whether the same call may well succeed at once: two transactions got into each other's way."""
+    """Return whether an immediate retry may well succeed: two transactions conflicted."""
     return isinstance(error, (pg.SerializationFailure, pg.DeadlockDetected))

@@ -1,10 +1,10 @@
-"""What must start anew in the child of a fork.
+"""Reset objects in the child of a fork.
 
-A child has the parent's objects but none of its threads: a lock that another thread held at that moment would stay
-held for good, and a socket would have two processes talking over it.
+A child has the parent's objects but none of its threads. A lock that another thread held at the fork would stay held
+forever, and two processes would talk over one socket.
 
-The interpreter's own locks are no different: a module that another thread was importing could never be imported in the
-child. So nobody forks while a client is importing what it needs.
+The same is true of the interpreter's own locks: a module that another thread was importing could never be imported in
+the child. So a fork waits while a client imports the modules that it needs.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import weakref
 
 
 class Forkable(typing.Protocol):
-    """Something that a child cannot use as the parent left it."""
+    """An object that a child cannot use as the parent left it."""
 
     def reset_after_fork(self) -> None:
         """Forget what belongs to the parent. Called in the child, which has one thread."""
 
 
 importing = threading.RLock()
-"""Held by whoever imports modules when a client is first used, and by whoever forks."""
+"""Held while a client imports modules at its first use, and during a fork."""
 
 _known: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
 def call_after_fork(thing: Forkable) -> None:
-    """Have the thing start anew in every child."""
+    """Reset the thing in every child."""
     _known.add(thing)
 
 
@@ -38,7 +38,7 @@ def _in_child() -> None:
         for thing in list(_known):
             thing.reset_after_fork()
     finally:
-        # Last: it is not ours if a signal's handler has thrown us out of waiting for it, and Python forks all the same.
+        # Last, because this raises if a signal handler interrupted the wait for the lock: Python forks even then.
         importing.release()
 
 

@@ -1,15 +1,16 @@
 """A few connections, shared by all calls of a client: one pool for threads, one for asyncio.
 
-A call borrows a connection for one round trip, the one used last first, so that a quiet client keeps to one. While they
-are in use, calls wait in line, and a connection that comes back is handed to the first: nobody is overtaken. A round
-trip is short and a connection dear, so another is opened only when a call has waited for a while, or there has been a
-line for as long.
+A call borrows a connection for one round trip. The pool lends the connection that was used last, so that a quiet client
+keeps to one. While all connections are in use, calls wait in a queue, and a connection that is returned goes to the
+first call in the queue. A round trip is short and a connection expensive, so the pool opens another connection only
+when a call has waited for a while, or there has been a queue for as long.
 
-A connection is opened by the call that needs it, in the call itself: an error in opening it is that call's error, in
-full and at once, and there is no thread to leak or to lose in a fork.
+The call that needs a connection opens it. An error in opening it is that call's error, in full and at once, and there
+is no thread to leak or to lose in a fork.
 
-How many are open is not counted but known: each has a place, which lives as long as somebody has it in hand. A caller
-that an interrupt throws out in the middle of anything drops its place with the rest, and no count goes wrong.
+The pool does not count its connections. Each one has a slot, which lives as long as an object refers to it. A caller
+that an interrupt throws out, in the middle of anything, drops its slot with the rest, so the number of slots stays
+right.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from dblock._runtime.forks import call_after_fork
 from dblock.errors import ClientClosed, Unavailable
 
 IDLE_FOR = 60.0
-"""Seconds after which a connection that a burst of calls had opened is closed again."""
+"""Seconds after which an idle connection that a burst of calls had opened is closed."""
 
 
 GROW_AFTER = 0.2
 """Seconds that a call waits for a connection in use before it opens another."""
 
 
-class Place:
-    """The right to one open connection."""
+class Slot:
+    """Permission to have one connection open."""
 
 
-Handed = RawConnection | Place
-"""What a call gets from the pool: a connection, or the right to open one."""
+Handed = RawConnection | Slot
+"""What a call gets from the pool: a connection, or a slot in which to open one."""
 
 
 class _ThreadTurn:
-    """A place in line, for a thread: what was handed to it, once the event is set."""
+    """One call in the queue, for a thread. `handed` is set before the event."""
 
     def __init__(self) -> None:
         self.came = threading.Event()
@@ -57,7 +58,7 @@ class _ThreadTurn:
 
 
 class _TaskTurn:
-    """A place in line, for a task."""
+    """One call in the queue, for a task."""
 
     def __init__(self) -> None:
         self.came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -75,88 +76,88 @@ Turn = TypeVar("Turn", _ThreadTurn, _TaskTurn)
 
 
 class _PoolBase(Generic[Turn]):
-    """Connections at rest, the places of all that are open or being opened, and who waits. Not safe for threads."""
+    """Idle connections, the slots of all that are open or being opened, and the queue. Not safe for threads."""
 
     def __init__(self, size: int, patience: float) -> None:
         self._size = size
         self._patience = patience
         self._idle: list[RawConnection] = []
-        self._places: weakref.WeakSet[Place] = weakref.WeakSet()
-        self._line: deque[Turn] = deque()
-        self._line_since = math.inf
-        """Since when there has been a line without a break."""
+        self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._queue: deque[Turn] = deque()
+        self._queued_since = math.inf
+        """Since when the queue has not been empty."""
         self._closed = False
         call_after_fork(self)
 
     @property
     def in_use(self) -> bool:
-        """Whether any connection is open or being opened; once the pool is closed, whether anybody still has one."""
-        return bool(self._places)
+        """Whether a connection is open or being opened; once the pool is closed, whether a call still has one."""
+        return bool(self._slots)
 
     def _take_now(self, borrows: bool) -> Handed | None:
-        """Take a connection at rest, or a place to open one; None when neither can be had, or others wait already."""
+        """Take an idle connection, or a slot to open one. None if there is neither, or if other calls wait already."""
         self._check_open()
-        if self._idle and not self._line:
+        if self._idle and not self._queue:
             return self._idle.pop()
-        if not self._places or (not borrows and time.monotonic() - self._line_since >= GROW_AFTER):
+        if not self._slots or (not borrows and time.monotonic() - self._queued_since >= GROW_AFTER):
             return self._grow()
         return None
 
-    def _grow(self) -> Place | None:
-        return self._new_place() if len(self._places) < self._size else None
+    def _grow(self) -> Slot | None:
+        return self._new_slot() if len(self._slots) < self._size else None
 
-    def _line_up(self, turn: Turn) -> None:
-        if not self._line:
-            self._line_since = time.monotonic()
-        self._line.append(turn)
+    def _enqueue(self, turn: Turn) -> None:
+        if not self._queue:
+            self._queued_since = time.monotonic()
+        self._queue.append(turn)
 
-    def _new_place(self) -> Place:
-        place = Place()
-        self._places.add(place)
-        return place
+    def _new_slot(self) -> Slot:
+        slot = Slot()
+        self._slots.add(slot)
+        return slot
 
     def _give_now(self, raw: RawConnection) -> RawConnection | None:
-        """Hand a connection to the first in line, or lay it to rest; return one that is to be closed instead."""
+        """Hand a connection to the first call in the queue, or keep it idle. Return a connection to close, if any."""
         if self._closed or not raw.usable:
-            self._pass_place(raw)
+            self._pass_slot(raw)
             return raw
-        while self._line:
-            if self._line.popleft().give(raw):
+        while self._queue:
+            if self._queue.popleft().give(raw):
                 return None
-        self._line_since = math.inf
+        self._queued_since = math.inf
         now = raw.used_at = time.monotonic()
         self._idle.append(raw)
         if now - self._idle[0].used_at > IDLE_FOR:
             return self._vacate(self._idle.pop(0))
         return None
 
-    def _pass_place(self, raw: RawConnection | None = None) -> None:
-        """Let the first in line open a connection in the place of one that is gone, or could not be opened."""
+    def _pass_slot(self, raw: RawConnection | None = None) -> None:
+        """Let the first call in the queue open a connection instead of one that is gone or could not be opened."""
         if raw is not None:
             self._vacate(raw)
-        while self._line and len(self._places) < self._size:
-            place = self._new_place()
-            if self._line.popleft().give(place):
+        while self._queue and len(self._slots) < self._size:
+            slot = self._new_slot()
+            if self._queue.popleft().give(slot):
                 return
-            self._places.discard(place)
+            self._slots.discard(slot)
 
     def _vacate(self, raw: RawConnection) -> RawConnection:
-        if raw.place is not None:
-            self._places.discard(raw.place)
+        if raw.slot is not None:
+            self._slots.discard(raw.slot)
         return raw
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork, forget the parent's connections. psycopg closes none that another process opened."""
+        """Forget the parent's connections. psycopg closes no connection that another process opened."""
         self._idle = []
-        self._places.clear()
-        self._line.clear()
-        self._line_since = math.inf
+        self._slots.clear()
+        self._queue.clear()
+        self._queued_since = math.inf
 
-    def _shut(self) -> None:
-        """Take no more calls; those who wait in line are told so."""
+    def _refuse_calls(self) -> None:
+        """Refuse further calls, and those in the queue."""
         self._closed = True
-        while self._line:
-            self._line.popleft().give(None)
+        while self._queue:
+            self._queue.popleft().give(None)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -165,13 +166,13 @@ class _PoolBase(Generic[Turn]):
     def _drain(self) -> list[RawConnection]:
         idle, self._idle = self._idle, []
         for raw in idle:
-            self._pass_place(raw)
+            self._pass_slot(raw)
         return idle
 
     def _exhausted(self, patience: float) -> Unavailable:
         return Unavailable(
             f"All {self._size} connections of this client have been busy for {patience:g} s. "
-            "Is the database slow to answer? A larger pool_size admits more calls at once."
+            "Is the database slow to reply? A larger pool_size admits more calls at once."
         )
 
 
@@ -181,7 +182,7 @@ class Pool(_PoolBase[_ThreadTurn]):
     def __init__(self, connect: Callable[[], RawConnection], size: int, patience: float) -> None:
         super().__init__(size, patience)
         self._connect = connect
-        # Reentrant, because a client that goes out of use may be closed by a collection in the middle of anything.
+        # Reentrant, because the garbage collector may close a client in the middle of anything.
         self._lock = threading.RLock()
 
     def reset_after_fork(self) -> None:
@@ -191,29 +192,29 @@ class Pool(_PoolBase[_ThreadTurn]):
     def take(self, lent_within: float | None = None) -> RawConnection:
         """Borrow a connection for one call.
 
-        For a call of another pool's, which could open none, it has to come within so many seconds: none is opened for
-        it beside those that there are.
+        A call of another pool that could open no connection passes `lent_within`: it waits for so many seconds at most,
+        and this pool opens no further connection for it.
         """
         turn: _ThreadTurn | None = None
         with self._lock:
             handed = self._take_now(lent_within is not None)
             if handed is None:
                 turn = _ThreadTurn()
-                self._line_up(turn)
+                self._enqueue(turn)
         if turn is not None:
             handed = self._wait(turn, lent_within)
         if handed is None:
             raise ClientClosed
-        if not isinstance(handed, Place):
+        if not isinstance(handed, Slot):
             return handed
         try:
             raw = self._connect()
         except BaseException:
             with self._lock:
-                self._places.discard(handed)
-                self._pass_place()
+                self._slots.discard(handed)
+                self._pass_slot()
             raise
-        raw.place = handed
+        raw.slot = handed
         return raw
 
     def _wait(self, turn: _ThreadTurn, lent_within: float | None) -> Handed | None:
@@ -222,53 +223,53 @@ class Pool(_PoolBase[_ThreadTurn]):
             if turn.came.wait(min(GROW_AFTER, patience)):
                 return turn.handed
             with self._lock:
-                place = self._grow() if turn in self._line and lent_within is None else None
-                if place is not None:
-                    self._line.remove(turn)
-                    return place
+                slot = self._grow() if turn in self._queue and lent_within is None else None
+                if slot is not None:
+                    self._queue.remove(turn)
+                    return slot
             if turn.came.wait(max(patience - GROW_AFTER, 0.0)):
                 return turn.handed
         except BaseException:
-            if not self._leave_line(turn):
-                self._pass_on(turn.handed)  # it had come already: it goes to the next
+            if not self._leave_queue(turn):
+                self._pass_on(turn.handed)  # it had come already, so it goes to the next call
             raise
-        if not self._leave_line(turn):
+        if not self._leave_queue(turn):
             return turn.handed  # it came at the last moment
         raise self._exhausted(patience)
 
     def _pass_on(self, handed: Handed | None) -> None:
-        if isinstance(handed, Place):
+        if isinstance(handed, Slot):
             with self._lock:
-                self._places.discard(handed)
-                self._pass_place()
+                self._slots.discard(handed)
+                self._pass_slot()
         elif handed is not None:
             self.give(handed)
 
-    def _leave_line(self, turn: _ThreadTurn) -> bool:
+    def _leave_queue(self, turn: _ThreadTurn) -> bool:
         with self._lock:
-            if turn in self._line:
-                self._line.remove(turn)
+            if turn in self._queue:
+                self._queue.remove(turn)
                 return True
         return False
 
     def give(self, raw: RawConnection) -> None:
-        """Return what was borrowed; a connection that is not fit for another call is closed."""
+        """Return a borrowed connection. If it cannot be used again, close it."""
         with self._lock:
             surplus = self._give_now(raw)
         if surplus is not None:
             surplus.close()
 
     def drop_idle(self) -> None:
-        """Close the connections at rest, as when the server they led to has gone."""
+        """Close the idle connections, as when their server has gone."""
         with self._lock:
-            wires = self._drain()
-        for raw in wires:
+            idle = self._drain()
+        for raw in idle:
             raw.close()
 
     def close(self) -> None:
-        """Close the connections at rest now, and those in use when they come back."""
+        """Close the idle connections now, and those in use when they are returned."""
         with self._lock:
-            self._shut()
+            self._refuse_calls()
         self.drop_idle()
 
 
@@ -284,56 +285,56 @@ class AsyncPool(_PoolBase[_TaskTurn]):
         handed = self._take_now(lent_within is not None) or await self._wait(lent_within)
         if handed is None:
             raise ClientClosed
-        if not isinstance(handed, Place):
+        if not isinstance(handed, Slot):
             return handed
         try:
             raw = await self._connect()
         except BaseException:
-            self._places.discard(handed)
-            self._pass_place()
+            self._slots.discard(handed)
+            self._pass_slot()
             raise
-        raw.place = handed
+        raw.slot = handed
         return raw
 
     async def _wait(self, lent_within: float | None) -> Handed | None:
         patience = self._patience if lent_within is None else min(lent_within, self._patience)
         turn = _TaskTurn()
-        self._line_up(turn)
+        self._enqueue(turn)
         try:
             # Not wait_for, which may time out and lose a turn that came at the same moment.
             await asyncio.wait([turn.came], timeout=min(GROW_AFTER, patience))
             if not turn.came.done():
-                place = self._grow() if lent_within is None else None
-                if place is not None:
-                    self._line.remove(turn)
-                    return place
+                slot = self._grow() if lent_within is None else None
+                if slot is not None:
+                    self._queue.remove(turn)
+                    return slot
                 await asyncio.wait([turn.came], timeout=max(patience - GROW_AFTER, 0.0))
         except BaseException:
             if not turn.came.done():
-                self._line.remove(turn)
-            elif isinstance(turn.handed, Place):
-                self._places.discard(turn.handed)
-                self._pass_place()
+                self._queue.remove(turn)
+            elif isinstance(turn.handed, Slot):
+                self._slots.discard(turn.handed)
+                self._pass_slot()
             elif turn.handed is not None:
-                self.give(turn.handed)  # it had come already: it goes to the next
+                self.give(turn.handed)  # it had come already, so it goes to the next call
             raise
         if turn.came.done():
             return turn.handed
-        self._line.remove(turn)
+        self._queue.remove(turn)
         raise self._exhausted(patience)
 
     def give(self, raw: RawConnection) -> None:
-        """Return what was borrowed; a connection that is not fit for another call is closed."""
+        """Return a borrowed connection. If it cannot be used again, close it."""
         surplus = self._give_now(raw)
         if surplus is not None:
             surplus.close()
 
     def drop_idle(self) -> None:
-        """Close the connections at rest, as when the server they led to has gone."""
+        """Close the idle connections, as when their server has gone."""
         for raw in self._drain():
             raw.close()
 
     def close(self) -> None:
-        """Close the connections at rest now, and those in use when they come back."""
-        self._shut()
+        """Close the idle connections now, and those in use when they are returned."""
+        self._refuse_calls()
         self.drop_idle()

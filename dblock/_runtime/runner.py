@@ -1,10 +1,10 @@
-"""Perform steps on psycopg: one runner for threads, one for asyncio.
+"""Perform the effects of a flow on psycopg: one runner for threads, one for asyncio.
 
-Guarantee: a call that cannot be made raises one of dblock's errors, and never looks like an answer. A call whose
-connection turns out to be dead is sent once more over a fresh one; that is safe because every call names the exact
-attempt or grant that it is about. A call that another transaction got in the way of is simply made again. A call that
-is not answered within the client's patience is cancelled, and is an error, whatever comes of it meanwhile: one that is
-cancelled while it waits for a standby ends as if it were done, and is not safe.
+Guarantee: a call that cannot be made raises one of dblock's errors, and never looks like a reply. If a call's
+connection turns out to be dead, the call is retried once over a new one. That is safe because every call names the
+exact attempt or grant that it is about. If a call conflicts with another transaction, it is retried. If a call gets no
+reply within the client's patience, it is cancelled and raises an error, even if it then ends well: a call that is
+cancelled while it waits for a standby ends as if it were done, but is not safe.
 """
 
 from __future__ import annotations
@@ -36,82 +36,82 @@ from dblock.errors import DblockError, SchemaMissing, SchemaOutdated, Unavailabl
 T = TypeVar("T")
 
 Install = Callable[[Target, str], object]
-"""Installs the schema of that name."""
+"""Installs the schema of that name in the target."""
 
 logger = logging.getLogger("dblock")
 
 IDLE_POLL = 0.002
 
 POLL_INTERVAL = 0.1
-"""Seconds after which psycopg looks whether the time is up, where it is not asked to do so sooner."""
+"""Seconds between two checks by psycopg of whether the time is up, unless a call asks for more frequent ones."""
 
 PASSING_RETRIES = 20
-"""How often a call is made anew because another transaction got in its way."""
+"""How often a call is retried because it conflicts with another transaction."""
 
 
 class _Base:
-    """What both runners know: where to connect, and what to make of an error."""
+    """What both runners share: where to connect, and how to handle an error."""
 
     def __init__(self, target: Target, schema: str, patience: float, prepares: bool) -> None:
         self.target = target
-        self.answer_within = max(patience, LEAST_PATIENCE)
+        self.reply_within = max(patience, LEAST_PATIENCE)
         self.schema = schema
         self.prepares = prepares
         self.installation = ""
-        """Which installation this is, to tell it from one in another database."""
+        """The ID of the installation, to tell it from one in another database."""
         self.join_queue: Callable[[str, str], LocalWaiter] = _cannot_wait
         """Registers a waiter for a lock, under its attempt; set once there is a listener to wake it."""
         self.statements = Statements(schema)
 
     def make_ready(self, raw: RawConnection, backend: Row | None) -> None:
-        """Decide whether to prepare statements on a fresh connection, given which backend answers over it."""
+        """Decide whether to prepare statements on a new connection, given the backend that serves it."""
         if backend != (str(raw.connection.info.backend_pid),):
-            self.stop_preparing("a pooler stands before the database")
+            self.stop_preparing("there is a pooler before the database")
         raw.prepares = self.prepares
 
     def stop_preparing(self, why: str) -> None:
         if self.prepares:
-            logger.info("%s: statements are not prepared from here on", why)
+            logger.info("runner: %s, statements are not prepared from here on", why)
             self.prepares = False
 
     def must_install(self, error: DblockError) -> bool:
-        """Tell whether to install the schema: the embedded server is dblock's own, and nobody else would."""
+        """Return whether to install the schema: only into the embedded server, which is dblock's own."""
         return self.target.embedded and isinstance(error, (SchemaMissing, SchemaOutdated))
 
 
 class _Trouble:
-    """What has gone wrong with one call so far."""
+    """The failures of one call so far."""
 
     def __init__(self, runner: _Base, call: Call, outer: BaseException | None) -> None:
-        """Begin; `outer` is what the caller was handling before the call, as when a body that failed is being left."""
+        """`outer` is the error that the caller was handling before the call, as when it leaves a body that failed."""
         self._runner = runner
         self.call = call
-        """What to send."""
+        """The call to send next."""
         self._outer = outer
         self._broken = False
         self._passing = 0
 
     def raise_or_retry(self, error: psycopg.Error, raw: RawConnection | None) -> bool:
-        """Raise what the caller should see; or return whether idle connections must be dropped before a retry."""
+        """Raise the error for the caller. For a retry, return whether to drop the idle connections before it."""
         leaving = error.__context__
         if leaving is not None and leaving is not self._outer and not isinstance(leaving, Exception):
-            # The connection broke while psycopg was cancelling for a caller who leaves; that comes first.
+            # The connection broke while psycopg was cancelling for a caller that leaves. Its error comes first.
             raise leaving
         if is_overdue(error):
-            patience = min(self.call.within, self._runner.answer_within)
+            patience = min(self.call.within, self._runner.reply_within)
             unanswered = Unavailable(
-                f"The database has not answered for {patience:.2g} s; what was sent may have been done. Is it out of "
-                "reach, or does a transaction hold dblock's tables? A client with more patience waits longer."
+                f"The database has not answered for {patience:.2g} s; the call may have been executed. Is the database "
+                "unreachable, or does a transaction hold dblock's tables? A client with more patience waits longer."
             )
             unanswered.unanswered = True
             raise unanswered from error
         if is_broken(error) and not self._broken:
             self._broken = True
             self.call = self.call._replace(sql=self.call.again or self.call.sql)
-            logger.info("connection lost, trying a fresh one: %s", error)
+            logger.info("runner: connection lost, retrying over a new one: %s", error)
             return True
         if isinstance(error, (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)) and raw and raw.prepares:
-            self._runner.stop_preparing("prepared statements do not last here")
+            self._runner.stop_preparing("prepared statements do not last")
             raw.prepares = False
             return False
         if is_passing(error) and self._passing < PASSING_RETRIES:
@@ -126,9 +126,9 @@ def poll_interval(within: float) -> float:
 
 
 def must_cancel(error: BaseException, raw: RawConnection) -> bool:
-    """Tell whether a statement is still under way that nobody waits for any more, and can be cancelled in bounded time.
+    """Return whether a statement is still under way that has no caller any more, and can be cancelled in bounded time.
 
-    psycopg does so by itself for Ctrl-C and cancellation, but not for what else a signal handler may raise.
+    psycopg cancels by itself on Ctrl-C and cancellation, but not for other errors that a signal handler raises.
     """
     return raw.busy and (capabilities.has_cancel_safe() or not is_overdue(error))
 
@@ -150,13 +150,13 @@ class Runner(_Base):
         prepares: bool = True,
         spare: Runner | None = None,
     ) -> None:
-        """Name the database; nothing is opened yet. Where no connection can be had, one that `spare` has will do."""
+        """Name the database. Nothing is opened yet. If no connection can be opened, borrow one of `spare`."""
         super().__init__(target, schema, patience, prepares)
         self._pool = Pool(self._connect, pool_size, patience)
         self._spare = spare
 
     def open(self, install: Install) -> None:
-        """Check that the schema fits this client; on the embedded server, install it if need be."""
+        """Check that the schema fits this client. On the embedded server, install it if necessary."""
         try:
             row = self._call(self.statements.revision)
             check_revision(self.schema, row[0] if row else None)
@@ -176,7 +176,7 @@ class Runner(_Base):
         self._pool.close()
 
     def wait_until_idle(self, seconds: float) -> None:
-        """Wait until no call is under way, after closing; but not for longer than that."""
+        """After closing, wait until no call is under way, but no longer than so many seconds."""
         until = time.monotonic() + seconds
         while self._pool.in_use and time.monotonic() < until:
             time.sleep(IDLE_POLL)
@@ -203,7 +203,7 @@ class Runner(_Base):
         while True:
             raw: RawConnection | None = None
             try:
-                within = min(call.within, self.answer_within)
+                within = min(call.within, self.reply_within)
                 raw, pool = self._take(within)
                 try:
                     row: Row | None = raw.connection.wait(raw.exchange(call, within), poll_interval(within))
@@ -223,9 +223,9 @@ class Runner(_Base):
                 call = trouble.call
 
     def _take(self, within: float = math.inf, lent: bool = False) -> tuple[RawConnection, Pool]:
-        """Borrow a connection, and learn whom to give it back to.
+        """Borrow a connection. Return it with the pool that it belongs to.
 
-        One that cannot be opened is an error at once, lest a wrong password be tried twice.
+        If a connection cannot be opened, raise at once, so that a wrong password is not tried twice.
         """
         try:
             return self._pool.take(within if lent else None), self._pool
@@ -233,7 +233,7 @@ class Runner(_Base):
             raise
         except Exception as error:
             if self._spare is not None and self._spare._pool.in_use:
-                logger.info("no connection of its own could be had, borrowing one: %s", error)
+                logger.info("runner: could not open a connection, borrowing one of the pool: %s", error)
                 return self._spare._take(within, lent=True)
             with translated(self.schema):
                 raise error
@@ -243,7 +243,7 @@ class Runner(_Base):
         try:
             raw = RawConnection(connection, prepares=False)
             if self.prepares:
-                self.make_ready(raw, connection.wait(raw.exchange(WHICH_BACKEND, self.answer_within)))
+                self.make_ready(raw, connection.wait(raw.exchange(WHICH_BACKEND, self.reply_within)))
             return raw
         except BaseException:
             connection.close()
@@ -263,15 +263,15 @@ class AsyncRunner(_Base):
         prepares: bool = True,
         spare: AsyncRunner | None = None,
     ) -> None:
-        """Name the database; nothing is opened yet. Where no connection can be had, one that `spare` has will do."""
+        """Name the database. Nothing is opened yet. If no connection can be opened, borrow one of `spare`."""
         super().__init__(target, schema, patience, prepares)
         self._pool = AsyncPool(self._connect, pool_size, patience)
         self._spare = spare
 
     async def open(self, install: Install) -> None:
-        """Check that the schema fits this client; on the embedded server, install it if need be."""
+        """Check that the schema fits this client. On the embedded server, install it if necessary."""
         if self.target.embedded:
-            # Starting the server takes a moment; the event loop need not stand still for it.
+            # In a thread, because starting the server takes a moment.
             await asyncio.to_thread(self.target.conninfo)
         try:
             row = await self._call(self.statements.revision)
@@ -292,7 +292,7 @@ class AsyncRunner(_Base):
         self._pool.close()
 
     async def wait_until_idle(self, seconds: float) -> None:
-        """Wait until no call is under way, after closing; but not for longer than that."""
+        """After closing, wait until no call is under way, but no longer than so many seconds."""
         until = time.monotonic() + seconds
         while self._pool.in_use and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(IDLE_POLL)
@@ -319,7 +319,7 @@ class AsyncRunner(_Base):
         while True:
             raw: RawConnection | None = None
             try:
-                within = min(call.within, self.answer_within)
+                within = min(call.within, self.reply_within)
                 raw, pool = await self._take(within)
                 try:
                     row: Row | None = await raw.connection.wait(raw.exchange(call, within), poll_interval(within))
@@ -339,9 +339,9 @@ class AsyncRunner(_Base):
                 call = trouble.call
 
     async def _take(self, within: float = math.inf, lent: bool = False) -> tuple[RawConnection, AsyncPool]:
-        """Borrow a connection, and learn whom to give it back to.
+        """Borrow a connection. Return it with the pool that it belongs to.
 
-        One that cannot be opened is an error at once, lest a wrong password be tried twice.
+        If a connection cannot be opened, raise at once, so that a wrong password is not tried twice.
         """
         try:
             return await self._pool.take(within if lent else None), self._pool
@@ -349,7 +349,7 @@ class AsyncRunner(_Base):
             raise
         except Exception as error:
             if self._spare is not None and self._spare._pool.in_use:
-                logger.info("no connection of its own could be had, borrowing one: %s", error)
+                logger.info("runner: could not open a connection, borrowing one of the pool: %s", error)
                 return await self._spare._take(within, lent=True)
             with translated(self.schema):
                 raise error
@@ -359,7 +359,7 @@ class AsyncRunner(_Base):
         try:
             raw = RawConnection(connection, prepares=False)
             if self.prepares:
-                self.make_ready(raw, await connection.wait(raw.exchange(WHICH_BACKEND, self.answer_within)))
+                self.make_ready(raw, await connection.wait(raw.exchange(WHICH_BACKEND, self.reply_within)))
             return raw
         except BaseException:
             await connection.close()

@@ -1,4 +1,4 @@
-"""A connection over which nothing comes any more, and nobody who would say so: it is cut off after a while."""
+"""Shut down the socket of a connection that stops responding."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dblock.errors import Unavailable
 
 @contextlib.contextmanager
 def bounded(connection: Any, seconds: float) -> Iterator[None]:
-    """Cut the connection off if this takes too long; whoever waits for an answer then has Unavailable instead."""
+    """Shut the connection's socket down if the body takes too long. The body then raises Unavailable."""
     late = threading.Event()
-    # A handle of its own: the connection may close its while this is about to be used.
+    # A handle of its own, because the connection may close its socket just before this one is used.
     with socket.socket(fileno=os.dup(connection.fileno())) as handle:
 
         def cut() -> None:

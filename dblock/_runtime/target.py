@@ -1,7 +1,7 @@
 """Where the database is: a DSN, a SQLAlchemy engine, or nothing.
 
-A target knows how to open connections and how to describe itself without the password. Nothing is
-opened, started or even imported before the first connection is asked for.
+A target knows how to open connections and how to describe itself without the password. Nothing is opened, started or
+even imported before the first connection is requested.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Target:
 
     @property
     def is_one_host(self) -> bool:
-        """Whether every connection leads to one and the same place, as far as is known."""
+        """Whether every connection leads to the same server, as far as the DSN says."""
         given = self._parameters
         hosts = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST") or "")
         return "," not in hosts and not given.get("service")
 
     def conninfo(self) -> str:
-        """Return what libpq needs to connect, the password included."""
+        """Return the connection string for libpq, including the password."""
         from psycopg.conninfo import make_conninfo
 
         return make_conninfo("", **_with_defaults(self._parameters))
@@ -65,7 +65,7 @@ class Target:
         return await psycopg.AsyncConnection.connect(self.conninfo(), autocommit=True)
 
     def __str__(self) -> str:
-        """Say which database, without the password."""
+        """Name the database, without the password."""
         parameters = self._parameters
         host, port = (str(parameters.get(key) or "") for key in ("host", "port"))
         where = ",".join(f"{h or 'local'}{':' + p if p else ''}" for h, p in _paired(host.split(","), port.split(",")))
@@ -79,10 +79,10 @@ class Target:
 class EngineTarget(Target):
     """The database of a SQLAlchemy engine.
 
-    With the psycopg driver the engine itself makes the connections, so that its connect_args, creator and
-    events apply; they are made beside its pool, which a lock never draws on. An engine that cannot make them (a
-    synchronous one for an AsyncClient, the other way round, another driver) gives its URL and connect_args instead.
-    Where those are not the whole truth it is refused, lest the client land in another database than the application.
+    With the psycopg driver the engine itself makes the connections, so that its connect_args, creator and events apply.
+    They are made beside its pool, which a lock never uses. If the engine cannot make them (a synchronous engine for an
+    AsyncClient, or the other way round, or another driver), dblock uses its URL and connect_args instead. If the engine
+    connects in any other way, it is refused, so that the client cannot reach another database than the application.
     """
 
     def __init__(self, engine: Engine, is_async: bool) -> None:
@@ -100,11 +100,11 @@ class EngineTarget(Target):
         self._given = _connect_arguments(engine)
         self._pool: Any = None
         if engine.dialect.driver in ("psycopg", "psycopg_async"):
-            # Same creator, same events, none of the application's connections, and no limit of its own.
+            # The same creator and events, but none of the application's connections, and no limit.
             pool: Any = engine.pool
             self._pool = NullPool(pool._creator, _dispatch=pool.dispatch, dialect=engine.dialect)
         elif self._given is not None and self._given == engine.dialect.create_connect_args(engine.url)[1]:
-            self._given = self._parameters  # another driver's spelling of the same
+            self._given = self._parameters  # another driver's spelling of the same parameters
         else:
             self._given = None
         self._is_async = is_async
@@ -128,7 +128,7 @@ class EngineTarget(Target):
         with _told_as_ours():
             connection: psycopg.Connection[Any] = _detached(self._pool)
         try:
-            # Usually there is nothing to say to the server, so that nobody waits for its answer here.
+            # Usually this sends nothing, so that there is no reply to wait for.
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 connection.rollback()
             connection.autocommit = True
@@ -180,16 +180,16 @@ class EmbeddedTarget(Target):
 
 
 def resolve(where: Where | Target = None) -> Target:
-    """Make a target of whatever names a database, or raise InvalidArgument."""
+    """Return the target for a DSN, an engine or nothing, or raise InvalidArgument."""
     if isinstance(where, Target):
         return where
     if where is None:
         dsn = os.environ.get(DSN_VARIABLE)
-        # Set and empty is a mistake, a secret that is missing say, and not a wish for a server of one's own.
+        # A variable that is set but empty is a mistake, such as a missing secret. It does not mean the embedded server.
         return EmbeddedTarget() if dsn is None else Target(dsn)
     if isinstance(where, str):
         return Target(where)
-    # Whoever has an engine at hand has imported SQLAlchemy; nobody else should pay for it.
+    # A caller with an engine has imported SQLAlchemy. Other callers should not pay for the import.
     if "sqlalchemy" in sys.modules:
         from sqlalchemy import Engine
 
@@ -207,7 +207,7 @@ def _parse(dsn: str) -> dict[str, Any]:
 
     if not is_text(dsn):
         raise InvalidArgument(
-            "The DSN is not text that Postgres can take (it is not shown, for it may hold a password)."
+            "The DSN is not text that Postgres can take (it is not shown, because it may contain a password)."
         )
     if not dsn.strip():
         raise InvalidArgument("The DSN is empty. Give one like postgresql://user@host/database.")
@@ -216,21 +216,22 @@ def _parse(dsn: str) -> dict[str, Any]:
         # SQLAlchemy's spelling names a driver too.
         parameters = dict(conninfo_to_dict(re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)))
     if parameters is None:
-        # What libpq said is left out, and is no context of this error: it quotes what it could not read.
+        # libpq's message is left out, and is no context of this error, because it quotes the DSN.
         raise InvalidArgument(
-            "The DSN cannot be read (it is not shown here, for it may hold a password): it has a keyword that libpq "
-            "does not know, or a character that a URL writes as %XX. Give a URL like postgresql://user@host/database, "
-            "or keywords like: host=localhost dbname=database."
+            "The DSN cannot be read (it is not shown here, because it may contain a password): it has a keyword that "
+            "libpq does not know, or a character that a URL writes as %XX. Give a URL like "
+            "postgresql://user@host/database, or keywords like: host=localhost dbname=database."
         )
     if "@" in str(parameters.get("host") or ""):
         raise InvalidArgument(
-            "The DSN's host contains an @ (it is not shown here, for it may be part of a password). "
+            "The DSN's host contains an @ (it is not shown here, because it may be part of a password). "
             "In a URL like postgresql://user:password@host/database, write an @ of the password as %40."
         )
     if ("://" in dsn and "@" in str(parameters.get("dbname") or "")) or not _is_ports(parameters.get("port")):
         raise InvalidArgument(
-            "The DSN's port is no number, or its database has an @ (they are not shown here, for they may be part of a "
-            "password). In a URL like postgresql://user:password@host:5432/database, write a / of the password as %2F."
+            "The DSN's port is no number, or its database has an @ (they are not shown here, because they may be part "
+            "of a password). In a URL like postgresql://user:password@host:5432/database, write a / of the password as "
+            "%2F."
         )
     return parameters
 
@@ -240,7 +241,7 @@ def _is_ports(ports: object) -> bool:
 
 
 def _connect_arguments(engine: Engine) -> dict[str, Any] | None:
-    """Return what the engine connects with, its connect_args included; None when it has a way of its own."""
+    """Return the engine's parameters, including its connect_args. None if it connects in a way of its own."""
     pool: Any = engine.pool
     dispatch: Any = engine.dialect.dispatch
     creator = pool._creator
@@ -251,7 +252,7 @@ def _connect_arguments(engine: Engine) -> dict[str, Any] | None:
 
 
 def _conninfo_only(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is psycopg's and not libpq's."""
+    """Leave out the parameters of psycopg that libpq does not know."""
     ours = ("autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory")
     return {key: value for key, value in arguments.items() if key not in ours}
 
@@ -262,14 +263,14 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
         "fallback_application_name": "dblock",
     }
     if "," in str(given.get("host") or given.get("hostaddr") or ""):
-        # Of several hosts only the one that takes writes can grant.
+        # Of several hosts, only the one that accepts writes can grant.
         defaults["target_session_attrs"] = "read-write"
     return defaults | given | {"client_encoding": "UTF8"}
 
 
 @contextlib.contextmanager
 def _told_as_ours() -> Iterator[None]:
-    """Raise what an engine's own creator or events raise as an error of dblock's."""
+    """Raise Unavailable for errors that an engine's own creator or events raise."""
     import psycopg
 
     try:

@@ -68,7 +68,7 @@ async def idle_again(client: dblock.AsyncClient, owner: psycopg.Connection) -> N
     runner = client._runtime.runner
     assert runner is not None
     pool = runner._pool
-    assert len(pool._places) == len(pool._idle)
+    assert len(pool._slots) == len(pool._idle)
     deadline = time.monotonic() + 5
     backends = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"

@@ -86,7 +86,7 @@ while time.monotonic() < deadline:
     held = sum(client.lock(f"{number}").holder() is not None for number in range(int(sys.argv[2])))
     if not held:
         break
-print(json.dumps({"held": held, "places": len(pool._places) - len(pool._idle)}))
+print(json.dumps({"held": held, "slots": len(pool._slots) - len(pool._idle)}))
 """
 
 
@@ -95,7 +95,7 @@ def test_interrupts_at_random_moments_of_acquire_leave_nothing(dsn: str) -> None
         [sys.executable, "-c", INTERRUPTED, dsn, "200"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout, done.stderr
-    assert json.loads(done.stdout) == {"held": 0, "places": 0}
+    assert json.loads(done.stdout) == {"held": 0, "slots": 0}
 
 
 async def test_callers_own_timeout_is_raised_while_the_database_does_not_reply(dsn: str) -> None:

@@ -159,7 +159,7 @@ def test_borrower_waits_for_a_connection_in_use_and_opens_none(dsn: str) -> None
     busy = Call(b"SELECT $1::text FROM pg_sleep(2 * 0.2)", ("1",))
     with ThreadPoolExecutor(1) as threads:
         used = threads.submit(owner.run, calling(busy))
-        while not owner._pool._places or owner._pool._idle:
+        while not owner._pool._slots or owner._pool._idle:
             pass
         assert borrower.run(calling(ONE)) == ("1",)
         assert used.result() == ("1",)
@@ -189,7 +189,7 @@ async def test_borrowing_task_waits_for_a_connection_and_opens_none(dsn: str) ->
     owner = AsyncRunner(full, "dblock", 3, 5.0)
     borrower = AsyncRunner(full, "dblock", 1, 5.0, prepares=False, spare=owner)
     used = asyncio.ensure_future(owner.run(calling(Call(b"SELECT $1::text FROM pg_sleep(2 * 0.2)", ("1",)))))
-    while not owner._pool._places:
+    while not owner._pool._slots:
         await asyncio.sleep(0)
     assert await borrower.run(calling(ONE)) == ("1",)
     assert await used == ("1",)

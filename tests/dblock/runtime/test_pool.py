@@ -98,7 +98,7 @@ def test_pool_serves_waiting_threads_in_order() -> None:
     for number in range(5):
         threads.append(threading.Thread(target=wait, args=[number]))
         threads[-1].start()
-        while len(shared._line) <= number:
+        while len(shared._queue) <= number:
             time.sleep(0.001)
     shared.give(wire)
     for thread in threads:
@@ -193,7 +193,7 @@ async def test_waiting_task_gets_client_closed_when_the_pool_closes() -> None:
             await waiter
     shared.give(busy)
     assert len(made) == 1
-    assert len(shared._places) == 0
+    assert len(shared._slots) == 0
 
 
 def test_waiting_thread_gets_client_closed_when_the_pool_closes() -> None:
@@ -201,14 +201,14 @@ def test_waiting_thread_gets_client_closed_when_the_pool_closes() -> None:
     busy = shared.take()
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(shared.take)
-        while not shared._line:
+        while not shared._queue:
             time.sleep(0.001)
         shared.close()
         with pytest.raises(dblock.ClientClosed):
             waiting.result(10)
     shared.give(busy)
     assert len(made) == 1
-    assert len(shared._places) == 0
+    assert len(shared._slots) == 0
 
 
 def test_closed_pool_closes_connections_that_are_given_back() -> None:
