@@ -1,4 +1,4 @@
-"""`python -m dblock` is the `dblock` command."""
+"""Run the `dblock` command with `python -m dblock`."""
 
 import gc
 import io
@@ -7,7 +7,10 @@ import sys
 
 
 def _open_standard_files() -> None:
-    """Have all three, lest the next file that is opened take the number of one that was closed; for any text."""
+    """Open whichever of standard input, output and error is closed, and make the outputs accept any text.
+
+    Otherwise the next file that the process opens would get the number of the closed one.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -22,8 +25,9 @@ def _open_standard_files() -> None:
 
 
 def main() -> int:
-    """Run the command; an interrupt is one from the first moment on, while modules are still being imported."""
-    # Most of a short command is imports, and a fifth of that the search for garbage among what they leave for good.
+    """Run the command. Ctrl-C is reported as an interrupt even while modules are still being imported."""
+    # A short command spends most of its time on imports, and a fifth of that on collecting garbage among objects that
+    # stay for good.
     gc.set_threshold(100_000, 50, 50)
     _open_standard_files()
     try:
@@ -34,7 +38,7 @@ def main() -> int:
         sys.stderr.write("dblock: interrupted\n")
         return 130
     finally:
-        gc.freeze()  # nor is it looked for once more at the very end
+        gc.freeze()  # skips the last collection at exit, too
 
 
 if __name__ == "__main__":

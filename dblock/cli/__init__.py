@@ -1,8 +1,8 @@
 """The `dblock` command.
 
-A command's module is imported when that command is asked for, and what it needs when it runs, so that `dblock ls` is
-quick. What goes wrong is said in one line on standard error, with an exit code that scripts can rely on
-(dblock.cli.exit_codes); a traceback only with --debug.
+Each command's module is imported when that command is called, and its dependencies when it runs, so that `dblock ls`
+starts quickly. An error is printed as one line on standard error, with an exit code that scripts can rely on
+(dblock.cli.exit_codes). A traceback is printed only with --debug.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import click
 
 from dblock.cli import exit_codes
-from dblock.cli.context import Asked, common
-from dblock.cli.output import as_json, shown
+from dblock.cli.context import CommandContext, common_options
+from dblock.cli.output import printable, to_json
 from dblock.errors import DblockError, LeaseLost, LockTimeout, Unavailable
 
 COMMANDS = {
@@ -32,7 +32,7 @@ COMMANDS = {
     "waiters": "inspect",
     "graph": "graph.command:graph",
     "watch": "watch.command:watch",
-    "break": "force_release:break_lock",
+    "force-release": "force_release:force_release_lock",
     "install": "admin",
     "uninstall": "admin",
     "status": "admin",
@@ -46,159 +46,161 @@ COMMANDS = {
     "bench": "bench.command:bench",
     "completion": "completion",
 }
-"""Each command, and where it is: the module, and the name in it where that is another."""
+"""Each command and its module, with the function's name where that differs from the command's."""
 
 
-class _Remarks(logging.Handler):
-    """Says what the library logs; the same thing not again and again."""
+class _LogNotices(logging.Handler):
+    """Prints the library's log records as notices, and repeats a warning only after a while."""
 
-    AGAIN = 30.0
+    REPEAT_AFTER = 30.0
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, context: CommandContext) -> None:
         super().__init__()
-        self._asked = asked
-        self._said: dict[str, float] = {}
+        self._context = context
+        self._printed_at: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it, unless the same was said a moment ago."""
+        """Print the record, unless the same warning was printed less than REPEAT_AFTER seconds ago."""
         if record.levelno >= logging.WARNING:
-            if time.monotonic() < self._said.get(record.msg, -math.inf) + self.AGAIN:
+            if time.monotonic() < self._printed_at.get(record.msg, -math.inf) + self.REPEAT_AFTER:
                 return
-            self._said[record.msg] = time.monotonic()
-        self._asked.remark(record.getMessage())
+            self._printed_at[record.msg] = time.monotonic()
+        self._context.notice(record.getMessage())
 
 
-class _Commands(click.Group):
-    """Finds a command's module when it is asked for."""
+class _LazyGroup(click.Group):
+    """Imports a command's module when the command is looked up."""
 
-    def list_commands(self, context: click.Context) -> list[str]:
+    def list_commands(self, click_context: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+    def get_command(self, click_context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[name].partition(":")
         found: click.Command = getattr(import_module(f"dblock.cli.{module}"), attribute or name)
         return found
 
-    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+    def resolve_command(self, click_context: click.Context, args: list[str]) -> Any:
         try:
-            return super().resolve_command(context, args)
+            return super().resolve_command(click_context, args)
         except click.UsageError as error:
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], COMMANDS, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(f"{error.message}{hint}", context) from None
+            raise click.UsageError(f"{error.message}{hint}", click_context) from None
 
 
 @click.group(
-    cls=_Commands,
+    cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Without --dsn, $DBLOCK_DSN, a .env or [tool.dblock], the embedded Postgres of this user is used, and "
-    "started if need be. Exit codes: docs/reference/cli.md.",
+    epilog="Without --dsn, $DBLOCK_DSN, a .env file or [tool.dblock], dblock uses your embedded Postgres and starts it "
+    "if it is not running. For the exit codes, see docs/reference/cli.md.",
 )
 @click.version_option(None, "--version", package_name="dblock", message="dblock %(version)s")
-@common
+@common_options
 def dblock() -> None:
     """Locks with fencing tokens, in the Postgres you already run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    asked = Asked()
-    # The library is quiet; a person at a terminal wants to know what was found amiss and put right.
-    handler = _Remarks(asked)
+    context = CommandContext()
+    # The library itself prints nothing; an operator at a terminal should see what it found wrong and repaired.
+    handler = _LogNotices(context)
     handler.setLevel(logging.WARNING)
     logging.getLogger("dblock").addHandler(handler)
-    # What the driver has to say reaches people by our errors, and not beside them.
+    # dblock's errors carry the driver's messages, so the driver's own log would repeat them.
     logging.getLogger("psycopg").addHandler(logging.NullHandler())
     try:
-        code = _invoke(sys.argv[1:] if arguments is None else list(arguments), asked)
+        code = _invoke(sys.argv[1:] if arguments is None else list(arguments), context)
         if sys.stdout is not None:
             sys.stdout.flush()
-        return code if isinstance(code, int) else exit_codes.DONE
+        return code if isinstance(code, int) else exit_codes.OK
     except BrokenPipeError:
-        # Whoever read our output has had enough of it; what is left of it must not be an error at exit.
+        # The reader closed the pipe. Writing the rest of the output must not fail at exit.
         _discard_output()
-        return exit_codes.DONE
+        return exit_codes.OK
     except (KeyboardInterrupt, click.Abort):
         if sys.stderr is not None and sys.stderr.isatty():
             click.echo(err=True)  # after the ^C
-        _complain(asked, "interrupted", "Interrupted", exit_codes.INTERRUPTED)
+        _print_error(context, "interrupted", "Interrupted", exit_codes.INTERRUPTED)
         return exit_codes.INTERRUPTED
     except BaseException as error:
         if isinstance(error, (SystemExit, GeneratorExit)):
             raise
-        return _failed(asked, error)
+        return _report_failure(context, error)
     finally:
         logging.getLogger("dblock").removeHandler(handler)
 
 
-def _invoke(arguments: list[str], asked: Asked) -> Any:
+def _invoke(arguments: list[str], context: CommandContext) -> Any:
     if "_DBLOCK_COMPLETE" in os.environ:
-        return dblock.main(arguments, "dblock", obj=asked)
+        return dblock.main(arguments, "dblock", obj=context)
     try:
-        with dblock.make_context("dblock", arguments, obj=asked) as context:
-            return dblock.invoke(context)
+        with dblock.make_context("dblock", arguments, obj=context) as click_context:
+            return dblock.invoke(click_context)
     except click.exceptions.Exit as end:
         return end.exit_code
 
 
-def _failed(asked: Asked, error: BaseException) -> int:
-    """Say what went wrong, and return the exit code for it."""
-    if asked.debug:
+def _report_failure(context: CommandContext, error: BaseException) -> int:
+    """Print the error and return its exit code."""
+    if context.debug:
         import traceback
 
         traceback.print_exception(error)
     if isinstance(error, click.ClickException):
-        context = getattr(error, "ctx", None)
-        if context is not None and context.command.name == "run" and "--" not in sys.argv:
-            hint = "Is it the command's own? Then put -- before that: dblock run NAME -- COMMAND…"
-            error = click.UsageError(f"{error.format_message()} {hint}", context)
-        if not asked.as_json:
+        click_context = getattr(error, "ctx", None)
+        if click_context is not None and click_context.command.name == "run" and "--" not in sys.argv:
+            hint = "If this option belongs to the command, put -- before the command: dblock run NAME -- COMMAND…"
+            error = click.UsageError(f"{error.format_message()} {hint}", click_context)
+        if not context.as_json:
             error.show()
             return error.exit_code
-        code, said = error.exit_code, error.format_message()
+        code, message = error.exit_code, error.format_message()
     elif isinstance(error, (DblockError, OSError)):
-        code, said = _code(error), _said(asked, error)
+        code, message = _exit_code(error), _message(context, error)
     else:
         code = exit_codes.BUG
-        said = f"this should not happen: {type(error).__name__}: {error}. Run it again with --debug, and report it."
-    _complain(asked, said, type(error).__name__, code)
+        message = f"unexpected error, a bug: {type(error).__name__}: {error}. Run again with --debug and report it."
+    _print_error(context, message, type(error).__name__, code)
     if isinstance(error, OSError):
         _discard_output()
     return code
 
 
-def _said(asked: Asked, error: BaseException) -> str:
+def _message(context: CommandContext, error: BaseException) -> str:
     if isinstance(error, LockTimeout):
         waited = f" within {error.timeout:g} s" if error.timeout else ""
-        return f"lock {shown(error.name)!r} was not acquired{waited}. Who has it: dblock show {shlex.quote(error.name)}"
-    if isinstance(error, Unavailable) and asked.dsn is None:
-        return f"{error} (The database is named by: {asked.source}.)"
+        name = printable(error.name)
+        return f"lock {name!r} was not acquired{waited}. To see its holder: dblock show {shlex.quote(error.name)}"
+    if isinstance(error, Unavailable) and context.dsn is None:
+        return f"{error} (The database was chosen by: {context.source}.)"
     if isinstance(error, OSError) and error.filename is None and error.strerror:
-        return f"the answer could not be written: {error.strerror}"
+        return f"the output could not be written: {error.strerror}"
     return str(error)
 
 
-def _code(error: BaseException) -> int:
+def _exit_code(error: BaseException) -> int:
     if isinstance(error, LockTimeout):
         return exit_codes.NOT_ACQUIRED
     if isinstance(error, LeaseLost):
-        return exit_codes.LOST
+        return exit_codes.LEASE_LOST
     return exit_codes.UNREACHABLE if isinstance(error, Unavailable) else exit_codes.FAILED
 
 
-def _complain(asked: Asked, said: str, kind: str, code: int) -> None:
-    if asked.as_json:
-        said = as_json({"error": said, "kind": kind, "exit_code": code})
+def _print_error(context: CommandContext, message: str, kind: str, code: int) -> None:
+    if context.as_json:
+        message = to_json({"error": message, "kind": kind, "exit_code": code})
     else:
-        said = shown(f"dblock: {' '.join(line.strip() for line in said.splitlines())}")  # libpq's may have several
+        one_line = " ".join(line.strip() for line in message.splitlines())  # libpq's messages may have several
+        message = printable(f"dblock: {one_line}")
     try:
-        click.echo(said, err=True)
+        click.echo(message, err=True)
     except OSError:
-        return  # nobody is there to be told
+        return  # standard error is closed
 
 
 def _discard_output() -> None:

@@ -1,4 +1,4 @@
-"""`python -m dblock.cli` is the `dblock` command, too."""
+"""Run the `dblock` command with `python -m dblock.cli`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The commands that look after dblock itself: install, uninstall, status, grant, reaper, token, embedded."""
+"""The commands for dblock itself: install, uninstall, status, grant, reaper, token, embedded."""
 
 from __future__ import annotations
 
@@ -9,78 +9,85 @@ import sys
 import click
 
 from dblock._core.schema_version import DEFAULT_SCHEMA, REVISION
-from dblock.cli.context import Asked, command, start_embedded
+from dblock.cli.context import CommandContext, command, start_embedded
 from dblock.errors import DblockError
+
+PRIVILEGES = {
+    "lock": "acquire and release locks",
+    "see": "list locks, waiters and history",
+    "force-release": "force-release locks",
+}
+"""What `dblock grant --may` accepts, and what each privilege allows."""
 
 
 @command("install")
 @click.option("--sql", is_flag=True, help="Print the statements instead of running them.")
-@click.option("--repair", is_flag=True, help="Make the functions anew although they are up to date; locks stay.")
-def install(asked: Asked, sql: bool, repair: bool) -> None:
-    """Create dblock's schema, or bring it up to date."""
+@click.option("--repair", is_flag=True, help="Create the functions again even if they are current. Locks stay.")
+def install(context: CommandContext, sql: bool, repair: bool) -> None:
+    """Create or upgrade dblock's schema."""
     from dblock.admin import schema
 
     if sql and repair:
-        raise click.UsageError("--sql prints a whole install, and --repair runs a part of one: give one of them.")
+        raise click.UsageError("--sql prints a complete install, and --repair runs a part of one. Use only one.")
     if sql:
-        statements = schema.ddl(asked.schema)
-        asked.answer({"sql": statements}, lambda: click.echo(statements))
+        statements = schema.ddl(context.schema)
+        context.output({"sql": statements}, lambda: click.echo(statements))
         return
-    target, name = asked.target(), asked.schema
+    target, name = context.target(), context.schema
     before = schema.install(target, name, repair=repair)
     if before == REVISION and repair:
-        said = f"Made the functions in schema {name!r} of {target} anew, revision {before}. Locks and grants stayed."
+        message = f"Repaired the functions in schema {name!r} of {target}, revision {before}. Locks and grants stayed."
     elif before == REVISION:
-        said = f"Schema {name!r} in {target} is at revision {before}; nothing to do."
+        message = f"Schema {name!r} in {target} is already at revision {before}; nothing to do."
     elif before is None:
-        said = f"Installed dblock in schema {name!r} of {target}, revision {REVISION}."
+        message = f"Installed dblock in schema {name!r} of {target}, revision {REVISION}."
     else:
-        said = f"Brought schema {name!r} in {target} from revision {before} to {REVISION}."
-    facts = {"database": str(target), "schema": name, "before": before, "revision": REVISION}
-    asked.answer(facts, lambda: click.echo(said))
+        message = f"Upgraded schema {name!r} in {target} from revision {before} to {REVISION}."
+    data = {"database": str(target), "schema": name, "before": before, "revision": REVISION}
+    context.output(data, lambda: click.echo(message))
 
 
 @command("uninstall")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def uninstall(asked: Asked, yes: bool) -> None:
-    """Remove dblock's schema and all locks in it."""
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def uninstall(context: CommandContext, yes: bool) -> None:
+    """Remove dblock's schema and every lock in it."""
     from dblock.admin import schema
 
-    target, name = asked.target(), asked.schema
+    target, name = context.target(), context.schema
     if not yes:
-        click.echo(f"This removes schema {name!r} from {target}, with every lock that is held now.", err=True)
-        if asked.as_json or not sys.stdin.isatty():
-            raise DblockError("Nobody is there to confirm. Add --yes to go ahead.")
+        click.echo(f"This removes schema {name!r} from {target}, including every lock that is held now.", err=True)
+        if context.as_json or not sys.stdin.isatty():
+            raise DblockError("There is no terminal to confirm at. Add --yes to go ahead.")
         if click.prompt("Type the schema's name to go ahead", err=True).strip() != name:
             raise DblockError("Not confirmed; nothing was removed.")
     last = schema.uninstall(target, name)
 
-    def said() -> None:
-        click.echo(f"Removed schema {name!r} from {target}. The highest token it had handed out was {last}.")
+    def render() -> None:
+        click.echo(f"Removed schema {name!r} from {target}. The highest token it issued was {last}.")
         if last:
             option = "" if name == DEFAULT_SCHEMA else f" --schema {shlex.quote(name)}"
-            again = f"dblock install{option} && dblock token raise --above {last}{option}"
-            click.echo(f"Resources may remember it. To go on above it after a new install in {target}: {again}")
+            commands = f"dblock install{option} && dblock token raise --above {last}{option}"
+            click.echo(f"Fenced resources may remember that token. To install again in {target} above it: {commands}")
 
-    asked.answer({"database": str(target), "schema": name, "highest_token": last}, said)
+    context.output({"database": str(target), "schema": name, "highest_token": last}, render)
 
 
 @command("status")
-def status(asked: Asked) -> None:
-    """Tell what is installed; exit code 1 unless it fits this version."""
+def status(context: CommandContext) -> None:
+    """Show what is installed; exit code 1 unless it fits this version."""
     from dblock.admin import schema
 
-    target = asked.target()
-    found = schema.status(target, asked.schema)
+    target = context.target()
+    found = schema.status(target, context.schema)
 
-    def said() -> None:
+    def render() -> None:
         standby = ", a standby" if found.standby else ""
         click.echo(f"database  {found.database} at {target}, Postgres {found.server}{standby}")
         revision = f", revision {found.revision} (this version needs {REVISION})" if found.revision else ""
         click.echo(f"schema    {found.schema}: {found.state}{revision}")
-        click.echo(f"named by  {asked.source}")
+        click.echo(f"named by  {context.source}")
 
-    asked.answer(
+    context.output(
         {
             "database": found.database,
             "at": str(target),
@@ -90,9 +97,9 @@ def status(asked: Asked) -> None:
             "state": found.state,
             "revision": found.revision,
             "needed": REVISION,
-            "named_by": asked.source,
+            "named_by": context.source,
         },
-        said,
+        render,
     )
     found.check()
 
@@ -101,71 +108,71 @@ def status(asked: Asked) -> None:
 @click.argument("role", metavar="ROLE")
 @click.option(
     "--may",
-    type=click.Choice(["lock", "see", "force-release"]),
+    type=click.Choice(list(PRIVILEGES)),
     multiple=True,
     default=["lock"],
     show_default=True,
-    help="What it may do; again for more. To see is to list locks, waiters and history.",
+    help="Privilege to grant; repeat for several. `see` allows listing locks, waiters and history.",
 )
-def grant(asked: Asked, role: str, may: tuple[str, ...]) -> None:
-    """Let a role lock and unlock, or see, or break, and nothing else."""
+def grant(context: CommandContext, role: str, may: tuple[str, ...]) -> None:
+    """Grant privileges to a role: to lock, see or force-release, and nothing else."""
     from dblock.admin import schema
 
-    target = asked.installed()
-    schema.grant(target, role, asked.schema, may)
-    words = {"lock": "lock and unlock", "see": "see what goes on", "force-release": "force-release locks"}
-    allowed = ", ".join(words[one] for one in words if one in may)
-    said = f"Role {role!r} may now {allowed} in schema {asked.schema!r} of {target}."
-    asked.answer({"role": role, "schema": asked.schema, "may": sorted(set(may))}, lambda: click.echo(said))
+    target = context.installed_target()
+    schema.grant(target, role, context.schema, may)
+    allowed = ", ".join(PRIVILEGES[privilege] for privilege in PRIVILEGES if privilege in may)
+    message = f"Role {role!r} may now {allowed} in schema {context.schema!r} of {target}."
+    data = {"role": role, "schema": context.schema, "may": sorted(set(may))}
+    context.output(data, lambda: click.echo(message))
 
 
 @command("reaper")
-@click.option("--once", is_flag=True, help="Do it once, and tell how many went.")
-@click.option("--idle", type=float, default=86_400, metavar="S", help="How long unused (default: a day).")
-@click.option("--interval", type=float, default=3_600, metavar="S", help="Between runs (default: an hour).")
-def reaper(asked: Asked, once: bool, idle: float, interval: float) -> None:
-    """Delete the rows of locks that nobody has used for long."""
+@click.option("--once", is_flag=True, help="Run once and print how many rows were deleted.")
+@click.option("--idle", type=float, default=86_400, metavar="S", help="Minimum idle time of a lock (default: a day).")
+@click.option("--interval", type=float, default=3_600, metavar="S", help="Time between runs (default: an hour).")
+def reaper(context: CommandContext, once: bool, idle: float, interval: float) -> None:
+    """Delete the rows of locks that have been idle for a long time."""
     from dblock.admin.reaper import Reaper
 
-    made = Reaper(asked.installed(), idle=idle, interval=interval, schema=asked.schema)
+    job = Reaper(context.installed_target(), idle=idle, interval=interval, schema=context.schema)
     if once:
-        gone = made.once()
-        asked.answer({"deleted": gone}, lambda: click.echo(f"Deleted the rows of {gone} idle locks."))
+        deleted = job.once()
+        context.output({"deleted": deleted}, lambda: click.echo(f"Deleted the rows of {deleted} idle locks."))
         return
-    # A job that runs for days says what it does.
+    # This runs for days, so it logs each run.
     logging.getLogger("dblock").setLevel(logging.INFO)
     for handler in logging.getLogger("dblock").handlers:
         handler.setLevel(logging.INFO)
-    made.run()
+    job.run()
 
 
 @click.group("token", context_settings={"help_option_names": ["-h", "--help"]})
 def token() -> None:
-    """Look at the token sequence, or raise it."""
+    """Show the token sequence, or raise it."""
 
 
 @command("show")
-def _token_show(asked: Asked) -> None:
-    """Tell the highest token that was handed out."""
+def _token_show(context: CommandContext) -> None:
+    """Show the highest token issued so far."""
     from dblock.admin import tokens
 
-    found = tokens.show(asked.installed(), asked.schema)
+    found = tokens.show(context.installed_target(), context.schema)
 
-    def said() -> None:
-        click.echo(f"highest   {found.highest or 'none was handed out yet'}")
+    def render() -> None:
+        click.echo(f"highest   {found.highest or 'none issued yet'}")
         click.echo(f"timeline  {found.timeline}")
 
-    asked.answer(found, said)
+    context.output(found, render)
 
 
 @command("raise")
-@click.option("--above", type=int, required=True, metavar="N", help="The highest token any resource has seen.")
-def _token_raise(asked: Asked, above: int) -> None:
-    """Make every token from now on higher than a number, as after a restore; never lowers them."""
+@click.option("--above", type=int, required=True, metavar="N", help="The highest token that any resource has seen.")
+def _token_raise(context: CommandContext, above: int) -> None:
+    """Make every future token higher than a number, for example after a restore; never lowers tokens."""
     from dblock.admin import tokens
 
-    least = tokens.raise_above(asked.installed(), above, asked.schema)
-    asked.answer({"next": least}, lambda: click.echo(f"The next token will be {least} or higher."))
+    least = tokens.raise_above(context.installed_target(), above, context.schema)
+    context.output({"next": least}, lambda: click.echo(f"The next token will be {least} or higher."))
 
 
 token.add_command(_token_show)
@@ -174,49 +181,49 @@ token.add_command(_token_raise)
 
 @click.group("embedded", context_settings={"help_option_names": ["-h", "--help"]})
 def embedded() -> None:
-    """Start, stop or find the embedded Postgres of this user."""
+    """Start, stop or find your embedded Postgres."""
 
 
 @command("start")
-def _start(asked: Asked) -> None:
-    """Start it, or find it running."""
+def _start(context: CommandContext) -> None:
+    """Start the embedded Postgres, unless it is running."""
     server = start_embedded()
-    said = f"The embedded Postgres runs, process {server.pid}: {server.url}"
-    asked.answer({"running": True, "pid": server.pid, "url": server.url}, lambda: click.echo(said))
+    message = f"The embedded Postgres is running, process {server.pid}: {server.url}"
+    context.output({"running": True, "pid": server.pid, "url": server.url}, lambda: click.echo(message))
 
 
 @command("stop")
-def _stop(asked: Asked) -> None:
-    """Stop it, ending the sessions of all who use it."""
+def _stop(context: CommandContext) -> None:
+    """Stop the embedded Postgres, and end all its sessions."""
     from dblock import embedded as servers
 
     stopped = servers.stop()
-    said = "Stopped the embedded Postgres." if stopped else "The embedded Postgres was not running."
-    asked.answer({"stopped": stopped}, lambda: click.echo(said))
+    message = "Stopped the embedded Postgres." if stopped else "The embedded Postgres was not running."
+    context.output({"stopped": stopped}, lambda: click.echo(message))
 
 
 @command("status")
-def _embedded_status(asked: Asked) -> int:
-    """Tell whether it runs; exit code 1 if not."""
+def _embedded_status(context: CommandContext) -> int:
+    """Show whether the embedded Postgres is running; exit code 1 if not."""
     from dblock import embedded as servers
 
     server, folder = servers.status(), servers.default_folder()
     if server is None:
-        said = f"The embedded Postgres does not run. Its folder is {folder}."
-        asked.answer({"running": False, "folder": str(folder)}, lambda: click.echo(said))
+        message = f"The embedded Postgres is not running. Its folder is {folder}."
+        context.output({"running": False, "folder": str(folder)}, lambda: click.echo(message))
         return 1
-    said = f"The embedded Postgres runs, process {server.pid}, in {server.folder}: {server.url}"
-    facts = {"running": True, "pid": server.pid, "folder": str(server.folder), "url": server.url}
-    asked.answer(facts, lambda: click.echo(said))
+    message = f"The embedded Postgres is running, process {server.pid}, in {server.folder}: {server.url}"
+    data = {"running": True, "pid": server.pid, "folder": str(server.folder), "url": server.url}
+    context.output(data, lambda: click.echo(message))
     return 0
 
 
 @command("url")
-def _url(asked: Asked) -> None:
-    """Print the DSN to connect with, starting it if need be."""
+def _url(context: CommandContext) -> None:
+    """Print the DSN of the embedded Postgres, after starting it if needed."""
     url = start_embedded().url
-    asked.answer({"url": url}, lambda: click.echo(url))
+    context.output({"url": url}, lambda: click.echo(url))
 
 
-for _action in (_start, _stop, _embedded_status, _url):
-    embedded.add_command(_action)
+for _subcommand in (_start, _stop, _embedded_status, _url):
+    embedded.add_command(_subcommand)

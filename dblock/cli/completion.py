@@ -1,22 +1,22 @@
-"""`dblock completion`: what a shell needs to complete commands, options and the names of locks."""
+"""`dblock completion`: print the script that lets a shell complete commands, options and lock names."""
 
 from __future__ import annotations
 
 import click
 
-from dblock.cli.context import Asked, command
+from dblock.cli.context import CommandContext, command
 
-WHERE = {
+SETUP = {
     "bash": 'eval "$(dblock completion bash)"   in ~/.bashrc',
     "zsh": 'eval "$(dblock completion zsh)"   in ~/.zshrc, after compinit',
     "fish": "dblock completion fish > ~/.config/fish/completions/dblock.fish",
 }
 
 
-@command("completion", epilog="To have it in every shell: " + "; ".join(WHERE.values()) + ".")
-@click.argument("shell", type=click.Choice(list(WHERE)))
-def completion(asked: Asked, shell: str) -> None:
-    """Print the script that completes dblock in a shell."""
+@command("completion", epilog="To enable it in every new shell: " + "; ".join(SETUP.values()) + ".")
+@click.argument("shell", type=click.Choice(list(SETUP)))
+def completion(context: CommandContext, shell: str) -> None:
+    """Print the completion script for a shell."""
     from click.shell_completion import get_completion_class
 
     from dblock.cli import dblock
@@ -24,4 +24,4 @@ def completion(asked: Asked, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(dblock, {}, "dblock", "_DBLOCK_COMPLETE").source()
-    asked.answer({"shell": shell, "script": script}, lambda: click.echo(script))
+    context.output({"shell": shell, "script": script}, lambda: click.echo(script))

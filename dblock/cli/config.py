@@ -1,8 +1,9 @@
-"""Which database the command line is about, if the command does not say.
+"""Find the database and schema for a command that was not given them as options.
 
-Asked in this order: the option, the environment, a `.env` file, the `[tool.dblock]` table of a `pyproject.toml`; the
-files in the working folder or the nearest one above. With none of them it is the embedded Postgres. A library must
-not read files that happen to lie about, so only the command does this; a Client knows its DSN and $DBLOCK_DSN.
+The sources, in order: the option, the environment, a `.env` file, the `[tool.dblock]` table of a `pyproject.toml`.
+Each file is taken from the working folder or the nearest folder above. Without any of them the command uses the
+embedded Postgres. A library must not read files that happen to be there, so only the command does this: a Client
+takes its DSN argument and $DBLOCK_DSN.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ SETTINGS = ("dsn", "schema")
 
 
 class Setting(NamedTuple):
-    """A value, and where it comes from."""
+    """A value and its source."""
 
     value: str | None
     source: str
 
 
 def setting(name: str, given: str | None) -> Setting:
-    """Return the setting of this name, and where it was found."""
+    """Return the value and source of this setting; `given` is the option's value, if the option was used."""
     if given is not None:
         return Setting(given, f"--{name}")
     for source, values in _sources():
@@ -37,23 +38,24 @@ def setting(name: str, given: str | None) -> Setting:
 
 
 def _sources() -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield what is set where; a file is read only when nothing before it has said enough."""
-    yield "environment", {name: value for name in SETTINGS if (value := os.environ.get(_variable(name))) is not None}
-    if (path := _nearest(".env")) is not None:
+    """Yield each source with its settings. A file is read only if no earlier source had the setting."""
+    environment = {name: os.environ.get(_environment_variable(name)) for name in SETTINGS}
+    yield "environment", {name: value for name, value in environment.items() if value is not None}
+    if (path := _find_upwards(".env")) is not None:
         yield str(path), _dotenv(path)
-    if (path := _nearest("pyproject.toml")) is not None:
-        yield f"{path} [tool.dblock]", _table(path)
+    if (path := _find_upwards("pyproject.toml")) is not None:
+        yield f"{path} [tool.dblock]", _pyproject(path)
 
 
-def _variable(name: str) -> str:
+def _environment_variable(name: str) -> str:
     return f"DBLOCK_{name.upper()}"
 
 
-def _nearest(name: str) -> Path | None:
+def _find_upwards(name: str) -> Path | None:
     try:
         here = Path.cwd()
     except OSError:
-        return None  # the folder was deleted
+        return None  # the working folder was deleted
     return next((path for folder in (here, *here.parents) if (path := folder / name).is_file()), None)
 
 
@@ -65,21 +67,23 @@ def _dotenv(path: Path) -> dict[str, str]:
 
         found = dotenv_values(path, encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise DblockError(f"{path} cannot be read: {error}. Mend it, or give --dsn.") from error
-    return {name: value for name in SETTINGS if (value := found.get(_variable(name))) is not None}
+        raise DblockError(f"{path} cannot be read: {error}. Fix the file, or pass --dsn.") from error
+    return {name: value for name in SETTINGS if (value := found.get(_environment_variable(name))) is not None}
 
 
-def _table(path: Path) -> dict[str, str]:
+def _pyproject(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8")
         if "dblock" not in text:
             return {}
         found: Any = _toml(text).get("tool", {}).get("dblock", {})
     except (OSError, ValueError, AttributeError) as error:
-        raise DblockError(f"{path} cannot be read: {error}. Mend it, or give --dsn.") from error
+        raise DblockError(f"{path} cannot be read: {error}. Fix the file, or pass --dsn.") from error
     known = isinstance(found, dict) and all(key in SETTINGS and isinstance(value, str) for key, value in found.items())
     if not known:
-        raise DblockError(f"[tool.dblock] in {path} takes {' and '.join(SETTINGS)}, each a text; mend the others.")
+        raise DblockError(
+            f"[tool.dblock] in {path} may hold only {' and '.join(SETTINGS)}, each a string. Remove the other entries."
+        )
     return dict(found)
 
 

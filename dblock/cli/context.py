@@ -1,6 +1,6 @@
-"""What a command was asked for, beyond what is its own: which database, and how to answer.
+"""The options that every command shares, and the ways to report its result.
 
-Every command takes the same four options, before or after its own name: --dsn, --schema, --json, --debug.
+Every command takes --dsn, --schema, --json and --debug, before or after the command's name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dblock.cli.config import setting
-from dblock.cli.output import as_json, print_json, shown
+from dblock.cli.output import print_json, printable, to_json
 
 if TYPE_CHECKING:
     from dblock._runtime.target import Target
@@ -25,34 +25,37 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass
-class Asked:
-    """The options that every command takes."""
+class CommandContext:
+    """The values of the shared options for one command."""
 
     dsn: str | None = None
-    schema_given: str | None = None
+    schema_option: str | None = None
     as_json: bool = False
     debug: bool = False
 
     @property
     def schema(self) -> str:
-        """The schema that dblock lives in."""
-        return setting("schema", self.schema_given).value or ""
+        """The name of dblock's schema."""
+        return setting("schema", self.schema_option).value or ""
 
-    def unstarted(self) -> Target:
-        """Return the database that is meant; an embedded one may not run yet."""
+    def resolve_target(self) -> Target:
+        """Return the database to use. An embedded server may not be running yet."""
         from dblock._runtime.target import resolve
 
         return resolve(setting("dsn", self.dsn).value)
 
     def target(self) -> Target:
-        """Return the database that is meant, an embedded one started if need be."""
-        target = self.unstarted()
+        """Return the database to use, after starting it if it is an embedded server that is not running."""
+        target = self.resolve_target()
         if target.embedded:
             start_embedded()
         return target
 
-    def installed(self) -> Target:
-        """Return the same, and install the schema in an embedded one, as a client does: nobody else would."""
+    def installed_target(self) -> Target:
+        """Return the database to use, started; install the schema if the server is embedded.
+
+        A client does the same: an embedded server has no operator who would run `dblock install`.
+        """
         target = self.target()
         if target.embedded:
             from dblock._runtime.runner import Runner
@@ -67,26 +70,26 @@ class Asked:
 
     @property
     def source(self) -> str:
-        """Where it was said which database is meant."""
+        """The source that named the database."""
         found = setting("dsn", self.dsn)
         return found.source if found.value is not None else "embedded"
 
-    def remark(self, said: str) -> None:
-        """Say something beside the answer, on standard error."""
-        text = as_json({"remark": said}) if self.as_json else shown(f"dblock: {' '.join(said.splitlines())}")
-        with contextlib.suppress(OSError):  # nobody is there to be told
+    def notice(self, message: str) -> None:
+        """Print a message beside the result, on standard error."""
+        text = to_json({"notice": message}) if self.as_json else printable(f"dblock: {' '.join(message.splitlines())}")
+        with contextlib.suppress(OSError):  # standard error is closed
             click.echo(text, err=True)
 
-    def answer(self, facts: Any, said: Callable[[], object]) -> None:
-        """Answer with the facts as JSON, or in words."""
+    def output(self, data: Any, render: Callable[[], object]) -> None:
+        """Print the result: the data as JSON if --json was given, otherwise whatever `render` prints."""
         if self.as_json:
-            print_json(facts)
+            print_json(data)
         else:
-            said()
+            render()
 
 
 def start_embedded() -> Server:
-    """Return the embedded server, started if need be."""
+    """Return the embedded server, after starting it if it is not running."""
     from dblock import embedded
 
     running = embedded.status()
@@ -96,88 +99,93 @@ def start_embedded() -> Server:
     return embedded.start()
 
 
-def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-        # Given before the command's name or after it; what comes last counts.
+def _store_option(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def store(click_context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        # The option may stand before the command's name or after it; the last one counts.
         if value is not None and value is not False:
-            setattr(context.find_root().obj, name, value)
+            setattr(click_context.find_root().obj, name, value)
 
-    return keep
+    return store
 
 
-def _complete_locks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Offer the names of locks; nothing where that takes long or cannot be had."""
+def _complete_locks(click_context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return lock names that complete the argument; none if the database cannot be asked."""
     from dblock.admin.inspect import overview
     from dblock.errors import DblockError
 
-    asked = context.find_root().obj or Asked()
-    asked.dsn, asked.schema_given = context.params.get("dsn"), context.params.get("schema")
+    context = click_context.find_root().obj or CommandContext()
+    context.dsn, context.schema_option = click_context.params.get("dsn"), click_context.params.get("schema")
     try:
-        target = asked.unstarted()
-        if target.embedded and not _runs():
+        target = context.resolve_target()
+        if target.embedded and not _embedded_is_running():
             return []
-        with overview(target, asked.schema) as found:
-            names = [lock.name for lock in found.locks(f"{incomplete}*", include_free=True, limit=50)]
-            return [name for name in names if name.isprintable()]  # a shell would take others for several
+        with overview(target, context.schema) as database:
+            names = [lock.name for lock in database.locks(f"{incomplete}*", include_free=True, limit=50)]
+            return [name for name in names if name.isprintable()]  # a shell would split the others
     except (DblockError, OSError):
         return []
 
 
-def _runs() -> bool:
+def _embedded_is_running() -> bool:
     from dblock import embedded
 
     return embedded.status() is not None
 
 
-def common(function: Function) -> Function:
-    """Add the options that every command takes, and hand over what they say."""
+def common_options(function: Function) -> Function:
+    """Add the shared options to a command and store their values in its CommandContext."""
     options = [
         click.option(
             "--dsn",
             metavar="DSN",
             expose_value=False,
-            callback=_keep("dsn"),
-            help="The database: a URL or libpq keywords. Otherwise $DBLOCK_DSN, .env, [tool.dblock]; else embedded.",
+            callback=_store_option("dsn"),
+            help="Database to use: a URL or libpq keywords. Default: $DBLOCK_DSN, .env, [tool.dblock], else embedded.",
         ),
         click.option(
             "--schema",
             metavar="NAME",
             expose_value=False,
-            callback=_keep("schema_given"),
-            help="The schema that dblock lives in (default: dblock).",
+            callback=_store_option("schema_option"),
+            help="Name of dblock's schema (default: dblock).",
         ),
-        *answering(),
+        *output_options(),
     ]
     for option in reversed(options):
         function = option(function)
     return function
 
 
-def answering() -> list[Callable[[Function], Function]]:
-    """Return the options on how to answer."""
+def output_options() -> list[Callable[[Function], Function]]:
+    """Return the options --json and --debug."""
     return [
         click.option(
-            "--json", is_flag=True, expose_value=False, callback=_keep("as_json"), help="Answer in JSON, for scripts."
+            "--json",
+            is_flag=True,
+            expose_value=False,
+            callback=_store_option("as_json"),
+            help="Print JSON, for scripts.",
         ),
         click.option(
             "--debug",
             is_flag=True,
             expose_value=False,
-            callback=_keep("debug"),
-            help="Show where in the code an error comes from.",
+            callback=_store_option("debug"),
+            help="Print a traceback for errors.",
         ),
     ]
 
 
 def command(name: str, *, epilog: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function whose first argument is what was asked for."""
+    """Turn a function whose first argument is a CommandContext into a command."""
 
     def make(function: Callable[..., Any]) -> click.Command:
-        handed = click.pass_obj(function)
-        # In the list of commands: what comes before the details.
+        with_context = click.pass_obj(function)
+        # The list of commands shows the docstring's first clause.
         short = re.split("[;:,.]", (function.__doc__ or "").strip(), maxsplit=1)[0] + "."
         settings = {"help_option_names": ["-h", "--help"]}
-        return click.command(name, epilog=epilog, short_help=short, context_settings=settings)(common(handed))
+        decorate = click.command(name, epilog=epilog, short_help=short, context_settings=settings)
+        return decorate(common_options(with_context))
 
     return make
 
@@ -186,13 +194,13 @@ lock_name = click.argument("name", metavar="NAME", shell_complete=_complete_lock
 """The argument that names a lock."""
 
 
-def confirmed(asked: Asked, yes: bool, question: str) -> None:
-    """Go on only if somebody says so, by the option or at a terminal."""
+def confirm(context: CommandContext, yes: bool, question: str) -> None:
+    """Return if --yes was given or the user confirms at a terminal; otherwise raise."""
     from dblock.errors import DblockError
 
     if yes:
         return
-    if asked.as_json or not (sys.stdin is not None and sys.stdin.isatty()):
-        raise DblockError("Nobody is there to confirm. Add --yes to go ahead.")
+    if context.as_json or not (sys.stdin is not None and sys.stdin.isatty()):
+        raise DblockError("There is no terminal to confirm at. Add --yes to go ahead.")
     if not click.confirm(question, err=True):
         raise DblockError("Not confirmed; nothing was done.")

@@ -1,4 +1,4 @@
-"""`dblock doctor`: find what will hurt, and say how to mend it."""
+"""`dblock doctor`: find what will cause trouble, and say how to fix it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 import click
 
 from dblock.cli import exit_codes
-from dblock.cli.context import Asked, command
-from dblock.cli.output import shown
+from dblock.cli.context import CommandContext, command
+from dblock.cli.output import printable
 
 if TYPE_CHECKING:
     from dblock.admin.doctor import Finding, Report
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
-PATIENCE = 0.7
-"""Seconds after which somebody at a terminal wants to know what takes so long."""
+SHOW_PROGRESS_AFTER = 0.7
+"""Seconds after which the running check is shown at a terminal."""
 
 TICK = 0.1
 
 
 @command(
     "doctor",
-    epilog="Exit code 0 when nothing was found, or only notes; 3 for a warning, 4 for an error. Each finding: "
+    epilog="Exit code: 0 for no findings or only notes, 3 for a warning, 4 for an error. All findings are explained in "
     "docs/reference/doctor.md.",
 )
 @click.option(
@@ -36,7 +36,7 @@ TICK = 0.1
     default=300,
     show_default=True,
     metavar="S",
-    help="Seconds after which an open transaction is too old.",
+    help="Age in seconds from which an open transaction is reported.",
 )
 @click.option(
     "--listeners",
@@ -44,93 +44,94 @@ TICK = 0.1
     default=300,
     show_default=True,
     metavar="N",
-    help="How many sessions may listen.",
+    help="Number of listening sessions above which a warning is reported.",
 )
 @click.option(
     "--fences",
     default="fenced_store",
     show_default=True,
     metavar="SCHEMA",
-    help="The schema that fenced_store lives in, if it does.",
+    help="Name of fenced_store's schema, if it is installed.",
 )
-def doctor(asked: Asked, snapshot_age: float, listeners: int, fences: str) -> int:
-    """Find what will hurt, and say how to mend it; changes nothing."""
+def doctor(context: CommandContext, snapshot_age: float, listeners: int, fences: str) -> int:
+    """Find what will cause trouble, and how to fix it; changes nothing."""
     from dblock.admin.doctor import Limits, examine
 
-    target, name, limits = asked.target(), asked.schema, Limits(snapshot_age, listeners)
-    report = _Work(
-        lambda told: examine(target, name, fences=fences, limits=limits, told=told),
-        tells=not asked.as_json and sys.stderr is not None and sys.stderr.isatty(),
-    ).done()
+    target, name, limits = context.target(), context.schema, Limits(snapshot_age, listeners)
+    report = _BackgroundExamination(
+        lambda on_check: examine(target, name, fences=fences, limits=limits, on_check=on_check),
+        shows_progress=not context.as_json and sys.stderr is not None and sys.stderr.isatty(),
+    ).wait()
 
-    def said() -> None:
+    def render() -> None:
         for finding in report.findings:
-            _say(finding)
-        many, found = len(report.checked), len(report.findings)
-        what = f"{found} finding{'s' * (found > 1)}" if found else "nothing found"
-        click.echo(f"{many} check{'s' * (many != 1)}, {what}.")
+            _print_finding(finding)
+        checks, found = len(report.checked), len(report.findings)
+        findings = f"{found} finding{'s' * (found > 1)}" if found else "no findings"
+        click.echo(f"{checks} check{'s' * (checks != 1)}, {findings}.")
 
-    asked.answer(report, said)
-    return {"error": exit_codes.ERRORS, "warning": exit_codes.WARNINGS}.get(report.worst or "", exit_codes.DONE)
+    context.output(report, render)
+    codes = {"error": exit_codes.DOCTOR_ERROR, "warning": exit_codes.DOCTOR_WARNING}
+    return codes.get(report.worst or "", exit_codes.OK)
 
 
-def _say(finding: Finding) -> None:
+def _print_finding(finding: Finding) -> None:
     click.echo(f"{click.style(finding.level, fg=COLOURS[finding.level], bold=True)}  {finding.id}")
-    for word, text in (("", finding.what), ("why   ", finding.why)):
-        for line in _wrapped(shown(text), word):
+    for label, text in (("", finding.what), ("why  ", finding.why)):
+        for line in _wrapped(printable(text), label):
             click.echo(line)
-    # Whole, so that it can be copied.
-    click.echo(f"  mend  {click.style(shown(finding.command), bold=True)}\n")
+    # On one line, so that it can be copied.
+    click.echo(f"  fix  {click.style(printable(finding.command), bold=True)}\n")
 
 
-def _wrapped(text: str, word: str) -> list[str]:
-    """Return lines that fit the terminal; elsewhere one."""
+def _wrapped(text: str, label: str) -> list[str]:
+    """Return the labelled text as lines that fit the terminal, or as one line elsewhere."""
     if not sys.stdout.isatty():
-        return [f"  {word}{text}"]
+        return [f"  {label}{text}"]
     import shutil
 
     width = max(40, min(shutil.get_terminal_size().columns, 120))
-    return textwrap.wrap(text, width, initial_indent=f"  {word}", subsequent_indent="  " + " " * len(word))
+    return textwrap.wrap(text, width, initial_indent=f"  {label}", subsequent_indent="  " + " " * len(label))
 
 
-class _Work:
-    """The examination, in a thread of its own, so that Ctrl-C need not wait for a database that does not answer.
+class _BackgroundExamination:
+    """Runs the examination in a thread, so that Ctrl-C need not wait for a database that does not reply.
 
-    Somebody at a terminal is told what is looked at, if it takes long.
+    At a terminal it shows the running check, if the examination takes long.
     """
 
-    def __init__(self, examine: Callable[[Callable[[str], None]], Report], tells: bool) -> None:
+    def __init__(self, examine: Callable[[Callable[[str], None]], Report], shows_progress: bool) -> None:
         self._examine = examine
-        self._tells = tells
-        self._check = "the way to the database"
+        self._shows_progress = shows_progress
+        self._check = "the connection"
         self._over = threading.Event()
         self._report: Report | None = None
         self._error: BaseException | None = None
 
-    def done(self) -> Report:
-        """Do it, and return what was found."""
-        threading.Thread(target=self._work, daemon=True).start()
-        shows = False
+    def wait(self) -> Report:
+        """Run the examination to its end and return its report."""
+        threading.Thread(target=self._run, daemon=True).start()
+        shown = False
         try:
-            while not self._over.wait(TICK if shows else PATIENCE):
-                if self._tells:
-                    click.echo(f"\r\x1b[KLooking at {self._check}…", err=True, nl=False)
-                shows = True
+            while not self._over.wait(TICK if shown else SHOW_PROGRESS_AFTER):
+                if self._shows_progress:
+                    click.echo(f"\r\x1b[KChecking {self._check}…", err=True, nl=False)
+                shown = True
         finally:
-            if shows and self._tells:
+            if shown and self._shows_progress:
                 click.echo("\r\x1b[K", err=True, nl=False)
         if self._error is not None:
             raise self._error
         assert self._report is not None
         return self._report
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
-            self._report = self._examine(self._say)
+            self._report = self._examine(self._set_check)
         except BaseException as error:
             self._error = error
         finally:
             self._over.set()
 
-    def _say(self, check: str) -> None:
+    def _set_check(self, check: str) -> None:
         self._check = check

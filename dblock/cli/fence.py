@@ -1,4 +1,4 @@
-"""`dblock fence`: put fences on tables, list them, take them off, see who was refused."""
+"""`dblock fence`: install fences on tables, list them, remove them, show refused writes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dblock._runtime.error_mapping import translated
-from dblock.cli.context import Asked, command
-from dblock.cli.output import shown, table
+from dblock.cli.context import CommandContext, command
+from dblock.cli.output import printable, table
 from dblock.errors import DblockError
 
 if TYPE_CHECKING:
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @click.group("fence", context_settings={"help_option_names": ["-h", "--help"]})
 def fence() -> None:
-    """Make tables refuse a stale token (fenced_store)."""
+    """Make tables refuse stale tokens (fenced_store)."""
 
 
-def _action(name: str) -> Callable[[Callable[..., Any]], click.Command]:
+def _fence_command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
     def make(function: Callable[..., Any]) -> click.Command:
         option = click.option(
             "--fences",
             default="fenced_store",
             metavar="SCHEMA",
             show_default=True,
-            help="The schema that fenced_store lives in.",
+            help="Name of fenced_store's schema.",
         )
         made = command(name)(option(function))
         fence.add_command(made)
@@ -40,17 +40,17 @@ def _action(name: str) -> Callable[[Callable[..., Any]], click.Command]:
 
 
 @contextmanager
-def _engine(asked: Asked) -> Iterator[Engine]:
+def _engine(context: CommandContext) -> Iterator[Engine]:
     from sqlalchemy import NullPool, create_engine
 
-    target = asked.target()
+    target = context.target()
     engine = create_engine("postgresql+psycopg://", creator=target.connect, poolclass=NullPool)
-    with _said_as_ours(), translated("fenced_store"):
+    with _as_dblock_errors(), translated("fenced_store"):
         yield engine
 
 
 @contextmanager
-def _said_as_ours() -> Iterator[None]:
+def _as_dblock_errors() -> Iterator[None]:
     from fenced_store import FencedStoreError
 
     try:
@@ -59,71 +59,80 @@ def _said_as_ours() -> Iterator[None]:
         raise DblockError(str(error)) from error
 
 
-@_action("setup")
+@_fence_command("setup")
 @click.option("--sql", is_flag=True, help="Print the statements instead of running them.")
-def _setup(asked: Asked, fences: str, sql: bool) -> None:
-    """Create fenced_store's schema, or bring it up to date."""
+def _setup(context: CommandContext, fences: str, sql: bool) -> None:
+    """Create or upgrade fenced_store's schema."""
     import fenced_store
 
     if sql:
-        with _said_as_ours():
+        with _as_dblock_errors():
             statements = fenced_store.ddl(fences)
-        asked.answer({"sql": statements}, lambda: click.echo(statements))
+        context.output({"sql": statements}, lambda: click.echo(statements))
         return
-    with _engine(asked) as engine:
-        made = fenced_store.install(engine, fences)
-    said = f"fenced_store is in schema {fences!r}{'.' if made else '; nothing to do.'}"
-    asked.answer({"schema": fences, "changed": bool(made)}, lambda: click.echo(said))
+    with _engine(context) as engine:
+        changed = bool(fenced_store.install(engine, fences))
+    message = f"fenced_store is in schema {fences!r}{'.' if changed else '; nothing to do.'}"
+    context.output({"schema": fences, "changed": changed}, lambda: click.echo(message))
 
 
-@_action("uninstall")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def _uninstall(asked: Asked, fences: str, yes: bool) -> None:
-    """Remove fenced_store's schema, every fence and every stored value with it."""
+@_fence_command("uninstall")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def _uninstall(context: CommandContext, fences: str, yes: bool) -> None:
+    """Remove fenced_store's schema, with every fence and every stored value."""
     import fenced_store
 
     if not yes:
         raise DblockError(
-            f"This removes schema {fences!r}, with every fence, stored value and note in it. Add --yes to go on."
+            f"This removes schema {fences!r}, with every fence, stored value and audit record. Add --yes to go ahead."
         )
-    with _engine(asked) as engine:
+    with _engine(context) as engine:
         fenced_store.uninstall(engine, fences)
-    asked.answer({"schema": fences}, lambda: click.echo(f"Removed fenced_store from schema {fences!r}."))
+    context.output({"schema": fences}, lambda: click.echo(f"Removed fenced_store from schema {fences!r}."))
 
 
-@_action("grant")
+@_fence_command("grant")
 @click.argument("role", metavar="ROLE")
-def _grant(asked: Asked, fences: str, role: str) -> None:
-    """Let a role write through fences, and fence tables of its own."""
+def _grant(context: CommandContext, fences: str, role: str) -> None:
+    """Let a role write through fences, and fence its own tables."""
     import fenced_store
 
-    with _engine(asked) as engine:
+    with _engine(context) as engine:
         fenced_store.grant(engine, role, fences)
-    said = f"Role {role!r} may now write through the fences in schema {fences!r}."
-    asked.answer({"role": role, "schema": fences}, lambda: click.echo(said))
+    message = f"Role {role!r} may now write through the fences in schema {fences!r}."
+    context.output({"role": role, "schema": fences}, lambda: click.echo(message))
 
 
-@_action("install")
+@_fence_command("install")
 @click.argument("table_name", metavar="TABLE")
 @click.option(
-    "--key", multiple=True, metavar="COLUMN", help="What tells rows apart; again for more (default: the primary key)."
+    "--key",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column that identifies a row; repeat for several (default: the primary key).",
 )
-@click.option("--per-table", is_flag=True, help="One fence for the whole table instead of one per row.")
-@click.option("--strict", is_flag=True, help="Also refuse a transaction that carries no token.")
-@click.option("--warn-only", is_flag=True, help="Refuse nothing; warn, and note what would be refused.")
+@click.option("--per-table", is_flag=True, help="Use one fence for the whole table instead of one per row.")
+@click.option("--strict", is_flag=True, help="Also refuse transactions that carry no token.")
+@click.option("--warn-only", is_flag=True, help="Refuse nothing; warn, and record what would be refused.")
 def _install(
-    asked: Asked, fences: str, table_name: str, key: tuple[str, ...], per_table: bool, strict: bool, warn_only: bool
+    context: CommandContext,
+    fences: str,
+    table_name: str,
+    key: tuple[str, ...],
+    per_table: bool,
+    strict: bool,
+    warn_only: bool,
 ) -> None:
-    """Put a fence on a table, or change the one that it has (sets up what is missing).
+    """Install a fence on a table, or change its fence (also runs `setup` if needed).
 
-    TABLE is its name, as it is or as SQL would write it.
+    TABLE is the table's name, plain or quoted as in SQL.
     """
     import fenced_store
 
-    with _engine(asked) as engine:
-        if not _is_there(engine, fences) and fenced_store.install(engine, fences):
-            click.echo(f"Set up fenced_store in schema {fences!r}.", err=asked.as_json)
-        before = {one.resource: _how(one) for one in fenced_store.protected(engine, fences)}
+    with _engine(context) as engine:
+        if not _is_installed(engine, fences) and fenced_store.install(engine, fences):
+            click.echo(f"Set up fenced_store in schema {fences!r}.", err=context.as_json)
+        before = {protection.resource: _describe(protection) for protection in fenced_store.protected(engine, fences)}
         made = fenced_store.protect(
             engine,
             table_name,
@@ -133,12 +142,12 @@ def _install(
             warn_only=warn_only,
             schema=fences,
         )
-    was = before.get(made.resource)
-    said = f"Table {made.resource} is protected {_how(made)}{f'; it was {was}' if was and was != _how(made) else ''}."
-    asked.answer(asdict(made), lambda: click.echo(said))
+    was, now = before.get(made.resource), _describe(made)
+    message = f"Table {made.resource} is protected {now}{f'; it was {was}' if was and was != now else ''}."
+    context.output(asdict(made), lambda: click.echo(message))
 
 
-def _is_there(engine: Engine, schema: str) -> bool:
+def _is_installed(engine: Engine, schema: str) -> bool:
     import fenced_store
 
     try:
@@ -148,71 +157,71 @@ def _is_there(engine: Engine, schema: str) -> bool:
     return True
 
 
-@_action("list")
-def _list(asked: Asked, fences: str) -> None:
-    """Tell which tables are protected, and how."""
+@_fence_command("list")
+def _list(context: CommandContext, fences: str) -> None:
+    """List the protected tables and their fences."""
     import fenced_store
 
-    with _engine(asked) as engine:
+    with _engine(context) as engine:
         found = fenced_store.protected(engine, fences)
 
-    def said() -> None:
+    def render() -> None:
         if found:
-            table(["TABLE", "FENCE"], [[one.resource, _how(one)] for one in found])
+            table(["TABLE", "FENCE"], [[protection.resource, _describe(protection)] for protection in found])
         else:
-            click.echo("No table is protected. Begin with: dblock fence install TABLE")
+            click.echo("No table is protected. To protect one: dblock fence install TABLE")
 
-    asked.answer([asdict(one) for one in found], said)
-
-
-def _how(protection: Any) -> str:
-    how = f"per row, by {', '.join(protection.key)}" if protection.per == "row" else "per table"
-    how += ", strictly" if protection.strict else ""
-    how += ", only warning" if protection.warn_only else ""
-    return how + ("" if protection.enabled else ", but its triggers are DISABLED")
+    context.output([asdict(protection) for protection in found], render)
 
 
-@_action("remove")
+def _describe(protection: Any) -> str:
+    text = f"per row, by {', '.join(protection.key)}" if protection.per == "row" else "per table"
+    text += ", strictly" if protection.strict else ""
+    text += ", only warning" if protection.warn_only else ""
+    return text + ("" if protection.enabled else ", but its triggers are DISABLED")
+
+
+@_fence_command("remove")
 @click.argument("table_name", metavar="TABLE")
-def _remove(asked: Asked, fences: str, table_name: str) -> None:
-    """Take the fence off a table."""
+def _remove(context: CommandContext, fences: str, table_name: str) -> None:
+    """Remove the fence from a table."""
     import fenced_store
 
-    with _engine(asked) as engine:
+    with _engine(context) as engine:
         fenced_store.unprotect(engine, table_name, schema=fences)
-    asked.answer({"table": table_name}, lambda: click.echo(f"Table {table_name!r} is not protected any more."))
+    context.output({"table": table_name}, lambda: click.echo(f"Table {table_name!r} is no longer protected."))
 
 
-@_action("log")
-@click.option("--resource", metavar="NAME", help="Only by this one.")
-@click.option("--limit", type=int, default=20, metavar="N", show_default=True, help="How many.")
-def _log(asked: Asked, fences: str, resource: str | None, limit: int) -> None:
-    """Tell who was refused, by what, and who was in the way; the newest first."""
+@_fence_command("log")
+@click.option("--resource", metavar="NAME", help="Show only writes that this resource refused.")
+@click.option("--limit", type=int, default=20, metavar="N", show_default=True, help="Maximum number of entries.")
+def _log(context: CommandContext, fences: str, resource: str | None, limit: int) -> None:
+    """Show refused writes, the newest first: the writer, the resource, and the token that was in the way."""
     import fenced_store
 
-    with _engine(asked) as engine:
+    with _engine(context) as engine:
         found = fenced_store.rejections(engine, resource, limit=limit, schema=fences)
 
-    def said() -> None:
-        for one in found:
-            offered = "no token" if one.offered is None else f"token {one.offered}"
-            way = f" against token {one.stored}" if one.stored is not None else ""
-            by = f" by {one.stored_by}" if one.stored_by else ""
-            lock = f" (lock {one.lock!r}, held by {one.holder})" if one.lock else ""
-            verdict = "refused" if one.refused else "would refuse"
-            told = f"{one.resource} {verdict} {offered} of {one.rejected}{way}{by}{lock}"
-            click.echo(f"{one.rejected_at:%Y-%m-%d %H:%M:%S}  {shown(told)}")
+    def render() -> None:
+        for rejection in found:
+            offered = "no token" if rejection.offered is None else f"token {rejection.offered}"
+            stored = f" against token {rejection.stored}" if rejection.stored is not None else ""
+            by = f" by {rejection.stored_by}" if rejection.stored_by else ""
+            lock = f" (lock {rejection.lock!r}, held by {rejection.holder})" if rejection.lock else ""
+            verdict = "refused" if rejection.refused else "would refuse"
+            line = f"{rejection.resource} {verdict} {offered} of {rejection.rejected}{stored}{by}{lock}"
+            click.echo(f"{rejection.rejected_at:%Y-%m-%d %H:%M:%S}  {printable(line)}")
         if not found:
-            click.echo("Nobody was refused.")
+            click.echo("No write was refused.")
 
-    asked.answer([asdict(one) for one in found], said)
+    context.output([asdict(rejection) for rejection in found], render)
 
 
-@_action("high-water")
-def _high_water(asked: Asked, fences: str) -> None:
-    """Print the highest token that any fence has seen, for dblock token raise --above."""
+@_fence_command("high-water")
+def _high_water(context: CommandContext, fences: str) -> None:
+    """Print the highest token that any fence has seen, for `dblock token raise --above`."""
     import fenced_store
 
-    with _engine(asked) as engine:
+    with _engine(context) as engine:
         highest = fenced_store.high_water(engine, fences)
-    asked.answer({"highest": highest}, lambda: click.echo(highest))
+    context.output({"highest": highest}, lambda: click.echo(highest))

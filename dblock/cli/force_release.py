@@ -1,4 +1,4 @@
-"""`dblock break`: take a lock from its holder."""
+"""`dblock force-release`: take a lock from its holder."""
 
 from __future__ import annotations
 
@@ -8,92 +8,105 @@ import socket
 import click
 
 from dblock.admin.inspect import LockState, overview
-from dblock.cli.context import Asked, command, confirmed, lock_name
-from dblock.cli.output import seconds, shown
+from dblock.cli.context import CommandContext, command, confirm, lock_name
+from dblock.cli.output import duration, printable
 from dblock.errors import DblockError
 
 
-@command("break")
+@command("force-release")
 @lock_name
-@click.option("--why", metavar="TEXT", help="The reason, to be remembered (asked for at a terminal).")
+@click.option("--reason", metavar="TEXT", help="Reason to record in the history (prompted for at a terminal).")
 @click.option(
-    "--now", is_flag=True, help="Free it at once, while its holder may still be at work; the fence must hold."
+    "--now",
+    is_flag=True,
+    help="Free the lock at once, while its holder may still be working; only a fence stops its writes.",
 )
-@click.option("--token", type=int, metavar="N", help="Only if it is held under this token.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def break_lock(asked: Asked, name: str, why: str | None, now: bool, token: int | None, yes: bool) -> None:
+@click.option("--token", type=int, metavar="N", help="Only if the lock is held under this token.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def force_release_lock(
+    context: CommandContext, name: str, reason: str | None, now: bool, token: int | None, yes: bool
+) -> None:
     """Take a lock from its holder.
 
-    Its holder is told to let go, by its next renewal; the lock is free when it has, or when its deadline passes. With
-    --now it is free at once, and a holder that is still at work is stopped by nothing but the fence.
+    The holder learns with its next renewal that it must release the lock. The lock is free when the holder has released
+    it, or when its deadline passes. With --now the lock is free at once, and only a fence stops a holder that is still
+    working.
     """
-    with overview(asked.installed(), asked.schema) as look:
-        found = look.locks(name=name, include_free=True)
+    with overview(context.installed_target(), context.schema) as database:
+        found = database.locks(name=name, include_free=True)
         if not found or found[0].state == "free":
-            raise DblockError(f"Lock {name!r} is not held; there is nothing to break. See: dblock show {shown(name)!r}")
+            raise DblockError(
+                f"Lock {name!r} is not held; there is nothing to release. See: dblock show {printable(name)!r}"
+            )
         lock = found[0]
         if token is not None and lock.token != token:
-            raise DblockError(
-                f"Lock {name!r} is not held under token {token} but under {lock.token}; nothing was done."
-            )
+            raise DblockError(f"Lock {name!r} is held under token {lock.token}, not {token}; nothing was done.")
         if lock.state == "forced" and not now:
             raise DblockError(
-                f"The holder of lock {name!r} was told to let go at {shown(lock.forced_at)}; it is free in "
-                f"{seconds(lock.remaining)} at the latest. With --now it is free at once."
+                f"The holder of lock {name!r} was told to release it at {printable(lock.forced_at)}. The lock is free "
+                f"in {duration(lock.remaining)} at the latest. To free it at once, add --now."
             )
         if not yes:
             for line in consequences(lock, now):
                 click.echo(line, err=True)
-        confirmed(asked, yes, "Go ahead?")
-        if why is None:
-            why = "" if yes else click.prompt("Why? It will be remembered", default="", show_default=False, err=True)
-        if not look.force_release(name, lock.number, actor=_who(), reason=why, now=now):
-            raise DblockError(f"Lock {name!r} is not held {under(lock)} any more; nothing was done.")
-        after = look.locks(name=name, include_free=True)
+        confirm(context, yes, "Go ahead?")
+        if reason is None:
+            question = "Reason, for the history"
+            reason = "" if yes else click.prompt(question, default="", show_default=False, err=True)
+        if not database.force_release(name, lock.number, actor=_actor(), reason=reason, now=now):
+            raise DblockError(f"Lock {name!r} is no longer held {held_under(lock)}; nothing was done.")
+        after = database.locks(name=name, include_free=True)
     remaining = after[0].remaining if after and after[0].token == lock.token else 0.0
 
-    def said() -> None:
+    def render() -> None:
+        lock_text, holder = f"lock {printable(name)!r}, held {held_under(lock)}", printable(lock.holder)
         if now:
-            click.echo(f"Lock {shown(name)!r} was taken from {shown(lock.holder)}, held {under(lock)}; it is free.")
+            click.echo(f"Took {lock_text}, from {holder}. The lock is free.")
         else:
             click.echo(
-                f"{shown(lock.holder)} was told to let go of lock {shown(name)!r}, held {under(lock)}. It is free "
-                "when it "
-                f"has, in {seconds(remaining)} at the latest."
+                f"{holder} was told to release {lock_text}. "
+                f"The lock is free when its holder has released it, in {duration(remaining)} at the latest."
             )
 
-    facts = {"name": name, "token": lock.token, "holder": lock.holder, "now": now, "free_within": remaining, "why": why}
-    asked.answer(facts, said)
+    data = {
+        "name": name,
+        "token": lock.token,
+        "holder": lock.holder,
+        "now": now,
+        "free_within": remaining,
+        "reason": reason,
+    }
+    context.output(data, render)
 
 
 def consequences(lock: LockState, now: bool) -> list[str]:
-    """Return what breaking this lock means, in words."""
-    said = [f"Lock {shown(lock.name)!r} is held by {shown(lock.holder)} {under(lock)}."]
+    """Return the consequences of force-releasing this lock, one sentence or two per line."""
+    lines = [f"Lock {printable(lock.name)!r} is held by {printable(lock.holder)} {held_under(lock)}."]
     if lock.waiting:
-        said.append(f"{lock.waiting} wait{'s' if lock.waiting == 1 else ''} for it.")
+        lines.append(f"{lock.waiting} waiter{'s are' if lock.waiting > 1 else ' is'} in its queue.")
     if now:
-        said.append(
-            "It will be free at once. Its holder may be in the middle of its work, and goes on until its next "
-            "renewal: two "
-            "may be at work at the same time. Only resources that refuse a stale token (fenced_store) are safe."
+        lines.append(
+            "The lock will be free at once. Its holder may be in the middle of its work and continues until its next "
+            "renewal, so two holders may work at the same time. Only resources that refuse a stale token "
+            "(fenced_store) are safe."
         )
     else:
-        said.append(
-            "Its holder learns with its next renewal that it must let go, and its work is cut off. The lock is free "
-            "when it "
-            f"has let go, or in {seconds(lock.remaining)} when its deadline passes. Nobody has it before."
+        lines.append(
+            "The holder learns with its next renewal that it must release the lock, and its work is cut off. The lock "
+            f"is free when the holder has released it, or in {duration(lock.remaining)} when its deadline passes. "
+            "No other client gets the lock before that."
         )
-    return said
+    return lines
 
 
-def under(lock: LockState) -> str:
-    """Return what a lock is held under, in words."""
+def held_under(lock: LockState) -> str:
+    """Return how a lock is held: under which token, or without one."""
     return f"under token {lock.token}" if lock.token else "without durability or token"
 
 
-def _who() -> str:
+def _actor() -> str:
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
-        user = "somebody"
+        user = "unknown"
     return f"{user}@{socket.gethostname()}"

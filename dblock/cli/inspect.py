@@ -1,4 +1,4 @@
-"""The commands that look: ls, show, history, waiters. They change nothing, but for `history --record`."""
+"""The commands that inspect locks: ls, show, history, waiters. Only `history --record` changes anything."""
 
 from __future__ import annotations
 
@@ -7,129 +7,141 @@ from typing import Any
 import click
 
 from dblock.admin.inspect import Event, LockState, overview
-from dblock.cli.context import Asked, command, lock_name
-from dblock.cli.output import plain, seconds, shown, table
+from dblock.cli.context import CommandContext, command, lock_name
+from dblock.cli.output import duration, jsonable, printable, table
 from dblock.errors import DblockError
 
 EVENTS = {
     "granted": "granted",
     "released": "released",
-    "expired": "ran out unreleased",
-    "died": "its holder died",
-    "forced": "told to let go",
-    "forced_now": "taken away at once",
+    "expired": "expired",
+    "died": "holder died",
+    "forced": "told to release",
+    "forced_now": "force-released at once",
 }
+"""Each event of the history, as it is printed."""
 
 limit = click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, metavar="N", help="How many at most."
+    "--limit",
+    type=click.IntRange(1, 100_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of rows.",
 )
 
 
 @command("ls")
 @click.argument("pattern", default="*")
-@click.option("-a", "--all", "every", is_flag=True, help="Also locks that are free.")
+@click.option("-a", "--all", "every", is_flag=True, help="Include free locks.")
 @click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N", help="How many at most."
+    "--limit",
+    type=click.IntRange(1, 100_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of rows.",
 )
-def list_locks(asked: Asked, pattern: str, every: bool, limit: int) -> None:
-    """List the locks that are held or waited for.
+def list_locks(context: CommandContext, pattern: str, every: bool, limit: int) -> None:
+    """List locks that are held or waited for.
 
-    PATTERN picks some of them by name, with * for any text and ? for any character.
+    PATTERN selects locks by name: * matches any text, ? any character.
     """
-    with overview(asked.installed(), asked.schema) as look:
-        locks = look.locks(pattern, include_free=every, limit=limit + 1)
+    with overview(context.installed_target(), context.schema) as database:
+        locks = database.locks(pattern, include_free=every, limit=limit + 1)
     more, locks = len(locks) > limit, locks[:limit]
 
-    def said() -> None:
+    def render() -> None:
         if not locks:
-            which = "" if pattern == "*" else f" that fits {pattern!r}"
-            click.echo(f"No lock{which} is {'known' if every else 'held or waited for'}.", err=True)
+            which = "" if pattern == "*" else f" that matches {pattern!r}"
+            click.echo(f"No lock{which} {'exists' if every else 'is held or waited for'}.", err=True)
             return
         table(
             ["LOCK", "STATE", "HOLDER", "TOKEN", "LEFT", "WAITING"],
-            [[one.name, one.state, one.holder, one.token, left(one), one.waiting or "-"] for one in locks],
-            [style(one) for one in locks],
+            [[lock.name, lock.state, lock.holder, lock.token, time_left(lock), lock.waiting or "-"] for lock in locks],
+            [row_style(lock) for lock in locks],
         )
         if more:
-            click.echo(f"There are more than {limit}: give a pattern, or --limit.", err=True)
+            click.echo(f"There are more than {limit} locks: narrow the pattern, or raise --limit.", err=True)
 
-    asked.answer([facts(one) for one in locks], said)
-
-
-def facts(lock: LockState) -> dict[str, Any]:
-    """Return what is known of a lock, as JSON has it."""
-    found: dict[str, Any] = plain(lock)
-    return {"name": lock.name, "state": lock.state, "token": lock.token} | found
+    context.output([lock_data(lock) for lock in locks], render)
 
 
-def left(lock: LockState) -> str:
-    """Return how long a lock is still held, in words."""
-    return seconds(lock.remaining) if lock.remaining else "-"
+def lock_data(lock: LockState) -> dict[str, Any]:
+    """Return a lock as JSON data."""
+    data: dict[str, Any] = jsonable(lock)
+    return {"name": lock.name, "state": lock.state, "token": lock.token} | data
 
 
-def style(lock: LockState) -> str | None:
-    """Return how a lock looks at a terminal."""
+def time_left(lock: LockState) -> str:
+    """Return the time until a lock's deadline."""
+    return duration(lock.remaining) if lock.remaining else "-"
+
+
+def row_style(lock: LockState) -> str | None:
+    """Return the style of a lock's row at a terminal."""
     return {"held": None, "forced": "yellow", "free": "dim"}[lock.state]
 
 
 @command("show")
 @lock_name
-def show(asked: Asked, name: str) -> None:
-    """Show one lock: its holder, its deadline, its line, its history."""
-    with overview(asked.installed(), asked.schema) as look:
-        found = look.locks(name=name, include_free=True)
-        waiters = look.waiters(name)
-        history = look.history(name, limit=20)
-        recorded = look.grants_are_recorded()
+def show(context: CommandContext, name: str) -> None:
+    """Show one lock: its holder, deadline, queue and history."""
+    with overview(context.installed_target(), context.schema) as database:
+        found = database.locks(name=name, include_free=True)
+        waiters = database.waiters(name)
+        history = database.history(name, limit=20)
+        recorded = database.grants_are_recorded()
     if not found and not history:
         raise DblockError(
-            f"Lock {name!r} is not known: nobody has asked for it, or it was idle for long. See: dblock ls"
+            f"Lock {name!r} does not exist: it was never acquired, or the reaper removed it. See: dblock ls --all"
         )
 
-    def said() -> None:
+    def render() -> None:
         for lock in found:
-            _say_lock(lock)
+            _print_lock(lock)
         if waiters:
-            click.echo("\nin line")
-            table(["#", "WHO", "FOR"], [[one.position, one.holder, seconds(one.seconds)] for one in waiters])
-        click.echo(f"\nhistory{'' if recorded else ' (what went wrong; dblock history --record all has every grant)'}")
+            click.echo("\nqueue")
+            table(["#", "WAITER", "FOR"], [[one.position, one.holder, duration(one.seconds)] for one in waiters])
+        scope = "" if recorded else " (incidents only; to record every grant: dblock history --record all)"
+        click.echo(f"\nhistory{scope}")
         if history:
-            _say_history(history, with_name=False)
+            _print_history(history, with_name=False)
         else:
-            click.echo("nothing")
+            click.echo("none")
 
     lock = found[0] if found else None
-    asked.answer(
-        {"lock": lock and facts(lock), "waiters": waiters, "history": history, "grants_recorded": recorded}, said
+    context.output(
+        {"lock": lock and lock_data(lock), "waiters": waiters, "history": history, "grants_recorded": recorded}, render
     )
 
 
-def _say_lock(lock: LockState) -> None:
-    click.echo(f"lock      {shown(lock.name)}")
+def _print_lock(lock: LockState) -> None:
+    click.echo(f"lock      {printable(lock.name)}")
     if lock.state == "free":
         since = lock.released_at or lock.expires_at
-        how = "released" if lock.released_at else "ran out unreleased"
-        click.echo(f"state     free{f', {how} {shown(since)}' if since else ''}")
-        click.echo(f"token     {shown(lock.token)}, of its last grant")
+        how = "released" if lock.released_at else "expired"
+        click.echo(f"state     free{f', {how} {printable(since)}' if since else ''}")
+        click.echo(f"token     {printable(lock.token)}, of its last grant")
         return
-    told = f", told to let go {shown(lock.forced_at)}" if lock.forced_at else ""
-    click.echo(f"state     held{told}")
-    click.echo(f"holder    {shown(lock.holder)}")
+    forced = f", told to release {printable(lock.forced_at)}" if lock.forced_at else ""
+    click.echo(f"state     held{forced}")
+    click.echo(f"holder    {printable(lock.holder)}")
     if lock.meta is not None:
-        click.echo(f"meta      {shown(lock.meta)}")
-    click.echo(f"token     {shown(lock.token) if lock.token else 'none: it is not durable'}")
-    click.echo(f"granted   {shown(lock.granted_at)}")
-    click.echo(f"deadline  {shown(lock.expires_at)}, in {seconds(lock.remaining)} unless renewed")
+        click.echo(f"meta      {printable(lock.meta)}")
+    click.echo(f"token     {printable(lock.token) if lock.token else 'none: the grant is not durable'}")
+    click.echo(f"granted   {printable(lock.granted_at)}")
+    click.echo(f"deadline  {printable(lock.expires_at)}, in {duration(lock.remaining)} unless renewed")
 
 
-def _say_history(events: list[Event], with_name: bool) -> None:
+def _print_history(events: list[Event], with_name: bool) -> None:
     rows = []
-    for one in events:
-        what = EVENTS.get(one.event, one.event)
-        what += f" by {one.actor}" if one.actor else ""
-        what += f": {one.reason}" if one.reason else ""
-        rows.append([one.at, *([one.name] if with_name else []), one.token, one.holder, what])
-    table(["WHEN", *(["LOCK"] if with_name else []), "TOKEN", "HOLDER", "WHAT"], rows)
+    for event in events:
+        text = EVENTS.get(event.event, event.event)
+        text += f" by {event.actor}" if event.actor else ""
+        text += f": {event.reason}" if event.reason else ""
+        rows.append([event.at, *([event.name] if with_name else []), event.token, event.holder, text])
+    table(["TIME", *(["LOCK"] if with_name else []), "TOKEN", "HOLDER", "EVENT"], rows)
 
 
 @command("history")
@@ -138,40 +150,40 @@ def _say_history(events: list[Event], with_name: bool) -> None:
 @click.option(
     "--record",
     type=click.Choice(["all", "incidents"]),
-    help="From now on note every grant and release too, or only what goes wrong (the default; grants are quicker so).",
+    help="From now on, record every grant and release too, or only incidents (the default, which keeps grants faster).",
 )
-def history(asked: Asked, name: str | None, limit: int, record: str | None) -> None:
-    """Tell what befell locks, the newest first: leases that ran out, holders that died, forced releases."""
-    with overview(asked.installed(), asked.schema) as look:
+def history(context: CommandContext, name: str | None, limit: int, record: str | None) -> None:
+    """Show the history of locks, the newest event first: expired leases, dead holders, forced releases."""
+    with overview(context.installed_target(), context.schema) as database:
         if record is not None:
-            look.record_grants(record == "all")
-            what = "every grant and release" if record == "all" else "only what goes wrong"
-            asked.answer({"record": record}, lambda: click.echo(f"From now on the history has {what}."))
+            database.record_grants(record == "all")
+            what = "every grant and release" if record == "all" else "only incidents"
+            context.output({"record": record}, lambda: click.echo(f"From now on the history records {what}."))
             return
-        events, recorded = look.history(name, limit=limit), look.grants_are_recorded()
+        events, recorded = database.history(name, limit=limit), database.grants_are_recorded()
 
-    def said() -> None:
+    def render() -> None:
         if events:
-            _say_history(events, with_name=name is None)
+            _print_history(events, with_name=name is None)
         else:
-            click.echo("Nothing has gone wrong, as far as is remembered." if not recorded else "Nothing yet.", err=True)
+            click.echo("No event is recorded yet." if recorded else "No incident is recorded.", err=True)
 
-    asked.answer(events, said)
+    context.output(events, render)
 
 
 @command("waiters")
 @click.argument("name", required=False)
 @limit
-def waiters(asked: Asked, name: str | None, limit: int) -> None:
-    """Tell who waits for which lock, in order, and for how long."""
-    with overview(asked.installed(), asked.schema) as look:
-        found = look.waiters(name, limit=limit)
+def waiters(context: CommandContext, name: str | None, limit: int) -> None:
+    """List the waiters of each lock, in queue order, with their waiting times."""
+    with overview(context.installed_target(), context.schema) as database:
+        found = database.waiters(name, limit=limit)
 
-    def said() -> None:
+    def render() -> None:
         if found:
-            rows = [[one.name, one.position, one.holder, seconds(one.seconds)] for one in found]
-            table(["LOCK", "#", "WHO", "FOR"], rows)
+            rows = [[one.name, one.position, one.holder, duration(one.seconds)] for one in found]
+            table(["LOCK", "#", "WAITER", "FOR"], rows)
         else:
-            click.echo("Nobody waits.", err=True)
+            click.echo("No client is waiting.", err=True)
 
-    asked.answer(found, said)
+    context.output(found, render)

@@ -1,7 +1,7 @@
-"""How the command line shows things: tables for people, JSON for programs.
+"""Print results: tables for people, JSON for programs.
 
-At a terminal a table fits its width and has colours; elsewhere it is plain columns, whole, for grep and awk. Whatever
-comes from the database is another's text: what would move the cursor, or turn the line around, is shown escaped.
+At a terminal a table fits the window and has colours. Elsewhere it is plain columns, uncut, for grep and awk. Text from
+the database may come from any role, so characters that would move the cursor or reverse a line are escaped.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import Any
 
 import click
 
-WIDEST = 60
-"""Columns that a column is padded to, at most."""
+MAX_COLUMN_WIDTH = 60
+"""The width up to which a column is padded."""
 
-UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Control characters, formats such as a change of direction, surrogates; and line ends of other kinds."""
+UNSAFE_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories to escape: controls, formats such as a change of direction, surrogates, line separators."""
 
 
-def shown(value: object) -> str:
-    """Return a value as text that is safe to show."""
+def printable(value: object) -> str:
+    """Return a value as text that is safe to print."""
     if value is None:
         return "-"
     if isinstance(value, datetime):
         return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     if isinstance(value, (dict, list)):
         value = json.dumps(value, ensure_ascii=False)
-    return "".join(_escaped(character) for character in str(value))
+    return "".join(_escape(character) for character in str(value))
 
 
-def _escaped(character: str) -> str:
-    if unicodedata.category(character) in UNSAFE:
+def _escape(character: str) -> str:
+    if unicodedata.category(character) in UNSAFE_CATEGORIES:
         return character.encode("unicode_escape").decode("ascii")
     return character
 
 
-def seconds(value: float | None) -> str:
-    """Return a length of time as people say it."""
+def duration(value: float | None) -> str:
+    """Return a number of seconds in the units that people use."""
     if value is None:
         return "-"
     if value < 1:
@@ -59,13 +59,13 @@ def seconds(value: float | None) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequence[str | None] | None = None) -> None:
-    """Print a table; `styles` has one for each row."""
-    texts = [[shown(value) for value in row] for row in rows]
+    """Print a table; `styles` has one entry for each row."""
+    texts = [[printable(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         _rich_table(columns, texts, styles)
         return
-    # One long name should not push all the others apart.
-    widths = [min(max(map(len, column)), WIDEST) for column in zip(columns, *texts, strict=True)]
+    # The limit keeps one long name from pushing all other columns apart.
+    widths = [min(max(map(len, column)), MAX_COLUMN_WIDTH) for column in zip(columns, *texts, strict=True)]
     for row in (columns, *texts):
         line = "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True))
         click.echo(line.rstrip())
@@ -76,51 +76,51 @@ def _rich_table(columns: Sequence[str], rows: list[list[str]], styles: Sequence[
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        drawn.add_column(name, overflow="fold")
+        grid.add_column(name, overflow="fold")
     for number, row in enumerate(rows):
-        drawn.add_row(*(Text(text) for text in row), style=styles[number] if styles else None)
-    Console().print(drawn)
+        grid.add_row(*(Text(text) for text in row), style=styles[number] if styles else None)
+    Console().print(grid)
 
 
-def print_json(facts: Any) -> None:
-    """Print facts as one JSON document."""
-    click.echo(as_json(facts, indent=2))
+def print_json(data: Any) -> None:
+    """Print data as one indented JSON document."""
+    click.echo(to_json(data, indent=2))
 
 
-def print_json_line(facts: Any) -> None:
-    """Print facts as JSON on one line, of a stream of them."""
-    click.echo(as_json(facts))
+def print_json_line(data: Any) -> None:
+    """Print data as JSON on one line, for a stream of documents."""
+    click.echo(to_json(data))
 
 
-def as_json(facts: Any, indent: int | None = None) -> str:
-    """Return facts as JSON that a terminal can show.
+def to_json(data: Any, indent: int | None = None) -> str:
+    """Return data as JSON that is safe to print at a terminal.
 
-    To JSON a name may hold an 8-bit control sequence as it is; so that is escaped here. All of it is inside texts,
-    where an escape means the same.
+    JSON allows 8-bit control sequences inside a string, so they are escaped here. They occur only inside strings,
+    where the escape means the same.
     """
-    document = json.dumps(plain(facts), ensure_ascii=False, indent=indent, allow_nan=False)
-    return re.sub(r"[^\n -~]", _as_json_escape, document)
+    document = json.dumps(jsonable(data), ensure_ascii=False, indent=indent, allow_nan=False)
+    return re.sub(r"[^\n -~]", _json_escape, document)
 
 
-def _as_json_escape(found: re.Match[str]) -> str:
+def _json_escape(found: re.Match[str]) -> str:
     character = found[0]
-    return json.dumps(character)[1:-1] if unicodedata.category(character) in UNSAFE else character
+    return json.dumps(character)[1:-1] if unicodedata.category(character) in UNSAFE_CATEGORIES else character
 
 
-def plain(facts: Any) -> Any:
-    """Return facts as JSON can have them."""
-    if is_dataclass(facts) and not isinstance(facts, type):
-        facts = asdict(facts)
-    if isinstance(facts, dict):
-        return {key: plain(value) for key, value in facts.items()}
-    if isinstance(facts, (list, tuple)):
-        return [plain(value) for value in facts]
-    if isinstance(facts, datetime):
-        return facts.isoformat()
-    if isinstance(facts, Enum):
-        return facts.value
-    if isinstance(facts, float):
-        return round(facts, 6) if facts - facts == 0 else None  # JSON has no infinity
-    return facts
+def jsonable(data: Any) -> Any:
+    """Return data with every value converted to a type that JSON has."""
+    if is_dataclass(data) and not isinstance(data, type):
+        data = asdict(data)
+    if isinstance(data, dict):
+        return {key: jsonable(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [jsonable(value) for value in data]
+    if isinstance(data, datetime):
+        return data.isoformat()
+    if isinstance(data, Enum):
+        return data.value
+    if isinstance(data, float):
+        return round(data, 6) if data - data == 0 else None  # JSON has no infinity
+    return data

@@ -1,4 +1,4 @@
-"""Being told to end: by a signal, as by an exception, so that a command leaves nothing behind."""
+"""Turn termination signals into exceptions, so that a command cleans up before it ends."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from types import FrameType
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
-    """Let everything be left in order when we are told to end by SIGTERM or SIGHUP."""
+def exit_on_signal() -> Iterator[None]:
+    """Raise SystemExit on SIGTERM or SIGHUP, so that every `finally` runs."""
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in heard(signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, handle) for number in not_ignored(signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -23,30 +23,33 @@ def ended_in_order() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def heard(*signals: signal.Signals) -> list[signal.Signals]:
-    """Return those that are not ignored here, and must stay so: under nohup, say, or in the background of a shell."""
-    return [one for one in signals if signal.getsignal(one) != signal.SIG_IGN]
+def not_ignored(*signals: signal.Signals) -> list[signal.Signals]:
+    """Return the signals that this process does not ignore.
+
+    A signal that is ignored must stay so: nohup ignores SIGHUP, and a shell ignores SIGINT for background jobs.
+    """
+    return [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
 
 
 @contextmanager
-def ended_once() -> Iterator[None]:
-    """Do the same, by Ctrl-C too, and let nothing disturb the tidying up, which ends by itself.
+def exit_on_first_signal() -> Iterator[None]:
+    """Raise on the first SIGINT, SIGTERM or SIGHUP, and ignore later ones, so that they cannot disturb the cleanup.
 
-    Whoever has pressed Ctrl-C may well do so again.
+    A user who has pressed Ctrl-C may well press it again. The cleanup must end by itself.
     """
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    told = False
+    exiting = False
 
-    def end(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        if not told:
-            told = True
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal exiting
+        if not exiting:
+            exiting = True
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    before = {one: signal.signal(one, end) for one in heard(*signals)}
+    before = {number: signal.signal(number, handle) for number in not_ignored(*signals)}
     try:
         yield
     finally:
-        if not told:  # else what comes now is the end of the program, which nothing should disturb either
+        if not exiting:  # otherwise the program is about to end, which no signal should disturb either
             for number, handler in before.items():
                 signal.signal(number, handler)

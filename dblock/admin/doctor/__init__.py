@@ -1,8 +1,8 @@
-"""`dblock doctor`: what will hurt, and how to mend it.
+"""The doctor: examine a database, find what will cause trouble, and say how to fix it.
 
-Guarantee: what is said is true of this database at this moment, and a healthy one has nothing said of it. Each check
-is a small function that looks at one thing and yields what it has found. One that may not look, or that would take
-too long, says so and keeps none of the others from looking.
+Guarantee: every finding is true of this database at this moment, and a healthy database has no findings. Each check is
+a small function that examines one thing and yields its findings. A check that lacks a privilege, or that would take too
+long, is reported as such and does not keep the others from running.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 from dblock._core.options import quoted
 from dblock._core.schema_version import DEFAULT_SCHEMA, check_name
 from dblock._runtime.error_mapping import is_broken, translated
-from dblock.admin.doctor import clocks, durability, installation, reach, rights, snapshots, tokens, upkeep
+from dblock.admin.doctor import (
+    clocks,
+    connectivity,
+    durability,
+    installation,
+    maintenance,
+    privileges,
+    snapshots,
+    tokens,
+)
 from dblock.admin.doctor.link import Link
 from dblock.admin.doctor.patient import MONITOR, OWNER, USER, CannotCheck, Check, Finding, Limits, Patient
 
@@ -28,33 +37,33 @@ __all__ = ["CHECKS", "CannotCheck", "Check", "Finding", "Limits", "Patient", "Re
 CHECKS: tuple[Check, ...] = (
     *installation.CHECKS,
     *durability.CHECKS,
-    *reach.CHECKS,
+    *connectivity.CHECKS,
     *tokens.CHECKS,
-    *upkeep.CHECKS,
+    *maintenance.CHECKS,
     *snapshots.CHECKS,
-    *rights.CHECKS,
+    *privileges.CHECKS,
     *clocks.CHECKS,
 )
-"""In the order in which they are made: what makes others pointless first, what takes time last."""
+"""In the order in which they run: checks that make others pointless come first, slow ones last."""
 
-UNKNOWN = "What would have been found is not known; it need not be anything."
+UNKNOWN = "The result of this check is unknown; there may be nothing wrong."
 
 LEVELS = ("error", "warning", "note")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What an examination has found."""
+    """The result of an examination."""
 
     database: str
     findings: list[Finding]
-    """The worst first."""
+    """The findings, the worst first."""
     checked: list[str]
-    """The checks that were made."""
+    """The IDs of the checks that ran."""
 
     @property
     def worst(self) -> str | None:
-        """The level of the worst finding; None where there is none."""
+        """The level of the worst finding; None if there is no finding."""
         return self.findings[0].level if self.findings else None
 
 
@@ -64,19 +73,19 @@ def examine(
     *,
     fences: str = "fenced_store",
     limits: Limits | None = None,
-    told: Callable[[str], None] = lambda check: None,
+    on_check: Callable[[str], None] = lambda check: None,
 ) -> Report:
-    """Make every check that can be made; `told` hears of each before it is."""
+    """Run every check that can run; `on_check` receives the ID of each check before it runs."""
     check_name(schema)
     with translated(schema), Link(target) as link:
         patient = Patient(link, schema, fences, limits or Limits())
-        patient.meet()
-        patient.end_look()
+        patient.read_basics()
+        patient.end_transaction()
         examination = _Examination(patient)
         for check in CHECKS:
-            if examination.wants(check):
-                told(check.id)
-                examination.make(check)
+            if examination.applies(check):
+                on_check(check.id)
+                examination.run(check)
     return Report(str(target), examination.findings(), examination.checked)
 
 
@@ -87,15 +96,15 @@ class _Examination:
         self._patient = patient
         self._over = False
         self._found: list[Finding] = []
-        self._refused: dict[str, list[str]] = {}
+        self._denied: dict[str, list[str]] = {}
         self.checked: list[str] = []
 
-    def wants(self, check: Check) -> bool:
-        """Tell whether a check makes sense, after what was found so far."""
+    def applies(self, check: Check) -> bool:
+        """Return whether a check makes sense after the findings so far."""
         return not self._over and (not check.needs_schema or self._patient.usable)
 
-    def make(self, check: Check) -> None:
-        """Make a check, as far as it can be made."""
+    def run(self, check: Check) -> None:
+        """Run a check, and record its findings or why it could not run."""
         import psycopg
 
         found: list[Finding] = []
@@ -103,52 +112,51 @@ class _Examination:
             found.extend(check.run(self._patient))
             self.checked.append(check.id)
         except CannotCheck as refusal:
-            self._refused.setdefault(refusal.right, []).append(check.id)
+            self._denied.setdefault(refusal.privilege, []).append(check.id)
         except psycopg.Error as error:
             if self._patient.link.connection.closed or is_broken(error):
                 raise
-            self._refuse(check, error)
+            self._record_failure(check, error)
         self._found += found
         if check.stops and any(finding.level == "error" for finding in found):
             self._patient.usable = False
             self._over = check.stops == "all"
-        self._patient.end_look()
+        self._patient.end_transaction()
 
     def findings(self) -> list[Finding]:
-        """Return all that was found, and at the end what could not be looked at."""
-        notes = [self._not_checked(right, checks) for right, checks in self._refused.items()]
+        """Return all findings, and notes on the checks that could not run."""
+        notes = [self._not_checked(privilege, checks) for privilege, checks in self._denied.items()]
         return sorted([*self._found, *notes], key=lambda finding: LEVELS.index(finding.level))
 
-    def _refuse(self, check: Check, error: psycopg.Error) -> None:
+    def _record_failure(self, check: Check, error: psycopg.Error) -> None:
         from psycopg import errors as pg
 
         if isinstance(error, pg.InsufficientPrivilege):
-            self._refused.setdefault(OWNER, []).append(check.id)
+            self._denied.setdefault(OWNER, []).append(check.id)
             return
-        said = (error.diag.message_primary or type(error).__name__).rstrip(".")
+        reason = (error.diag.message_primary or type(error).__name__).rstrip(".")
         self._found.append(
             Finding(
                 "note",
-                f"The check {check.id} could not be made: {said}.",
+                f"The check {check.id} could not run: {reason}.",
                 UNKNOWN,
-                "dblock doctor, once more; SELECT pid, query FROM pg_stat_activity; shows what else is at work.",
+                "Run dblock doctor again. SELECT pid, query FROM pg_stat_activity; shows what else is running.",
                 "cannot-check",
             )
         )
 
-    def _not_checked(self, right: str, checks: list[str]) -> Finding:
+    def _not_checked(self, privilege: str, checks: list[str]) -> Finding:
         user = self._patient.user
-        these = "this check looks" if len(checks) == 1 else "these checks look"
-        takes = "It takes" if len(checks) == 1 else "They take"
+        these = "this check" if len(checks) == 1 else "these checks"
         command = {
-            OWNER: f"dblock doctor, with the DSN of role {self._patient.owner!r}, which owns the schema.",
+            OWNER: f"Run dblock doctor with the DSN of role {self._patient.owner!r}, which owns the schema.",
             MONITOR: f"GRANT pg_monitor TO {quoted(user)};",
             USER: self._patient.run("grant", user),
         }
         return Finding(
             "note",
-            f"Role {user!r} may not look at what {these} at: {', '.join(checks)}. {takes} {right}.",
+            f"Role {user!r} lacks the privilege for {these}: {', '.join(checks)}. Needed: {privilege}.",
             UNKNOWN,
-            command.get(right, f"dblock doctor, with the DSN of a role that has {right}."),
+            command.get(privilege, f"Run dblock doctor with the DSN of a role that has {privilege}."),
             "cannot-check",
         )

@@ -1,4 +1,4 @@
-"""What our functions should be: read from the very files that an install runs."""
+"""The expected functions, read from the files that an install runs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _FUNCTION = re.compile(
 
 
 class Body(NamedTuple):
-    """A function of ours, as far as it can be compared."""
+    """The properties of a function that the doctor compares."""
 
     body: str
     is_definer: bool
-    """Whether it runs with its owner's rights."""
+    """Whether it runs with its owner's privileges."""
     keeps_path: bool
-    """Whether it has a search path of its own."""
+    """Whether it fixes its search path."""
 
 
 def bodies() -> dict[str, Body]:
-    """Return our functions by name; none has more than one form."""
+    """Return dblock's functions by name. No name has two signatures."""
     found: dict[str, Body] = {}
     for file in function_files():
         for one in _FUNCTION.finditer(file.read_text(encoding="utf-8")):

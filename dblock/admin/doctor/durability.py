@@ -1,47 +1,47 @@
-"""Whether what was acknowledged is still there after a crash or a failover."""
+"""Check that acknowledged grants survive a crash or a failover."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from dblock.admin.doctor.patient import MONITOR, CannotCheck, Check, Finding, Patient, of_server
-from dblock.admin.doctor.settings import in_force, mending
+from dblock.admin.doctor.patient import MONITOR, CannotCheck, Check, Finding, Patient, server_check
+from dblock.admin.doctor.settings import effective_settings, fix_for
 
 
-@of_server
+@server_check
 def fsync(patient: Patient) -> Iterator[Finding]:
-    """Look whether the server waits for its disk at all."""
+    """Check that the server waits for its disk."""
     setting = patient.setting("fsync")
     if setting.value == "off":
         yield Finding(
             "error",
             "The server runs with fsync = off.",
-            "A crash of the machine can lose acknowledged grants and tokens, and damage the whole cluster; nothing "
-            "that dblock does helps against that.",
-            mending(patient, setting, "on"),
+            "A crash of the machine can lose acknowledged grants and tokens, and damage the whole cluster. dblock "
+            "cannot prevent that.",
+            fix_for(patient, setting, "on"),
         )
 
 
-@of_server
+@server_check
 def full_page_writes(patient: Patient) -> Iterator[Finding]:
-    """Look whether a page that was half written can be made whole."""
+    """Check that half-written pages can be restored."""
     setting = patient.setting("full_page_writes")
     if setting.value == "off":
         yield Finding(
             "error",
             "The server runs with full_page_writes = off.",
-            "A page that was half written when the machine crashed stays damaged, the locks' and the tokens' too, "
-            "unless the file system itself writes pages whole.",
-            mending(patient, setting, "on"),
+            "A page that was half written when the machine crashed stays damaged, including those of locks and tokens, "
+            "unless the file system itself writes pages atomically.",
+            fix_for(patient, setting, "on"),
         )
 
 
-@of_server
+@server_check
 def synchronous_commit(patient: Patient) -> Iterator[Finding]:
-    """Look whether commits are waited for."""
+    """Check that commits are waited for."""
     standbys = patient.setting("synchronous_standby_names").value
-    for where, setting in in_force(patient, "synchronous_commit"):
+    for where, setting in effective_settings(patient, "synchronous_commit"):
         is_off = setting.value.lower() in ("off", "false", "no", "0")
         # Without synchronous standbys `local` is no less than `on`.
         if is_off or (setting.value.lower() == "local" and standbys):
@@ -49,39 +49,38 @@ def synchronous_commit(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 f"synchronous_commit is {setting.value} {where}.",
-                f"Grants and renewals wait for {what} all the same, for dblock sees to that; what the application "
-                "writes under a lock does not, and may be gone after a crash that the grant survives.",
-                mending(patient, setting, "on"),
+                f"Grants and renewals still wait for {what}, because dblock makes them wait. The application's own "
+                "writes under a lock do not, and may be lost in a crash that the grant survives.",
+                fix_for(patient, setting, "on"),
             )
 
 
-@of_server
+@server_check
 def async_standbys(patient: Patient) -> Iterator[Finding]:
-    """Look for standbys that commits do not wait for."""
+    """Find standbys that commits do not wait for."""
     if patient.setting("synchronous_standby_names").value:
         return
     names = [
         name
         for name, is_standby in _standbys(patient)
-        # Not a backup, an archive of the log or a subscriber: nobody fails over to those.
+        # Not a backup, a WAL archive or a subscriber: a failover does not go to those.
         if is_standby
     ]
     if names:
         yield Finding(
             "warning",
-            f"Standbys are attached and no commit waits for any of them (synchronous_standby_names is empty): "
+            f"Standbys are attached, but no commit waits for any of them (synchronous_standby_names is empty): "
             f"{', '.join(map(repr, names))}.",
-            "A failover may forget grants that were acknowledged. Tokens jump ahead, so none repeats; but two may "
-            "believe that they hold the same lock until the older lease has run out, and only the fence tells them "
-            "apart.",
+            "A failover may lose acknowledged grants. Tokens jump ahead, so none repeats. But two clients may believe "
+            "that they hold the same lock until the older lease has expired, and only a fence tells them apart.",
             "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf(); with at least two "
-            "standbys, lest every commit hang when one is away.",
+            "standbys, so that commits do not hang when one is away.",
         )
 
 
-@of_server
+@server_check
 def sync_standby_missing(patient: Patient) -> Iterator[Finding]:
-    """Look whether the standbys that commits wait for are there."""
+    """Check that the standbys that commits wait for are connected."""
     names = patient.setting("synchronous_standby_names").value
     if not names:
         return
@@ -95,16 +94,16 @@ def sync_standby_missing(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "error",
             f"Commits wait for {needed} synchronous standby{'s' * (needed > 1)} "
-            f"(synchronous_standby_names = {names!r}), and {there or 'none'} "
+            f"(synchronous_standby_names = {names!r}), but {there or 'none'} "
             f"{'are' if there > 1 else 'is'} connected.",
-            "Every grant and renewal hangs at its commit until one comes, and so leases are lost.",
-            "ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf(); if no standby can be started "
+            "Every grant and renewal hangs at its commit until a standby connects, so leases are lost.",
+            "ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf(); if you cannot start a standby "
             "soon.",
         )
 
 
 def unlogged(patient: Patient) -> Iterator[Finding]:
-    """Look for tables that a crash would empty."""
+    """Find tables that a crash would empty."""
     for name, kind in patient.rows(
         "SELECT c.relname::text, CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END FROM pg_class AS c"
         " WHERE c.relnamespace = $1 AND c.relkind IN ('r', 'S') AND c.relpersistence = 'u'"
@@ -114,7 +113,7 @@ def unlogged(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "error",
             f"{kind.capitalize()} {name} is UNLOGGED.",
-            "A crash empties it, and a standby does not have it: grants or tokens are forgotten.",
+            "A crash empties it, and a standby does not have it: grants or tokens are lost.",
             f"ALTER {kind} {patient.within(name)} SET LOGGED;",
         )
 

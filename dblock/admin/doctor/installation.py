@@ -1,4 +1,4 @@
-"""Whether what is installed is what this version of dblock needs, unaltered, and on a server that takes writes."""
+"""Check that the installed schema is the one this version needs, unaltered, on a server that takes writes."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from dblock.admin.doctor.patient import USER, CannotCheck, Check, Finding, Patie
 
 
 def standby(patient: Patient) -> Iterator[Finding]:
-    """Look whether the server is a standby."""
+    """Check that the server is not a standby."""
     if patient.standby:
         yield Finding(
             "error",
             f"Database {patient.database!r} is on a standby, which takes no writes.",
-            "Nothing can be granted, renewed or released here: every call ends in NotWritable.",
-            "Give the DSN of the primary: dblock doctor --dsn postgresql://…; several hosts in one DSN find it.",
+            "Nothing can be granted, renewed or released here: every call raises NotWritable.",
+            "Use the DSN of the primary: dblock doctor --dsn postgresql://… (a DSN with several hosts finds it).",
         )
 
 
 def schema_missing(patient: Patient) -> Iterator[Finding]:
-    """Look whether dblock is installed."""
+    """Check that dblock is installed."""
     if not patient.installed:
         yield Finding(
             "error",
             f"dblock is not installed in schema {patient.schema!r} of database {patient.database!r}.",
-            "Nothing can be locked; what hangs on the schema was not looked at.",
+            "Nothing can be locked. Checks that need the schema did not run.",
             patient.run("install"),
         )
 
 
 def schema_revision(patient: Patient) -> Iterator[Finding]:
-    """Look whether the revision is the one that this version needs."""
+    """Check that the schema has the revision that this version needs."""
     revision = _known_revision(patient)
     if revision < REVISION:
         yield Finding(
             "error",
-            f"Schema {patient.schema!r} is at revision {revision}, and this version of dblock needs {REVISION}.",
+            f"Schema {patient.schema!r} is at revision {revision}, but this version of dblock needs {REVISION}.",
             "Clients of this version refuse to use it (SchemaOutdated).",
             patient.run("install"),
         )
     elif revision > REVISION:
         yield Finding(
             "error",
-            f"Schema {patient.schema!r} is at revision {revision}, newer than {REVISION}, which this version needs.",
+            f"Schema {patient.schema!r} is at revision {revision}, newer than the {REVISION} that this version needs.",
             "Clients of this version refuse to use it (SchemaTooNew).",
             "pip install --upgrade dblock",
         )
 
 
 def schema_tables(patient: Patient) -> Iterator[Finding]:
-    """Look whether every table has its columns and its keys."""
+    """Check that every table has its columns and keys."""
     _known_revision(patient)
     found = {
         (kind, name): (columns or {}, keys or [])
@@ -81,22 +81,22 @@ def schema_tables(patient: Patient) -> Iterator[Finding]:
             if column not in there:
                 wrong.append(f"column {table}.{column} is missing")
             elif there[column] != kind:
-                wrong.append(f"column {table}.{column} is {there[column]} and not {kind}")
+                wrong.append(f"column {table}.{column} is {there[column]}, not {kind}")
         wrong += [f"{table} has no unique index on ({', '.join(key)})" for key in keys if key not in unique]
     if wrong:
-        anew = f"DROP SCHEMA {quoted(patient.schema)} CASCADE;"
+        drop = f"DROP SCHEMA {quoted(patient.schema)} CASCADE;"
         yield Finding(
             "error",
-            f"Schema {patient.schema!r} says that it is at revision {REVISION}, and it is not: {'; '.join(wrong)}.",
-            "Calls fail, or two may be granted the same lock. What else hangs on the tables was not looked at.",
-            "Restore the schema from a backup. Or, while nobody locks: "
-            f"{anew} then: {patient.run('install')} && {patient.run('token raise --above')} N, with the highest "
+            f"Schema {patient.schema!r} claims revision {REVISION}, but does not match it: {'; '.join(wrong)}.",
+            "Calls fail, or two clients may be granted the same lock. Other checks of the tables did not run.",
+            "Restore the schema from a backup. Or, while no client uses it: "
+            f"{drop} then: {patient.run('install')} && {patient.run('token raise --above')} N, with the highest "
             "token that any resource has seen (docs/guides/after-a-restore.md).",
         )
 
 
 def schema_functions(patient: Patient) -> Iterator[Finding]:
-    """Look whether our functions are there, each as in our files."""
+    """Check that dblock's functions exist, each as in its file."""
     _known_revision(patient)
     path = patient.rows("SELECT format('search_path=%I, pg_temp', $1::text)", patient.schema)[0][0]
     found: dict[str, list[tuple[str, Body]]] = {}
@@ -116,9 +116,9 @@ def schema_functions(patient: Patient) -> Iterator[Finding]:
         wrong = [f"{name} is missing" for name in missing] + [f"{name} was changed" for name in changed]
         yield Finding(
             "error",
-            f"Functions in schema {patient.schema!r} are not those of this version: {', '.join(wrong)}.",
-            "What dblock promises, it promises of its own functions: with others tokens may go back, or two may hold "
-            "a lock.",
+            f"Functions in schema {patient.schema!r} differ from this version's: {', '.join(wrong)}.",
+            "dblock's guarantees hold only for its own functions. With others, tokens may go back, or two clients may "
+            "hold the same lock.",
             patient.run("install --repair"),
         )
     twice = [
@@ -130,8 +130,8 @@ def schema_functions(patient: Patient) -> Iterator[Finding]:
     if twice:
         yield Finding(
             "error",
-            f"Schema {patient.schema!r} has other functions under names of ours: {', '.join(twice)}.",
-            "A call may end up in the wrong one, or fail because it could mean either.",
+            f"Schema {patient.schema!r} has other functions with the names of dblock's: {', '.join(twice)}.",
+            "A call may reach the wrong function, or fail because it is ambiguous.",
             " ".join(f"DROP FUNCTION {identity};" for identity in twice),
         )
 
@@ -141,22 +141,22 @@ def _of(found: list[tuple[str, Body]]) -> list[Body]:
 
 
 def _known_revision(patient: Patient) -> str:
-    """Return the revision; without one, what is there may be of another version, and cannot be compared."""
+    """Return the revision; raise if it is unknown, because the schema could then be of any version."""
     if patient.revision is None:
         raise CannotCheck(USER)
     return patient.revision
 
 
 def _expected(schema: str) -> Iterator[tuple[str, dict[str, str], list[list[str]]]]:
-    """Yield each table with the types of its columns, and what is unique in it."""
+    """Yield each table with its column types and its unique keys."""
     from sqlalchemy import UniqueConstraint
     from sqlalchemy.dialects.postgresql import dialect
 
     from dblock.admin.tables import metadata
 
-    speech: Any = dialect
+    make_dialect: Any = dialect
     for table in metadata(schema).tables.values():
-        said = {column.name: str(column.type.compile(speech())) for column in table.columns}
+        said = {column.name: str(column.type.compile(make_dialect())) for column in table.columns}
         types = {name: kind.lower().partition(" collate")[0] for name, kind in said.items()}
         unique = [one for one in table.constraints if isinstance(one, UniqueConstraint)]
         keys = [[column.name for column in table.primary_key.columns]]

@@ -1,8 +1,8 @@
-"""The database that is looked at, and what may be said of it.
+"""The database under examination, and the checks and findings about it.
 
-Guarantee: nothing is written, and no statement takes long. Every look is a read-only transaction with limits of its
-own, which go with it, so that a session behind a pooler is left as it was. Names mean those of the system catalog
-alone, whatever the search path.
+Guarantee: nothing is written, and no statement takes long. Every check runs in a read-only transaction with its own
+limits, which end with it, so that a session behind a pooler is left as it was. Names resolve only to the system
+catalog, whatever the search path.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from dblock.admin.doctor.link import Link
 
 STATEMENT_TIMEOUT = 10.0
-"""Seconds that one statement may take; a check that needs longer is left out, and that is said."""
+"""Seconds that one statement may take; a check that needs longer is reported as not run."""
 
 LOCK_TIMEOUT = 2.0
-"""Seconds that a statement waits for another's lock."""
+"""Seconds that a statement waits for the lock of another transaction."""
 
 BEGIN = (
     "BEGIN READ ONLY; SET LOCAL search_path TO pg_catalog; "
@@ -33,35 +33,35 @@ BEGIN = (
     f"SET LOCAL lock_timeout TO {LOCK_TIMEOUT * 1000:.0f}"
 )
 
-OWNER = "the rights of the schema's owner"
+OWNER = "the privileges of the schema's owner"
 MONITOR = "membership in pg_monitor"
-USER = "the right to use the schema"
+USER = "USAGE on the schema"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that hurts or will, and what mends it."""
+    """A problem, its consequence and its fix."""
 
     level: str
     """One of: error, warning, note."""
     what: str
     why: str
     command: str
-    """What to run: SQL, or a command of dblock's."""
+    """The fix: SQL, or a dblock command."""
     id: str = ""
-    """Which check has found it."""
+    """The ID of the check that found it."""
 
 
 class CannotCheck(Exception):
-    """This login may not see what the check looks at."""
+    """The login lacks a privilege that the check needs."""
 
-    def __init__(self, right: str) -> None:
-        self.right = right
-        super().__init__(right)
+    def __init__(self, privilege: str) -> None:
+        self.privilege = privilege
+        super().__init__(privilege)
 
 
 class Setting(NamedTuple):
-    """A setting of the server's, as a new session of this login finds it."""
+    """A server setting, as a new session of this login finds it."""
 
     name: str
     value: str
@@ -69,42 +69,42 @@ class Setting(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What the server's clock said, between two looks at ours."""
+    """A reading of the server's clock, between two readings of this machine's clock."""
 
     before: float
     server: float
     after: float
     wall: float
-    """This machine's time of day, in the middle."""
+    """This machine's time of day, halfway between the two."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing to look at."""
+    """One check."""
 
     find: Callable[[Patient], Iterator[Finding]]
     needs_schema: bool = True
     stops: str = ""
-    """What makes no sense any more where it has found an error: `schema`, or `all`."""
+    """The checks to skip after an error: those that need the `schema`, or `all`."""
 
     @property
     def id(self) -> str:
-        """What it is called, and its findings with it."""
+        """The ID of the check and of its findings."""
         return self.find.__name__.replace("_", "-")
 
     def run(self, patient: Patient) -> Iterator[Finding]:
-        """Look."""
+        """Run the check and yield its findings."""
         for finding in self.find(patient):
             yield replace(finding, id=self.id)
 
 
-def of_server(find: Callable[[Patient], Iterator[Finding]]) -> Check:
-    """Make a check that looks at the server, whatever is installed."""
+def server_check(find: Callable[[Patient], Iterator[Finding]]) -> Check:
+    """Turn a function into a check of the server, which needs no schema."""
     return Check(find, needs_schema=False)
 
 
 class Limits(NamedTuple):
-    """What is held to be too much, where that can be chosen."""
+    """The limits that the user can choose."""
 
     snapshot_age: float = 300.0
     listeners: int = 300
@@ -124,14 +124,14 @@ class Patient:
         self.database, self.user, self.owner, self.version, self.oid = "", "", "", 0, 0
         self.standby = self.installed = False
         self.revision: str | None = None
-        """None where there is none, or it cannot be seen."""
+        """None if there is none, or if it cannot be read."""
         self.usable = False
-        """Whether the schema is one that this version can look at."""
+        """Whether the checks that need the schema can run."""
 
-    def meet(self) -> None:
-        """Learn what every check wants to know."""
-        # Before anything is set, so that each setting is as a new session finds it.
-        settings = self._ask("SELECT name, reset_val, source FROM pg_catalog.pg_settings")
+    def read_basics(self) -> None:
+        """Read the facts that every check needs."""
+        # This comes first, so that each setting is as a new session finds it.
+        settings = self._query("SELECT name, reset_val, source FROM pg_catalog.pg_settings")
         self._settings = {row[0]: Setting(*row) for row in settings}
         self.samples = [self.sample()]
         ((self.database, self.version, self.user, self.standby),) = self.rows(
@@ -159,37 +159,37 @@ class Patient:
             self.revision = rows[0][0] if rows else None
 
     def within(self, name: str) -> str:
-        """Return the name of something in our schema, for SQL."""
+        """Return the qualified name of an object in dblock's schema, for SQL."""
         return f"{quoted(self.schema)}.{quoted(name) if not name.isidentifier() else name}"
 
     def setting(self, name: str) -> Setting:
-        """Return a setting; one that this server does not have is empty."""
+        """Return a setting; its value is empty if this server does not have it."""
         return self._settings.get(name, Setting(name, "", "default"))
 
     def run(self, command: str, *arguments: str) -> str:
-        """Return a command of dblock's, as a shell takes it."""
+        """Return a dblock command, quoted for a shell."""
         option = [] if self.schema == DEFAULT_SCHEMA else ["--schema", self.schema]
         return " ".join(["dblock", command, *map(shlex.quote, [*arguments, *option])])
 
     def rows(self, sql: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """Ask the database; $1, $2, … stand for the arguments."""
+        """Run a query, with $1, $2, … for the arguments, and return its rows."""
         if not self._inside:
             self._inside = True
-            self._ask(BEGIN)
-        return self._ask(sql, arguments)
+            self._query(BEGIN)
+        return self._query(sql, arguments)
 
-    def end_look(self) -> None:
-        """End the transaction, if one was begun."""
+    def end_transaction(self) -> None:
+        """End the transaction, if there is one."""
         if self._inside:
             self._inside = False
-            self._ask("ROLLBACK")
+            self._query("ROLLBACK")
 
     def sample(self) -> Sample:
-        """Look at the server's clock, and at ours."""
+        """Read the server's clock and this machine's."""
         before = clock.now()
-        ((server,),) = self._ask("SELECT date_part('epoch', pg_catalog.clock_timestamp())")
+        ((server,),) = self._query("SELECT date_part('epoch', pg_catalog.clock_timestamp())")
         after = clock.now()
         return Sample(before, float(server), after, time.time() - (after - before) / 2)
 
-    def _ask(self, sql: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        return self.link.ask(sql.encode(), arguments)
+    def _query(self, sql: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        return self.link.query(sql.encode(), arguments)

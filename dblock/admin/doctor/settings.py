@@ -1,4 +1,4 @@
-"""Where a setting of the server's comes from, and how to change it there."""
+"""Find where a server setting comes from, and how to change it there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dblock._core.options import quoted
 from dblock.admin.doctor.patient import Patient, Setting
 
 
-def in_force(patient: Patient, name: str) -> Iterator[tuple[str, Setting]]:
-    """Yield a setting wherever it may matter to us: for this login, and for the roles that use our schema.
+def effective_settings(patient: Patient, name: str) -> Iterator[tuple[str, Setting]]:
+    """Yield the values of a setting for this login and for the roles that use dblock's schema.
 
-    With each, in words, for whom it is.
+    Each comes with a text that says to which login or role it applies.
     """
     ours = patient.setting(name)
     yield f"for this login ({ours.source})", ours
@@ -22,7 +22,7 @@ def in_force(patient: Patient, name: str) -> Iterator[tuple[str, Setting]]:
         " FROM pg_db_role_setting AS s JOIN pg_roles AS r ON r.oid = s.setrole, unnest(s.setconfig) AS one"
         " WHERE split_part(one, '=', 1) = $1 AND r.rolname <> current_user"
         " AND s.setdatabase IN (0, (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()))"
-        # Those who use the schema: its owner, and whoever was granted.
+        # The roles that use the schema: its owner, and every role that was granted a function.
         " AND (r.oid = (SELECT n.nspowner FROM pg_namespace AS n WHERE n.oid = $2) OR EXISTS ("
         "  SELECT FROM pg_proc AS p, aclexplode(p.proacl) AS a WHERE p.pronamespace = $2 AND a.grantee = r.oid))"
         " ORDER BY 1",
@@ -34,16 +34,16 @@ def in_force(patient: Patient, name: str) -> Iterator[tuple[str, Setting]]:
         yield f"for role {role!r}{where}", Setting(name, value, command)
 
 
-def mending(patient: Patient, setting: Setting, right: str) -> str:
-    """Return what gives a setting another value where it was given this one."""
+def fix_for(patient: Patient, setting: Setting, value: str) -> str:
+    """Return the command that changes a setting where it was set."""
     name, role, database = setting.name, quoted(patient.user), quoted(patient.database)
-    anywhere = f"ALTER SYSTEM SET {name} = {right}; SELECT pg_reload_conf();"
+    anywhere = f"ALTER SYSTEM SET {name} = {value}; SELECT pg_reload_conf();"
     by_source = {
         "database": f"ALTER DATABASE {database} RESET {name};",
         "user": f"ALTER ROLE {role} RESET {name};",
         "database user": f"ALTER ROLE {role} IN DATABASE {database} RESET {name};",
         "global": f"ALTER ROLE ALL RESET {name};",
-        "client": f"Take {name} out of the DSN's options or of $PGOPTIONS.",
+        "client": f"Remove {name} from the DSN's options or from $PGOPTIONS.",
         "command line": f"Start the server without -c {name}.",
     }
     if setting.source.startswith("ALTER "):

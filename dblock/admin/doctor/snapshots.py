@@ -1,8 +1,7 @@
-"""Whether something old keeps vacuum from our tables: a transaction, a prepared one, a replication slot.
+"""Find what holds back vacuum from dblock's tables: old transactions, prepared ones, replication slots.
 
-Said only of what can be to blame. A snapshot that only reads counts in its own database alone; a transaction that has
-written keeps the snapshots of all databases from moving on. A session that is merely in a transaction, and has no
-snapshot, keeps nothing.
+Only real causes are reported. A read-only snapshot counts only in its own database. A transaction that has written
+holds back vacuum in all databases. A session that is in a transaction without a snapshot holds back nothing.
 """
 
 from __future__ import annotations
@@ -10,25 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dblock._core.options import literal
-from dblock.admin.doctor.patient import MONITOR, CannotCheck, Finding, Patient, of_server
+from dblock.admin.doctor.patient import MONITOR, CannotCheck, Finding, Patient, server_check
 
 LONGEST_QUERY = 100
 
 MANY = 1_000
-"""So many transactions have begun since a snapshot was taken, if one in a busy session counts as old."""
+"""The number of transactions since a snapshot was taken from which one in a busy session counts as old."""
 
 SLOT_UNUSED, SLOT_IN_USE = 10_000, 1_000_000
-"""So many transactions a slot may lag behind where the server does not tell since when it is unused; and in use."""
+"""Transactions that a slot may lag: unused, on a server that does not record since when; and in use."""
 
-WHY = (
-    "Row versions that it might still want to see stay, and every grant leaves some behind: tables grow, and grants "
-    "get slower."
-)
+WHY = "Row versions that it might still need are kept, and every grant leaves some: tables grow, and grants get slower."
 
 
-@of_server
+@server_check
 def old_snapshot(patient: Patient) -> Iterator[Finding]:
-    """Look for the oldest transactions."""
+    """Find the oldest transactions."""
     limit = patient.limits.snapshot_age
     for pid, role, application, database, state, age, query in patient.rows(
         "SELECT a.pid, a.usename::text, a.application_name, a.datname::text, a.state,"
@@ -37,10 +33,10 @@ def old_snapshot(patient: Patient) -> Iterator[Finding]:
         " FROM pg_stat_activity AS a"
         " WHERE a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - make_interval(secs => $1)"
         " AND a.backend_type NOT IN ('autovacuum worker', 'autovacuum launcher', 'walsender', 'parallel worker')"
-        # Vacuum is not kept back by vacuum.
+        # Vacuum does not hold back vacuum.
         " AND a.pid NOT IN (SELECT v.pid FROM pg_stat_progress_vacuum AS v)"
         " AND (a.backend_xid IS NOT NULL OR (a.backend_xmin IS NOT NULL AND a.datname = current_database() AND ("
-        #   Between two statements, or in a long one, what it has is old. In a short one it may be as new as that.
+        #   Between two statements, or in a long one, the snapshot is old. In a short one it may be new.
         "   a.state <> 'active' OR a.query_start < clock_timestamp() - make_interval(secs => $1)"
         "   OR (age(a.backend_xmin) > $2 AND NOT EXISTS ("
         "    SELECT FROM pg_stat_activity AS o WHERE o.pid <> a.pid AND o.backend_xid = a.backend_xmin)))))"
@@ -65,9 +61,9 @@ def old_snapshot(patient: Patient) -> Iterator[Finding]:
         raise CannotCheck(MONITOR)
 
 
-@of_server
+@server_check
 def prepared_transaction(patient: Patient) -> Iterator[Finding]:
-    """Look for transactions that were prepared and never ended."""
+    """Find transactions that were prepared and never ended."""
     for gid, owner, database, age in patient.rows(
         "SELECT p.gid, p.owner::text, p.database::text, date_part('epoch', clock_timestamp() - p.prepared)"
         " FROM pg_prepared_xacts AS p WHERE p.prepared < clock_timestamp() - make_interval(secs => $1)"
@@ -78,15 +74,15 @@ def prepared_transaction(patient: Patient) -> Iterator[Finding]:
             "warning",
             f"Transaction {gid!r} of role {owner!r} in database {database!r} was prepared {age:.0f} s ago and has "
             "not ended.",
-            WHY + " It keeps its locks, too, and outlives a restart.",
-            f"ROLLBACK PREPARED {literal(gid)}; in database {database!r}; or COMMIT, as its coordinator says.",
+            WHY + " It also keeps its locks, and survives a restart.",
+            f"ROLLBACK PREPARED {literal(gid)}; in database {database!r}, or COMMIT PREPARED, as its coordinator says.",
         )
 
 
-@of_server
+@server_check
 def replication_slot(patient: Patient) -> Iterator[Finding]:
-    """Look for replication slots that hold on to what is old."""
-    # Only from 17 on does a server know since when.
+    """Find replication slots that hold back vacuum."""
+    # Servers before 17 do not record since when a slot is inactive.
     moment = "s.inactive_since" if patient.version >= 170_000 else "NULL::timestamptz"
     since = f"date_part('epoch', clock_timestamp() - {moment})"
     for name, kind, active, behind, unused in patient.rows(
@@ -102,14 +98,14 @@ def replication_slot(patient: Patient) -> Iterator[Finding]:
         use = "is in use" if active else "is not in use"
         if not active and unused is not None:
             use = f"has not been in use for {unused:.0f} s"
-        whose = "of our tables and of the catalogs" if kind == "physical" else "of the server's catalogs"
+        whose = "of dblock's tables and of the catalogs" if kind == "physical" else "of the server's catalogs"
         yield Finding(
             "warning",
-            f"Replication slot {name!r} ({kind}) {use}, and holds back vacuum by {behind} transactions.",
-            f"Row versions {whose} stay, and so does the log since then, until the disk is full.",
+            f"Replication slot {name!r} ({kind}) {use} and holds back vacuum by {behind} transactions.",
+            f"Row versions {whose} are kept, and so is the WAL since then, until the disk is full.",
             "End the long query on the standby, or turn hot_standby_feedback off there."
             if active
-            else f"SELECT pg_drop_replication_slot({literal(name)}); if nobody comes back for it.",
+            else f"SELECT pg_drop_replication_slot({literal(name)}); if no consumer needs it any more.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Whether tokens can only rise: the sequence as it was made, and not behind anything that has seen its tokens."""
+"""Check that tokens can only rise: the sequence is unaltered, and not behind any token that was seen."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ MOST = 2**63 - 1
 
 
 def token_cache(patient: Patient) -> Iterator[Finding]:
-    """Look whether sessions hoard tokens."""
+    """Check that sessions do not cache tokens."""
     cache = _sequence(patient, "seqcache")
     if cache != 1:
         yield Finding(
             "error",
             f"The token sequence has CACHE {cache}.",
-            "Each session keeps tokens for later, and hands out old ones after others have handed out newer: the "
-            "fence then refuses the rightful holder.",
-            # Raising restarts the sequence, and that makes every session forget what it has kept.
+            "Each session caches tokens and issues old ones after other sessions have issued newer: the fence then "
+            "refuses the rightful holder.",
+            # Raising restarts the sequence, which makes every session drop its cached tokens.
             f"{_alter(patient)} CACHE 1; then: {patient.run('token raise --above', '0')}",
         )
 
 
 def token_cycle(patient: Patient) -> Iterator[Finding]:
-    """Look whether tokens may start over."""
+    """Check that tokens cannot start over."""
     if _sequence(patient, "seqcycle"):
         yield Finding(
             "error",
             "The token sequence has CYCLE.",
-            "At its end tokens start over, and pass no fence.",
+            "At the end of the sequence tokens start over, and no fence accepts them.",
             f"{_alter(patient)} NO CYCLE;",
         )
 
 
 def token_increment(patient: Patient) -> Iterator[Finding]:
-    """Look whether tokens rise by one."""
+    """Check that tokens rise by one."""
     step = _sequence(patient, "seqincrement")
     if step != 1:
         yield Finding(
@@ -45,27 +45,27 @@ def token_increment(patient: Patient) -> Iterator[Finding]:
             f"The token sequence has INCREMENT {step}.",
             "Tokens fall: every new holder is refused by the fence."
             if step < 0
-            else "Tokens are used up faster than was reckoned with, and what raises them counts in ones.",
+            else "Tokens are used up faster than planned, and `token raise` assumes steps of one.",
             f"{_alter(patient)} INCREMENT 1;",
         )
 
 
 def token_maximum(patient: Patient) -> Iterator[Finding]:
-    """Look whether tokens end too soon."""
+    """Check that the sequence does not end too soon."""
     most = _sequence(patient, "seqmax")
     kind = _sequence(patient, "format_type(seqtypid, NULL)")
     if most < MOST or kind != "bigint":
         yield Finding(
             "error",
             f"The token sequence is of type {kind} and ends at {most}.",
-            "Nothing can be granted after that; and a failover, which takes tokens 2^40 ahead, may well go past it.",
+            "Nothing can be granted after that, and a failover, which moves tokens 2^40 ahead, may go past it.",
             f"{_alter(patient)} AS bigint MAXVALUE {MOST};",
         )
 
 
 def token_below_locks(patient: Patient) -> Iterator[Finding]:
-    """Look whether a lock has a token that is still to come."""
-    # The sequence is read at its newest, and the locks as of the statement's beginning: no grant can come between.
+    """Check that no lock has a token that the sequence has not issued yet."""
+    # The sequence is read as it is now, the locks as of the statement's start, so no grant can come between.
     locks = patient.within("distributed_locks")
     ((highest, seen),) = patient.rows(
         f"SELECT {_highest(patient)}, (SELECT coalesce(max(l.token), 0) FROM {locks} AS l)"
@@ -75,7 +75,7 @@ def token_below_locks(patient: Patient) -> Iterator[Finding]:
 
 
 def token_below_store(patient: Patient) -> Iterator[Finding]:
-    """Look whether a fence in this database has seen a token that is still to come."""
+    """Check that no fence in this database has seen a token that the sequence has not issued yet."""
     from psycopg.errors import InsufficientPrivilege
 
     there = patient.rows(
@@ -88,8 +88,10 @@ def token_below_store(patient: Patient) -> Iterator[Finding]:
     try:
         ((seen,),) = patient.rows(f"SELECT {quoted(patient.fences)}.high_water()")
     except InsufficientPrivilege:
-        raise CannotCheck(f"the rights of the owner of {patient.fences} and of the tables that it protects") from None
-    # After the fences, so that no grant can come between.
+        raise CannotCheck(
+            f"the privileges of the owner of {patient.fences} and of the tables that it protects"
+        ) from None
+    # Read after the fences, so that no grant can come between.
     ((highest,),) = patient.rows(f"SELECT {_highest(patient)}")
     if seen > highest:
         yield _below(patient, f"The fences in schema {patient.fences!r} have seen token {seen}", highest, seen)
@@ -98,9 +100,9 @@ def token_below_store(patient: Patient) -> Iterator[Finding]:
 def _below(patient: Patient, what: str, highest: int, seen: int) -> Finding:
     return Finding(
         "error",
-        f"{what}, and the highest that was handed out is {highest or 'none'}.",
-        "Tokens went back, as after a restore: until they have risen past that, new holders are refused and late "
-        "writers are not. (Unless those tokens are another lock service's.)",
+        f"{what}, but the highest issued token is {highest or 'none'}.",
+        "Tokens went back, as after a restore. Until they have risen past that token, fences refuse new holders and "
+        "accept late writers. (If those tokens come from another lock service, ignore this.)",
         patient.run("token raise --above", str(seen)),
     )
 
@@ -113,7 +115,7 @@ def _highest(patient: Patient) -> str:
 
 
 def _sequence(patient: Patient, what: str) -> Any:
-    """Return something of how the sequence was made, which anybody may see."""
+    """Return a property of the token sequence; any login may read it."""
     return patient.rows(
         f"SELECT {what} FROM pg_sequence AS s JOIN pg_class AS c ON c.oid = s.seqrelid"
         " WHERE c.relnamespace = $1 AND c.relname = 'token_sequence'",

@@ -1,1 +1,1 @@
-"""`dblock bench`: measure locks on your own database, and show the figures."""
+"""`dblock bench`: measure locks on your own database, and print the figures."""

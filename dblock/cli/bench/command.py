@@ -1,4 +1,4 @@
-"""`dblock bench`: how quick the locks are on this database; shown as a table, ratios and a histogram."""
+"""`dblock bench`: measure the locks on this database; print a table, ratios and a histogram."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dblock.cli.context import Asked, command
+from dblock.cli.context import CommandContext, command
 from dblock.cli.output import table
-from dblock.cli.signals import ended_in_order
+from dblock.cli.signals import exit_on_signal
 
 if TYPE_CHECKING:
-    from dblock.cli.bench.measure import Measured, Progress, Timed
+    from dblock.cli.bench.measure import Progress, Results, Timing
 
-SHOWN = {
+LABELS = {
     "round_trip": "bare round trip (SELECT 1)",
     "commit": "bare durable commit",
     "pair": "acquire and release",
     "many": "acquire and release, {clients} at once",
-    "handoff": "hand-off, {waiters} in line",
+    "handoff": "hand-off, {waiters} in the queue",
 }
-BAR = 40
-"""How wide the longest bar of a histogram is."""
+BAR_WIDTH = 40
+"""The width of the longest bar of the histogram."""
 
 
 @command("bench")
@@ -36,7 +36,7 @@ BAR = 40
     default=10.0,
     show_default=True,
     metavar="S",
-    help="How long it may take in all.",
+    help="Total duration in seconds.",
 )
 @click.option(
     "--clients",
@@ -44,120 +44,121 @@ BAR = 40
     default=4,
     show_default=True,
     metavar="N",
-    help="How many clients at once, where there are several.",
+    help="Number of clients in the concurrent measurements.",
 )
-def bench(asked: Asked, seconds: float, clients: int) -> None:
-    """Measure how quick the locks are on this database, beside a bare round trip and a bare commit.
+def bench(context: CommandContext, seconds: float, clients: int) -> None:
+    """Measure the speed of the locks on this database, compared with a bare round trip and a bare commit.
 
-    It uses locks of its own, and any role that may lock can run it. docs/reference/bench.md says how to
-    read the figures.
+    The benchmark uses its own locks. Any role that may lock can run it. docs/reference/bench.md explains the figures.
     """
     from dblock.cli.bench.measure import measure
 
     if math.isnan(seconds):
-        raise click.BadParameter("it is a number of seconds.", param_hint="'--seconds'")
-    with ended_in_order(), _quietly():
-        target = asked.installed()
+        raise click.BadParameter("must be a number of seconds.", param_hint="'--seconds'")
+    with exit_on_signal(), _suppress_warnings():
+        target = context.installed_target()
         with _progress() as progress:
-            measured = measure(target, asked.schema, seconds, clients, progress)
+            results = measure(target, context.schema, seconds, clients, progress)
 
-    def said() -> None:
-        click.echo(f"Locks in schema {asked.schema!r} of {target}:\n")
-        _show(measured)
+    def render() -> None:
+        click.echo(f"Locks in schema {context.schema!r} of {target}:\n")
+        _print_results(results)
 
-    asked.answer(facts(measured), said)
+    context.output(results_data(results), render)
 
 
-def facts(measured: Measured) -> dict[str, Any]:
-    """Return the figures as JSON has them, times in milliseconds."""
+def results_data(results: Results) -> dict[str, Any]:
+    """Return the figures as JSON data, with times in milliseconds."""
     return {
-        "clients": measured.clients,
-        "waiters": measured.waiters,
-        "fsync": measured.fsync,
-        **{what: _figures(getattr(measured, what)) for what in SHOWN},
-        "pair_in_round_trips": measured.times("round_trip"),
-        "pair_in_commits": measured.times("commit"),
+        "clients": results.clients,
+        "waiters": results.waiters,
+        "fsync": results.fsync,
+        **{what: _timing_data(getattr(results, what)) for what in LABELS},
+        "pair_in_round_trips": results.ratio("round_trip"),
+        "pair_in_commits": results.ratio("commit"),
         "pair_histogram": [
             {"from_ms": low * 1000, "to_ms": high * 1000, "count": count}
-            for low, high, count in buckets(measured.pair.samples if measured.pair else [])
+            for low, high, count in buckets(results.pair.samples if results.pair else [])
         ],
-        "locks_left": f"{measured.prefix}:*",
+        "locks_left": f"{results.prefix}:*",
     }
 
 
-def _figures(timed: Timed | None) -> dict[str, float] | None:
-    if timed is None or not timed.samples:
+def _timing_data(timing: Timing | None) -> dict[str, float] | None:
+    if timing is None or not timing.samples:
         return None
     return {
-        "count": len(timed.samples),
-        "per_second": timed.rate,
-        "median_ms": timed.quantile(0.5) * 1000,
-        "p90_ms": timed.quantile(0.9) * 1000,
-        "p99_ms": timed.quantile(0.99) * 1000,
-        "max_ms": timed.quantile(1.0) * 1000,
+        "count": len(timing.samples),
+        "per_second": timing.rate,
+        "median_ms": timing.quantile(0.5) * 1000,
+        "p90_ms": timing.quantile(0.9) * 1000,
+        "p99_ms": timing.quantile(0.99) * 1000,
+        "max_ms": timing.quantile(1.0) * 1000,
     }
 
 
-def _show(measured: Measured) -> None:
+def _print_results(results: Results) -> None:
     rows = []
-    for what, name in SHOWN.items():
-        timed: Timed | None = getattr(measured, what)
-        said = name.format(clients=measured.clients, waiters=measured.waiters)
-        if timed is None or not timed.samples:
-            rows.append([said, *["-"] * 5])
+    for what, name in LABELS.items():
+        timing: Timing | None = getattr(results, what)
+        label = name.format(clients=results.clients, waiters=results.waiters)
+        if timing is None or not timing.samples:
+            rows.append([label, *["-"] * 5])
         else:
-            quantiles = [f"{timed.quantile(part) * 1000:.2f}" for part in (0.5, 0.9, 0.99, 1.0)]
-            rows.append([said, *quantiles, f"{timed.rate:.0f}"])
-    table(["MILLISECONDS", "MEDIAN", "P90", "P99", "MAX", "A SECOND"], rows)
-    trips, commits = measured.times("round_trip"), measured.times("commit")
+            quantiles = [f"{timing.quantile(part) * 1000:.2f}" for part in (0.5, 0.9, 0.99, 1.0)]
+            rows.append([label, *quantiles, f"{timing.rate:.0f}"])
+    table(["MILLISECONDS", "MEDIAN", "P90", "P99", "MAX", "PER SECOND"], rows)
+    trips, commits = results.ratio("round_trip"), results.ratio("commit")
     in_commits = f" or {commits:.1f} commits" if commits else ""
     if trips:
-        click.echo(f"\nA pair takes as long as {trips:.1f} round trips{in_commits}.")
-    if not measured.fsync:
-        click.echo("This server does not wait for its disk (fsync is off): nothing is durable, and it is quicker so.")
-    if measured.pair:
-        click.echo("\nHow long a pair of acquire and release took:")
-        _draw_histogram(measured.pair.samples)
-    click.echo(f"\n{measured.locks} free locks named '{measured.prefix}:…' stay until the reaper takes them.")
+        click.echo(f"\nAn acquire and release takes as long as {trips:.1f} round trips{in_commits}.")
+    if not results.fsync:
+        click.echo(
+            "This server does not wait for its disk (fsync is off), so nothing is durable and the figures are too good."
+        )
+    if results.pair:
+        click.echo("\nDistribution of acquire and release:")
+        _draw_histogram(results.pair.samples)
+    click.echo(f"\n{results.locks} free locks named '{results.prefix}:…' remain until the reaper deletes them.")
 
 
-def buckets(samples: list[float], most: int = 12) -> list[tuple[float, float, int]]:
-    """Count times into buckets that are each as many times the one before: from, below, how many."""
+def buckets(samples: list[float], max_buckets: int = 12) -> list[tuple[float, float, int]]:
+    """Count samples into buckets of equal ratio; return the lower and upper bound and the count of each."""
     if not samples:
         return []
     times = [max(one, 1e-6) for one in samples]
-    # Each power of two in parts, or several of them as one, so that there are not too many buckets.
+    # A bucket is a part of a power of two, or several powers of two, so that there are not too many buckets.
     spread, parts = math.log2(max(times) / min(times)), 4.0
-    while spread * parts >= most - 1:
+    while spread * parts >= max_buckets - 1:
         parts /= 2
-    places = [math.floor(math.log2(one) * parts) for one in times]
+    positions = [math.floor(math.log2(one) * parts) for one in times]
     return [
-        (2 ** (place / parts), 2 ** ((place + 1) / parts), places.count(place))
-        for place in range(min(places), max(places) + 1)
+        (2 ** (position / parts), 2 ** ((position + 1) / parts), positions.count(position))
+        for position in range(min(positions), max(positions) + 1)
     ]
 
 
 def _draw_histogram(samples: list[float]) -> None:
-    counted = buckets(samples)
-    highest = max(count for _, _, count in counted)
-    fine = sys.stdout.isatty() and (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    histogram = buckets(samples)
+    highest = max(count for _, _, count in histogram)
+    unicode = sys.stdout.isatty() and (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.text import Text
 
         console = Console(highlight=False)
-    for low, high, count in counted:
-        width = math.ceil(count / highest * BAR)
-        said, bar = f"{low * 1000:9.2f} to {high * 1000:8.2f} ms ", ("█" if fine else "#") * width
+    for low, high, count in histogram:
+        width = math.ceil(count / highest * BAR_WIDTH)
+        label, bar = f"{low * 1000:9.2f} to {high * 1000:8.2f} ms ", ("█" if unicode else "#") * width
         if sys.stdout.isatty():
-            console.print(Text.assemble(said, (f"{bar} ", "cyan"), (str(count), "dim")))
+            console.print(Text.assemble(label, (f"{bar} ", "cyan"), (str(count), "dim")))
         else:
-            click.echo(f"{said}{bar} {count}".rstrip())
+            click.echo(f"{label}{bar} {count}".rstrip())
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep to ourselves what the clients find amiss: it is in the figures, or ends in an error."""
+def _suppress_warnings() -> Iterator[None]:
+    """Suppress the clients' warnings: a problem shows in the figures or ends in an error."""
     log = logging.getLogger("dblock")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -169,7 +170,7 @@ def _quietly() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Show at a terminal how far it is, on standard error."""
+    """Show the progress on standard error, if that is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda what, part: None
         return
@@ -184,7 +185,7 @@ def _progress() -> Iterator[Progress]:
         before = {what: sum(list(SHARES.values())[:number]) for number, what in enumerate(SHARES)}
 
         def show(what: str, part: float) -> None:
-            name = SHOWN[what].partition(" (")[0].partition(",")[0]
+            name = LABELS[what].partition(" (")[0].partition(",")[0]
             bars.update(task, description=name, completed=before[what] + part * SHARES[what])
 
         yield show

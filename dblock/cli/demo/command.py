@@ -1,4 +1,4 @@
-"""`dblock demo`: see it happen, and then all of it at once: a timeline, at the terminal or as a picture."""
+"""`dblock demo`: narrate the story as it happens, then draw its timeline at the terminal or as a picture."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from dblock.cli.context import Asked, command
-from dblock.cli.output import shown
-from dblock.cli.signals import ended_once
+from dblock.cli.context import CommandContext, command
+from dblock.cli.output import printable
+from dblock.cli.signals import exit_on_first_signal
 from dblock.errors import DblockError
 
 if TYPE_CHECKING:
@@ -20,61 +20,63 @@ if TYPE_CHECKING:
 
 @command("demo")
 @click.option(
-    "--svg", type=click.Path(path_type=Path), metavar="FILE", help="Draw the timeline into this file too, as SVG."
+    "--svg", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the timeline into this file, as SVG."
 )
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
-def demo(asked: Asked, svg: Path | None, force: bool) -> None:
-    """Two workers keep a ledger under one lock: one is killed, one is frozen (installs what is missing).
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def demo(context: CommandContext, svg: Path | None, force: bool) -> None:
+    """Watch two workers keep a ledger under one lock: one is killed, one is frozen (installs dblock if needed).
 
-    First without a fence, and a deposit is lost; then with one, and the books add up. The workers are processes, the
-    signals and the database are real, and the ledger goes when the story ends.
+    Without a fence, a deposit is lost. With a fence, the books add up. The workers are real processes, with real
+    signals and a real database. The ledger is removed when the story ends.
     """
     from dblock.admin import schema
     from dblock.cli.demo import story
     from dblock.cli.demo.timeline.lanes import panels
     from dblock.cli.demo.timeline.text import print_timeline
 
-    with ended_once(), _picture(svg, force) as picture, _server_for_now(asked):
-        target = asked.target()
-        schema.install(target, asked.schema)
-        if not asked.as_json:
+    with exit_on_first_signal(), _output_file(svg, force) as file, _temporary_server(context):
+        target = context.target()
+        schema.install(target, context.schema)
+        if not context.as_json:
             click.echo(f"Two workers, one lock and a ledger, on {target}:")
-        events = story.tell_story(target, asked.schema, (lambda event: None) if asked.as_json else _say)
+        events = story.tell_story(target, context.schema, (lambda event: None) if context.as_json else _print_event)
         drawn = panels(events)
-        if picture is not None:
-            from dblock.cli.demo.timeline.svg import svg_of
+        if file is not None:
+            from dblock.cli.demo.timeline.svg import render_svg
 
-            picture.write(svg_of(drawn))
-            picture.flush()
-    asked.answer(events, lambda: print_timeline(drawn))
+            file.write(render_svg(drawn))
+            file.flush()
+    context.output(events, lambda: print_timeline(drawn))
     if svg is not None:
-        click.echo(f"The timeline is in {svg}.", err=True)
+        click.echo(f"Wrote the timeline to {svg}.", err=True)
 
 
-def _say(event: Event) -> None:
+def _print_event(event: Event) -> None:
     if event.kind == "act":
         click.echo(f"\n{event.text}")
     else:
-        click.echo(f"{event.at:6.2f} s  {event.who:<6} {shown(event.text)}")
+        click.echo(f"{event.at:6.2f} s  {event.worker:<6} {printable(event.text)}")
 
 
 @contextmanager
-def _picture(path: Path | None, force: bool) -> Iterator[IO[str] | None]:
-    """Open the file for the picture before anything happens; a file that was made for nothing goes again."""
+def _output_file(path: Path | None, force: bool) -> Iterator[IO[str] | None]:
+    """Open the picture's file before the story starts; if the story fails, remove a file that was new."""
     if path is None:
         yield None
         return
     try:
         new = not path.exists()
-        picture = path.open("r+" if force and not new else "x", encoding="utf-8")
+        file = path.open("r+" if force and not new else "x", encoding="utf-8")
     except FileExistsError:
-        raise DblockError(f"File {str(path)!r} is there already. Add --force to replace it.") from None
+        raise DblockError(f"File {str(path)!r} already exists. To overwrite it, add --force.") from None
     except OSError as error:
-        raise DblockError(f"File {str(path)!r} cannot be written: {error.strerror}.") from None
+        raise DblockError(
+            f"File {str(path)!r} cannot be written: {error.strerror}. Choose another file with --svg."
+        ) from None
     try:
-        with picture:
-            yield picture
-            picture.truncate()
+        with file:
+            yield file
+            file.truncate()
     except BaseException:
         if new:
             path.unlink(missing_ok=True)
@@ -82,11 +84,11 @@ def _picture(path: Path | None, force: bool) -> Iterator[IO[str] | None]:
 
 
 @contextmanager
-def _server_for_now(asked: Asked) -> Iterator[None]:
-    """Stop an embedded server that was started for the story, unless somebody has come to use it meanwhile."""
+def _temporary_server(context: CommandContext) -> Iterator[None]:
+    """Stop an embedded server that was started for the story, unless another client is connected to it."""
     from dblock import embedded
 
-    ours = asked.unstarted().embedded and embedded.status() is None
+    ours = context.resolve_target().embedded and embedded.status() is None
     try:
         yield
     finally:

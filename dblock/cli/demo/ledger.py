@@ -1,9 +1,9 @@
 """The ledger that the story's workers keep: a balance, and a receipt for every deposit.
 
-It lives in a schema of its own, with the fences that protect it in the second act, made for one telling of the story
-and removed after it. A deposit is what a program does that trusts its lock alone: it reads the balance, adds to it,
-and writes the sum, with a receipt, in one transaction. The books add up when the balance is what was there at first
-and every receipt together.
+The ledger has its own schema, with the fences that protect it in the second act. The schema is created for one run of
+the story and removed afterwards. A deposit does what a program does that trusts its lock alone: it reads the balance,
+adds to it, and writes the sum with a receipt in one transaction. The books add up if the balance equals the opening
+balance plus all receipts.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ log = logging.getLogger(__name__)
 
 OPENING = 100
 PATIENCE = 5.0
-"""Seconds that removing the ledger may take."""
+"""Seconds that the removal of the ledger may take."""
 
 TABLES = """
     CREATE TABLE accounts (account text PRIMARY KEY, opening bigint NOT NULL, balance bigint NOT NULL);
-    CREATE TABLE receipts (account text NOT NULL, who text NOT NULL, amount bigint NOT NULL);
+    CREATE TABLE receipts (account text NOT NULL, worker text NOT NULL, amount bigint NOT NULL);
 """
 
 
 @dataclass(frozen=True)
 class Books:
-    """What the ledger says of one account."""
+    """One account: its opening balance, deposits and balance."""
 
     opening: int
     deposits: list[int]
@@ -48,12 +48,12 @@ class Books:
 
     @property
     def due(self) -> int:
-        """What the balance should be."""
+        """The balance that the account should have."""
         return self.opening + sum(self.deposits)
 
     @property
     def sum(self) -> str:
-        """What it should be, as it is added up."""
+        """The sum that gives the due balance, as text."""
         return f"{' + '.join(map(str, [self.opening, *self.deposits]))} = {self.due}"
 
 
@@ -76,25 +76,25 @@ class Ledger:
             row = self._connection.execute("SELECT balance FROM accounts WHERE account = %s", [account]).fetchone()
         return int(row[0]) if row else 0
 
-    def write(self, account: str, who: str, amount: int, balance: int, fence: Lease | None) -> None:
-        """Write the new balance and the receipt for a deposit; behind the account's fence, if there is to be one."""
+    def write(self, account: str, worker: str, amount: int, balance: int, fence: Lease | None) -> None:
+        """Write the new balance and the receipt of a deposit, behind the account's fence if a lease is given."""
         from fenced_store import fence as fenced
 
         with translated(self._schema), self._connection.transaction(), contextlib.ExitStack() as behind:
             if fence is not None:
                 behind.enter_context(fenced(self._connection, account, fence, schema=self._schema))
             self._run("UPDATE accounts SET balance = %s WHERE account = %s", [balance, account])
-            self._run("INSERT INTO receipts VALUES (%s, %s, %s)", [account, who, amount])
+            self._run("INSERT INTO receipts VALUES (%s, %s, %s)", [account, worker, amount])
 
     def books(self, account: str) -> Books:
-        """Return what the ledger says, as of this moment."""
+        """Return the account as the ledger has it now."""
         with translated(self._schema):
             row = self._connection.execute(
                 "SELECT opening, ARRAY(SELECT amount FROM receipts AS r WHERE r.account = a.account), balance"
                 " FROM accounts AS a WHERE account = %s",
                 [account],
             ).fetchone()
-        assert row is not None, "an account stays where it was opened"
+        assert row is not None, "accounts are never removed"
         return Books(*row)
 
     def _run(self, statement: str, values: list[Any]) -> None:
@@ -103,11 +103,11 @@ class Ledger:
 
 
 @contextmanager
-def made(target: Target, schema: str) -> Iterator[Ledger]:
-    """Make the ledger's schema, with fences in it; remove it afterwards, whatever happened."""
+def temporary_ledger(target: Target, schema: str) -> Iterator[Ledger]:
+    """Create the ledger's schema with its fences; remove it afterwards, whatever happens."""
     import fenced_store
 
-    left = f"Schema {schema!r} may be left there, and can be dropped."
+    left = f"Schema {schema!r} may be left behind; you can drop it."
     try:
         try:
             with translated(schema):
@@ -120,19 +120,19 @@ def made(target: Target, schema: str) -> Iterator[Ledger]:
                 connection.execute(f"SET search_path TO {quoted(schema)};{TABLES}".encode())
             yield Ledger(connection, schema)
     except Unavailable as error:
-        if _removed(target, schema):
+        if _remove_schema(target, schema):
             raise
         raise Unavailable(f"{error} {left}") from error
     except BaseException:
-        if not _removed(target, schema):
+        if not _remove_schema(target, schema):
             log.warning("%s", left)
         raise
-    if not _removed(target, schema):
-        raise Unavailable(f"The database stopped answering at the end of the story. {left}")
+    if not _remove_schema(target, schema):
+        raise Unavailable(f"The database stopped replying at the end of the story. {left}")
 
 
-def _removed(target: Target, schema: str) -> bool:
-    """Remove the schema, and tell whether it is gone; the database may be gone too, or answer nothing."""
+def _remove_schema(target: Target, schema: str) -> bool:
+    """Remove the schema, and return whether it is gone; the database may be gone or not reply."""
     gone = threading.Event()
 
     def remove() -> None:
@@ -140,7 +140,7 @@ def _removed(target: Target, schema: str) -> bool:
             connection.execute(f"DROP SCHEMA IF EXISTS {quoted(schema)} CASCADE".encode())
             gone.set()
 
-    # Beside us, so that a database that falls silent does not keep us.
+    # In a thread, so that a database that stops replying does not block the command.
     remover = threading.Thread(target=remove, daemon=True)
     remover.start()
     remover.join(PATIENCE)

@@ -1,7 +1,7 @@
-"""A worker of the story: a program that keeps a ledger under a lock, one cue at a time.
+"""A worker of the story: a program that keeps a ledger under a lock, one command at a time.
 
-It does what careful programs do: holds the lock, renews it, reads, adds, writes. What it does not do is to look at
-its lease between the reading and the writing; and it would not help, for it can be frozen after that look as well.
+It does what a careful program does: it holds the lock, renews it, reads, adds and writes. It does not check its lease
+between the read and the write. That would not help, because the process can be frozen after the check as well.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dblock.lease import Lease
 
 
 def report(at: float | None = None, **what: Any) -> None:
-    """Tell the conductor what has happened, and when: just now, unless given."""
+    """Report a result to the conductor, with its time: now, unless given."""
     sys.stdout.write(json.dumps({"at": time.monotonic() if at is None else at, **what}) + "\n")
     sys.stdout.flush()
 
 
-class Work:
-    """What a worker can be told to do; each word reports what came of it."""
+class Commands:
+    """The commands of a worker. Each command reports its result."""
 
     def __init__(self, name: str, client: Client, ledger: Ledger, lock: str, ttl: float) -> None:
         self._name = name
@@ -42,16 +42,16 @@ class Work:
 
     def try_once(self) -> None:
         if self._lock.try_acquire() is not None:
-            raise DblockError("the lock was granted to two at once. This is a bug; please report it.")
+            raise DblockError("The lock was granted to two holders at once. This is a bug; please report it.")
         holder = self._lock.holder()
-        report(holder=holder.holder if holder else "nobody")
+        report(holder=holder.holder if holder else "no worker")
 
     def renew(self) -> None:
         self._held.renew()
         report()
 
     def release(self) -> None:
-        # The next may have it before we have the answer.
+        # The next holder may have the lock before we have the reply.
         began = time.monotonic()
         released = self._held.release()
         report(began, released=released, answered=time.monotonic())
@@ -73,27 +73,27 @@ class Work:
 
     @property
     def _held(self) -> Lease:
-        assert self._lease is not None, "it is told to acquire first"
+        assert self._lease is not None, "the first command is acquire"
         return self._lease
 
 
-def work(name: str, schema: str, fences: str, lock: str, ttl: str) -> None:
-    """Do as told until nobody tells any more."""
+def serve(name: str, schema: str, fences: str, lock: str, ttl: str) -> None:
+    """Execute commands from standard input until it is closed."""
     from fenced_store import FencedStoreError
 
     try:
         with translated(fences):
             connection = resolve(os.environ["DBLOCK_DSN"]).connect()
         with connection, Client(holder=name, schema=schema) as client:
-            doing = Work(name, client, Ledger(connection, fences), lock, float(ttl))
-            client.lock(lock).holder()  # a first call, so that no later one has to open anything
+            commands = Commands(name, client, Ledger(connection, fences), lock, float(ttl))
+            client.lock(lock).holder()  # the first call opens the connections that later ones use
             report()
             for line in sys.stdin:
                 word, *arguments = json.loads(line)
-                getattr(doing, word)(*arguments)
+                getattr(commands, word)(*arguments)
     except (DblockError, FencedStoreError) as error:
         report(error=str(error), unavailable=isinstance(error, Unavailable))
 
 
 if __name__ == "__main__":
-    work(*sys.argv[1:])
+    serve(*sys.argv[1:])

@@ -1,1 +1,1 @@
-"""Who waits for whom: found out without a database at hand, and drawn as text, Mermaid, DOT or SVG."""
+"""`dblock graph`: the wait-for graph, built without a database, drawn as text, Mermaid, DOT or SVG."""

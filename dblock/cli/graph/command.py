@@ -1,4 +1,4 @@
-"""`dblock graph`: who waits for whom, as text or as a picture."""
+"""`dblock graph`: draw the wait-for graph, as text or as a picture."""
 
 from __future__ import annotations
 
@@ -8,70 +8,72 @@ from pathlib import Path
 import click
 
 from dblock.admin.inspect import overview
-from dblock.cli.context import Asked, command
-from dblock.cli.graph.text import Line, circles, plain_text, tree
-from dblock.cli.graph.waits import Graph, build, facts, part
-from dblock.cli.output import as_json, shown
+from dblock.cli.context import CommandContext, command
+from dblock.cli.graph.text import Line, cycle_warnings, plain_text, wait_tree
+from dblock.cli.graph.waits import Graph, build_graph, graph_data, select
+from dblock.cli.output import printable, to_json
 from dblock.errors import DblockError
 
-MOST = 10_000
-"""How many locks, and how many who wait, are taken in."""
+MAX_ROWS = 10_000
+"""The number of locks, and of waiters, that are read at most."""
 
 
 @command("graph")
 @click.argument("pattern", default="*")
-@click.option("-a", "--all", "every", is_flag=True, help="Also locks that nobody waits for.")
+@click.option("-a", "--all", "every", is_flag=True, help="Include locks without waiters.")
 @click.option(
     "--format",
-    "form",
+    "format_",
     type=click.Choice(["text", "mermaid", "dot", "svg"]),
-    help="What to draw (default: text).",
+    help="Output format (default: text).",
 )
-@click.option("--output", metavar="FILE", help="Where to write it (default: standard output).")
-@click.option("--force", is_flag=True, help="Overwrite the file.")
-def graph(asked: Asked, pattern: str, every: bool, form: str | None, output: str | None, force: bool) -> None:
-    """Show who waits for whom, and find those who wait for each other.
+@click.option("--output", metavar="FILE", help="File to write (default: standard output).")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def graph(
+    context: CommandContext, pattern: str, every: bool, format_: str | None, output: str | None, force: bool
+) -> None:
+    """Draw which clients wait for which, and find deadlocks.
 
-    PATTERN picks locks by name, with * for any text and ? for any character; whatever hangs together with them is
-    shown too.
+    PATTERN selects locks by name: * matches any text, ? any character. Everything connected with them is drawn too.
     """
-    if asked.as_json and form is not None:
-        raise click.UsageError("--json and --format are two forms of the same; give one of them.")
-    with overview(asked.installed(), asked.schema) as look, look.one_moment():
-        locks, waiters = look.locks(limit=MOST + 1), look.waiters(limit=MOST + 1)
-    found = part(build(locks, waiters), pattern, every=every)
-    if len(locks) > MOST or len(waiters) > MOST:
-        click.echo(f"There are more than {MOST} locks or waiters; only so many were looked at.", err=True)
-    if not asked.as_json and not found.locks and form in (None, "text"):
-        which = "" if pattern == "*" else f" for a lock that fits {shown(pattern)!r}"
+    if context.as_json and format_ is not None:
+        raise click.UsageError("--json and --format each choose the output format. Use only one of them.")
+    with overview(context.installed_target(), context.schema) as database, database.one_moment():
+        locks, waiters = database.locks(limit=MAX_ROWS + 1), database.waiters(limit=MAX_ROWS + 1)
+    found = select(build_graph(locks, waiters), pattern, every=every)
+    if len(locks) > MAX_ROWS or len(waiters) > MAX_ROWS:
+        click.echo(f"There are more than {MAX_ROWS} locks or waiters; the others are left out.", err=True)
+    if not context.as_json and not found.locks and format_ in (None, "text"):
+        which = "" if pattern == "*" else f" for a lock that matches {printable(pattern)!r}"
         click.echo(
-            f"Nobody waits{which}.{'' if every else ' With --all, locks that are held are shown too.'}", err=True
+            f"No client is waiting{which}.{'' if every else ' To include locks that are only held, add --all.'}",
+            err=True,
         )
     if output is not None and output != "-":
-        _write(Path(output), drawn(asked, found, form), force)
-        click.echo(f"Wrote {shown(output)}.", err=True)
-    elif form in (None, "text") and not asked.as_json and sys.stdout.isatty():
-        _show(circles(found) + tree(found))
+        _write(Path(output), render_graph(context, found, format_), force)
+        click.echo(f"Wrote {printable(output)}.", err=True)
+    elif format_ in (None, "text") and not context.as_json and sys.stdout.isatty():
+        _show(cycle_warnings(found) + wait_tree(found))
     else:
-        click.echo(drawn(asked, found, form), nl=False)
-    if found.circles and (output is not None or form not in (None, "text")):
-        # A picture may not be looked at for a while.
-        click.echo(plain_text(circles(found)), err=True, nl=False)
+        click.echo(render_graph(context, found, format_), nl=False)
+    if found.cycles and (output is not None or format_ not in (None, "text")):
+        # A picture may stay unseen for a while, so the warning goes to standard error too.
+        click.echo(plain_text(cycle_warnings(found)), err=True, nl=False)
 
 
-def drawn(asked: Asked, found: Graph, form: str | None) -> str:
-    """Return the graph in the form that was asked for."""
-    if asked.as_json:
-        return as_json(facts(found), indent=2) + "\n"
-    if form == "svg":
+def render_graph(context: CommandContext, found: Graph, format_: str | None) -> str:
+    """Return the graph in the requested format."""
+    if context.as_json:
+        return to_json(graph_data(found), indent=2) + "\n"
+    if format_ == "svg":
         from dblock.cli.graph.svg import svg
 
         return svg(found)
-    if form in ("mermaid", "dot"):
+    if format_ in ("mermaid", "dot"):
         from dblock.cli.graph.markup import dot, mermaid
 
-        return mermaid(found) if form == "mermaid" else dot(found)
-    return plain_text(circles(found) + tree(found))
+        return mermaid(found) if format_ == "mermaid" else dot(found)
+    return plain_text(cycle_warnings(found) + wait_tree(found))
 
 
 def _show(lines: list[Line]) -> None:
@@ -80,17 +82,19 @@ def _show(lines: list[Line]) -> None:
 
     console = Console()
     for line in lines:
-        # A line that is too long goes on in the next, as a terminal has it: nothing is left out.
+        # The terminal wraps long lines, so that nothing is cut.
         console.print(Text.assemble(*line), soft_wrap=True)
 
 
 def _write(path: Path, text: str, force: bool) -> None:
-    """Write a file, a new one unless told otherwise."""
+    """Write a new file; with `force`, overwrite an existing one."""
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise DblockError(f"{shown(path)} is there already; --force overwrites it.") from None
+        raise DblockError(f"{printable(path)} already exists. To overwrite it, add --force.") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DblockError(f"{shown(path)} cannot be written: {reason}. Choose another file by --output.") from error
+        raise DblockError(
+            f"{printable(path)} cannot be written: {reason}. Choose another file with --output."
+        ) from error

@@ -1,40 +1,42 @@
-"""The graph of who waits for whom in the languages of other programs that draw: Mermaid and Graphviz's DOT.
+"""Write the wait-for graph in the languages of Mermaid and of Graphviz (DOT).
 
-An arrow leads from who waits to what it waits for, and from a lock to its holder. Names are anybody's text: in both
-languages each is put so that it stands for itself and nothing else, whatever it holds.
+An arrow leads from a waiter to its lock, and from a lock to its holder. Names may hold any text, so in both languages
+every name is escaped and cannot be taken for syntax.
 """
 
 from __future__ import annotations
 
-from dblock.cli.graph.text import about, name_of
+from dblock.cli.graph.text import lock_details, participant_name
 from dblock.cli.graph.waits import Graph, holder_of
-from dblock.cli.output import seconds, shown
+from dblock.cli.output import duration, printable
 
 RED = "#c62828"
 _SAFE = set(" .-:@/,")
-"""What Mermaid takes for itself, besides letters and digits."""
+"""Characters that Mermaid takes literally, besides letters and digits."""
 
 
 def mermaid(graph: Graph) -> str:
-    """Return the graph as a Mermaid flowchart, as GitHub and others draw it."""
-    people, locks = _ids(graph)
+    """Return the graph as a Mermaid flowchart, which GitHub renders."""
+    participants, locks = _ids(graph)
     lines = ["flowchart RL"]
-    for who, identity in people.items():
-        lines.append(f'    {identity}(["{mermaid_text(name_of(who))}"])')
+    for participant, identity in participants.items():
+        lines.append(f'    {identity}(["{mermaid_text(participant_name(participant))}"])')
     for name, identity in locks.items():
-        lines.append(f'    {identity}["{mermaid_text(shown(name))}<br/>{mermaid_text(about(graph.locks[name]))}"]')
+        lines.append(
+            f'    {identity}["{mermaid_text(printable(name))}<br/>{mermaid_text(lock_details(graph.locks[name]))}"]'
+        )
     links: list[tuple[str, bool]] = []
     for name, identity in locks.items():
         if (holder := holder_of(graph.locks[name])) is not None:
-            links.append((f"    {identity} -->|held by| {people[holder]}", graph.is_stuck(lock=name)))
-        for place in graph.lines.get(name, []):
-            said = mermaid_text(f"{place.position}, for {seconds(place.seconds)}")
-            stuck = graph.is_stuck(who=place.holder, lock=name)
-            links.append((f'    {people[place.holder]} -.->|"{said}"| {identity}', stuck))
+            links.append((f"    {identity} -->|held by| {participants[holder]}", graph.is_stuck(lock=name)))
+        for waiter in graph.queues.get(name, []):
+            label = mermaid_text(f"{waiter.position}, for {duration(waiter.seconds)}")
+            stuck = graph.is_stuck(participant=waiter.holder, lock=name)
+            links.append((f'    {participants[waiter.holder]} -.->|"{label}"| {identity}', stuck))
     lines += [link for link, _ in links]
     stuck_links = ",".join(str(number) for number, (_, stuck) in enumerate(links) if stuck)
     if stuck_links:
-        nodes = [identity for who, identity in people.items() if graph.is_stuck(who=who)]
+        nodes = [identity for participant, identity in participants.items() if graph.is_stuck(participant=participant)]
         nodes += [identity for name, identity in locks.items() if graph.is_stuck(lock=name)]
         lines.append(f"    linkStyle {stuck_links} stroke:{RED},stroke-width:3px")
         lines.append(f"    classDef stuck stroke:{RED},stroke-width:3px")
@@ -43,18 +45,18 @@ def mermaid(graph: Graph) -> str:
 
 
 def mermaid_text(text: str) -> str:
-    """Return text as it may stand between a label's quotes: what could mean something is given by its number."""
+    """Return text for a quoted label: characters that could be syntax become numeric entities."""
     put = []
     for here, after in zip(text, text[1:] + " ", strict=False):
-        # "1. " and "- " would begin a list.
-        plain = here.isalnum() or (here in _SAFE and not (here in ".-" and after == " "))
-        put.append(here if plain else f"#{ord(here)};")
+        # "1. " and "- " would start a list.
+        jsonable = here.isalnum() or (here in _SAFE and not (here in ".-" and after == " "))
+        put.append(here if jsonable else f"#{ord(here)};")
     return "".join(put)
 
 
 def dot(graph: Graph) -> str:
-    """Return the graph in the language of Graphviz."""
-    people, locks = _ids(graph)
+    """Return the graph in DOT."""
+    participants, locks = _ids(graph)
     lines = [
         "digraph waits {",
         "    rankdir=RL",
@@ -62,31 +64,31 @@ def dot(graph: Graph) -> str:
         '    node [fontname="monospace", fontsize=11, style="filled,rounded", shape=box, color="#90a4ae"]',
         '    edge [fontname="sans-serif", fontsize=9, color="#607d8b"]',
     ]
-    for who, identity in people.items():
-        red = f', color="{RED}", penwidth=2' if graph.is_stuck(who=who) else ""
-        lines.append(f'    {identity} [label="{dot_text(name_of(who))}", fillcolor="#e3f2fd"{red}]')
+    for participant, identity in participants.items():
+        red = f', color="{RED}", penwidth=2' if graph.is_stuck(participant=participant) else ""
+        lines.append(f'    {identity} [label="{dot_text(participant_name(participant))}", fillcolor="#e3f2fd"{red}]')
     for name, identity in locks.items():
         red = f', color="{RED}", penwidth=2' if graph.is_stuck(lock=name) else ""
-        label = f"{dot_text(shown(name))}\\n{dot_text(about(graph.locks[name]))}"
+        label = f"{dot_text(printable(name))}\\n{dot_text(lock_details(graph.locks[name]))}"
         lines.append(f'    {identity} [label="{label}", fillcolor="#fff8e1", style="filled"{red}]')
     for name, identity in locks.items():
         if (holder := holder_of(graph.locks[name])) is not None:
             red = f' [color="{RED}", penwidth=2]' if graph.is_stuck(lock=name) else ""
-            lines.append(f"    {identity} -> {people[holder]}{red}")
-        for place in graph.lines.get(name, []):
-            said = dot_text(f"{place.position}, for {seconds(place.seconds)}")
-            red = f', color="{RED}", penwidth=2' if graph.is_stuck(who=place.holder, lock=name) else ""
-            lines.append(f'    {people[place.holder]} -> {identity} [label="{said}", style=dashed{red}]')
+            lines.append(f"    {identity} -> {participants[holder]}{red}")
+        for waiter in graph.queues.get(name, []):
+            label = dot_text(f"{waiter.position}, for {duration(waiter.seconds)}")
+            red = f', color="{RED}", penwidth=2' if graph.is_stuck(participant=waiter.holder, lock=name) else ""
+            lines.append(f'    {participants[waiter.holder]} -> {identity} [label="{label}", style=dashed{red}]')
     return "\n".join([*lines, "}"]) + "\n"
 
 
 def dot_text(text: str) -> str:
-    """Return text as it may stand between quotes: Graphviz knows escapes by \\ and entities by &."""
+    """Return text for a quoted string: Graphviz interprets escapes with \\ and entities with &."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
 
 
 def _ids(graph: Graph) -> tuple[dict[str, str], dict[str, str]]:
-    """Return an identity for each participant and each lock: names would have to be escaped there too."""
-    people = {who: f"p{number}" for number, who in enumerate(graph.participants, 1)}
+    """Return an ID for each participant and each lock, because names would have to be escaped there too."""
+    participants = {participant: f"p{number}" for number, participant in enumerate(graph.participants, 1)}
     locks = {name: f"l{number}" for number, name in enumerate(graph.locks, 1)}
-    return people, locks
+    return participants, locks

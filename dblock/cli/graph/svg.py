@@ -1,11 +1,11 @@
-"""The graph of who waits for whom as a picture of its own: SVG, without any program to lay it out.
+"""Draw the wait-for graph as SVG, without another program to lay it out.
 
-Holders are at the left, what they hold is beside them, who waits for that is at the right of it, and so on for
-whoever holds and waits. Every box has a row to itself within its layer, so none lies over another. A wait that does
-not lead to the layer next to it, as the one that closes a circle, goes around beneath all the boxes.
+Holders are at the left, their locks to the right of them, the waiters of those locks further right, and so on for
+participants that hold and wait. Every box has its own row within its layer, so no boxes overlap. A wait that does not
+lead to the next layer, such as the one that closes a cycle, is drawn below all boxes.
 
-The picture has a background of its own, so it can be read on a light page and on a dark one. Names that are too long
-are shortened in the middle; a title has the whole, which browsers show under the pointer.
+The picture has its own background, so it is readable on light and on dark pages. Long names are shortened in the
+middle; the full name is in a title, which browsers show under the pointer.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass, field
 
-from dblock.cli.graph.text import about, name_of
+from dblock.cli.graph.text import lock_details, participant_name
 from dblock.cli.graph.waits import Graph, roots
-from dblock.cli.output import seconds, shown
+from dblock.cli.output import duration, printable
 
 COLUMNS = 32
-"""How many columns of a name are shown."""
+"""The number of columns of a name that are drawn, at most."""
 CHARACTER = 7.9
-"""The width of one, in the font's size."""
+"""The width of one column in the font's size."""
 ROW, HEIGHT, GAP, MARGIN, LANE = 60.0, 44.0, 120.0, 36.0, 24.0
 
-BESIDE = (-7, 15, -19, 27)
-"""Where the words beside a waiter's arrows are, above and below: it may wait for several locks."""
+LABEL_OFFSETS = (-7, 15, -19, 27)
+"""Vertical offsets of the labels beside a waiter's arrows, because it may wait for several locks."""
 
 RED, LINE, INK, FAINT, PAPER = "#c62828", "#78909c", "#102a43", "#627d98", "#fdfdfb"
 _STYLE = f"""
@@ -35,19 +35,19 @@ _STYLE = f"""
 .alarm {{ fill: {RED}; }}
 .edge {{ fill: none; stroke: {LINE}; stroke-width: 1.6; }}
 .wait {{ stroke-dasharray: 5 4; }}
-.who {{ fill: #e3f0fb; stroke: #7ba7cc; stroke-width: 1.4; }}
+.participant {{ fill: #e3f0fb; stroke: #7ba7cc; stroke-width: 1.4; }}
 .lock {{ fill: #fff6df; stroke: #d9ac4e; stroke-width: 1.4; }}
 .free {{ fill: #f4f6f8; stroke: #b6c2cd; stroke-dasharray: 4 3; }}
 .stuck {{ stroke: {RED}; stroke-width: 2.4; }}
 """.strip()
 
 Node = tuple[str, str]
-"""A kind, `who` or `lock`, and a name."""
+"""A kind, `participant` or `lock`, and a name."""
 
 
 @dataclass
 class Box:
-    """A place in the picture."""
+    """A node's rectangle."""
 
     layer: int
     row: float = 0.0
@@ -60,7 +60,7 @@ class Box:
 def svg(graph: Graph) -> str:
     """Return the graph as an SVG document."""
     boxes = layout(graph)
-    top = MARGIN + 30 + 18 * len(graph.circles)
+    top = MARGIN + 30 + 18 * len(graph.cycles)
     for box in boxes.values():
         box.y = top + box.row * ROW
     bottom = max((box.y + HEIGHT for box in boxes.values()), default=top)
@@ -72,7 +72,7 @@ def svg(graph: Graph) -> str:
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}" role="img">',
-        "<title>Who waits for whom</title>",
+        "<title>Wait-for graph</title>",
         f"<style>{_STYLE}</style>",
         "<defs>",
         *(_arrow(identity, colour) for identity, colour in (("arrow", LINE), ("red", RED))),
@@ -81,7 +81,7 @@ def svg(graph: Graph) -> str:
         'stroke="#d5dde3"/>',
         *_heading(graph),
         *edges,
-        *(_drawn(graph, node, box) for node, box in boxes.items()),
+        *(_draw_box(graph, node, box) for node, box in boxes.items()),
         *_legend(bottom + 30),
         "</svg>",
     ]
@@ -89,9 +89,9 @@ def svg(graph: Graph) -> str:
 
 
 def layout(graph: Graph) -> dict[Node, Box]:
-    """Return where everything is: the layer by how far it is from the left, the row by what hangs on it."""
+    """Return each node's box: its layer is the distance from the left, its row depends on its children."""
     order, ahead = _in_order(graph)
-    boxes = {node: Box(0 if node[0] == "who" else 1) for node in order}
+    boxes = {node: Box(0 if node[0] == "participant" else 1) for node in order}
     parent: dict[Node, Node] = {}
     for node in order:
         for one in ahead[node]:
@@ -106,26 +106,26 @@ def layout(graph: Graph) -> dict[Node, Box]:
     for layer in range(max((box.layer for box in boxes.values()), default=-1) + 1):
         inside = {node: box for node, box in boxes.items() if box.layer == layer}
         for node, box in inside.items():
-            texts = [shortened(name) for name in _texts(graph, node)]
-            box.width = max(96.0, 28 + CHARACTER * max(columns(text) for text in texts))
+            texts = [shorten(name) for name in _texts(graph, node)]
+            box.width = max(96.0, 28 + CHARACTER * max(display_width(text) for text in texts))
             box.x = x
         x += max((box.width for box in inside.values()), default=0.0) + (GAP if layer % 2 else GAP / 2)
     return boxes
 
 
 def _in_order(graph: Graph) -> tuple[list[Node], dict[Node, list[Node]]]:
-    """Return all, each before what hangs on it, and what hangs on each; without the waits that close a circle."""
+    """Return all nodes, each before its children, and each node's children, without the waits that close a cycle."""
     ahead: dict[Node, list[Node]] = {}
     finished: list[Node] = []
     under_way: set[Node] = set()
-    # What is finished last comes first, so all is gone through from its end.
-    for who, name in _spread(graph):
-        start: Node = ("lock", name) if who is None else ("who", who)
+    # The order is reversed at the end, so everything is visited from its end.
+    for participant, name in _start_nodes(graph):
+        start: Node = ("lock", name) if participant is None else ("participant", participant)
         if start in ahead:
             continue
         ahead[start] = []
         under_way.add(start)
-        path = [(start, iter(_hanging(graph, start)[::-1]))]
+        path = [(start, iter(_children(graph, start)[::-1]))]
         while path:
             node, rest = path[-1]
             one = next(rest, None)
@@ -138,36 +138,39 @@ def _in_order(graph: Graph) -> tuple[list[Node], dict[Node, list[Node]]]:
                 if one not in ahead:
                     ahead[one] = []
                     under_way.add(one)
-                    path.append((one, iter(_hanging(graph, one)[::-1])))
+                    path.append((one, iter(_children(graph, one)[::-1])))
     return finished[::-1], ahead
 
 
-def _spread(graph: Graph) -> list[tuple[str | None, str]]:
-    """Return where drawing begins, from the last to the first; what need not have been a beginning is left out."""
+def _start_nodes(graph: Graph) -> list[tuple[str | None, str]]:
+    """Return the start nodes from the last to the first, without those that an earlier one reaches."""
     begun: list[tuple[str | None, str]] = []
     reached: set[Node] = set()
-    for who, name in roots(graph):
-        start: Node = ("lock", name) if who is None else ("who", who)
+    for participant, name in roots(graph):
+        start: Node = ("lock", name) if participant is None else ("participant", participant)
         if start not in reached:
-            begun.append((who, name))
+            begun.append((participant, name))
         todo = [start]
         while todo:
             node = todo.pop()
             if node not in reached:
                 reached.add(node)
-                todo += _hanging(graph, node)
+                todo += _children(graph, node)
     return begun[::-1]
 
 
-def _hanging(graph: Graph, node: Node) -> list[Node]:
+def _children(graph: Graph, node: Node) -> list[Node]:
     kind, name = node
-    if kind == "who":
+    if kind == "participant":
         return [("lock", one) for one in graph.holds.get(name, [])]
-    return [("who", who) for who in dict.fromkeys(place.holder for place in graph.lines.get(name, []))]
+    return [
+        ("participant", participant)
+        for participant in dict.fromkeys(waiter.holder for waiter in graph.queues.get(name, []))
+    ]
 
 
 def _rows(boxes: dict[Node, Box], tops: list[Node]) -> None:
-    """Give each tree rows of its own; a box stands in the middle of what hangs on it."""
+    """Assign rows: each tree has its own, and a box is in the middle of its children."""
     seen: list[Node] = []
     todo = tops[::-1]
     row = 0
@@ -184,45 +187,45 @@ def _rows(boxes: dict[Node, Box], tops: list[Node]) -> None:
 
 
 def _edges(graph: Graph, boxes: dict[Node, Box], bottom: float) -> tuple[list[str], int]:
-    """Draw the arrows; return also how many go around beneath."""
+    """Draw the arrows; return also the number that run below the boxes."""
     drawn: list[str] = []
     labels: list[str] = []
     lanes = 0
-    said_of: dict[str, int] = {}
+    labels_of: dict[str, int] = {}
     edge_of: dict[int, float] = {}
     for box in boxes.values():
         edge_of[box.layer] = max(edge_of.get(box.layer, 0.0), box.x + box.width)
-    for who, names in graph.holds.items():
+    for participant, names in graph.holds.items():
         for name in names:
-            holder, lock = boxes["who", who], boxes["lock", name]
+            holder, lock = boxes["participant", participant], boxes["lock", name]
             stuck = graph.is_stuck(lock=name)
             drawn.append(_curve(lock.x, lock.y, holder.x + holder.width, holder.y, "edge", stuck))
-    for name, line in graph.lines.items():
-        for place in line:
-            waiter, lock = boxes["who", place.holder], boxes["lock", name]
-            stuck = graph.is_stuck(who=place.holder, lock=name)
-            said = f"{place.position}, for {seconds(place.seconds)}"
+    for name, line in graph.queues.items():
+        for waiter in line:
+            waiter_box, lock = boxes["participant", waiter.holder], boxes["lock", name]
+            stuck = graph.is_stuck(participant=waiter.holder, lock=name)
+            label = f"{waiter.position}, for {duration(waiter.seconds)}"
             tip = lock.x + lock.width
-            alone = sum(other.holder == place.holder for other in line) == 1
-            said_before = said_of.get(place.holder, 0)
-            if waiter.layer == lock.layer + 1 and alone and said_before < len(BESIDE):
-                said_of[place.holder] = said_before + 1
-                drawn.append(_curve(waiter.x, waiter.y, tip, lock.y, "edge wait", stuck))
-                beside = waiter.y + HEIGHT / 2 + BESIDE[said_before]
-                labels.append(_label(waiter.x - 12, beside, said, stuck, "end"))
+            alone = sum(other.holder == waiter.holder for other in line) == 1
+            labels_before = labels_of.get(waiter.holder, 0)
+            if waiter_box.layer == lock.layer + 1 and alone and labels_before < len(LABEL_OFFSETS):
+                labels_of[waiter.holder] = labels_before + 1
+                drawn.append(_curve(waiter_box.x, waiter_box.y, tip, lock.y, "edge wait", stuck))
+                beside = waiter_box.y + HEIGHT / 2 + LABEL_OFFSETS[labels_before]
+                labels.append(_label(waiter_box.x - 12, beside, label, stuck, "end"))
                 continue
             aside = 16 + 5 * (lanes % 4)
             lanes += 1
             y = bottom + LANE * lanes
-            left, right = waiter.x - aside, edge_of[lock.layer] + aside
-            start, end = waiter.y + HEIGHT / 2 + 6, lock.y + HEIGHT / 2 + 6
+            left, right = waiter_box.x - aside, edge_of[lock.layer] + aside
+            start, end = waiter_box.y + HEIGHT / 2 + 6, lock.y + HEIGHT / 2 + 6
             turn = -8 if right < left else 8
             path = (
-                f"M {waiter.x:.1f} {start:.1f} H {left + 8:.1f} q -8 0 -8 8 V {y - 8:.1f} q 0 8 {turn} 8 "
+                f"M {waiter_box.x:.1f} {start:.1f} H {left + 8:.1f} q -8 0 -8 8 V {y - 8:.1f} q 0 8 {turn} 8 "
                 f"H {right - turn:.1f} q {turn} 0 {turn} -8 V {end + 8:.1f} q 0 -8 -8 -8 H {tip + 7:.1f}"
             )
             drawn.append(_path(path, "edge wait", stuck))
-            labels.append(_label((left + right) / 2, y - 5, said, stuck, "middle"))
+            labels.append(_label((left + right) / 2, y - 5, label, stuck, "middle"))
     return drawn + labels, lanes
 
 
@@ -238,45 +241,45 @@ def _path(path: str, style: str, stuck: bool) -> str:
     return f'<path class="{how}" marker-end="url(#{"red" if stuck else "arrow"})" d="{path}"/>'
 
 
-def _label(x: float, y: float, said: str, stuck: bool, anchor: str) -> str:
+def _label(x: float, y: float, label: str, stuck: bool, anchor: str) -> str:
     how = "small beside alarm" if stuck else "small beside"
-    return f'<text class="{how}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escaped(said)}</text>'
+    return f'<text class="{how}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape_xml(label)}</text>'
 
 
-def _drawn(graph: Graph, node: Node, box: Box) -> str:
+def _draw_box(graph: Graph, node: Node, box: Box) -> str:
     kind, name = node
-    stuck = graph.is_stuck(who=name) if kind == "who" else graph.is_stuck(lock=name)
-    how = kind if kind == "who" or graph.locks[name].state != "free" else "lock free"
+    stuck = graph.is_stuck(participant=name) if kind == "participant" else graph.is_stuck(lock=name)
+    how = kind if kind == "participant" or graph.locks[name].state != "free" else "lock free"
     texts = _texts(graph, node)
     middle = box.x + box.width / 2
-    radius = HEIGHT / 2 if kind == "who" else 7
+    radius = HEIGHT / 2 if kind == "participant" else 7
     drawn = [
-        f"<g><title>{escaped(', '.join(texts))}</title>",
+        f"<g><title>{escape_xml(', '.join(texts))}</title>",
         f'<rect class="{how}{" stuck" if stuck else ""}" x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
         f'height="{HEIGHT:.0f}" rx="{radius:.0f}"/>',
     ]
     for text, style, lower in zip(texts, ("name", "small"), (26, 35) if len(texts) == 1 else (19, 35), strict=False):
         drawn.append(
             f'<text class="{style}" x="{middle:.1f}" y="{box.y + lower:.1f}" text-anchor="middle">'
-            f"{escaped(shortened(text))}</text>"
+            f"{escape_xml(shorten(text))}</text>"
         )
     return "".join([*drawn, "</g>"])
 
 
 def _texts(graph: Graph, node: Node) -> list[str]:
     kind, name = node
-    return [name_of(name)] if kind == "who" else [shown(name), about(graph.locks[name])]
+    return [participant_name(name)] if kind == "participant" else [printable(name), lock_details(graph.locks[name])]
 
 
 def _heading(graph: Graph) -> list[str]:
-    lines = [f'<text class="title" x="{MARGIN:.0f}" y="{MARGIN:.0f}">Who waits for whom</text>']
-    for number, circle in enumerate(graph.circles, 1):
-        names = ", ".join(shortened(name_of(step.waiter)) for step in circle[:3])
-        more = f" and {len(circle) - 3} more" if len(circle) > 3 else ""
-        said = f"These wait for each other and none will go on: {names}{more}"
+    lines = [f'<text class="title" x="{MARGIN:.0f}" y="{MARGIN:.0f}">Wait-for graph</text>']
+    for number, cycle in enumerate(graph.cycles, 1):
+        names = ", ".join(shorten(participant_name(step.waiter)) for step in cycle[:3])
+        more = f" and {len(cycle) - 3} more" if len(cycle) > 3 else ""
+        label = f"Deadlock: these holders wait for each other: {names}{more}"
         lines.append(
             f'<text class="small alarm" x="{MARGIN:.0f}" y="{MARGIN + 3 + 18 * number:.0f}" font-weight="600">'
-            f"{escaped(said)}</text>"
+            f"{escape_xml(label)}</text>"
         )
     return lines
 
@@ -284,10 +287,10 @@ def _heading(graph: Graph) -> list[str]:
 def _legend(y: float) -> list[str]:
     x = MARGIN
     drawn = []
-    for style, said in (("edge", "is held by"), ("edge wait", "waits for, with its place in line")):
+    for style, label in (("edge", "is held by"), ("edge wait", "waits for, with its position in the queue")):
         drawn.append(_path(f"M {x:.1f} {y - 4:.1f} H {x + 26:.1f}", style, False))
-        drawn.append(_label(x + 42, y, said, False, "start"))
-        x += 56 + 6.2 * len(said) + 20
+        drawn.append(_label(x + 42, y, label, False, "start"))
+        x += 56 + 6.2 * len(label) + 20
     return drawn
 
 
@@ -298,30 +301,30 @@ def _arrow(identity: str, colour: str) -> str:
     )
 
 
-def columns(text: str) -> int:
-    """Return how many columns text takes in a font whose characters are equally wide."""
+def display_width(text: str) -> int:
+    """Return the number of columns that text takes in a monospaced font."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
-def shortened(text: str, most: int = COLUMNS) -> str:
-    """Return text that takes at most so many columns, without its middle if need be."""
-    if columns(text) <= most:
+def shorten(text: str, most: int = COLUMNS) -> str:
+    """Return text that takes at most this many columns, with its middle cut out if it is longer."""
+    if display_width(text) <= most:
         return text
     half = (most - 1) // 2
     head, tail = "", ""
     for character in text:
-        if columns(head + character) > half:
+        if display_width(head + character) > half:
             break
         head += character
     for character in reversed(text):
-        if columns(character + tail) > half:
+        if display_width(character + tail) > half:
             break
         tail = character + tail
     return f"{head}…{tail}"
 
 
-def escaped(text: str) -> str:
-    """Return text as XML has it; what no XML document may hold is shown by its number."""
+def escape_xml(text: str) -> str:
+    """Return text escaped for XML; characters that XML does not allow become \\u escapes."""
     put = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
     return "".join(
         character if character >= " " and character not in "\x7f\ufffe\uffff" else f"\\u{ord(character):04x}"

@@ -1,7 +1,7 @@
-"""The graph of who waits for whom as a tree of text, and what is said of circles.
+"""Draw the wait-for graph as a tree of text, and warn of its cycles.
 
-A line is a list of parts, each with a style that a terminal may give it; joined they are plain text. Names are shown
-escaped, so that no name can move the cursor or begin a line of its own.
+A line is a list of parts, each with a style for the terminal. Joined, the parts are plain text. Names are escaped, so
+that no name can move the cursor or start a new line.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from dblock.admin.inspect import LockState, Waiter
 from dblock.cli.graph.waits import Graph, holder_of, roots
-from dblock.cli.output import seconds, shown
+from dblock.cli.output import duration, printable
 
 
 class Part(NamedTuple):
-    """Some text of a line, and how it looks at a terminal."""
+    """A piece of a line with its style at a terminal."""
 
     text: str
     style: str = ""
@@ -31,109 +31,113 @@ def plain_text(lines: list[Line]) -> str:
     return "".join("".join(part.text for part in line).rstrip() + "\n" for line in lines)
 
 
-def name_of(who: str) -> str:
-    """Return how a participant is called."""
-    return shown(who) if who else "somebody without a name"
+def participant_name(participant: str) -> str:
+    """Return a participant's name, safe to print."""
+    return printable(participant) if participant else "an unnamed participant"
 
 
-def about(lock: LockState) -> str:
-    """Return what is to be said of a lock beside its name."""
+def lock_details(lock: LockState) -> str:
+    """Return a lock's token and remaining time."""
     if lock.state == "free":
         return "free"
-    said = f"token {lock.token}" if lock.token else "without durability"
-    told = ", told to let go" if lock.state == "forced" else ""
-    return f"{said}, {seconds(lock.remaining)} left{told}"
+    token = f"token {lock.token}" if lock.token else "without durability"
+    forced = ", told to release" if lock.state == "forced" else ""
+    return f"{token}, {duration(lock.remaining)} left{forced}"
 
 
-def circles(graph: Graph) -> list[Line]:
-    """Say who waits for each other, and what helps; nothing where nobody does."""
-    said: list[Line] = []
-    for circle in graph.circles:
-        said.append([Part("These wait for each other and none will go on:", ALARM)])
-        for before, step in zip([circle[-1], *circle], circle, strict=False):
-            has = Part(f" has {shown(before.lock)} and waits for {shown(step.lock)}")
-            said.append([Part("  "), Part(name_of(step.waiter), ALARM), has])
-        locks = [step.lock for step in circle if shown(step.lock) == step.lock]
+def cycle_warnings(graph: Graph) -> list[Line]:
+    """Return a warning for each cycle: its participants, and how to end the deadlock."""
+    lines: list[Line] = []
+    for cycle in graph.cycles:
+        lines.append([Part("Deadlock: these holders wait for each other.", ALARM)])
+        for before, step in zip([cycle[-1], *cycle], cycle, strict=False):
+            wait = Part(f" holds {printable(before.lock)} and waits for {printable(step.lock)}")
+            lines.append([Part("  "), Part(participant_name(step.waiter), ALARM), wait])
+        locks = [step.lock for step in cycle if printable(step.lock) == step.lock]
         example = shlex.quote(locks[0]) if locks else "NAME"
-        said.append(
-            [Part("Their leases are renewed meanwhile, so this ends only when one of them gives up, or when a lock")]
+        lines.append(
+            [Part("Their leases are renewed, so this ends only when one of them stops waiting, or when you take")]
         )
-        said.append([Part("is taken from its holder: "), Part(f"dblock break {example}", "bold")])
-        said.append([Part("(Where one name stands for several threads, they may go on all the same.)", "dim")])
-        said.append([])
-    return said
+        lines.append([Part("a lock from its holder: "), Part(f"dblock force-release {example}", "bold")])
+        lines.append([Part("(If threads of one process share a name, this may be a false alarm.)", "dim")])
+        lines.append([])
+    return lines
 
 
-def tree(graph: Graph) -> list[Line]:
-    """Draw a tree for each circle and for each holder that waits for no other: its locks, and their lines."""
+def wait_tree(graph: Graph) -> list[Line]:
+    """Draw a tree for each cycle and for each holder that waits for no other: its locks and their queues."""
     lines: list[Line] = []
     drawn: set[str] = set()
-    for who, name in roots(graph):
-        if who in drawn:
+    for participant, name in roots(graph):
+        if participant in drawn:
             continue
         if lines:
             lines.append([])
-        if who is None:
-            what = Part(shown(name), "bold")
-            lines.append([Part("nobody", "dim"), Part("  holds "), what, Part(" at this moment")])
-            lines += _line(graph, name, "", drawn)
+        if participant is None:
+            lock = Part(printable(name), "bold")
+            lines.append([Part("free", "dim"), Part("  "), lock])
+            lines += _queue_lines(graph, name, "", drawn)
             continue
-        drawn.add(who)
-        held = graph.holds[who]
+        drawn.add(participant)
+        held = graph.holds[participant]
         if len(held) == 1:
-            lines.append([_who(graph, who), Part("  "), *_held(graph, held[0])])
-            lines += _line(graph, held[0], "", drawn)
+            lines.append([_participant_part(graph, participant), Part("  "), *_held_part(graph, held[0])])
+            lines += _queue_lines(graph, held[0], "", drawn)
             continue
-        lines.append([_who(graph, who)])
-        for one in held:
-            lines.append([Part("  "), *_held(graph, one)])
-            lines += _line(graph, one, "  ", drawn)
+        lines.append([_participant_part(graph, participant)])
+        for held_name in held:
+            lines.append([Part("  "), *_held_part(graph, held_name)])
+            lines += _queue_lines(graph, held_name, "  ", drawn)
     return lines
 
 
-def _who(graph: Graph, who: str) -> Part:
-    return Part(name_of(who), ALARM if graph.is_stuck(who=who) else "cyan")
+def _participant_part(graph: Graph, participant: str) -> Part:
+    return Part(participant_name(participant), ALARM if graph.is_stuck(participant=participant) else "cyan")
 
 
-def _held(graph: Graph, name: str) -> Line:
+def _held_part(graph: Graph, name: str) -> Line:
     lock = graph.locks[name]
     style = ALARM if graph.is_stuck(lock=name) else "bold"
     faint = "yellow" if lock.state == "forced" else "dim"
-    return [Part("holds "), Part(shown(name), style), Part(f" ({about(lock)})", faint)]
+    return [Part("holds "), Part(printable(name), style), Part(f" ({lock_details(lock)})", faint)]
 
 
-def _line(graph: Graph, name: str, indent: str, drawn: set[str]) -> list[Line]:
-    """Draw a lock's line, and beneath each who waits what it holds itself."""
+def _queue_lines(graph: Graph, name: str, indent: str, drawn: set[str]) -> list[Line]:
+    """Draw a lock's queue, and below each waiter the locks that it holds."""
     lines: list[Line] = []
-    # What is still to be drawn, the next one last: so a chain of any length takes no recursion.
-    todo: list[Line | tuple[str, Waiter, bool]] = [*_places(graph, name, indent)]
-    while todo:
-        one = todo.pop()
-        if isinstance(one, list):
-            lines.append(one)
+    # A stack instead of recursion, so that a chain may have any length.
+    stack: list[Line | tuple[str, Waiter, bool]] = [*_queue_entries(graph, name, indent)]
+    while stack:
+        entry = stack.pop()
+        if isinstance(entry, list):
+            lines.append(entry)
             continue
-        before, place, last = one
-        number = f"{place.position}  "
+        before, waiter, last = entry
+        number = f"{waiter.position}  "
         below = before + ("   " if last else "│  ") + " " * len(number)
-        again = place.holder in drawn and place.holder in graph.holds
-        itself = holder_of(graph.locks[place.name]) == place.holder
-        said: Line = [Part(before + ("└─ " if last else "├─ "), "dim"), Part(number), _who(graph, place.holder)]
-        said.append(Part(f", for {seconds(place.seconds)}", "dim"))
+        again = waiter.holder in drawn and waiter.holder in graph.holds
+        itself = holder_of(graph.locks[waiter.name]) == waiter.holder
+        drawn_line: Line = [
+            Part(before + ("└─ " if last else "├─ "), "dim"),
+            Part(number),
+            _participant_part(graph, waiter.holder),
+        ]
+        drawn_line.append(Part(f", for {duration(waiter.seconds)}", "dim"))
         if itself:
-            said.append(Part(" (it holds it itself, perhaps in another thread)", "dim"))
+            drawn_line.append(Part(" (holds this lock itself, perhaps in another thread)", "dim"))
         elif again:
-            said.append(Part(" (drawn above)", "dim"))
-        lines.append(said)
+            drawn_line.append(Part(" (drawn above)", "dim"))
+        lines.append(drawn_line)
         if not again:
-            drawn.add(place.holder)
+            drawn.add(waiter.holder)
             deeper: list[Line | tuple[str, Waiter, bool]] = []
-            for held in graph.holds.get(place.holder, []):
-                deeper.append([Part(below, "dim"), *_held(graph, held)])
-                deeper += reversed(_places(graph, held, below))
-            todo += reversed(deeper)
+            for held in graph.holds.get(waiter.holder, []):
+                deeper.append([Part(below, "dim"), *_held_part(graph, held)])
+                deeper += reversed(_queue_entries(graph, held, below))
+            stack += reversed(deeper)
     return lines
 
 
-def _places(graph: Graph, name: str, indent: str) -> list[tuple[str, Waiter, bool]]:
-    line = graph.lines.get(name, [])
-    return [(indent, place, place is line[-1]) for place in reversed(line)]
+def _queue_entries(graph: Graph, name: str, indent: str) -> list[tuple[str, Waiter, bool]]:
+    queue = graph.queues.get(name, [])
+    return [(indent, waiter, waiter is queue[-1]) for waiter in reversed(queue)]

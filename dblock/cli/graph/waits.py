@@ -1,11 +1,11 @@
-"""Who waits for whom, made of what the database tells: the locks with their holders, and the lines.
+"""Build the wait-for graph from the locks, their holders and their queues.
 
-Nothing here asks or prints. Whoever takes part is known by its holder's name, so one that holds a lock and waits for
-another is one participant. That is also the limit of what can be known: several threads of one process have the same
-name unless they were given others. So one that waits for what it holds itself is no circle here, for in most
-programs that is another thread's wait.
+Nothing here queries or prints. A participant is known by its holder name, so a client that holds one lock and waits for
+another is one participant. That is also the limit of this graph: the threads of one process share a name unless the
+program gave them others. So a participant that waits for a lock that it holds itself is not reported as a cycle,
+because in most programs the wait is another thread's.
 
-A circle is a ring of participants each of which waits for what the next one holds.
+A cycle is a ring of participants, each of which waits for a lock that the next one holds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dblock.admin.inspect import LockState, Waiter
 
 
 class Step(NamedTuple):
-    """A part of a circle: who waits for what, and who has it."""
+    """One wait in a cycle: the waiter, the lock, and the lock's holder."""
 
     waiter: str
     lock: str
@@ -29,38 +29,38 @@ class Step(NamedTuple):
 
 @dataclass
 class Graph:
-    """Locks, holders, lines, and the circles among them."""
+    """Locks, holders, queues, and the cycles among them."""
 
     locks: dict[str, LockState] = field(default_factory=dict)
-    lines: dict[str, list[Waiter]] = field(default_factory=dict)
-    """By the lock's name, in order."""
+    queues: dict[str, list[Waiter]] = field(default_factory=dict)
+    """The waiters of each lock, in order."""
     holds: dict[str, list[str]] = field(default_factory=dict)
-    """The locks that a participant holds."""
+    """The locks that each participant holds."""
     waits: dict[str, list[Waiter]] = field(default_factory=dict)
-    """A participant's places in lines."""
-    circles: list[list[Step]] = field(default_factory=list)
+    """Each participant's positions in queues."""
+    cycles: list[list[Step]] = field(default_factory=list)
 
     @property
     def participants(self) -> list[str]:
-        """Everyone who holds or waits."""
+        """All holders and waiters, sorted by name."""
         return sorted({*self.holds, *self.waits})
 
     @cached_property
     def _stuck(self) -> set[Step]:
-        return {step for circle in self.circles for step in circle}
+        return {step for cycle in self.cycles for step in cycle}
 
-    def is_stuck(self, *, who: str | None = None, lock: str | None = None) -> bool:
-        """Tell whether a circle goes through a participant, or a lock, or one's wait for the other."""
-        if who is not None and lock is not None:
-            return (who, lock) in self._stuck_waits
-        return who in self._stuck_people or lock in self._stuck_locks
+    def is_stuck(self, *, participant: str | None = None, lock: str | None = None) -> bool:
+        """Return whether a cycle contains this participant, or this lock, or this participant's wait for this lock."""
+        if participant is not None and lock is not None:
+            return (participant, lock) in self._stuck_waits
+        return participant in self._stuck_participants or lock in self._stuck_locks
 
     @cached_property
     def _stuck_waits(self) -> set[tuple[str, str]]:
         return {(step.waiter, step.lock) for step in self._stuck}
 
     @cached_property
-    def _stuck_people(self) -> set[str]:
+    def _stuck_participants(self) -> set[str]:
         return {step.waiter for step in self._stuck}
 
     @cached_property
@@ -68,38 +68,38 @@ class Graph:
         return {step.lock for step in self._stuck}
 
 
-def build(locks: Iterable[LockState], waiters: Iterable[Waiter]) -> Graph:
-    """Make the graph of everything."""
+def build_graph(locks: Iterable[LockState], waiters: Iterable[Waiter]) -> Graph:
+    """Build the graph of all locks and waiters."""
     graph = Graph()
-    for lock in sorted(locks, key=lambda one: one.name):
+    for lock in sorted(locks, key=lambda lock: lock.name):
         graph.locks[lock.name] = lock
         if (holder := holder_of(lock)) is not None:
             graph.holds.setdefault(holder, []).append(lock.name)
-    for place in sorted(waiters, key=lambda one: (one.name, one.position)):
-        if place.name not in graph.locks:
-            graph.locks[place.name] = LockState(place.name, 0, None, None, None, None, None, None, 0.0, 0)
-        graph.lines.setdefault(place.name, []).append(place)
-        graph.waits.setdefault(place.holder, []).append(place)
-    graph.circles = _circles(graph)
+    for waiter in sorted(waiters, key=lambda waiter: (waiter.name, waiter.position)):
+        if waiter.name not in graph.locks:
+            graph.locks[waiter.name] = LockState(waiter.name, 0, None, None, None, None, None, None, 0.0, 0)
+        graph.queues.setdefault(waiter.name, []).append(waiter)
+        graph.waits.setdefault(waiter.holder, []).append(waiter)
+    graph.cycles = _find_cycles(graph)
     return graph
 
 
 def holder_of(lock: LockState) -> str | None:
-    """Return who has a lock, None while nobody does."""
+    """Return a lock's holder; None if the lock is free."""
     if lock.state == "free":
         return None
     return lock.holder or ""
 
 
-def part(graph: Graph, pattern: str = "*", *, every: bool = False) -> Graph:
-    """Return the locks that fit a pattern with * and ?, and all that hangs together with them.
+def select(graph: Graph, pattern: str = "*", *, every: bool = False) -> Graph:
+    """Return the part of the graph that is connected with the locks that match a pattern with * and ?.
 
-    Without `every`, what nobody waits for is left out, unless its holder waits for something else.
+    Without `every`, a lock that no participant waits for is left out, unless its holder waits for another lock.
     """
-    fits = fitting(pattern)
-    wanted = {name for name in graph.locks if fits(name)}
+    matches = name_matcher(pattern)
+    wanted = {name for name in graph.locks if matches(name)}
     if not every:
-        wanted = {name for name in wanted if graph.lines.get(name) or holder_of(graph.locks[name]) in graph.waits}
+        wanted = {name for name in wanted if graph.queues.get(name) or holder_of(graph.locks[name]) in graph.waits}
     reached: set[str] = set()
     open_names = sorted(wanted)
     while open_names:
@@ -107,128 +107,137 @@ def part(graph: Graph, pattern: str = "*", *, every: bool = False) -> Graph:
         if name in reached:
             continue
         reached.add(name)
-        people = [place.holder for place in graph.lines.get(name, [])]
+        participants = [waiter.holder for waiter in graph.queues.get(name, [])]
         if (holder := holder_of(graph.locks[name])) is not None:
-            people.append(holder)
-        for who in people:
-            open_names += [place.name for place in graph.waits.get(who, [])]
+            participants.append(holder)
+        for participant in participants:
+            open_names += [waiter.name for waiter in graph.waits.get(participant, [])]
             open_names += [
-                held for held in graph.holds.get(who, []) if every or who in graph.waits or graph.lines.get(held)
+                held
+                for held in graph.holds.get(participant, [])
+                if every or participant in graph.waits or graph.queues.get(held)
             ]
-    return build(
+    return build_graph(
         [lock for name, lock in graph.locks.items() if name in reached],
-        [place for name in reached for place in graph.lines.get(name, [])],
+        [waiter for name in reached for waiter in graph.queues.get(name, [])],
     )
 
 
-def fitting(pattern: str, *, ignore_case: bool = False) -> Callable[[str], object]:
-    """Return a test for names, by a pattern in which * stands for any text and ? for any character."""
+def name_matcher(pattern: str, *, ignore_case: bool = False) -> Callable[[str], object]:
+    """Return a test for names: in the pattern, * matches any text and ? any character."""
     parts = {"*": ".*", "?": "."}
     expression = "".join(parts.get(character) or re.escape(character) for character in pattern)
     return re.compile(expression, re.DOTALL | (re.IGNORECASE if ignore_case else 0)).fullmatch
 
 
 def roots(graph: Graph) -> list[tuple[str | None, str]]:
-    """Return where drawing begins, so that everything is reached: holders, or locks (with None) that nobody holds.
+    """Return the nodes to start drawing at, so that every node is reached: holders, or (None, name) for a free lock.
 
-    One of each circle; who waits for no other; what is free; and whatever else holds a lock, should it not have been
-    reached from these.
+    These are one participant of each cycle, the holders that wait for no other participant, the free locks, and then
+    the other holders, in case they were not reached.
     """
-    stuck: list[tuple[str | None, str]] = [(circle[0].waiter, "") for circle in graph.circles]
+    stuck: list[tuple[str | None, str]] = [(cycle[0].waiter, "") for cycle in graph.cycles]
     first: list[tuple[str | None, str]] = []
     others: list[tuple[str | None, str]] = []
-    for who in sorted(graph.holds):
-        own = all(holder_of(graph.locks[place.name]) == who for place in graph.waits.get(who, []))
-        (first if own else others).append((who, ""))
+    for participant in sorted(graph.holds):
+        own = all(holder_of(graph.locks[waiter.name]) == participant for waiter in graph.waits.get(participant, []))
+        (first if own else others).append((participant, ""))
     unheld = [name for name, lock in graph.locks.items() if holder_of(lock) is None]
     free: list[tuple[str | None, str]] = [(None, name) for name in unheld]
     return [*stuck, *first, *free, *others]
 
 
-def facts(graph: Graph) -> dict[str, Any]:
-    """Return the graph as JSON has it."""
-    people = [{"id": f"participant:{who}", "kind": "participant", "name": who} for who in graph.participants]
+def graph_data(graph: Graph) -> dict[str, Any]:
+    """Return the graph as JSON data."""
+    participants = [
+        {"id": f"participant:{participant}", "kind": "participant", "name": participant}
+        for participant in graph.participants
+    ]
     locks = [
         {
-            "id": f"lock:{one.name}",
+            "id": f"lock:{lock.name}",
             "kind": "lock",
-            "name": one.name,
-            "state": one.state,
-            "token": one.token,
-            "remaining": one.remaining,
-            "waiting": len(graph.lines.get(one.name, [])),
+            "name": lock.name,
+            "state": lock.state,
+            "token": lock.token,
+            "remaining": lock.remaining,
+            "waiting": len(graph.queues.get(lock.name, [])),
         }
-        for one in graph.locks.values()
+        for lock in graph.locks.values()
     ]
     edges: list[dict[str, Any]] = []
-    for who, names in graph.holds.items():
-        edges += [{"kind": "holds", "from": f"participant:{who}", "to": f"lock:{name}"} for name in names]
-    for places in graph.lines.values():
+    for participant, names in graph.holds.items():
+        edges += [{"kind": "holds", "from": f"participant:{participant}", "to": f"lock:{name}"} for name in names]
+    for queue in graph.queues.values():
         edges += [
             {
                 "kind": "waits",
-                "from": f"participant:{place.holder}",
-                "to": f"lock:{place.name}",
-                "position": place.position,
-                "since": place.since,
-                "seconds": place.seconds,
+                "from": f"participant:{waiter.holder}",
+                "to": f"lock:{waiter.name}",
+                "position": waiter.position,
+                "since": waiter.since,
+                "seconds": waiter.seconds,
             }
-            for place in places
+            for waiter in queue
         ]
-    circles = [
-        [{"participant": step.waiter, "waits_for": step.lock, "held_by": step.holder} for step in circle]
-        for circle in graph.circles
+    cycles = [
+        [{"participant": step.waiter, "waits_for": step.lock, "held_by": step.holder} for step in cycle]
+        for cycle in graph.cycles
     ]
-    return {"nodes": people + locks, "edges": edges, "cycles": circles}
+    return {"nodes": participants + locks, "edges": edges, "cycles": cycles}
 
 
-def _circles(graph: Graph) -> list[list[Step]]:
-    """Return circles such that everybody who is in any is in one of these."""
+def _find_cycles(graph: Graph) -> list[list[Step]]:
+    """Return cycles that together contain every participant that is in any cycle."""
     steps: dict[str, list[Step]] = {}
-    for who, places in graph.waits.items():
-        for name in dict.fromkeys(place.name for place in places):
+    for participant, tickets in graph.waits.items():
+        for name in dict.fromkeys(ticket.name for ticket in tickets):
             holder = holder_of(graph.locks[name])
-            if holder is not None and holder != who:
-                steps.setdefault(who, []).append(Step(who, name, holder))
-    steps = _leading_on(steps)
+            if holder is not None and holder != participant:
+                steps.setdefault(participant, []).append(Step(participant, name, holder))
+    steps = _prune(steps)
     found: list[list[Step]] = []
     covered: set[str] = set()
-    for who in sorted(steps):
-        if who not in covered and (ring := _ring(steps, who)):
-            found.append(ring)
-            covered |= {step.waiter for step in ring}
+    for participant in sorted(steps):
+        if participant not in covered and (cycle := _shortest_cycle(steps, participant)):
+            found.append(cycle)
+            covered |= {step.waiter for step in cycle}
     return found
 
 
-def _leading_on(steps: dict[str, list[Step]]) -> dict[str, list[Step]]:
-    """Leave out who waits for nothing, and who waits only for such: what remains leads to a circle."""
+def _prune(steps: dict[str, list[Step]]) -> dict[str, list[Step]]:
+    """Drop participants that wait for no other, or only for dropped ones: every path that remains leads to a cycle."""
     waiting: dict[str, list[str]] = {}
     left: dict[str, int] = {}
-    for who, some in steps.items():
-        left[who] = len(some)
+    for participant, some in steps.items():
+        left[participant] = len(some)
         for step in some:
-            waiting.setdefault(step.holder, []).append(who)
-    ends = [who for who in waiting if who not in steps]
-    for end in ends:  # grows as it is gone through
-        for who in waiting.get(end, []):
-            left[who] -= 1
-            if not left[who]:
-                ends.append(who)
+            waiting.setdefault(step.holder, []).append(participant)
+    ends = [participant for participant in waiting if participant not in steps]
+    for end in ends:  # the list grows during the loop
+        for participant in waiting.get(end, []):
+            left[participant] -= 1
+            if not left[participant]:
+                ends.append(participant)
     gone = set(ends)
-    return {who: [one for one in some if one.holder not in gone] for who, some in steps.items() if who not in gone}
+    return {
+        participant: [step for step in some if step.holder not in gone]
+        for participant, some in steps.items()
+        if participant not in gone
+    }
 
 
-def _ring(steps: dict[str, list[Step]], start: str) -> list[Step]:
-    """Return a shortest way from a participant back to itself, none if there is none."""
+def _shortest_cycle(steps: dict[str, list[Step]], start: str) -> list[Step]:
+    """Return a shortest path from a participant back to itself; an empty list if there is none."""
     way: dict[str, Step] = {}
     nearest = [start]
-    for who in nearest:  # grows as it is gone through
-        for step in steps.get(who, []):
+    for participant in nearest:  # the list grows during the loop
+        for step in steps.get(participant, []):
             if step.holder == start:
-                ring = [step]
-                while ring[-1].waiter != start:
-                    ring.append(way[ring[-1].waiter])
-                return ring[::-1]
+                cycle = [step]
+                while cycle[-1].waiter != start:
+                    cycle.append(way[cycle[-1].waiter])
+                return cycle[::-1]
             if step.holder not in way:
                 way[step.holder] = step
                 nearest.append(step.holder)

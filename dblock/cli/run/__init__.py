@@ -1,1 +1,1 @@
-"""A command under a lease: run, watched over, and ended with all that it has started."""
+"""`dblock run`: run a command under a lease, and end it with all its processes before the lease ends."""

@@ -1,13 +1,14 @@
-"""The process that starts the command and sees to its end.
+"""The keeper: the process that starts the command and ends it in time.
 
-Guarantee: what it has started is gone by the time that it was given, as long as it runs at all; and it says so only
-when it is. It knows nothing of locks and has no connection, no threads, and no children but the command's. It is told
-until when the command may run, again and again. Not told in time, or told no more because the process that tells it
-was stopped or killed, it ends the command by itself: SIGTERM with `grace` to spare, SIGKILL with `margin` to spare.
+Guarantee: as long as the keeper runs at all, everything that it has started is gone by the deadline that it was given,
+and it reports so only when that is true. It knows nothing of locks. It has no database connection, no threads, and no
+children but the command's. The supervisor sends it the deadline again and again. If no later deadline arrives in time,
+because the supervisor was stopped or killed, the keeper ends the command by itself: it sends SIGTERM `grace` and
+`margin` seconds before the deadline, and SIGKILL `margin` seconds before it.
 
-On Linux it adopts whatever the command leaves behind, in whatever group or session, so that the kernel itself says
-when nothing is left: it has no children any more. Elsewhere the command's process group is all that can be seen.
-Should the keeper be killed, the kernel kills the command.
+On Linux the keeper adopts every process that the command leaves behind, in whatever group or session. The kernel then
+says when nothing is left: the keeper has no children any more. Elsewhere only the command's process group can be
+seen. If the keeper itself is killed, the kernel kills the command.
 """
 
 from __future__ import annotations
@@ -22,153 +23,155 @@ from collections.abc import Mapping
 from typing import Any
 
 from dblock._core import clock
-from dblock.cli.run import tree
-from dblock.cli.run.tty import our_tty
+from dblock.cli.run import process_tree
+from dblock.cli.run.terminal import controlling_terminal
 
 SIGNALS = [
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
     signal.SIGTTIN, signal.SIGTTOU,
 ]  # fmt: skip
-"""What the keeper does not listen to: it is told by its pipe what to pass on."""
+"""Signals that the keeper ignores: the supervisor forwards them over the pipe."""
 
 TICK = 0.02
-"""Seconds between two looks at the clock: one that was frozen knows so soon that it was."""
+"""Seconds between two checks of the deadline, so that a keeper that was frozen notices soon."""
 
-STUCK = 5.0
-"""Seconds after which what cannot be killed is given up: it runs as another user, or hangs in the kernel."""
+STUCK_AFTER = 5.0
+"""Seconds after which the keeper gives up on a process that it cannot kill: one of another user, or in the kernel."""
 
 
 class Keeper:
-    """The keeper's own side."""
+    """The keeper's side of the two pipes."""
 
-    def __init__(self, told: int, tells: int, dispositions: Mapping[int, Any]) -> None:
-        self._told, self._tells = told, tells
+    def __init__(self, commands_fd: int, reports_fd: int, dispositions: Mapping[int, Any]) -> None:
+        self._commands_fd, self._reports_fd = commands_fd, reports_fd
         self._dispositions = dispositions
-        self._heard = b""
-        self._unsaid = b""
+        self._inbox = b""
+        self._outbox = b""
         self._pid = 0
         self._code: int | None = None
-        self._until = float("inf")
+        self._deadline = float("inf")
         self._grace = self._margin = 0.0
         self._kill_at: float | None = None
-        self._for_lease = False
-        """Whether the command was ended because its time was over."""
+        self._ended_for_lease = False
+        """Whether the command was ended because its deadline came."""
         self._killing_since: float | None = None
-        self._stops_with_it = False
-        """Whether who tells us has stopped, because the command has."""
+        self._parent_stopped = False
+        """Whether the supervisor has stopped because the command has."""
 
     def serve(self) -> None:
-        """Do what is asked until nothing is left to do."""
-        woken, wakes = os.pipe()
-        for end in (woken, wakes):
-            os.set_blocking(end, False)
+        """Execute the supervisor's commands until nothing is left to do."""
+        wake_reader, wake_writer = os.pipe()
+        for fd in (wake_reader, wake_writer):
+            os.set_blocking(fd, False)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        tree.adopt()
-        # Whoever should hear us may be frozen; we have better things to do than to wait for that.
-        os.set_blocking(self._tells, False)
-        while self._told >= 0 or self._pid:
-            self._say()
-            waited_for = [woken] if self._told < 0 else [woken, self._told]
-            ready = tree.readable(waited_for, TICK if self._pid else None)
-            if woken in ready:
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        process_tree.become_subreaper()
+        # The supervisor may be frozen. Waiting for it to read must not keep the keeper from the deadline.
+        os.set_blocking(self._reports_fd, False)
+        while self._commands_fd >= 0 or self._pid:
+            self._flush_reports()
+            fds = [wake_reader] if self._commands_fd < 0 else [wake_reader, self._commands_fd]
+            ready = process_tree.wait_readable(fds, TICK if self._pid else None)
+            if wake_reader in ready:
                 with contextlib.suppress(BlockingIOError):
-                    os.read(woken, 4096)
-            # The time first: what comes over the pipe may be a wish to go on.
-            self._look()
-            if self._told in ready:
-                self._listen()
+                    os.read(wake_reader, 4096)
+            # The deadline comes first: the pipe may hold a command to continue.
+            self._enforce_deadline()
+            if self._commands_fd in ready:
+                self._read_commands()
             if self._pid and self._reap():
                 break
-        self._tell(gone=True, for_lease=self._for_lease)
-        os.set_blocking(self._tells, True)
-        self._say()
+        self._report(gone=True, for_lease=self._ended_for_lease)
+        os.set_blocking(self._reports_fd, True)
+        self._flush_reports()
 
-    def _listen(self) -> None:
-        part = os.read(self._told, 65536)
+    def _read_commands(self) -> None:
+        part = os.read(self._commands_fd, 65536)
         if not part:
-            # Who tells us is gone.
-            self._told = -1
-            self._until = 0.0
-            self._look()
+            # The supervisor is gone.
+            self._commands_fd = -1
+            self._deadline = 0.0
+            self._enforce_deadline()
             return
-        *lines, self._heard = (self._heard + part).split(b"\n")
+        *lines, self._inbox = (self._inbox + part).split(b"\n")
         for line in lines:
-            self._do(json.loads(line))
+            self._handle(json.loads(line))
 
-    def _do(self, told: dict[str, Any]) -> None:
-        self._until = told.get("until", self._until)
-        self._stops_with_it = "stops" in told
-        if "start" in told:
-            self._start(told)
-        elif "signal" in told:
-            self._pass_on(told["signal"])
-        elif "end" in told:
-            self._ask_to_end(self._until - clock.now())
-        elif "continue" in told:
-            self._continue(told["continue"])
+    def _handle(self, command: dict[str, Any]) -> None:
+        self._deadline = command.get("deadline", self._deadline)
+        self._parent_stopped = "stops" in command
+        if "start" in command:
+            self._start(command)
+        elif "signal" in command:
+            self._forward_signal(command["signal"])
+        elif "end" in command:
+            self._terminate(self._deadline - clock.now())
+        elif "continue" in command:
+            self._continue(command["continue"])
 
-    def _start(self, told: dict[str, Any]) -> None:
-        self._grace, self._margin = told["grace"], told["margin"]
-        foreground = told["foreground"]
+    def _start(self, command: dict[str, Any]) -> None:
+        self._grace, self._margin = command["grace"], command["margin"]
+        foreground = command["foreground"]
 
         def prepare() -> None:
-            # A group of its own, to be signalled as one; in the foreground before it can ask for anything.
+            # The command gets its own group, to be signalled as one, and the terminal before it can ask for it.
             os.setpgid(0, 0)
-            tty = our_tty() if foreground else None
-            if tty is not None:
-                tty.give(os.getpid())
+            terminal = controlling_terminal() if foreground else None
+            if terminal is not None:
+                terminal.set_foreground(os.getpid())
             for number, disposition in self._dispositions.items():
                 signal.signal(number, disposition)
-            tree.die_with_parent()
-            if self._is_over():
+            process_tree.die_with_parent()
+            if self._deadline_passed():
                 raise TimeoutError
 
-        if self._is_over():
-            self._give_up_start()
+        if self._deadline_passed():
+            self._refuse_start()
             return
         try:
-            # With whatever files a shell has opened for it. Nothing else runs here, so the fork is a safe one.
-            started = subprocess.Popen(told["start"], env=told["environment"], close_fds=False, preexec_fn=prepare)
+            # The command inherits the files that a shell has opened for it. The keeper has no threads, so it may fork.
+            started = subprocess.Popen(
+                command["start"], env=command["environment"], close_fds=False, preexec_fn=prepare
+            )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            if self._is_over():
-                self._give_up_start()
+            if self._deadline_passed():
+                self._refuse_start()
                 return
-            self._tell(failed=getattr(error, "errno", None) or 0, why=str(error))
+            self._report(failed=getattr(error, "errno", None) or 0, why=str(error))
             return
         self._pid = started.pid
-        started.returncode = 0  # it is waited for here, with all the others
-        self._tell(pid=self._pid)
-        self._look()
+        started.returncode = 0  # `_reap` waits for it, together with all other processes
+        self._report(pid=self._pid)
+        self._enforce_deadline()
 
-    def _is_over(self) -> bool:
-        return clock.now() >= self._until - self._margin
+    def _deadline_passed(self) -> bool:
+        return clock.now() >= self._deadline - self._margin
 
-    def _give_up_start(self) -> None:
-        """Start nothing: there is no time for it any more."""
-        self._for_lease = True
-        self._told = -1
+    def _refuse_start(self) -> None:
+        """Start nothing, because no time is left for the command."""
+        self._ended_for_lease = True
+        self._commands_fd = -1
 
-    def _look(self) -> None:
-        """Ask the command to end, or kill it, if its time is about to be over."""
+    def _enforce_deadline(self) -> None:
+        """Terminate the command, or kill it, if its deadline is near."""
         if not self._pid:
             return
-        left = self._until - clock.now()
+        left = self._deadline - clock.now()
         if left <= self._grace + self._margin and self._kill_at is None:
-            self._ask_to_end(left)
+            self._terminate(left)
         if self._kill_at is not None and (clock.now() >= self._kill_at or left <= self._margin):
-            self._for_lease = self._for_lease or left <= self._margin
+            self._ended_for_lease = self._ended_for_lease or left <= self._margin
             self._kill()
 
-    def _ask_to_end(self, left: float) -> None:
+    def _terminate(self, left: float) -> None:
         if self._kill_at is not None or not self._pid:
             return
-        self._for_lease = True
+        self._ended_for_lease = True
         self._kill_at = clock.now() + min(self._grace, max(left - self._margin, 0.0))
         if self._kill_at > clock.now():
-            # Only with time to spare: it goes on to end, if it was stopped.
+            # Only with time to spare. A stopped command must continue to be able to end.
             self._send(signal.SIGTERM)
             self._send(signal.SIGCONT)
 
@@ -177,103 +180,103 @@ class Keeper:
         self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
-        tree.send_group(self._pid, number)
-        for pid, group in tree.descendants().items():
-            if group != self._pid:  # else it was sent already, and twice may be too much
-                tree.send(pid, number)
+        process_tree.signal_group(self._pid, number)
+        for pid, group in process_tree.descendants().items():
+            if group != self._pid:  # its own group has the signal already, and a second one may be too much
+                process_tree.send_signal(pid, number)
 
-    def _pass_on(self, number: int) -> None:
+    def _forward_signal(self, number: int) -> None:
         if self._pid:
-            tree.send_group(self._pid, number)
+            process_tree.signal_group(self._pid, number)
             if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT) and self._kill_at is None:
-                tree.send_group(self._pid, signal.SIGCONT)
+                process_tree.signal_group(self._pid, signal.SIGCONT)
 
     def _continue(self, foreground: bool) -> None:
         if self._kill_at is None and self._pid:
-            tty = our_tty() if foreground else None
-            if tty is not None:
-                tty.give(self._pid)
-            tree.send_group(self._pid, signal.SIGCONT)
+            terminal = controlling_terminal() if foreground else None
+            if terminal is not None:
+                terminal.set_foreground(self._pid)
+            process_tree.signal_group(self._pid, signal.SIGCONT)
 
     def _reap(self) -> bool:
-        """Take note of who has ended; tell whether nothing is left."""
+        """Collect the processes that have ended or stopped; return whether nothing is left to wait for."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
-                # Elsewhere than on Linux what the command has left in its group is another's child.
-                if sys.platform != "linux" and tree.send_group(self._pid, 0):
+                # Outside Linux the processes that the command left in its group are not our children.
+                if sys.platform != "linux" and process_tree.signal_group(self._pid, 0):
                     break
                 return True
             if pid == 0:
                 break
             if pid == self._pid and os.WIFSTOPPED(status):
-                if not self._unsaid:
-                    self._tell(stopped=os.WSTOPSIG(status))
+                if not self._outbox:
+                    self._report(stopped=os.WSTOPSIG(status))
             elif pid == self._pid and os.WIFCONTINUED(status):
-                # By somebody else, perhaps; who has stopped with it goes on with it.
-                if self._stops_with_it:
-                    tree.send(os.getppid(), signal.SIGCONT)
+                # Another process may have continued the command; a supervisor that stopped with it continues with it.
+                if self._parent_stopped:
+                    process_tree.send_signal(os.getppid(), signal.SIGCONT)
             elif pid == self._pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._code = code if code >= 0 else 128 - code
-                self._tell(code=self._code, for_lease=self._for_lease)
+                self._report(code=self._code, for_lease=self._ended_for_lease)
         if self._code is not None:
-            self._end_the_rest()
+            self._terminate_leftovers()
         return self._is_stuck()
 
-    def _end_the_rest(self) -> None:
-        """End what the command has left running: ask, and then kill; those that keep moving without a pause."""
+    def _terminate_leftovers(self) -> None:
+        """Terminate the processes that the command left running, then kill them; kill fast forkers at every tick."""
         if self._kill_at is None:
             self._kill_at = clock.now() + self._grace
             self._send(signal.SIGTERM)
             self._send(signal.SIGCONT)
         elif self._killing_since is not None:
-            for pid in tree.children():
-                tree.send(pid, signal.SIGKILL)
+            for pid in process_tree.children():
+                process_tree.send_signal(pid, signal.SIGKILL)
 
     def _is_stuck(self) -> bool:
-        if self._killing_since is None or clock.now() < self._killing_since + STUCK:
+        if self._killing_since is None or clock.now() < self._killing_since + STUCK_AFTER:
             return False
-        self._tell(stuck=list(tree.descendants()) or [self._pid])
+        self._report(stuck=list(process_tree.descendants()) or [self._pid])
         return True
 
-    def _tell(self, **what: Any) -> None:
-        self._unsaid += json.dumps(what).encode() + b"\n"
-        self._say()
+    def _report(self, **report: Any) -> None:
+        self._outbox += json.dumps(report).encode() + b"\n"
+        self._flush_reports()
 
-    def _say(self) -> None:
-        """Say what has not been said yet, as far as there is room for it."""
+    def _flush_reports(self) -> None:
+        """Write the pending reports, as far as the pipe has room."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            while self._unsaid:
-                self._unsaid = self._unsaid[os.write(self._tells, self._unsaid) :]
+            while self._outbox:
+                self._outbox = self._outbox[os.write(self._reports_fd, self._outbox) :]
 
 
 def fork_keeper() -> tuple[int, int, int]:
-    """Start a keeper, before there are threads; return its process, where to tell it, and where it tells."""
-    told, tell = os.pipe()
-    hear, tells = os.pipe()
+    """Fork a keeper, before this process has threads; return its pid, the commands pipe and the reports pipe."""
+    commands_reader, commands_writer = os.pipe()
+    reports_reader, reports_writer = os.pipe()
     dispositions: dict[int, Any] = {
         number: signal.SIG_IGN if signal.getsignal(number) == signal.SIG_IGN else signal.SIG_DFL
         for number in (*SIGNALS, signal.SIGCHLD)
     }
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, nobody's end could be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while it is ignored, no child can be waited for
     pid = os.fork()
     if pid == 0:
         try:
-            os.close(tell)
-            os.close(hear)
-            # Out of reach of what is sent to our group, in the same session: the terminal is the command's, too.
+            os.close(commands_writer)
+            os.close(reports_reader)
+            # Out of reach of signals to our group, but in the same session: the command needs its terminal.
             os.setpgid(0, 0)
-            Keeper(told, tells, dispositions).serve()
+            Keeper(commands_reader, reports_writer, dispositions).serve()
         except BaseException as error:
             with contextlib.suppress(OSError):
                 os.write(2, f"dblock: the keeper failed: {type(error).__name__}: {error}\n".encode())
         finally:
-            sys.stdout = sys.stderr = None  # what they hold is our parent's to write
+            sys.stdout = sys.stderr = None  # their buffers belong to the parent process
             os._exit(0)
-    os.close(told)
-    os.close(tells)
+    os.close(commands_reader)
+    os.close(reports_writer)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
-    return pid, tell, hear
+    return pid, commands_writer, reports_reader

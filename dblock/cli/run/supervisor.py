@@ -1,12 +1,13 @@
-"""A command that runs while a lease is held, and not a moment longer.
+"""Run a command while a lease is held, and not a moment longer.
 
-Guarantee: when another may be granted the lock, nothing of the command runs any more; and the lock is released only
-when nothing does. A keeper, a process of its own, starts the command and ends it in time (dblock.cli.run.keeper).
-This side tells it until when the lease can be believed, and of signals, and hears what became of the command.
+Guarantee: when another client may be granted the lock, nothing of the command runs any more, and the lock is released
+only after everything of the command has ended. A keeper, which is a separate process, starts the command and ends it
+in time (dblock.cli.run.keeper). The supervisor sends the keeper the end of the trust window and the signals to
+forward, and reads what became of the command.
 
-The database decides when the lease ends; this process only assumes that it may count from before its last renewal was
-sent. If everything is frozen past that, the command is killed as soon as the keeper goes on; what it wrote meanwhile
-is a matter for the fence.
+The database decides when the lease ends. This process only assumes that it may count from before its last renewal was
+sent. If the whole machine is frozen past that, the keeper kills the command as soon as it runs again; only a fence can
+refuse what the command wrote in between.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from typing import Any
 
 from dblock._core import clock
 from dblock._core.lease_state import Reason
-from dblock.cli.run import tree
-from dblock.cli.run.keeper import STUCK, TICK, fork_keeper
-from dblock.cli.run.tty import our_tty
-from dblock.cli.signals import heard
+from dblock.cli.run import process_tree
+from dblock.cli.run.keeper import STUCK_AFTER, TICK, fork_keeper
+from dblock.cli.run.terminal import controlling_terminal
+from dblock.cli.signals import not_ignored
 from dblock.lease import Lease
 
-PASSED_ON = [
+FORWARDED_SIGNALS = [
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
@@ -38,16 +39,16 @@ PASSED_ON = [
     signal.SIGUSR2,
     signal.SIGTSTP,
 ]
-"""Signals that are the command's to answer. One that ends it ends us too."""
+"""Signals that the command handles. If a signal ends the command, `dblock run` ends with it."""
 
-CLEAN_LOOKS = 50
-"""How many looks must find nothing, where the kernel cannot tell for what ran before us."""
+CLEAN_SCANS = 50
+"""How many scans in a row must find nothing, where children from before the start keep the kernel from telling."""
 
-KILLED = 128 + signal.SIGKILL
+KILLED_EXIT_CODE = 128 + signal.SIGKILL
 
 
-class CannotStart(Exception):
-    """The command could not be started; the number says why, as the system has it."""
+class StartFailed(Exception):
+    """The command could not be started; `number` is the system's errno, or 0."""
 
     def __init__(self, number: int, why: str) -> None:
         super().__init__(why)
@@ -55,193 +56,195 @@ class CannotStart(Exception):
 
 
 class Supervisor:
-    """One run of a command. Made before there are threads, for its keeper is a fork that goes on as it is."""
+    """One run of a command. Create it before the process has threads, because it forks its keeper."""
 
     def __init__(self) -> None:
-        self._not_its: set[int] = set()
-        """What ran below us before, and is not the command's."""
+        self._foreign_pids: set[int] = set()
+        """Descendants from before the start, which do not belong to the command."""
         self._started = False
-        self._keeper, self._tell_to, self._hear_from = fork_keeper()
-        self._heard = b""
+        self._keeper, self._commands_fd, self._reports_fd = fork_keeper()
+        self._inbox = b""
         self._pid = 0
         self._code: int | None = None
-        self._gone = False
+        self._finished = False
         self._stopped: int | None = None
         self._signals: list[int] = []
-        self._told_until = 0.0
-        self._asked = False
-        self.is_lost = False
+        self._sent_deadline = 0.0
+        self._asked_to_end = False
+        self.lease_ended = False
         """Whether the command was ended because of its lease."""
-        self.keeper_is_lost = False
+        self.keeper_died = False
         """Whether the keeper was killed, and the command with it."""
         self.stuck: list[int] = []
-        """What could not be ended."""
-        self.why = Reason.UNREACHABLE
+        """The processes that could not be ended."""
+        self.loss_reason = Reason.UNREACHABLE
         """Why the lease was lost, or would have been a moment later."""
 
     def run(
         self, lease: Lease, command: Sequence[str], environment: dict[str, str], grace: float, margin: float
     ) -> int:
-        """Run a command to its end, and return its exit code; 128 and its number for a signal."""
-        woken, wakes = os.pipe()
-        for end in (woken, wakes):
-            os.set_blocking(end, False)
-        before: dict[signal.Signals, Any] = {n: signal.signal(n, self._pass_on) for n in heard(*PASSED_ON)}
-        waking = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        tty = our_tty()
-        if tty is not None:
-            tty.remember()
+        """Run a command to its end and return its exit code, or 128 + N if signal N ended it."""
+        wake_reader, wake_writer = os.pipe()
+        for fd in (wake_reader, wake_writer):
+            os.set_blocking(fd, False)
+        before: dict[signal.Signals, Any] = {
+            number: signal.signal(number, self._queue_signal) for number in not_ignored(*FORWARDED_SIGNALS)
+        }
+        wakeup_before = signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        terminal = controlling_terminal()
+        if terminal is not None:
+            terminal.save_modes()
         try:
-            # Should the keeper be killed, what it had comes to us.
-            self._not_its = {*tree.descendants()} - {self._keeper}
-            tree.adopt()
+            # If the keeper is killed, this process adopts the keeper's children.
+            self._foreign_pids = {*process_tree.descendants()} - {self._keeper}
+            process_tree.become_subreaper()
             self._started = True
-            self._tell(
-                start=list(command), environment=environment, grace=grace, margin=margin, until=lease.trusted_until,
-                # Beside others in a pipeline the terminal may be theirs to read; the command gets it when it asks.
-                foreground=tty is not None and tty.is_ours() and os.isatty(0) and os.isatty(1),
+            self._send_command(
+                start=list(command), environment=environment, grace=grace, margin=margin, deadline=lease.trusted_until,
+                # In a pipeline another process may be reading the terminal; the command gets it when it asks.
+                foreground=terminal is not None and terminal.in_foreground() and os.isatty(0) and os.isatty(1),
             )  # fmt: skip
-            while not self._gone:
-                self._tell_of_lease(lease)
-                if clock.now() >= self._told_until - margin / 2:
-                    # The keeper should have seen to it by now, if it runs at all.
+            while not self._finished:
+                self._send_deadline(lease)
+                if clock.now() >= self._sent_deadline - margin / 2:
+                    # A keeper that runs at all would have killed the command by now.
                     self._kill_all()
                 while self._signals:
-                    self._tell(signal=self._signals.pop(0))
-                ready = tree.readable([self._hear_from, woken], TICK)
-                if woken in ready:
+                    self._send_command(signal=self._signals.pop(0))
+                ready = process_tree.wait_readable([self._reports_fd, wake_reader], TICK)
+                if wake_reader in ready:
                     with contextlib.suppress(BlockingIOError):
-                        os.read(woken, 4096)
-                if self._hear_from in ready:
-                    self._hear()
+                        os.read(wake_reader, 4096)
+                if self._reports_fd in ready:
+                    self._read_reports()
                 if self._stopped is not None:
-                    self._stop_too(self._stopped)
-            return KILLED if self._code is None else self._code
+                    self._stop_with_command(self._stopped)
+            return KILLED_EXIT_CODE if self._code is None else self._code
         finally:
             self.end()
-            if tty is not None and self._pid:
-                tty.take_back(self._pid)
+            if terminal is not None and self._pid:
+                terminal.reclaim(self._pid)
                 if self._code is None or self._code > 128:
-                    tty.restore()
-            signal.set_wakeup_fd(waking)
+                    terminal.restore_modes()
+            signal.set_wakeup_fd(wakeup_before)
             for number, handler in before.items():
                 signal.signal(number, handler)
-            os.close(woken)
-            os.close(wakes)
+            os.close(wake_reader)
+            os.close(wake_writer)
 
-    def _tell_of_lease(self, lease: Lease) -> None:
+    def _send_deadline(self, lease: Lease) -> None:
         reason = lease.lost.reason
-        until = lease.trusted_until
+        deadline = lease.trusted_until
         if reason is not None:
-            self.why = reason
+            self.loss_reason = reason
             if reason is not Reason.FORCED:
-                until = 0.0
-        if until != self._told_until:
-            self._told_until = until
-            self._tell(until=until)
-        if reason is not None and not self._asked:
-            # To let go at once; with time to, if it was told to: its deadline stays.
-            self._asked = True
-            self._tell(end=True)
+                deadline = 0.0
+        if deadline != self._sent_deadline:
+            self._sent_deadline = deadline
+            self._send_command(deadline=deadline)
+        if reason is not None and not self._asked_to_end:
+            # End the command now. After a forced release the lease's deadline stays, so the command has its grace.
+            self._asked_to_end = True
+            self._send_command(end=True)
 
     def end(self) -> None:
-        """See to it that nothing of the command runs any more, and that its keeper ends; can be called again."""
-        if self._tell_to >= 0:
-            os.close(self._tell_to)  # which says it all
-            self._tell_to = -1
-        while not self.is_over:
-            self._hear()
-        if self._hear_from >= 0:
-            os.close(self._hear_from)
-            self._hear_from = -1
+        """End everything of the command, and the keeper. Calling this again does nothing."""
+        if self._commands_fd >= 0:
+            os.close(self._commands_fd)  # the keeper ends the command when this pipe closes
+            self._commands_fd = -1
+        while not self.finished:
+            self._read_reports()
+        if self._reports_fd >= 0:
+            os.close(self._reports_fd)
+            self._reports_fd = -1
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._keeper, 0)
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing of the command runs any more, or ever did; but for what is `stuck`."""
-        return self._gone
+    def finished(self) -> bool:
+        """Whether nothing of the command runs any more, or ever did, except the processes in `stuck`."""
+        return self._finished
 
     def _kill_all(self) -> list[int]:
-        """Kill what is the command's, as far as one look can tell, and return it."""
-        found = [pid for pid in tree.descendants(self._not_its) if pid != self._keeper]
+        """Kill the command's processes, as far as one scan can find them, and return them."""
+        found = [pid for pid in process_tree.descendants(self._foreign_pids) if pid != self._keeper]
         for pid in found:
-            tree.send(pid, signal.SIGKILL)
+            process_tree.send_signal(pid, signal.SIGKILL)
         return found
 
-    def _tell(self, **what: Any) -> None:
-        said = json.dumps(what).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # its end is heard of by the other pipe
-            while said:
-                said = said[os.write(self._tell_to, said) :]
+    def _send_command(self, **command: Any) -> None:
+        message = json.dumps(command).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):  # the reports pipe tells that the keeper has ended
+            while message:
+                message = message[os.write(self._commands_fd, message) :]
 
-    def _hear(self) -> None:
-        part = os.read(self._hear_from, 65536)
+    def _read_reports(self) -> None:
+        part = os.read(self._reports_fd, 65536)
         if not part:
-            self._outlive_keeper()
+            self._clean_up_after_keeper()
             return
-        *lines, self._heard = (self._heard + part).split(b"\n")
+        *lines, self._inbox = (self._inbox + part).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            self._pid = told.get("pid", self._pid)
-            self._stopped = told.get("stopped", self._stopped)
-            if "failed" in told:
-                self._gone = True
-                raise CannotStart(told["failed"], told["why"])
-            self._code = told.get("code", self._code)
-            self.is_lost = told.get("for_lease", self.is_lost)
-            self.stuck = told.get("stuck", self.stuck)
-            self._gone = self._gone or "gone" in told or "stuck" in told
+            report = json.loads(line)
+            self._pid = report.get("pid", self._pid)
+            self._stopped = report.get("stopped", self._stopped)
+            if "failed" in report:
+                self._finished = True
+                raise StartFailed(report["failed"], report["why"])
+            self._code = report.get("code", self._code)
+            self.lease_ended = report.get("for_lease", self.lease_ended)
+            self.stuck = report.get("stuck", self.stuck)
+            self._finished = self._finished or "gone" in report or "stuck" in report
 
-    def _outlive_keeper(self) -> None:
-        """End what is left, the keeper having ended in a way that nobody foresaw; what it had is ours now."""
-        self.keeper_is_lost = self._started
-        gives_up = clock.now() + STUCK
-        clean = 0
-        while self._started and clean < CLEAN_LOOKS and clock.now() < gives_up:
+    def _clean_up_after_keeper(self) -> None:
+        """End what is left after the keeper has died unexpectedly; its children are ours now."""
+        self.keeper_died = self._started
+        deadline = clock.now() + STUCK_AFTER
+        clean_scans = 0
+        while self._started and clean_scans < CLEAN_SCANS and clock.now() < deadline:
             self.stuck = self._kill_all()
             if self._pid and sys.platform != "linux":
-                tree.send_group(self._pid, signal.SIGKILL)
-            for pid in tree.children():
-                if pid not in self._not_its:
-                    tree.send(pid, signal.SIGKILL)
-            clean = 0 if self.stuck else clean + 1
+                process_tree.signal_group(self._pid, signal.SIGKILL)
+            for pid in process_tree.children():
+                if pid not in self._foreign_pids:
+                    process_tree.send_signal(pid, signal.SIGKILL)
+            clean_scans = 0 if self.stuck else clean_scans + 1
             try:
                 while os.waitpid(-1, os.WNOHANG)[0]:
-                    clean = 0
+                    clean_scans = 0
             except ChildProcessError:
-                self.stuck = []  # the kernel knows better than any look: nothing is left
+                self.stuck = []  # the kernel is surer than any scan: we have no children
                 break
             time.sleep(0.001)
-        self._gone = True
+        self._finished = True
 
-    def _stop_too(self, number: int) -> None:
-        """Be stopped with the command, where a shell looks after us as a job, and go on with it."""
+    def _stop_with_command(self, number: int) -> None:
+        """Stop together with the command if a shell controls us as a job, and continue together with it."""
         self._stopped = None
-        tty = our_tty()
-        if tty is None or self._code is not None:
+        terminal = controlling_terminal()
+        if terminal is None or self._code is not None:
             return
-        if number in (signal.SIGTTIN, signal.SIGTTOU) and tty.is_ours():
-            # It wants the terminal, which we have no use for.
-            self._tell(**{"continue": True})
+        if number in (signal.SIGTTIN, signal.SIGTTOU) and terminal.in_foreground():
+            # The command wants the terminal, which this process does not need.
+            self._send_command(**{"continue": True})
             return
         if not _is_job():
-            # Nobody would let us go on.
+            # No shell would continue us.
             if number != signal.SIGSTOP:
-                self._tell(**{"continue": tty.group in (os.getpgrp(), self._pid)})
+                self._send_command(**{"continue": terminal.group in (os.getpgrp(), self._pid)})
             return
-        tty.take_back(self._pid)
-        self._tell(stops=True)
-        os.killpg(os.getpgrp(), signal.SIGSTOP)  # all of the job, a script around us too
-        # Here we go on, in the foreground or not. Whether the command may, the keeper knows.
-        self._tell(**{"continue": tty.is_ours()})
+        terminal.reclaim(self._pid)
+        self._send_command(stops=True)
+        os.killpg(os.getpgrp(), signal.SIGSTOP)  # the whole job, including a script around us
+        # The shell has continued us, in the foreground or in the background. The keeper decides about the command.
+        self._send_command(**{"continue": terminal.in_foreground()})
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def _queue_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
 
 def _is_job() -> bool:
-    """Whether somebody is there to let us go on, should we stop: a shell, in the same session."""
+    """Return whether a shell in the same session could continue us if we stopped."""
     try:
         return os.getsid(0) != os.getpid() and os.getsid(os.getppid()) == os.getsid(0)
     except OSError:

@@ -1,1 +1,1 @@
-"""What `dblock watch` is made of: looks at the database, what they show, and how it is drawn."""
+"""`dblock watch`: poll the locks and show what changes, on a live screen or as a stream of lines."""

@@ -1,7 +1,8 @@
-"""`dblock watch`: what goes on, as it goes on; a live screen at a terminal, elsewhere a line for each happening.
+"""`dblock watch`: show changes as they happen, on a live screen at a terminal, elsewhere one line for each change.
 
-Neither ends when the database goes away: the screen says so and keeps what it had, the lines say so on standard
-error, and both go on by themselves when it is back. Only a database that cannot be reached at the start is an error.
+Neither form ends when the database goes away. The screen reports it and keeps its last snapshot, the stream reports it
+on standard error, and both continue by themselves when the database is back. Only a database that cannot be reached at
+the start is an error.
 """
 
 from __future__ import annotations
@@ -19,49 +20,49 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dblock.cli.context import Asked, command
+from dblock.cli.context import CommandContext, command
 from dblock.errors import DblockError
 
 if TYPE_CHECKING:
-    from dblock.cli.watch.model import Seen
-    from dblock.cli.watch.poller import Looking
+    from dblock.cli.watch.model import ScreenState
+    from dblock.cli.watch.poller import Poller
 
 TICK = 0.25
-"""Seconds between two drawings when nothing happens: the time that is left counts down."""
+"""Seconds between two drawings when nothing changes, because the remaining times count down."""
 
 
 @command("watch")
 @click.argument("pattern", default="*")
 @click.option(
     "--interval", type=click.FloatRange(0.05, 3600), default=1.0, show_default=True, metavar="S",
-    help="Seconds between two looks at the database.",
+    help="Seconds between two polls of the database.",
 )  # fmt: skip
-def watch(asked: Asked, pattern: str, interval: float) -> int | None:
-    """Watch locks, lines and hand-offs as they change.
+def watch(context: CommandContext, pattern: str, interval: float) -> int | None:
+    """Watch locks and queues as they change.
 
-    PATTERN picks locks by name, with * for any text and ? for any character. At a terminal this is a live screen; ?
-    tells its keys. Elsewhere, and with --json, it prints a line for each happening, the state at the start first.
+    PATTERN selects locks by name: * matches any text, ? any character. At a terminal this is a live screen; press ? for
+    its keys. Elsewhere, and with --json, the command prints the state at the start and then one line for each change.
     """
     if not math.isfinite(interval):
-        raise click.BadParameter("it is a number of seconds.", param_hint="--interval")
-    from dblock.cli.watch.poller import Looking
+        raise click.BadParameter("must be a finite number of seconds.", param_hint="--interval")
+    from dblock.cli.watch.poller import Poller
 
-    target = asked.installed()
-    looking = Looking(target, asked.schema, pattern, interval)
-    keyboard = None if asked.as_json else _keyboard()
+    target = context.installed_target()
+    poller = Poller(target, context.schema, pattern, interval)
+    keyboard = None if context.as_json else _keyboard()
     if keyboard is None:
         from dblock.cli.watch.stream import follow
 
-        return follow(asked, looking, pattern, str(target))
-    from dblock.cli.watch.model import Seen
+        return follow(context, poller, pattern, str(target))
+    from dblock.cli.watch.model import ScreenState
 
-    # Before there is a screen: what is wrong from the start is said as every command says it.
-    seen = Seen(looking.look(), database=str(target), interval=interval, pattern=pattern)
-    return _Live(seen, looking, keyboard).run()
+    # The first poll comes before the screen, so that its errors are reported like those of every other command.
+    screen = ScreenState(poller.poll(), database=str(target), interval=interval, pattern=pattern)
+    return _LiveScreen(screen, poller, keyboard).run()
 
 
 def _keyboard() -> int | None:
-    """Return the terminal to read keys from; None where there is no screen, or nobody in front of it."""
+    """Return the terminal to read keys from; None if the output is no terminal or there is no keyboard."""
     if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return None
     if sys.stdin is not None and sys.stdin.isatty():
@@ -72,31 +73,31 @@ def _keyboard() -> int | None:
         return None
 
 
-class _Live:
-    """The live screen: a loop over keys, answers and signals, none of which it waits for alone."""
+class _LiveScreen:
+    """The live screen: a loop that waits for keys, results and signals at the same time."""
 
-    def __init__(self, seen: Seen, looking: Looking, keyboard: int) -> None:
-        self._seen = seen
-        self._looking = looking
+    def __init__(self, screen: ScreenState, poller: Poller, keyboard: int) -> None:
+        self._screen = screen
+        self._poller = poller
         self._keyboard = keyboard
         self._signals: list[int] = []
-        self._woken, self._waking = os.pipe()
-        os.set_blocking(self._waking, False)
-        os.set_blocking(self._woken, False)
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        os.set_blocking(self._wake_reader, False)
 
     def run(self) -> int | None:
-        """Show it until its user has had enough."""
+        """Show the screen until the user quits or a signal ends it."""
         from rich.console import Console
         from rich.live import Live
 
-        from dblock.cli.watch.keys import Keys, each_key_at_once
+        from dblock.cli.watch.keys import KeyReader, cbreak_mode
 
-        keys = Keys(self._keyboard)
-        self._looking.begin(self._wake)
+        keys = KeyReader(self._keyboard)
+        self._poller.start(self._wake)
         try:
-            with self._handled():
+            with self._signal_handlers():
                 while True:
-                    with each_key_at_once(self._keyboard):
+                    with cbreak_mode(self._keyboard):
                         console = Console()
                         with Live(
                             console=console,
@@ -106,63 +107,65 @@ class _Live:
                             redirect_stderr=False,
                         ) as live:
                             while not self._signals:
-                                live.update(_Window(self._seen, console), refresh=True)
-                                if not self._turn(keys):
+                                live.update(_Window(self._screen, console), refresh=True)
+                                if not self._step(keys):
                                     return None
                     if self._signals[0] != signal.SIGTSTP:
                         break
-                    # By Ctrl-Z: with the terminal as it was, until the shell lets us go on.
+                    # After Ctrl-Z: the terminal is restored, and the shell will continue us.
                     self._signals.clear()
                     os.kill(os.getpid(), signal.SIGSTOP)
         finally:
-            self._looking.end()
+            self._poller.stop()
         if self._signals[0] == signal.SIGINT:
             raise KeyboardInterrupt
         return 128 + self._signals[0]
 
-    def _turn(self, keys: Any) -> bool:
-        """Wait for a key, an answer or a moment, and take in what has come; False when it is over."""
-        from dblock.cli.watch.keys import press
+    def _step(self, keys: Any) -> bool:
+        """Wait for a key, a result or the next tick, and process it; return False when the user quits."""
+        from dblock.cli.watch.keys import handle_key
 
-        ready = select.select([self._keyboard, self._woken], [], [], TICK)[0]
-        if self._woken in ready:
-            os.read(self._woken, 4096)
-            while not self._looking.answers.empty():
-                answer = self._looking.answers.get()
-                if isinstance(answer, DblockError):
-                    self._seen.fail(str(answer))
+        ready = select.select([self._keyboard, self._wake_reader], [], [], TICK)[0]
+        if self._wake_reader in ready:
+            os.read(self._wake_reader, 4096)
+            while not self._poller.results.empty():
+                result = self._poller.results.get()
+                if isinstance(result, DblockError):
+                    self._screen.record_failure(str(result))
                 else:
-                    self._seen.take(answer)
+                    self._screen.update(result)
         if self._keyboard in ready:
             for key in keys.read():
-                if not press(self._seen, key, time.monotonic()):
+                if not handle_key(self._screen, key, time.monotonic()):
                     return False
             if keys.closed:
                 return False
-            self._looking.open(self._seen.opened)
+            self._poller.open(self._screen.opened)
         return True
 
     def _wake(self) -> None:
         try:
-            os.write(self._waking, b"!")
+            os.write(self._wake_writer, b"!")
         except OSError:
-            return  # it has been woken often enough
+            return  # the pipe is full, so the loop wakes up anyway
 
     @contextmanager
-    def _handled(self) -> Iterator[None]:
-        """Have signals end the loop between two drawings; the second of a kind ends it wherever it is."""
+    def _signal_handlers(self) -> Iterator[None]:
+        """Let a signal end the loop between two drawings; the second of its kind ends it at once."""
 
-        def ended(number: int, frame: FrameType | None) -> None:
+        def on_end_signal(number: int, frame: FrameType | None) -> None:
             if number in self._signals and number != signal.SIGTSTP:
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             self._signals.append(number)
             self._wake()
 
-        def resized(number: int, frame: FrameType | None) -> None:
+        def on_resize(number: int, frame: FrameType | None) -> None:
             self._wake()
 
-        wanted: dict[int, Any] = {signal.SIGWINCH: resized}
-        wanted |= dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP), ended)
+        wanted: dict[int, Any] = {signal.SIGWINCH: on_resize}
+        wanted |= dict.fromkeys(
+            (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP), on_end_signal
+        )
         before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
         try:
             yield
@@ -172,10 +175,10 @@ class _Live:
 
 
 class _Window:
-    """The screen as rich takes it: drawn when it is shown, in the size that the window has then."""
+    """A renderable for rich that draws the screen in the window's present size."""
 
-    def __init__(self, seen: Seen, console: Any) -> None:
-        self._seen = seen
+    def __init__(self, screen: ScreenState, console: Any) -> None:
+        self._screen = screen
         width, height = _size()
         console.size = (width, height)
         self._width, self._height = width, height
@@ -185,11 +188,11 @@ class _Window:
 
         from dblock.cli.watch.screen import draw
 
-        yield Group(*draw(self._seen, self._width, self._height, time.monotonic()))
+        yield Group(*draw(self._screen, self._width, self._height, time.monotonic()))
 
 
 def _size() -> tuple[int, int]:
-    """Return the window's size, as it is and not as the environment says that it was."""
+    """Return the window's present size; the environment may hold an old one."""
     try:
         columns, lines = os.get_terminal_size(sys.stdout.fileno())
     except OSError:

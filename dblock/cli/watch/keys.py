@@ -1,7 +1,6 @@
-"""The keys of the live screen: how a terminal sends them, and what they mean.
+"""Read the keys of the live screen from the terminal, and act on them.
 
-Guarantee: a terminal that was changed to send each key at once is as it was before when this is left, however it is
-left.
+Guarantee: `cbreak_mode` restores the terminal's modes, however its block is left.
 """
 
 from __future__ import annotations
@@ -14,51 +13,51 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dblock.cli.watch.model import ORDERS, Seen
+from dblock.cli.watch.model import ORDERS, ScreenState
 
 SEQUENCES = {
     "[A": "up", "OA": "up", "[B": "down", "OB": "down", "[5~": "page up", "[6~": "page down",
     "[H": "home", "OH": "home", "[1~": "home", "[F": "end", "OF": "end", "[4~": "end",
 }  # fmt: skip
-"""What follows an escape, for the keys that are known."""
+"""The escape sequences of the known keys, without the escape."""
 NAMED = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\b": "backspace", "\x1b": "escape", "\x15": "clear"}
-ALONE = 0.03
-"""Seconds after which an escape that nothing follows is the key of that name."""
+ESCAPE_TIMEOUT = 0.03
+"""Seconds after which a lone escape counts as the Esc key."""
 
 
 @contextmanager
-def each_key_at_once(terminal: int) -> Iterator[None]:
-    """Have a terminal send keys as they are pressed, and show none; Ctrl-C stays what it is."""
+def cbreak_mode(terminal: int) -> Iterator[None]:
+    """Let the terminal send each key at once and echo none. Ctrl-C keeps its meaning."""
     before = termios.tcgetattr(terminal)
     try:
         tty.setcbreak(terminal, termios.TCSANOW)
         yield
     finally:
-        # At once, and not when all was written: that may never be, where the user has stopped the output.
+        # TCSANOW, because waiting for the output to drain may take forever if the user has stopped it.
         termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
-class Keys:
+class KeyReader:
     """Reads keys from a terminal."""
 
     def __init__(self, terminal: int) -> None:
         self._terminal = terminal
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.closed = False
-        """Whether the terminal has gone."""
+        """Whether the terminal is gone."""
 
     def read(self) -> list[str]:
-        """Return the keys that were pressed: a character each, or a name; there must be something to read."""
-        text = self._some()
-        # What follows an escape may come a moment later.
-        while text.endswith(("\x1b", "\x1b[", "\x1bO")) and select.select([self._terminal], [], [], ALONE)[0]:
-            more = self._some()
+        """Return the pressed keys, each a character or a name. Call this only when there is something to read."""
+        text = self._read_text()
+        # The rest of an escape sequence may arrive a moment later.
+        while text.endswith(("\x1b", "\x1b[", "\x1bO")) and select.select([self._terminal], [], [], ESCAPE_TIMEOUT)[0]:
+            more = self._read_text()
             if not more:
                 break
             text += more
         return keys_in(text)
 
-    def _some(self) -> str:
+    def _read_text(self) -> str:
         try:
             sent = os.read(self._terminal, 1024)
         except OSError:
@@ -68,7 +67,7 @@ class Keys:
 
 
 def keys_in(text: str) -> list[str]:
-    """Return the keys in what a terminal has sent; a sequence that is not known is no key."""
+    """Return the keys in the text that a terminal sent. Unknown escape sequences are dropped."""
     keys: list[str] = []
     at = 0
     while at < len(text):
@@ -87,54 +86,54 @@ def keys_in(text: str) -> list[str]:
     return keys
 
 
-STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10, "home": -(10**9), "end": 10**9}
+MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10, "home": -(10**9), "end": 10**9}
 
 
-def press(seen: Seen, key: str, now: float) -> bool:
-    """Do what a key means; False when it means to quit."""
-    if seen.typing:
-        _type(seen, key)
+def handle_key(screen: ScreenState, key: str, now: float) -> bool:
+    """Act on a key; return False if the key means to quit."""
+    if screen.typing:
+        _edit_filter(screen, key)
     elif key == "q":
         return False
     elif key == "p":
-        seen.pause(now)
-    elif seen.helping:
-        seen.helping = key not in ("escape", "backspace", "?", "enter")
-        seen.scrolled = max(0, seen.scrolled + STEPS.get(key, 0)) if seen.helping else 0
+        screen.pause(now)
+    elif screen.show_help:
+        screen.show_help = key not in ("escape", "backspace", "?", "enter")
+        screen.scrolled = max(0, screen.scrolled + MOVES.get(key, 0)) if screen.show_help else 0
     elif key == "?":
-        seen.helping, seen.scrolled = True, 0
-    elif seen.opened is not None:
+        screen.show_help, screen.scrolled = True, 0
+    elif screen.opened is not None:
         if key in ("escape", "backspace"):
-            seen.opened = None
-        seen.scrolled = max(0, seen.scrolled + STEPS.get(key, 0))
+            screen.opened = None
+        screen.scrolled = max(0, screen.scrolled + MOVES.get(key, 0))
     else:
-        _in_list(seen, key)
+        _handle_list_key(screen, key)
     return True
 
 
-def _in_list(seen: Seen, key: str) -> None:
+def _handle_list_key(screen: ScreenState, key: str) -> None:
     if key == "s":
-        seen.order = (seen.order + 1) % len(ORDERS)
+        screen.order = (screen.order + 1) % len(ORDERS)
     elif key == "r":
-        seen.reverse = not seen.reverse
+        screen.reverse = not screen.reverse
     elif key == "/":
-        seen.typing = True
+        screen.typing = True
     elif key == "enter":
-        seen.open()
+        screen.open()
     elif key == "escape":
-        seen.filter = ""
-    elif key in STEPS:
-        seen.move(STEPS[key])
+        screen.filter = ""
+    elif key in MOVES:
+        screen.move(MOVES[key])
 
 
-def _type(seen: Seen, key: str) -> None:
+def _edit_filter(screen: ScreenState, key: str) -> None:
     if key == "enter":
-        seen.typing = False
+        screen.typing = False
     elif key == "escape":
-        seen.typing, seen.filter = False, ""
+        screen.typing, screen.filter = False, ""
     elif key == "backspace":
-        seen.filter = seen.filter[:-1]
+        screen.filter = screen.filter[:-1]
     elif key == "clear":
-        seen.filter = ""
+        screen.filter = ""
     elif len(key) == 1 and key.isprintable():
-        seen.filter += key
+        screen.filter += key

@@ -1,18 +1,18 @@
-"""What happened, in words: for the lines of `dblock watch` and for its screen."""
+"""Describe changes and locks in words, for the stream and the live screen of `dblock watch`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dblock.admin.inspect import LockState
-from dblock.cli.output import plain, seconds, shown
-from dblock.cli.watch.changes import Happening
+from dblock.cli.output import duration, jsonable, printable
+from dblock.cli.watch.changes import Change
 
 STYLES = {
     "granted": "green",
     "handed_over": "cyan",
     "freed": "dim",
-    "ran_out": "yellow",
+    "expired": "yellow",
     "died": "red",
     "forced": "yellow",
     "forced_now": "red",
@@ -21,39 +21,39 @@ STYLES = {
 }
 
 
-def said(one: Happening) -> str:
-    """Return what happened, in words, safe to show."""
-    who = shown(one.holder) if one.holder else "somebody"
-    under = f" under token {one.token}" if one.token is not None else ""
-    by = f", by {shown(one.actor)}" if one.actor else ""
-    why = f": {shown(one.reason)}" if one.reason else ""
-    way = f"; token {one.stored} was seen" if one.stored is not None else ""
-    offered = f"token {one.token}" if one.token is not None else "a write without a token"
+def describe(change: Change) -> str:
+    """Return a change as text that is safe to print."""
+    holder = printable(change.holder) if change.holder else "an unnamed client"
+    under = f" under token {change.token}" if change.token is not None else ""
+    by = f", by {printable(change.actor)}" if change.actor else ""
+    reason = f": {printable(change.reason)}" if change.reason else ""
+    seen = f"; token {change.stored} was already seen" if change.stored is not None else ""
+    offered = f"token {change.token}" if change.token is not None else "a write without a token"
     return {
-        "granted": f"granted to {who}{under}",
-        "handed_over": f"handed over{f' from {shown(one.before)}' if one.before else ''} to {who}{under}",
-        "freed": f"freed by {who}",
-        "ran_out": f"ran out on {who}, unreleased",
-        "died": f"its holder {who} died",
-        "forced": f"{who} was told to let go{by}{why}",
-        "forced_now": f"taken from {who} at once{by}{why}",
-        "refused": f"refused {offered} of {who}{way}",
-        "warned": f"would refuse {offered} of {who}{way}",
-    }[one.kind]
+        "granted": f"granted to {holder}{under}",
+        "handed_over": f"handed over{f' from {printable(change.before)}' if change.before else ''} to {holder}{under}",
+        "freed": f"freed by {holder}",
+        "expired": f"expired, held by {holder}",
+        "died": f"freed because its holder {holder} died",
+        "forced": f"{holder} was told to release{by}{reason}",
+        "forced_now": f"force-released at once, held by {holder}{by}{reason}",
+        "refused": f"refused {offered} of {holder}{seen}",
+        "warned": f"would refuse {offered} of {holder}{seen}",
+    }[change.kind]
 
 
-def facts(one: Happening) -> dict[str, Any]:
-    """Return what happened, as JSON has it; what does not apply is left out."""
-    named: dict[str, Any] = {"event": one.kind, **plain(one)}
-    del named["kind"]
-    return {key: value for key, value in named.items() if value is not None}
+def change_data(change: Change) -> dict[str, Any]:
+    """Return a change as JSON data, without the fields that do not apply."""
+    data: dict[str, Any] = {"event": change.kind, **jsonable(change)}
+    del data["kind"]
+    return {key: value for key, value in data.items() if value is not None}
 
 
-def state(lock: LockState) -> str:
-    """Return how a lock stands, in words, safe to show."""
+def describe_lock(lock: LockState) -> str:
+    """Return the state of a lock as text that is safe to print."""
     waiting = f", {lock.waiting} waiting" if lock.waiting else ""
     if lock.state == "free":
         return f"free{waiting}"
     under = f" under token {lock.token}" if lock.token is not None else ""
-    told = ", told to let go" if lock.state == "forced" else ""
-    return f"held by {shown(lock.holder)}{under}, {seconds(lock.remaining)} left{told}{waiting}"
+    forced = ", told to release" if lock.state == "forced" else ""
+    return f"held by {printable(lock.holder)}{under}, {duration(lock.remaining)} left{forced}{waiting}"

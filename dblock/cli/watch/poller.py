@@ -1,7 +1,7 @@
-"""Looks at the database again and again, in a thread of its own, so that nobody else waits for it.
+"""Poll the database from a separate thread, so that the screen never waits for it.
 
-Guarantee: a look ends. One that is not answered within PATIENCE is cut off at its socket, and the next begins with a
-new connection. While the database is away the looks go on failing, each saying why, and succeed again afterwards.
+Guarantee: every poll ends. If the database does not reply within POLL_TIMEOUT, the socket is shut down and the next
+poll opens a new connection. While the database is away each poll fails with its reason; afterwards polls succeed again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dblock._runtime.error_mapping import translated
 from dblock._runtime.socket_timeout import bounded
 from dblock.admin.inspect import LockState, Overview
 from dblock.admin.schema import status_of
-from dblock.cli.watch.changes import Look, Opened, Refusal, doubtful
+from dblock.cli.watch.changes import LockDetail, Refusal, Snapshot, possibly_expired
 from dblock.errors import DblockError
 
 if TYPE_CHECKING:
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
     from dblock._runtime.target import Target
 
-PATIENCE = 5.0
-"""Seconds that a look may take."""
-MOST = 5000
-"""How many locks are looked at."""
+POLL_TIMEOUT = 5.0
+"""Seconds that a poll may take."""
+MAX_LOCKS = 5000
+"""The number of locks in a snapshot, at most."""
 FENCES = "fenced_store"
 
 
-class Looking:
-    """Looks at one database; the answers are for one reader."""
+class Poller:
+    """Polls one database, for one reader of the results."""
 
     def __init__(self, target: Target, schema: str, pattern: str, interval: float) -> None:
         self._target = target
@@ -44,90 +44,90 @@ class Looking:
         self._interval = interval
         self._connection: psycopg.Connection[Any] | None = None
         self._sees_fences = False
-        self._last: Look | None = None
-        self._sooner = threading.Event()
-        self._ending = False
-        self.answers: queue.SimpleQueue[Look | DblockError] = queue.SimpleQueue()
+        self._last: Snapshot | None = None
+        self._wake = threading.Event()
+        self._stopping = False
+        self.results: queue.SimpleQueue[Snapshot | DblockError] = queue.SimpleQueue()
         self.opened: str | None = None
-        """The lock that is looked at closely."""
+        """The lock whose queue and history each snapshot includes."""
 
-    def look(self) -> Look:
-        """Look once, now; or raise what is in the way."""
+    def poll(self) -> Snapshot:
+        """Poll once, now, and return the snapshot; raise if the database cannot be read."""
         try:
             with translated(self._schema):
-                return self._look()
+                return self._take_snapshot()
         except BaseException:
             self.close()
             raise
 
-    def begin(self, tell: Callable[[], object]) -> None:
-        """Go on looking; `tell` is called when there is an answer."""
-        threading.Thread(target=self._go_on, args=(tell,), name="dblock watch", daemon=True).start()
+    def start(self, on_result: Callable[[], object]) -> None:
+        """Start polling in the background; `on_result` is called after each result."""
+        threading.Thread(target=self._run, args=(on_result,), name="dblock watch", daemon=True).start()
 
     def open(self, name: str | None) -> None:
-        """Look closely at a lock from now on, or at none; at once."""
+        """Include this lock's queue and history from now on, or none, and poll at once."""
         if name != self.opened:
             self.opened = name
-            self._sooner.set()
+            self._wake.set()
 
-    def end(self) -> None:
-        """Look no more; a look that is under way is left to itself."""
-        self._ending = True
-        self._sooner.set()
+    def stop(self) -> None:
+        """Stop polling, without waiting for a poll that is under way."""
+        self._stopping = True
+        self._wake.set()
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         if self._connection is not None:
             with contextlib.suppress(Exception):
                 self._connection.close()
             self._connection = None
 
-    def _go_on(self, tell: Callable[[], object]) -> None:
+    def _run(self, on_result: Callable[[], object]) -> None:
         while True:
-            self._sooner.wait(self._interval)
-            if self._ending:
+            self._wake.wait(self._interval)
+            if self._stopping:
                 self.close()
                 return
-            self._sooner.clear()
+            self._wake.clear()
             try:
-                answer: Look | DblockError = self.look()
+                result: Snapshot | DblockError = self.poll()
             except DblockError as error:
-                answer = error
+                result = error
             except Exception as error:
-                answer = DblockError(f"this should not happen: {type(error).__name__}: {error}")
-            self.answers.put(answer)
-            tell()
+                result = DblockError(f"Unexpected error, a bug: {type(error).__name__}: {error}")
+            self.results.put(result)
+            on_result()
 
-    def _look(self) -> Look:
+    def _take_snapshot(self) -> Snapshot:
         if self._connection is None:
             self._connection = self._target.connect()
-            with bounded(self._connection, PATIENCE):
+            with bounded(self._connection, POLL_TIMEOUT):
                 status_of(self._connection, self._schema).check()
                 self._sees_fences = _may_see_fences(self._connection)
         connection = self._connection
         overview = Overview(connection, self._schema)
-        with bounded(connection, PATIENCE):
-            locks = overview.locks(self._pattern, limit=MOST + 1)
-            more, locks = len(locks) > MOST, locks[:MOST]
-            gone = self._gone(overview, locks)
+        with bounded(connection, POLL_TIMEOUT):
+            locks = overview.locks(self._pattern, limit=MAX_LOCKS + 1)
+            more, locks = len(locks) > MAX_LOCKS, locks[:MAX_LOCKS]
+            gone = self._ended_locks(overview, locks)
             history = overview.history(limit=100)
             refusals = _refusals(connection) if self._sees_fences else None
-            opened = self._opened(overview, self.opened)
+            opened = self._detail(overview, self.opened)
         now = datetime.now().astimezone()
-        self._last = Look(time.monotonic(), now, locks, more, gone, history, refusals, opened)
+        self._last = Snapshot(time.monotonic(), now, locks, more, gone, history, refusals, opened)
         return self._last
 
-    def _gone(self, overview: Overview, locks: list[LockState]) -> dict[str, LockState]:
+    def _ended_locks(self, overview: Overview, locks: list[LockState]) -> dict[str, LockState]:
         if self._last is None:
             return {}
-        names = doubtful(self._last, locks, time.monotonic())
+        names = possibly_expired(self._last, locks, time.monotonic())
         return {lock.name: lock for name in names for lock in overview.locks(name=name, include_free=True, limit=1)}
 
-    def _opened(self, overview: Overview, name: str | None) -> Opened | None:
+    def _detail(self, overview: Overview, name: str | None) -> LockDetail | None:
         if name is None:
             return None
         found = overview.locks(name=name, include_free=True, limit=1)
-        return Opened(name, found[0] if found else None, overview.waiters(name), overview.history(name, limit=50))
+        return LockDetail(name, found[0] if found else None, overview.waiters(name), overview.history(name, limit=50))
 
 
 def _may_see_fences(connection: psycopg.Connection[Any]) -> bool:

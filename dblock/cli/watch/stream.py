@@ -1,4 +1,4 @@
-"""`dblock watch` without a screen: the state at the start, and then a line for each happening, as it happens."""
+"""`dblock watch` without a screen: print the state at the start, then one line for each change."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dblock.cli.context import Asked
-from dblock.cli.graph.waits import fitting
-from dblock.cli.inspect import facts as facts_of_lock
-from dblock.cli.output import as_json, print_json_line, shown
-from dblock.cli.watch.changes import Happenings, Look
-from dblock.cli.watch.messages import facts, said, state
+from dblock.cli.context import CommandContext
+from dblock.cli.graph.waits import name_matcher
+from dblock.cli.inspect import lock_data
+from dblock.cli.output import print_json_line, printable, to_json
+from dblock.cli.watch.changes import ChangeTracker, Snapshot
+from dblock.cli.watch.messages import change_data, describe, describe_lock
 from dblock.errors import DblockError
 
 if TYPE_CHECKING:
-    from dblock.cli.watch.poller import Looking
+    from dblock.cli.watch.poller import Poller
 
-READER_GONE = 0.5
-"""Seconds between two looks at whether anybody still reads."""
+READER_CHECK_INTERVAL = 0.5
+"""Seconds between two checks whether the output still has a reader."""
 
 
-def follow(asked: Asked, looking: Looking, pattern: str, database: str) -> int | None:
-    """Print what happens until told to end; what is in the way at the start is raised."""
+def follow(context: CommandContext, poller: Poller, pattern: str, database: str) -> int | None:
+    """Print changes until a signal ends the command; raise if the first poll fails."""
     before = signal.signal(signal.SIGTERM, _end)
     try:
-        look = looking.look()
-        happenings = Happenings(look, fitting(pattern))
-        _print_state(asked, look, database)
-        looking.begin(lambda: None)
-        away = False
+        snapshot = poller.poll()
+        tracker = ChangeTracker(snapshot, name_matcher(pattern))
+        _print_state(context, snapshot, database)
+        poller.start(lambda: None)
+        unavailable = False
         while True:
-            answer = _next(looking)
-            if isinstance(answer, DblockError):
-                if not away:
-                    away = True
-                    why = " ".join(str(answer).split())
-                    _warn(asked, f"{why} Going on when it is back.", type(answer).__name__)
+            result = _next_result(poller)
+            if isinstance(result, DblockError):
+                if not unavailable:
+                    unavailable = True
+                    why = " ".join(str(result).split())
+                    _warn(context, f"{why} Watching continues when the database is back.", type(result).__name__)
                 continue
-            if away:
-                away = False
-                _warn(asked, "The database is back.", "back")
-            for one in happenings.follow(answer):
-                if asked.as_json:
-                    print_json_line(facts(one))
+            if unavailable:
+                unavailable = False
+                _warn(context, "The database is back.", "back")
+            for change in tracker.update(result):
+                if context.as_json:
+                    print_json_line(change_data(change))
                 else:
-                    click.echo(f"{shown(one.at)}  {shown(one.name)}  {said(one)}")
+                    click.echo(f"{printable(change.at)}  {printable(change.name)}  {describe(change)}")
     finally:
-        looking.end()
+        poller.stop()
         signal.signal(signal.SIGTERM, before)
 
 
-def _next(looking: Looking) -> Look | DblockError:
-    """Wait for the next answer, as long as somebody is there to be told."""
+def _next_result(poller: Poller) -> Snapshot | DblockError:
+    """Wait for the next result; raise BrokenPipeError if the output has lost its reader."""
     while True:
         try:
-            return looking.answers.get(timeout=READER_GONE)
+            return poller.results.get(timeout=READER_CHECK_INTERVAL)
         except queue.Empty:
             pass
         finally:
@@ -69,7 +69,7 @@ def _next(looking: Looking) -> Look | DblockError:
 
 
 def _reader_is_gone() -> bool:
-    """Tell whether the other end of a pipe was closed, without writing to it: there may be nothing to say."""
+    """Return whether the other end of the output pipe is closed, without writing: there may be nothing to print."""
     if not hasattr(select, "poll"):
         return False
     try:
@@ -80,22 +80,22 @@ def _reader_is_gone() -> bool:
         return False
 
 
-def _print_state(asked: Asked, look: Look, database: str) -> None:
-    held = sum(lock.state != "free" for lock in look.locks)
-    waiting = sum(lock.waiting for lock in look.locks)
-    if asked.as_json:
-        begun = {"event": "watching", "at": look.when, "database": database, "held": held, "waiting": waiting}
-        print_json_line(begun)
-        for lock in look.locks:
-            print_json_line({"event": "state", "at": look.when, **facts_of_lock(lock)})
+def _print_state(context: CommandContext, snapshot: Snapshot, database: str) -> None:
+    held = sum(lock.state != "free" for lock in snapshot.locks)
+    waiting = sum(lock.waiting for lock in snapshot.locks)
+    if context.as_json:
+        header = {"event": "watching", "at": snapshot.when, "database": database, "held": held, "waiting": waiting}
+        print_json_line(header)
+        for lock in snapshot.locks:
+            print_json_line({"event": "state", "at": snapshot.when, **lock_data(lock)})
         return
-    click.echo(f"{shown(look.when)}  watching {shown(database)}: {held} held, {waiting} waiting")
-    for lock in look.locks:
-        click.echo(f"{shown(look.when)}  {shown(lock.name)}  {state(lock)}")
+    click.echo(f"{printable(snapshot.when)}  watching {printable(database)}: {held} held, {waiting} waiting")
+    for lock in snapshot.locks:
+        click.echo(f"{printable(snapshot.when)}  {printable(lock.name)}  {describe_lock(lock)}")
 
 
-def _warn(asked: Asked, what: str, kind: str) -> None:
-    text = as_json({"warning": what, "kind": kind}) if asked.as_json else shown(f"dblock: {what}")
+def _warn(context: CommandContext, what: str, kind: str) -> None:
+    text = to_json({"warning": what, "kind": kind}) if context.as_json else printable(f"dblock: {what}")
     click.echo(text, err=True)
 
 

@@ -1,4 +1,4 @@
-"""A shell of its own for each test of the command line."""
+"""The fixture that gives each test of the command line its own shell."""
 
 from __future__ import annotations
 

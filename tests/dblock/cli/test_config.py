@@ -1,4 +1,4 @@
-"""Which database a command is about, how it answers, and what it never shows."""
+"""The sources of the settings, the output formats, and what commands never print."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dblock.cli import config
 from tests.support.shell import Shell, ended
 
 COMMANDS = [
-    "run", "ls", "show", "history", "waiters", "graph", "watch", "break", "doctor", "install", "uninstall", "status",
-    "grant", "reaper", "token", "embedded", "fence", "demo", "bench", "completion",
+    "run", "ls", "show", "history", "waiters", "graph", "watch", "force-release", "doctor", "install", "uninstall",
+    "status", "grant", "reaper", "token", "embedded", "fence", "demo", "bench", "completion",
 ]  # fmt: skip
 
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Iterator[Shell]:
-    """A shell that names no database by itself."""
+    """A shell that passes no DSN."""
     made = Shell(None, tmp_path)
     yield made
     made.close()
@@ -37,7 +37,7 @@ def named_by(shell: Shell, *arguments: str, **options: object) -> object:
     return done.json["named_by"]
 
 
-def test_the_database_is_looked_for_in_this_order(bare: Shell, dsn: str) -> None:
+def test_sources_of_the_dsn_have_an_order(bare: Shell, dsn: str) -> None:
     (bare.folder / "pyproject.toml").write_text(f"[tool.dblock]\ndsn = {json.dumps(dsn)}\n")
     assert str(named_by(bare)).endswith("pyproject.toml [tool.dblock]")
     (bare.folder / ".env").write_text(f"OTHER=1\nexport DBLOCK_DSN='{dsn}'\n")
@@ -53,8 +53,8 @@ def test_files_are_found_from_a_folder_below(bare: Shell, dsn: str) -> None:
     assert named_by(bare, cwd=below) == str(bare.folder / ".env")
 
 
-def test_files_that_are_not_about_us_are_left_alone(bare: Shell, dsn: str) -> None:
-    """However broken they are."""
+def test_files_without_dblock_settings_are_ignored(bare: Shell, dsn: str) -> None:
+    """Even if the files are invalid."""
     (bare.folder / ".env").write_bytes(b"\xff\xfe what is this")
     (bare.folder / "pyproject.toml").write_text("this is not TOML")
     assert named_by(bare, "--dsn", dsn) == "--dsn"
@@ -65,28 +65,28 @@ def test_files_that_are_not_about_us_are_left_alone(bare: Shell, dsn: str) -> No
     ("name", "text", "says"),
     [
         ("pyproject.toml", "[tool.dblock\n", "cannot be read"),
-        ("pyproject.toml", "[tool.dblock]\ndns = 'x'\n", "takes dsn and schema"),
-        ("pyproject.toml", "[tool.dblock]\ndsn = 7\n", "takes dsn and schema"),
+        ("pyproject.toml", "[tool.dblock]\ndns = 'x'\n", "may hold only dsn and schema"),
+        ("pyproject.toml", "[tool.dblock]\ndsn = 7\n", "may hold only dsn and schema"),
         ("pyproject.toml", "tool = 'dblock'\n", "cannot be read"),
         (".env", "DBLOCK_DSN=\n", "DSN is empty"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_named(bare: Shell, name: str, text: str, says: str) -> None:
+def test_invalid_file_is_an_error(bare: Shell, name: str, text: str, says: str) -> None:
     (bare.folder / name).write_text(text)
     done = bare.run("ls")
     assert (done.code, done.out) == (1, "")
     assert says in done.err
 
 
-def test_the_schema_can_be_set_too(bare: Shell, dsn: str) -> None:
+def test_schema_is_read_from_every_source(bare: Shell, dsn: str) -> None:
     (bare.folder / "pyproject.toml").write_text(f"[tool.dblock]\ndsn = {json.dumps(dsn)}\nschema = 'elsewhere'\n")
     assert "elsewhere" in bare.run("ls").err
     assert bare.run("ls", "--schema", "dblock").code == 0
     assert bare.run("ls", env={"DBLOCK_SCHEMA": "dblock"}).code == 0
 
 
-def test_the_library_reads_no_files(bare: Shell) -> None:
-    """Only the command does: what lies about must not decide where an application's locks are."""
+def test_library_reads_no_files(bare: Shell) -> None:
+    """Only the command reads files: a file that happens to be there must not choose an application's database."""
     (bare.folder / ".env").write_text("DBLOCK_DSN=host=/nowhere\n")
     script = "from dblock._runtime.target import resolve; print(resolve(None))"
     done = subprocess.run([sys.executable, "-c", script], cwd=bare.folder, capture_output=True, text=True)
@@ -94,13 +94,13 @@ def test_the_library_reads_no_files(bare: Shell) -> None:
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_options_of_all_commands_come_before_or_after(bare: Shell, dsn: str, where: str) -> None:
+def test_shared_options_work_before_and_after_the_command(bare: Shell, dsn: str, where: str) -> None:
     options = ["--dsn", dsn, "--json"]
     arguments = [*options, "ls"] if where == "before" else ["ls", *options]
     assert bare.run(*arguments).json == []
 
 
-def test_every_command_explains_itself(bare: Shell) -> None:
+def test_every_command_has_a_help(bare: Shell) -> None:
     listed = bare.run("--help").out
     for name in COMMANDS:
         assert f"\n  {name} " in listed
@@ -109,7 +109,7 @@ def test_every_command_explains_itself(bare: Shell) -> None:
         assert shown.out.startswith("Usage: dblock")
 
 
-def test_the_version(bare: Shell) -> None:
+def test_version_option_prints_the_version(bare: Shell) -> None:
     assert bare.run("--version").out == f"dblock {dblock.__version__}\n"
 
 
@@ -124,19 +124,19 @@ def test_the_version(bare: Shell) -> None:
         ([], "Usage"),
     ],
 )
-def test_what_is_not_understood_is_exit_code_2(bare: Shell, arguments: list[str], says: str) -> None:
+def test_invalid_command_line_is_exit_code_2(bare: Shell, arguments: list[str], says: str) -> None:
     done = bare.run(*arguments)
     assert done.code == 2
     assert says in done.out + done.err
 
 
-def test_what_is_not_understood_is_told_in_json_too(bare: Shell) -> None:
+def test_invalid_command_line_is_reported_in_json(bare: Shell) -> None:
     told = json.loads(bare.run("--json", "nope").err)
     assert told["exit_code"] == 2
     assert "nope" in told["error"]
 
 
-def test_a_traceback_is_shown_to_who_asks_for_it(bare: Shell) -> None:
+def test_debug_prints_a_traceback_without_the_password(bare: Shell) -> None:
     process = bare.start("ls", "--debug", "--dsn", "host=127.0.0.1 port=1 user=x password=hunter2")
     _, err = process.communicate(timeout=30)
     assert "Traceback" in err
@@ -144,7 +144,7 @@ def test_a_traceback_is_shown_to_who_asks_for_it(bare: Shell) -> None:
     assert process.returncode == 69
 
 
-def test_a_bug_is_said_to_be_one(
+def test_unexpected_error_is_reported_as_a_bug(
     bare: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from dblock import cli
@@ -160,7 +160,7 @@ def test_a_bug_is_said_to_be_one(
 
 
 @pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
-def test_completion_for(bare: Shell, shell_name: str) -> None:
+def test_completion_script_is_printed(bare: Shell, shell_name: str) -> None:
     done = bare.run("completion", shell_name)
     assert done.code == 0
     assert "_DBLOCK_COMPLETE" in done.out
@@ -168,7 +168,7 @@ def test_completion_for(bare: Shell, shell_name: str) -> None:
 
 
 def completed(words: str, dsn: str, folder: Path) -> list[str]:
-    """Ask for completions as bash's script does."""
+    """Return the completions, requested as bash's script does."""
     done = subprocess.run(
         [sys.executable, "-m", "dblock"],
         env=os.environ
@@ -187,20 +187,20 @@ def completed(words: str, dsn: str, folder: Path) -> list[str]:
     return [line.split(",", 1)[1] for line in done.stdout.splitlines() if line]
 
 
-def test_commands_options_and_names_of_locks_are_completed(dsn: str, client: dblock.Client, tmp_path: Path) -> None:
+def test_completion_offers_commands_options_and_lock_names(dsn: str, client: dblock.Client, tmp_path: Path) -> None:
     client.lock("invoice:1").acquire().release()
     client.lock("invoice:2").acquire().release()
     assert completed("hist", dsn, tmp_path) == ["history"]
     assert "--skip-if-held" in completed("run --sk", dsn, tmp_path)
     assert completed("show inv", dsn, tmp_path) == ["invoice:1", "invoice:2"]
-    assert completed("show inv", "host=127.0.0.1 port=1", tmp_path) == [], "silent where it cannot be had"
+    assert completed("show inv", "host=127.0.0.1 port=1", tmp_path) == [], "no names from an unreachable database"
 
 
 @pytest.mark.parametrize(
     "arguments", [["install"], ["status"], ["grant", "x"], ["token", "show"], ["uninstall", "--yes"]]
 )
-def test_ctrl_c_in_the_middle_is_one_line(bare: Shell, arguments: list[str]) -> None:
-    """The database takes the connection and never answers."""
+def test_ctrl_c_is_reported_in_one_line(bare: Shell, arguments: list[str]) -> None:
+    """The server accepts the connection and never replies."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -213,7 +213,7 @@ def test_ctrl_c_in_the_middle_is_one_line(bare: Shell, arguments: list[str]) -> 
 
 
 @pytest.mark.second_stage
-def test_every_answer_can_be_json(shell: Shell, role: str) -> None:
+def test_every_command_prints_json(shell: Shell, role: str) -> None:
     for arguments in (
         ["install"], ["status"], ["grant", role, "--may", "see"], ["token", "show"], ["token", "raise", "--above", "9"],
         ["reaper", "--once"], ["install", "--sql"], ["fence", "setup"], ["fence", "list"], ["fence", "log"],

@@ -1,4 +1,4 @@
-"""The demo: what it tells is true, what it draws fits, and nothing of it stays."""
+"""`dblock demo`: its story is true, its drawings fit, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_gone(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    # One that has ended, and that nobody has asked about yet, is no process any more.
+    # A zombie has ended, although its parent has not waited for it yet.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
@@ -37,23 +37,23 @@ def schemas(dsn: str) -> list[str]:
     return [name for (name,) in found]
 
 
-def schema_of(told: str) -> str:
-    return "dblock_demo_" + told.partition("'demo:ledger:")[2].partition("'")[0]
+def schema_of(output: str) -> str:
+    return "dblock_demo_" + output.partition("'demo:ledger:")[2].partition("'")[0]
 
 
 def heard_until(process: Any, part: str) -> tuple[str, list[int]]:
-    """Read what a demo tells until it tells this; return it all, and the processes of the workers."""
-    told = ""
-    while part not in told:
+    """Read a demo's output up to this text; return all of it, and the workers' process IDs."""
+    output = ""
+    while part not in output:
         line = process.stdout.readline()
-        assert line, f"{part!r} never came; there was:\n{told}{process.stderr.read()}"
-        told += line
-    return told, [int(pid) for pid in re.findall(r"process (\d+)", told)]
+        assert line, f"{part!r} was never printed, only:\n{output}{process.stderr.read()}"
+        output += line
+    return output, [int(pid) for pid in re.findall(r"process (\d+)", output)]
 
 
 @pytest.fixture
 def role_dsn(dsn: str, role: str) -> str:
-    """The database, for a role that may lock, and make a schema of its own."""
+    """The database, for a role that may lock and create schemas."""
     schema.grant(dsn, role)
     with psycopg.connect(dsn, autocommit=True) as connection:
         name = connection.info.dbname
@@ -64,18 +64,18 @@ def role_dsn(dsn: str, role: str) -> str:
 
 
 @pytest.mark.second_stage
-def test_three_at_once_tell_the_truth_each_in_its_own_way(shell: Shell, dsn: str, role_dsn: str) -> None:
-    """In words and as a picture; at a terminal; as JSON, by a role that may do little."""
+def test_demo_runs_three_times_at_once_in_every_format(shell: Shell, dsn: str, role_dsn: str) -> None:
+    """As text and as a picture; at a terminal; as JSON, by a role with few privileges."""
     picture = shell.folder / "demo.svg"
     plain = shell.start("demo", "--svg", str(picture))
     as_json = shell.start("demo", "--json", dsn=role_dsn)
     with Terminal(shell.command("demo"), columns=COLUMNS, rows=120) as terminal:
         assert terminal.ended() == 0
         screen = terminal.lines()
-    told, facts = ended(plain), ended(as_json)
-    assert (told.code, facts.code) == (0, 0), told.err + facts.err
-    _is_the_story(facts.json)
-    _is_told(told.out)
+    output, data = ended(plain), ended(as_json)
+    assert (output.code, data.code) == (0, 0), output.err + data.err
+    _is_the_story(data.json)
+    _is_narrated(output.out)
     _fits(screen)
     _is_drawn(picture.read_text())
     assert schemas(dsn) == []
@@ -91,7 +91,7 @@ def _is_the_story(events: list[dict[str, Any]]) -> None:
     sums = {event["act"]: (event["due"], event["amount"]) for event in events if event["kind"] == "sums"}
     assert list(sums.values()) == [(180, 130), (180, 180)]
     for act, late in zip(acts[1:], ("corrupted", "refused"), strict=True):
-        happened = [(event["who"], event["kind"]) for event in events if event["act"] == act]
+        happened = [(event["worker"], event["kind"]) for event in events if event["act"] == act]
         order = [
             ("alice", "held"), ("alice", "read"), ("alice", "frozen"), ("alice", "expired"), ("bob", "held"),
             ("bob", "read"), ("bob", "stored"), ("alice", "woken"), ("alice", late),
@@ -100,20 +100,20 @@ def _is_the_story(events: list[dict[str, Any]]) -> None:
         assert places == sorted(places)
     killed = next(event for event in events if event["kind"] == "killed")
     next_held = next(event for event in events if event["kind"] == "held" and event["at"] > killed["at"])
-    assert killed["who"] == "bob"
-    assert next_held["who"] == "alice"
+    assert killed["worker"] == "bob"
+    assert next_held["worker"] == "alice"
 
 
-def _is_told(out: str) -> None:
+def _is_narrated(out: str) -> None:
     for part in (
         r"alice  holds 'demo:ledger:\w+' under token \d+, for 1.8 s unless renewed",
-        r"bob    tries, and is told that alice has it",
+        r"bob    tries once: alice holds it",
         r"bob    holds it under token \d+, \d+ ms after the release",
         r"bob    is killed with kill -9",
         r"alice  holds it under token \d+, \d+ ms after the kill",
-        r"alice  writes 130, as if nothing had happened: stored",
+        r"alice  writes 130, unaware of the pause: stored",
         r"the balance should be 100 \+ 50 \+ 30 = 180, is 130: 50 are gone",
-        r"alice  writes 130, as if nothing had happened: refused, for token \d+ was seen",
+        r"alice  writes 130, unaware of the pause: refused, because token \d+ was seen",
         r"the balance should be 100 \+ 50 \+ 30 = 180, is 180: the books add up",
         r"tokens in the order of the grants: \d+(, \d+){7}\n",
     ):
@@ -127,7 +127,7 @@ def _is_told(out: str) -> None:
 def _fits(screen: list[str]) -> None:
     drawn = screen[next(place for place, line in enumerate(screen) if "tokens in the order" in line) + 1 :]
     lanes = [line for line in drawn if line.startswith(("alice", "bob"))]
-    assert len(lanes) == 6, "one lane for each worker and act, none of them broken over two lines"
+    assert len(lanes) == 6, "one lane for each worker and act, none of them wrapped"
     assert "▒" in lanes[2]
     assert any("frozen, holding the lock" in line for line in drawn)
 
@@ -140,30 +140,30 @@ def _is_drawn(picture: str) -> None:
 
 
 @pytest.mark.second_stage
-def test_ended_in_the_middle_it_leaves_nothing(shell: Shell, dsn: str) -> None:
-    """While a worker is frozen, and one stands in line; two demos, each ended in another way."""
+def test_demo_ended_by_a_signal_leaves_nothing(shell: Shell, dsn: str) -> None:
+    """While one worker is frozen and one is in the queue; two demos, ended by two signals."""
     started = {number: shell.start("demo", "--svg", f"{number}.svg") for number in (signal.SIGTERM, signal.SIGKILL)}
     for number, process in started.items():
-        told, pids = heard_until(process, "bob    waits for the lock")
+        output, pids = heard_until(process, "bob    joins the queue for the lock")
         assert not any(is_gone(pid) for pid in (pids[0], pids[-1]))
         process.send_signal(number)
         done = ended(process)
         if number == signal.SIGKILL:
-            # Nobody was left to remove its schema, but the kernel has seen to its workers, frozen ones too.
+            # The conductor could not remove its schema, but the kernel has ended its workers, frozen ones too.
             until(lambda pids=pids: all(map(is_gone, pids)), "the end of the workers")  # type: ignore[misc]
         else:
             assert (done.code, done.err) == (128 + number, "")
             assert all(map(is_gone, pids))
-            assert schema_of(told) not in schemas(dsn)
+            assert schema_of(output) not in schemas(dsn)
             assert not (shell.folder / f"{number}.svg").exists()
 
 
-def test_ctrl_c_again_and_again_disturbs_no_tidying_up(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
+def test_repeated_ctrl_c_does_not_disturb_the_cleanup(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
     process = shell.start("demo")
-    told, pids = heard_until(process, "bob    waits for the lock")
-    name = schema_of(told)
+    output, pids = heard_until(process, "bob    joins the queue for the lock")
+    name = schema_of(output)
     with psycopg.connect(dsn) as reading:
-        # Nobody can remove a table that is just being read.
+        # This open transaction blocks the removal of the table.
         reading.execute(sql.SQL("SELECT FROM {}").format(sql.Identifier(name, "accounts")))
         process.send_signal(signal.SIGINT)
         until(lambda: owner.execute("SELECT FROM pg_locks WHERE NOT granted").fetchone() is not None, "the removal")
@@ -176,7 +176,7 @@ def test_ctrl_c_again_and_again_disturbs_no_tidying_up(shell: Shell, dsn: str, o
     assert name not in schemas(dsn)
 
 
-def test_a_database_that_goes_in_the_middle(shell: Shell, dsn: str) -> None:
+def test_database_that_goes_away_is_exit_code_69(shell: Shell, dsn: str) -> None:
     with Proxy(dsn) as proxy:
         process = shell.start("demo", dsn=proxy.dsn)
         _, pids = heard_until(process, "is frozen with SIGSTOP")
@@ -184,18 +184,18 @@ def test_a_database_that_goes_in_the_middle(shell: Shell, dsn: str) -> None:
         done = ended(process)
     assert done.code == 69
     assert done.err.count("\n") == 1
-    assert schemas(dsn)[0] in done.err, "it says what it could not remove"
+    assert schemas(dsn)[0] in done.err, "the error names the schema that is left behind"
     assert all(map(is_gone, pids))
 
 
-def test_a_database_that_is_not_there(shell: Shell) -> None:
+def test_unreachable_database_leaves_no_file(shell: Shell) -> None:
     done = shell.run("demo", "--svg", "new.svg", dsn="host=127.0.0.1 port=1 user=x")
     assert done.code == 69
     assert done.err.count("\n") == 1
-    assert not (shell.folder / "new.svg").exists(), "a file that was made for nothing goes again"
+    assert not (shell.folder / "new.svg").exists(), "a new file is removed if the story fails"
 
 
-def test_a_picture_is_not_drawn_over_what_is_there(shell: Shell) -> None:
+def test_existing_file_is_not_overwritten_without_force(shell: Shell) -> None:
     there = shell.folder / "there.svg"
     there.write_text("mine")
     refused = shell.run("demo", "--svg", str(there))
@@ -208,7 +208,7 @@ def test_a_picture_is_not_drawn_over_what_is_there(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("path", ["missing/demo.svg", "."])
-def test_a_picture_that_cannot_be_written_is_said_before_the_story(shell: Shell, path: str) -> None:
+def test_file_that_cannot_be_written_is_reported_before_the_story(shell: Shell, path: str) -> None:
     done = shell.run("demo", "--svg", path, "--force")
     assert (done.code, done.out) == (1, "")
     assert "cannot be written" in done.err

@@ -1,4 +1,4 @@
-"""Timelines: whatever the events, the drawing fits, is well-formed, and nothing is written over something else."""
+"""Timelines: for any events, the drawing fits, is well-formed, and no texts overlap."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from dblock.cli.demo.events import KINDS, Event
 from dblock.cli.demo.timeline.lanes import ASLEEP, FROZEN, HELD, LEGEND, MARKS, WAITING, panels, states
-from dblock.cli.demo.timeline.svg import RIGHT, SIGNS, WIDTH, svg_of
-from dblock.cli.demo.timeline.text import FINE, NARROWEST, PLAIN, STYLES, timeline
+from dblock.cli.demo.timeline.svg import RIGHT, SIGNS, WIDTH, render_svg
+from dblock.cli.demo.timeline.text import FINE, MIN_WIDTH, PLAIN, STYLES, timeline
 
 HOSTILE = "a<b>&\"'\x1b[2J\u202e\n]]></text><script>"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -38,7 +38,7 @@ STORY = act(
 
 
 def crowded(seed: int) -> list[Event]:
-    """Events in no good order, many at once, by workers with odd names."""
+    """Return events in random order, many at the same time, of workers with odd names."""
     choose = random.Random(seed)
     names = ["alice", "bob", HOSTILE][: choose.randint(1, 3)]
     told = [
@@ -54,7 +54,7 @@ def crowded(seed: int) -> list[Event]:
     return act(*told, title=title, sums=choose.choice([None, (1, 1), (1, 2)])) + act(*told[:3], title="Another")
 
 
-def test_lanes_show_who_held_the_lock_and_who_was_frozen() -> None:
+def test_lanes_show_holders_and_frozen_workers() -> None:
     (panel,) = panels(STORY)
     alice, bob = panel.lanes
     assert [(bar.state, bar.start, bar.end, bar.token) for bar in alice.bars] == [
@@ -70,12 +70,12 @@ def test_lanes_show_who_held_the_lock_and_who_was_frozen() -> None:
     assert panel.good is False
 
 
-def test_a_killed_holder_holds_nothing_any_more() -> None:
+def test_killed_worker_holds_nothing() -> None:
     (panel,) = panels(act((1.0, "bob", "held", 1), (2.0, "bob", "killed", None), (3.0, "alice", "held", 2)))
     assert [(bar.start, bar.end) for bar in panel.lanes[1].bars] == [(1.0, 2.0)]
 
 
-def test_everything_that_can_be_drawn_has_its_sign_and_its_explanation() -> None:
+def test_every_state_and_mark_has_a_sign_and_a_legend() -> None:
     drawable = {*MARKS, HELD, FROZEN, ASLEEP, WAITING}
     assert drawable == set(LEGEND) == set(PLAIN) == set(FINE)
     assert drawable <= set(STYLES)
@@ -84,7 +84,7 @@ def test_everything_that_can_be_drawn_has_its_sign_and_its_explanation() -> None
     assert len(set(PLAIN.values())) == len(PLAIN)
 
 
-def test_the_text_of_a_story() -> None:
+def test_story_is_drawn_as_text() -> None:
     lines = ["".join(text for text, _ in line).rstrip() for line in timeline(panels(STORY), 60)]
     assert lines[:9] == [
         "",
@@ -100,18 +100,18 @@ def test_the_text_of_a_story() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_text_fits_and_moves_no_cursor(seed: int) -> None:
+def test_text_fits_the_width_and_moves_no_cursor(seed: int) -> None:
     drawn = panels(crowded(seed))
-    for width in (1, NARROWEST, 80, 200):
+    for width in (1, MIN_WIDTH, 80, 200):
         for line in timeline(drawn, width):
             text = "".join(piece for piece, _ in line).rstrip()
-            assert len(text) <= max(width, NARROWEST)
+            assert len(text) <= max(width, MIN_WIDTH)
             assert text.isprintable()
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_picture_is_well_formed_and_nothing_overlaps(seed: int) -> None:
-    picture = svg_of(panels(crowded(seed)))
+def test_picture_is_well_formed_and_no_texts_overlap(seed: int) -> None:
+    picture = render_svg(panels(crowded(seed)))
     root = ElementTree.fromstring(picture)
     assert {element.tag.removeprefix(SVG) for element in root.iter()} <= {
         "svg", "title", "desc", "style", "defs", "pattern", "rect", "text", "line", "path", "g", "circle",
@@ -119,28 +119,28 @@ def test_the_picture_is_well_formed_and_nothing_overlaps(seed: int) -> None:
     _nothing_overlaps(root)
 
 
-def test_the_picture_of_the_story() -> None:
-    root = ElementTree.fromstring(svg_of(panels(STORY)))
+def test_picture_names_the_workers_and_their_writes() -> None:
+    root = ElementTree.fromstring(render_svg(panels(STORY)))
     texts = [element.text for element in root.iter(f"{SVG}text")]
-    for text in ("An act", "alice", "bob", "reads 100", "writes 130", "the balance", "frozen, its lease is over"):
+    for text in ("An act", "alice", "bob", "reads 100", "writes 130", "the balance", "frozen, its lease has expired"):
         assert text in texts
     _nothing_overlaps(root)
 
 
-def test_the_picture_needs_nothing_else() -> None:
-    picture = svg_of(panels(STORY)).replace("http://www.w3.org/2000/svg", "")
+def test_picture_loads_nothing_from_outside() -> None:
+    picture = render_svg(panels(STORY)).replace("http://www.w3.org/2000/svg", "")
     for outside in ("http", "@import", "<script", "<image", "href"):
         assert outside not in picture
 
 
-def test_nothing_at_all_can_be_drawn() -> None:
+def test_empty_timeline_can_be_drawn() -> None:
     assert timeline([], 80) == []
-    ElementTree.fromstring(svg_of([]))
+    ElementTree.fromstring(render_svg([]))
     assert states([]) == []
 
 
 def _nothing_overlaps(root: ElementTree.Element) -> None:
-    """Look at each text as a box, as wide as a usual font makes it, or somewhat wider."""
+    """Check the boxes of all texts, each as wide as in a usual font or somewhat wider."""
     boxes = []
     for element in root.iter(f"{SVG}text"):
         text, style = element.text or "", element.get("style", "")

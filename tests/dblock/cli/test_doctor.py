@@ -1,4 +1,4 @@
-"""dblock doctor: each trouble is made and found, alone; what it says mends it; and a healthy database has none."""
+"""`dblock doctor`: each trouble is found alone, its fix works, and a healthy database has no findings."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ SETTINGS = {
     "max_connections": "25",
     "max_prepared_transactions": "2",
     "wal_level": "logical",
-    # On, and never at work: what a test has made stays as it is.
+    # On, but it never runs during the tests.
     "autovacuum_naptime": "1d",
 }
 
 
 @pytest.fixture(scope="module")
 def healthy() -> Iterator[Server]:
-    """A server that waits for its disk, with a database to be cloned; small, so that it is soon full."""
+    """A server with fsync and a template database; its limits are low, so that tests can exhaust them."""
     small = {"max_notify_queue_pages": "64"} if major() >= 17 else {}
     with private_server(SETTINGS | small, in_memory=True) as server:
         with psycopg.connect(server.url, autocommit=True) as admin:
@@ -62,7 +62,7 @@ def healthy() -> Iterator[Server]:
 
 @pytest.fixture
 def dsn(healthy: Server) -> Iterator[str]:
-    """A database of its own for each test."""
+    """A new database for each test."""
     name = f"test_{next(_numbers)}"
     with psycopg.connect(healthy.url, autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name} TEMPLATE template")
@@ -80,7 +80,7 @@ def role(healthy: Server) -> str:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, where what is looked for is not a clock, no time is spent on clocks."""
+    """Spend no time on sampling clocks in this process."""
     monkeypatch.setattr(clocks, "SAMPLE", 0.0)
 
 
@@ -89,15 +89,15 @@ def found(dsn: str, name: str = "dblock", *, age: float = 300, listeners: int = 
 
 
 def only(dsn: str, check: str, level: str, **options: Any) -> Finding:
-    """Return the one finding that there is."""
+    """Return the finding, after checking that it is the only one."""
     findings = found(dsn, **options)
     assert [(one.id, one.level) for one in findings] == [(check, level)], findings
     assert all((findings[0].what, findings[0].why, findings[0].command))
     return findings[0]
 
 
-def mend(dsn: str, finding: Finding) -> None:
-    """Run what a finding says: commands of dblock's, or the statements that it begins with."""
+def apply_fix(dsn: str, finding: Finding) -> None:
+    """Run a finding's fix: a dblock command, or the SQL statements that it starts with."""
     if finding.command.startswith("dblock "):
         words = shlex.split(finding.command)
         assert cli.main(["--dsn", dsn, *words[1:]]) == 0
@@ -119,7 +119,7 @@ def database(dsn: str) -> str:
 
 @contextmanager
 def server_set(dsn: str, name: str, value: str) -> Iterator[None]:
-    """Change a setting of the whole server, for a while."""
+    """Change a server setting, and restore it at the end."""
 
     before = current(dsn, name)
     try:
@@ -142,42 +142,44 @@ def current(dsn: str, name: str) -> str:
         return str(row[0])
 
 
-# A healthy one.
+# A healthy database.
 
 
-def test_a_healthy_database_has_nothing_said_of_it(shell: Shell, dsn: str, client: dblock.Client) -> None:
+def test_healthy_database_has_no_findings(shell: Shell, dsn: str, client: dblock.Client) -> None:
     client.lock("held", ttl=60).acquire()
     client.lock("free").acquire().release()
     done = shell.run("doctor")
-    assert (done.code, done.out, done.err) == (0, f"{len(CHECKS)} checks, nothing found.\n", "")
-    facts = shell.run("doctor", "--json").json
-    assert facts["findings"] == []
-    assert facts["checked"] == [check.id for check in CHECKS]
-    assert len(set(facts["checked"])) == len(CHECKS) > 30
-    assert database(dsn) in facts["database"]
+    assert (done.code, done.out, done.err) == (0, f"{len(CHECKS)} checks, no findings.\n", "")
+    data = shell.run("doctor", "--json").json
+    assert data["findings"] == []
+    assert data["checked"] == [check.id for check in CHECKS]
+    assert len(set(data["checked"])) == len(CHECKS) > 30
+    assert database(dsn) in data["database"]
 
 
-def test_a_role_that_may_only_lock_and_see_is_told_what_it_cannot_check(shell: Shell, dsn: str, role: str) -> None:
+def test_role_with_few_privileges_learns_which_checks_did_not_run(shell: Shell, dsn: str, role: str) -> None:
     schema.grant(dsn, role, may=["lock", "see"])
     done = shell.run("doctor", "--json", dsn=conninfo.make_conninfo(dsn, user=role))
     assert done.code == 0
     assert {(one["level"], one["id"]) for one in done.json["findings"]} == {("note", "cannot-check")}
-    said = " ".join(one["what"] for one in done.json["findings"])
+    text = " ".join(one["what"] for one in done.json["findings"])
     for check in ("token-below-locks", "clock-set-back", "listeners", "old-snapshot", "token-below-store"):
-        assert check in said
+        assert check in text
         assert check not in done.json["checked"]
-    assert "pg_monitor" in said
-    assert "owner" in said
-    assert {"token-cache", "schema-functions", "schema-tables", "direct-rights", "fsync"} <= set(done.json["checked"])
+    assert "pg_monitor" in text
+    assert "owner" in text
+    assert {"token-cache", "schema-functions", "schema-tables", "direct-privileges", "fsync"} <= set(
+        done.json["checked"]
+    )
 
 
-def test_a_login_that_may_do_nothing_at_all_has_notes(dsn: str, role: str) -> None:
+def test_login_without_privileges_gets_only_notes(dsn: str, role: str) -> None:
     findings = found(conninfo.make_conninfo(dsn, user=role))
     assert {one.level for one in findings} == {"note"}
     assert {one.id for one in findings} == {"may-not-lock", "cannot-check"}
 
 
-def test_one_that_only_looks_on_is_told_that_it_may_not_lock(dsn: str, role: str) -> None:
+def test_login_that_may_only_see_learns_that_it_may_not_lock(dsn: str, role: str) -> None:
     schema.grant(dsn, role, may=["see"])
     findings = found(conninfo.make_conninfo(dsn, user=role))
     (note,) = [one for one in findings if one.id != "cannot-check"]
@@ -189,11 +191,11 @@ def test_any_schema_name_is_healthy(dsn: str, name: str) -> None:
     schema.install(dsn, name)
     assert found(dsn, name) == []
     play(dsn, f"ALTER SEQUENCE {quoted(name)}.token_sequence CYCLE")
-    mend(dsn, only(dsn, "token-cycle", "error", name=name))
+    apply_fix(dsn, only(dsn, "token-cycle", "error", name=name))
     assert found(dsn, name) == []
 
 
-# What is made with SQL alone, found alone, and mended by what is said.
+# Troubles that SQL can make and that a fix can end.
 
 TROUBLES = {
     "sequence cached": ("token-cache", "error", "ALTER SEQUENCE dblock.token_sequence CACHE 20"),
@@ -234,42 +236,42 @@ TROUBLES = {
     "statements of a role cut off": (
         "statement-timeout", "warning", "ALTER ROLE {role} IN DATABASE {database} SET statement_timeout = '0.5s'",
     ),
-    "a right in part": ("incomplete-grant", "error", "REVOKE EXECUTE ON FUNCTION dblock.renew FROM {role}"),
+    "a privilege in part": ("incomplete-grant", "error", "REVOKE EXECUTE ON FUNCTION dblock.renew FROM {role}"),
     "no way into the schema": ("no-usage", "error", "REVOKE USAGE ON SCHEMA dblock FROM {role}"),
-    "may create": ("direct-rights", "error", "GRANT CREATE ON SCHEMA dblock TO {role}"),
-    "may read a table": ("direct-rights", "error", "GRANT SELECT ON dblock.distributed_locks TO {role}"),
-    "may write a column": ("direct-rights", "error", "GRANT UPDATE (token) ON dblock.distributed_locks TO {role}"),
-    "may use the sequence": ("direct-rights", "error", "GRANT USAGE ON SEQUENCE dblock.token_sequence TO {role}"),
-    "all may read": ("direct-rights", "error", "GRANT SELECT ON dblock.lock_history TO PUBLIC"),
+    "may create": ("direct-privileges", "error", "GRANT CREATE ON SCHEMA dblock TO {role}"),
+    "may read a table": ("direct-privileges", "error", "GRANT SELECT ON dblock.distributed_locks TO {role}"),
+    "may write a column": ("direct-privileges", "error", "GRANT UPDATE (token) ON dblock.distributed_locks TO {role}"),
+    "may use the sequence": ("direct-privileges", "error", "GRANT USAGE ON SEQUENCE dblock.token_sequence TO {role}"),
+    "all may read": ("direct-privileges", "error", "GRANT SELECT ON dblock.lock_history TO PUBLIC"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_a_trouble_is_found_alone_and_mended_by_what_is_said(dsn: str, role: str, trouble: str) -> None:
+def test_trouble_is_found_alone_and_its_fix_works(dsn: str, role: str, trouble: str) -> None:
     schema.grant(dsn, role, may=["lock", "see"])
     check, level, statement = TROUBLES[trouble]
     play(dsn, statement.format(database=database(dsn), role=role))
     finding = only(dsn, check, level)
     if "{role}" in statement:
         assert role in finding.what
-    mend(dsn, finding)
+    apply_fix(dsn, finding)
     assert found(dsn) == []
 
 
-def test_every_function_in_the_files_is_known_to_the_catalog(dsn: str) -> None:
+def test_expected_functions_match_the_catalog(dsn: str) -> None:
     with psycopg.connect(dsn) as connection:
         ours = "SELECT proname FROM pg_proc WHERE pronamespace = 'dblock'::regnamespace"
         named = connection.execute(ours).fetchall()
     assert set(bodies()) == {name for (name,) in named}
 
 
-def test_a_repair_keeps_locks_and_grants(dsn: str, role: str, shell: Shell) -> None:
+def test_repair_keeps_locks_and_grants(dsn: str, role: str, shell: Shell) -> None:
     schema.grant(dsn, role)
     with dblock.Client(dsn) as client:
         lease = client.lock("a", ttl=60).acquire()
         play(dsn, "DROP FUNCTION dblock.renew")
         repaired = shell.run("install", "--repair")
-        assert (repaired.code, "anew" in repaired.out) == (0, True)
+        assert (repaired.code, "Repaired" in repaired.out) == (0, True)
         lease.renew()
     assert found(dsn) == []
     with dblock.Client(conninfo.make_conninfo(dsn, user=role)) as application:
@@ -277,10 +279,10 @@ def test_a_repair_keeps_locks_and_grants(dsn: str, role: str, shell: Shell) -> N
     assert shell.run("install", "--repair", "--sql").code == 2
 
 
-# What is installed.
+# The installation.
 
 
-def test_not_installed_is_an_error_and_only_the_server_is_looked_at(shell: Shell, dsn: str) -> None:
+def test_missing_schema_is_an_error_and_only_the_server_is_checked(shell: Shell, dsn: str) -> None:
     done = shell.run("doctor", "--schema", "elsewhere", "--json")
     assert done.code == 4
     assert [one["id"] for one in done.json["findings"]] == ["schema-missing"]
@@ -290,7 +292,7 @@ def test_not_installed_is_an_error_and_only_the_server_is_looked_at(shell: Shell
 
 
 @pytest.mark.parametrize(("revision", "says"), [("0000", "dblock install"), ("9999", "pip install --upgrade dblock")])
-def test_another_revision(dsn: str, revision: str, says: str) -> None:
+def test_other_revision_is_an_error(dsn: str, revision: str, says: str) -> None:
     play(dsn, f"UPDATE dblock.installed_revision SET version_num = '{revision}'", "DROP TABLE dblock.lock_history")
     assert only(dsn, "schema-revision", "error").command == says
 
@@ -299,7 +301,7 @@ def test_another_revision(dsn: str, revision: str, says: str) -> None:
     ("statement", "what"),
     [
         ("ALTER TABLE dblock.distributed_locks DROP COLUMN meta", "column distributed_locks.meta is missing"),
-        ("ALTER TABLE dblock.lock_tickets ALTER number TYPE integer", "number is integer and not bigint"),
+        ("ALTER TABLE dblock.lock_tickets ALTER number TYPE integer", "number is integer, not bigint"),
         ("DROP TABLE dblock.lock_history", "table lock_history is missing"),
         ("DROP SEQUENCE dblock.token_sequence", "sequence token_sequence is missing"),
         (
@@ -308,7 +310,7 @@ def test_another_revision(dsn: str, revision: str, says: str) -> None:
         ),
     ],
 )
-def test_tables_that_are_not_what_the_revision_says(dsn: str, statement: str, what: str) -> None:
+def test_altered_tables_are_an_error(dsn: str, statement: str, what: str) -> None:
     play(dsn, statement)
     finding = only(dsn, "schema-tables", "error")
     assert what in finding.what
@@ -328,20 +330,20 @@ def test_tables_that_are_not_what_the_revision_says(dsn: str, statement: str, wh
         ("idle_session_timeout", "1h", "idle-session-timeout", "warning"),
     ],
 )
-def test_a_setting_of_the_whole_server(dsn: str, name: str, value: str, check: str, level: str) -> None:
+def test_server_setting_is_found_and_its_fix_works(dsn: str, name: str, value: str, check: str, level: str) -> None:
     with server_set(dsn, name, value):
         finding = only(dsn, check, level)
-        mend(dsn, finding)
-        until(lambda: found(dsn) == [], "the mended setting")
+        apply_fix(dsn, finding)
+        until(lambda: found(dsn) == [], "the fixed setting")
 
 
-def test_local_commits_are_as_good_as_any_without_synchronous_standbys(dsn: str) -> None:
+def test_local_commit_is_fine_without_synchronous_standbys(dsn: str) -> None:
     play(dsn, f"ALTER DATABASE {database(dsn)} SET synchronous_commit = local")
     assert found(dsn) == []
 
 
-def test_standbys(healthy: Server, dsn: str) -> None:
-    """Attached and not waited for; awaited and there; awaited and gone; and asked itself."""
+def test_standbys_are_checked_in_every_state(healthy: Server, dsn: str) -> None:
+    """Attached but not waited for; waited for and connected; waited for and gone; and examined itself."""
     with copy_of(healthy, "--write-recovery-conf") as standby:
         with open(standby.data / "postgresql.auto.conf", "a") as settings:
             settings.write(f"max_prepared_transactions = {SETTINGS['max_prepared_transactions']}\n")
@@ -363,8 +365,8 @@ def test_standbys(healthy: Server, dsn: str) -> None:
             missing = until(lambda: [one for one in found(dsn) if one.id == "sync-standby-missing"], "the finding")
             assert [one.id for one in found(dsn)] == ["sync-standby-missing"]
             assert "none is connected" in missing[0].what
-            mend(dsn, missing[0])
-            until(lambda: found(dsn) == [], "a server that waits for nobody")
+            apply_fix(dsn, missing[0])
+            until(lambda: found(dsn) == [], "a server that waits for no standby")
 
 
 def attached(dsn: str) -> Finding | None:
@@ -379,15 +381,15 @@ def attached(dsn: str) -> Finding | None:
 
 
 @needs_pgbouncer
-def test_a_pooler_in_between(dsn: str) -> None:
+def test_pooler_on_the_path_is_found(dsn: str) -> None:
     with pooled(dsn) as through:
         assert "listen_dsn" in only(through, "pooler", "warning").command
         with psycopg.connect(through, autocommit=True) as connection:
             shown = connection.execute("SELECT current_setting('statement_timeout'), current_setting('search_path')")
-            assert shown.fetchone() == ("0", '"$user", public'), "the sessions of others are left as they were"
+            assert shown.fetchone() == ("0", '"$user", public'), "sessions in the pool are left as they were"
 
 
-def test_few_connections_left(dsn: str) -> None:
+def test_shortage_of_connections_is_found(dsn: str) -> None:
     with ExitStack() as opened:
         for _ in range(22):
             opened.enter_context(psycopg.connect(dsn))
@@ -396,7 +398,7 @@ def test_few_connections_left(dsn: str) -> None:
     until(lambda: found(dsn) == [], "room")
 
 
-def test_more_listeners_than_are_wanted_and_only_those_alive(dsn: str) -> None:
+def test_only_live_listeners_count_against_the_limit(dsn: str) -> None:
     with ExitStack() as opened:
         sessions = [opened.enter_context(psycopg.connect(dsn, autocommit=True)) for _ in range(3)]
         for session in sessions:
@@ -408,7 +410,7 @@ def test_more_listeners_than_are_wanted_and_only_those_alive(dsn: str) -> None:
         until(lambda: found(dsn, listeners=2) == [], "the end of a session")
 
 
-def test_notifications_that_nobody_takes(dsn: str) -> None:
+def test_full_notification_queue_is_found(dsn: str) -> None:
     if major() < 17:
         pytest.skip("before Postgres 17 the queue holds too much to be filled in a test")
     with psycopg.connect(dsn, autocommit=True) as lazy:
@@ -424,29 +426,29 @@ def test_notifications_that_nobody_takes(dsn: str) -> None:
 # Tokens.
 
 
-def test_a_store_that_has_seen_higher_tokens(dsn: str) -> None:
+def test_fence_with_a_higher_token_is_found(dsn: str) -> None:
     store = fenced_store.FencedStore(dsn)
     store.put("invoice:42", {"total": 1}, fence=4711)
     finding = only(dsn, "token-below-store", "error")
     assert finding.command == "dblock token raise --above 4711"
-    mend(dsn, finding)
+    apply_fix(dsn, finding)
     assert found(dsn) == []
     with dblock.Client(dsn) as client:
         assert client.lock("a").acquire().token == 4712
     store.close()
 
 
-def test_tokens_that_a_session_has_hoarded_are_gone_once_it_is_mended(dsn: str) -> None:
+def test_fix_of_the_token_cache_drops_cached_tokens(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as hoarder:
         play(dsn, "ALTER SEQUENCE dblock.token_sequence CACHE 20")
         granted = "SELECT token FROM dblock.try_acquire(%s)"
         assert hoarder.execute(granted, ["a"]).fetchone() == (1,)
         finding = only(dsn, "token-cache", "error")
-        mend(dsn, finding)
+        apply_fix(dsn, finding)
         assert cli.main(["--dsn", dsn, *shlex.split(finding.command.partition("dblock ")[2])]) == 0
         row = hoarder.execute(granted, ["b"]).fetchone()
         assert row is not None
-        assert row[0] > 20, "what it had kept is not handed out any more"
+        assert row[0] > 20, "the cached tokens are not issued any more"
 
 
 # Tables.
@@ -459,32 +461,32 @@ UPDATE = """
 TEN = "INSERT INTO dblock.distributed_locks SELECT i, 0, '-infinity' FROM generate_series(0, 9) AS i"
 
 
-def test_updates_as_they_should_be(dsn: str) -> None:
+def test_hot_updates_have_no_finding(dsn: str) -> None:
     play(dsn, "SET synchronous_commit = off", TEN, UPDATE)
     assert found(dsn) == []
 
 
-def test_updates_that_an_index_keeps_from_staying_in_their_page(dsn: str) -> None:
+def test_updates_hindered_by_an_index_are_found(dsn: str) -> None:
     index = "CREATE INDEX by_deadline ON dblock.distributed_locks (expires_at)"
     play(dsn, "SET synchronous_commit = off", index, TEN, UPDATE)
     finding = only(dsn, "hot-updates", "warning")
     assert "by_deadline" in finding.what
     assert "1200 updates" in finding.what
-    mend(dsn, finding)
+    apply_fix(dsn, finding)
     assert found(dsn) == []
 
 
-def test_updates_that_find_no_room_in_their_page(dsn: str) -> None:
+def test_updates_hindered_by_the_fillfactor_are_found(dsn: str) -> None:
     many = "INSERT INTO dblock.distributed_locks SELECT i, 0, '-infinity' FROM generate_series(1, 5000) AS i"
     play(dsn, "ALTER TABLE dblock.distributed_locks SET (fillfactor = 100)", many)
     play(dsn, "UPDATE dblock.distributed_locks SET token = token")
     finding = only(dsn, "hot-updates", "warning")
-    assert "fillfactor=100 and not fillfactor=50" in finding.what
-    mend(dsn, finding)
+    assert "fillfactor=100, not fillfactor=50" in finding.what
+    apply_fix(dsn, finding)
     assert found(dsn) == []
 
 
-def test_dead_rows_that_nobody_clears_away(dsn: str) -> None:
+def test_dead_rows_are_found(dsn: str) -> None:
     play(
         dsn,
         "SET synchronous_commit = off",
@@ -493,11 +495,11 @@ def test_dead_rows_that_nobody_clears_away(dsn: str) -> None:
     )
     finding = only(dsn, "bloat", "warning")
     assert "59900 dead row versions to 100 rows" in finding.what
-    mend(dsn, finding)
+    apply_fix(dsn, finding)
     assert found(dsn) == []
 
 
-def test_a_table_that_is_mostly_empty(dsn: str) -> None:
+def test_mostly_empty_table_is_found(dsn: str) -> None:
     play(
         dsn,
         "SET synchronous_commit = off",
@@ -508,14 +510,14 @@ def test_a_table_that_is_mostly_empty(dsn: str) -> None:
     )
     finding = only(dsn, "bloat", "warning")
     assert re.search(r"\d\d MB for [12] rows", finding.what)
-    mend(dsn, finding)
+    apply_fix(dsn, finding)
     assert found(dsn) == []
 
 
 # Old snapshots.
 
 
-def test_an_old_snapshot(dsn: str) -> None:
+def test_old_snapshot_is_found(dsn: str) -> None:
     with closing(psycopg.connect(dsn, autocommit=True, application_name="report")) as old:
         old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         old.execute(f"SELECT '{'x' * 200}'")
@@ -523,12 +525,12 @@ def test_an_old_snapshot(dsn: str) -> None:
         finding = only(dsn, "old-snapshot", "warning", age=0)
         assert f"Process {old.info.backend_pid} 'report'" in finding.what
         assert finding.what.endswith("x" * (100 - len("SELECT '")) + "…")
-        mend(dsn, finding)
+        apply_fix(dsn, finding)
         until(lambda: found(dsn, age=0) == [], "its end")
 
 
-def test_what_holds_nothing_back_is_not_to_blame(dsn: str, healthy: Server) -> None:
-    """In a transaction without a snapshot; or with one that only reads, in another database."""
+def test_transactions_that_do_not_hold_back_vacuum_are_not_reported(dsn: str, healthy: Server) -> None:
+    """A transaction without a snapshot, and a read-only snapshot in another database."""
     with psycopg.connect(dsn) as idle, psycopg.connect(healthy.url) as elsewhere:
         idle.execute("SELECT 1")
         elsewhere.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -539,17 +541,15 @@ def test_what_holds_nothing_back_is_not_to_blame(dsn: str, healthy: Server) -> N
         assert repr("postgres") in only(dsn, "old-snapshot", "warning", age=0).what
 
 
-def test_a_transaction_that_was_prepared_and_forgotten(dsn: str) -> None:
+def test_forgotten_prepared_transaction_is_found(dsn: str) -> None:
     play(dsn, "BEGIN; CREATE TABLE t (); PREPARE TRANSACTION 'it''s'")
     assert found(dsn) == []
-    mend(dsn, only(dsn, "prepared-transaction", "warning", age=0))
+    apply_fix(dsn, only(dsn, "prepared-transaction", "warning", age=0))
     assert found(dsn, age=0) == []
 
 
-def test_a_replication_slot_that_nobody_reads_by_how_far_it_is_behind(
-    dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before Postgres 17 nobody knows since when it is not in use."""
+def test_unused_replication_slot_is_found_by_its_lag(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers before Postgres 17 do not record since when a slot is unused."""
     before = property(lambda _: 160_000, lambda *_: None)
     monkeypatch.setattr(patient.Patient, "version", before, raising=False)
     play(dsn, "SELECT pg_create_logical_replication_slot('forgotten', 'pgoutput')")
@@ -561,19 +561,19 @@ def test_a_replication_slot_that_nobody_reads_by_how_far_it_is_behind(
         play(dsn, "SELECT pg_drop_replication_slot('forgotten')")
 
 
-def test_a_replication_slot_that_nobody_reads(dsn: str) -> None:
+def test_unused_replication_slot_is_found_by_its_age(dsn: str) -> None:
     if major() < 17:
-        pytest.skip("before Postgres 17 nobody knows since when a slot is not in use")
+        pytest.skip("servers before Postgres 17 do not record since when a slot is unused")
     play(dsn, "SELECT pg_create_logical_replication_slot('forgotten', 'pgoutput')")
     assert found(dsn) == []
-    mend(dsn, only(dsn, "replication-slot", "warning", age=0))
+    apply_fix(dsn, only(dsn, "replication-slot", "warning", age=0))
     assert found(dsn, age=0) == []
 
 
-# Rights.
+# Privileges.
 
 
-def test_what_a_role_has_by_membership_it_has(dsn: str, role: str, healthy: Server) -> None:
+def test_privileges_by_membership_count(dsn: str, role: str, healthy: Server) -> None:
     schema.grant(dsn, role)
     play(
         dsn,
@@ -588,12 +588,12 @@ def test_what_a_role_has_by_membership_it_has(dsn: str, role: str, healthy: Serv
 # Clocks.
 
 
-def test_a_clock_that_was_set_back(dsn: str) -> None:
+def test_clock_set_back_is_found(dsn: str) -> None:
     with dblock.Client(dsn) as client:
         client.lock("a", ttl=60).acquire()
         assert found(dsn) == []
         play(dsn, "UPDATE dblock.distributed_locks SET expires_at = expires_at + interval '1 hour'")
-        assert "dblock break a" in only(dsn, "clock-set-back", "warning").command
+        assert "dblock force-release a" in only(dsn, "clock-set-back", "warning").command
         play(dsn, "UPDATE dblock.distributed_locks SET expires_at = now(), released_at = now() + interval '1 h'")
         assert "none of them held" in only(dsn, "clock-set-back", "warning").what
 
@@ -602,12 +602,12 @@ def test_a_clock_that_was_set_back(dsn: str) -> None:
     ("trick", "check", "code"),
     [
         ("import time; now = time.time; time.time = lambda: now() - 60", "clock-difference", 0),
-        ("from dblock import clock; now = clock.now; clock.now = lambda: 2 * now()", "clock-steps", 3),
-        ("from dblock import clock; now = clock.now; clock.now = lambda: now() / 2", "clock-steps", 3),
+        ("from dblock._core import clock; now = clock.now; clock.now = lambda: 2 * now()", "clock-steps", 3),
+        ("from dblock._core import clock; now = clock.now; clock.now = lambda: now() / 2", "clock-steps", 3),
     ],
 )
-def test_clocks_that_do_not_agree(shell: Shell, dsn: str, trick: str, check: str, code: int) -> None:
-    """It is all the same which of the two goes wrong."""
+def test_disagreeing_clocks_are_found(shell: Shell, dsn: str, trick: str, check: str, code: int) -> None:
+    """It does not matter which of the two clocks is wrong."""
     import subprocess
 
     program = f"import sys; {trick}; from dblock.cli import main; sys.exit(main())"
@@ -617,7 +617,7 @@ def test_clocks_that_do_not_agree(shell: Shell, dsn: str, trick: str, check: str
     assert done.returncode == code
 
 
-def test_an_answer_that_took_long_is_no_step_of_a_clock() -> None:
+def test_slow_reply_is_no_step_of_a_clock() -> None:
     first, slow = Sample(0.0, 100.0, 0.01, 0.0), Sample(0.3, 102.2, 2.5, 0.0)
     assert clocks.deviation(first, slow) == 0
     assert clocks.deviation(first, slow._replace(server=103.0)) == pytest.approx(0.5)
@@ -627,22 +627,22 @@ def test_an_answer_that_took_long_is_no_step_of_a_clock() -> None:
 # The command.
 
 
-def test_words_and_exit_codes(shell: Shell, dsn: str) -> None:
+def test_findings_are_printed_with_their_exit_code(shell: Shell, dsn: str) -> None:
     play(dsn, f"ALTER DATABASE {database(dsn)} SET synchronous_commit = off")
     warned = shell.run("doctor")
     assert warned.code == 3
     assert warned.out.startswith(
         "warning  synchronous-commit\n  synchronous_commit is off for this login (database).\n"
     )
-    assert f'  mend  ALTER DATABASE "{database(dsn)}" RESET synchronous_commit;\n' in warned.out
+    assert f'  fix  ALTER DATABASE "{database(dsn)}" RESET synchronous_commit;\n' in warned.out
     assert warned.out.endswith("checks, 1 finding.\n")
     play(dsn, "ALTER SEQUENCE dblock.token_sequence CYCLE")
     worse = shell.run("doctor")
     assert worse.code == 4
-    assert worse.out.index("token-cycle") < worse.out.index("synchronous-commit"), "the worst first"
+    assert worse.out.index("token-cycle") < worse.out.index("synchronous-commit"), "the worst finding comes first"
 
 
-def test_what_others_have_written_moves_no_cursor(shell: Shell, dsn: str) -> None:
+def test_hostile_query_moves_no_cursor(shell: Shell, dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True, application_name="x") as old:
         old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         old.execute("SELECT '\x1b[2J\u202e'")
@@ -651,14 +651,14 @@ def test_what_others_have_written_moves_no_cursor(shell: Shell, dsn: str) -> Non
     assert not set(out) & {"\x1b", "\u202e"}
 
 
-def test_a_database_that_cannot_be_reached(shell: Shell) -> None:
+def test_unreachable_database_is_exit_code_69(shell: Shell) -> None:
     done = shell.run("doctor", dsn="host=127.0.0.1 port=1 user=x")
     assert (done.code, done.out) == (69, "")
     assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("when", [b"pg_settings", b"pg_stat_replication", b"distributed_locks", b"ROLLBACK"])
-def test_a_database_that_dies_in_the_middle(shell: Shell, dsn: str, when: bytes) -> None:
+def test_database_that_dies_during_the_examination_is_exit_code_69(shell: Shell, dsn: str, when: bytes) -> None:
     with Proxy(dsn) as proxy:
         proxy.fall_silent_at(when)
         process = shell.start("doctor", dsn=proxy.dsn)
@@ -668,7 +668,7 @@ def test_a_database_that_dies_in_the_middle(shell: Shell, dsn: str, when: bytes)
     assert done.err.count("\n") == 1
 
 
-def test_ctrl_c_in_the_middle(shell: Shell, dsn: str) -> None:
+def test_ctrl_c_is_reported_in_one_line(shell: Shell, dsn: str) -> None:
     with Proxy(dsn) as proxy:
         proxy.fall_silent_at(b"pg_stat_activity")
         process = shell.start("doctor", dsn=proxy.dsn)
@@ -679,17 +679,15 @@ def test_ctrl_c_in_the_middle(shell: Shell, dsn: str) -> None:
     assert done.err == "dblock: interrupted\n"
 
 
-def test_a_database_that_falls_silent_is_not_waited_for(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "SILENCE", 0.3)
+def test_doctor_gives_up_on_a_database_that_stops_replying(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "REPLY_TIMEOUT", 0.3)
     with Proxy(dsn) as proxy:
         proxy.fall_silent_at(b"pg_stat_activity")
-        with pytest.raises(dblock.Unavailable, match="did not answer within 0.3 s"):
+        with pytest.raises(dblock.Unavailable, match="did not reply within 0.3 s"):
             found(proxy.dsn)
 
 
-def test_a_check_that_must_wait_too_long_is_left_out_and_the_others_are_made(
-    dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_that_waits_too_long_is_left_out_and_the_others_run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patient, "BEGIN", patient.BEGIN.replace("lock_timeout TO 2000", "lock_timeout TO 20"))
     with psycopg.connect(dsn) as other:
         other.execute("LOCK TABLE dblock.distributed_locks")
@@ -699,8 +697,8 @@ def test_a_check_that_must_wait_too_long_is_left_out_and_the_others_are_made(
     assert {"token-below-store", "clock-difference"} <= set(report.checked)
 
 
-def test_it_writes_nothing(dsn: str) -> None:
-    """Each look is in a transaction that could not."""
+def test_examination_writes_nothing(dsn: str) -> None:
+    """Every check runs in a read-only transaction."""
     assert patient.BEGIN.startswith("BEGIN READ ONLY")
     with psycopg.connect(dsn) as connection:
         before = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
@@ -710,16 +708,16 @@ def test_it_writes_nothing(dsn: str) -> None:
         assert connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone() == (before[0] + 1,)
 
 
-def test_somebody_at_a_terminal_sees_what_takes_so_long(shell: Shell, dsn: str, tmp_path: Path) -> None:
+def test_terminal_shows_the_running_check(shell: Shell, dsn: str, tmp_path: Path) -> None:
     with Proxy(dsn) as proxy:
         proxy.delay = 0.02
         play(dsn, "ALTER SEQUENCE dblock.token_sequence CYCLE")
         with Terminal(shell.command("doctor", dsn=proxy.dsn), columns=60) as terminal:
-            terminal.wait_for("Looking at ")
+            terminal.wait_for("Checking ")
             assert terminal.ended() == 4
             lines = terminal.lines()
     assert lines[0] == "error  token-cycle"
-    assert "Looking" not in terminal.text
+    assert "Checking" not in terminal.text
     assert any(re.fullmatch(r"\d+ checks, 1 finding\.", line) for line in lines)
     assert os.fsencode("\x1b[31m") in terminal.raw
 

@@ -1,4 +1,4 @@
-"""graph: who waits for whom, for people, for programs that draw, and for scripts."""
+"""`dblock graph`: the wait-for graph as text, as a picture and as JSON."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from tests.support.terminal import Terminal
 HOSTILE = 'a\x1b[2J\rb"<\u202ec\nd'
 
 
-def hold(owner: psycopg.Connection, name: str, who: str) -> None:
-    owner.execute("SELECT try_acquire(%s, ttl => '1 hour', holder => %s)", [name, who])
+def hold(owner: psycopg.Connection, name: str, participant: str) -> None:
+    owner.execute("SELECT try_acquire(%s, ttl => '1 hour', holder => %s)", [name, participant])
 
 
-def wait(owner: psycopg.Connection, name: str, who: str) -> None:
+def wait(owner: psycopg.Connection, name: str, participant: str) -> None:
     owner.execute(
-        "SELECT acquire(%s, attempt => gen_random_uuid(), client => gen_random_uuid(), holder => %s)", [name, who]
+        "SELECT acquire(%s, attempt => gen_random_uuid(), client => gen_random_uuid(), holder => %s)",
+        [name, participant],
     )
-    # Nobody lets it be heard again, and to start a command several times takes a while.
+    # This waiter sends no heartbeats, and the test needs time to start several commands.
     owner.execute("UPDATE lock_clients SET seen_until = clock_timestamp() + interval '1 minute'")
 
 
 @pytest.fixture
 def chain(owner: psycopg.Connection) -> None:
-    """Ann holds a; bob waits for it and holds b; carol waits for b. Zoe holds what nobody wants."""
-    for name, who in (("a", "ann"), ("b", "bob"), ("idle", "zoe")):
-        hold(owner, name, who)
+    """Ann holds a. Bob waits for a and holds b. Carol waits for b. Zoe holds a lock without waiters."""
+    for name, participant in (("a", "ann"), ("b", "bob"), ("idle", "zoe")):
+        hold(owner, name, participant)
     wait(owner, "a", "bob")
     wait(owner, "b", "carol")
 
 
 @pytest.fixture
-def circle(owner: psycopg.Connection) -> None:
+def cycle(owner: psycopg.Connection) -> None:
     """Ann and bob wait for each other."""
     hold(owner, "a", "ann")
     hold(owner, "b", "bob")
@@ -46,7 +47,7 @@ def circle(owner: psycopg.Connection) -> None:
 
 
 @pytest.mark.usefixtures("chain")
-def test_who_waits_for_whom_is_a_tree(shell: Shell) -> None:
+def test_graph_prints_waiters_as_a_tree(shell: Shell) -> None:
     done = shell.run("graph")
     assert (done.code, done.err) == (0, "")
     first, second, third, fourth = done.out.splitlines()
@@ -58,36 +59,36 @@ def test_who_waits_for_whom_is_a_tree(shell: Shell) -> None:
     assert [line[:3] for line in shell.run("graph", "b").out.splitlines()] == ["ann", "└─ ", "   ", "   "]
 
 
-@pytest.mark.usefixtures("circle")
-def test_a_circle_comes_first_and_says_what_helps(shell: Shell) -> None:
+@pytest.mark.usefixtures("cycle")
+def test_deadlock_is_printed_first_with_its_remedy(shell: Shell) -> None:
     done = shell.run("graph")
     assert done.code == 0
     assert done.out.splitlines()[:3] == [
-        "These wait for each other and none will go on:",
-        "  ann has a and waits for b",
-        "  bob has b and waits for a",
+        "Deadlock: these holders wait for each other.",
+        "  ann holds a and waits for b",
+        "  bob holds b and waits for a",
     ]
-    assert "dblock break b" in done.out
-    assert shell.run("break", "b", "--now", "--yes").code == 0
+    assert "dblock force-release b" in done.out
+    assert shell.run("force-release", "b", "--now", "--yes").code == 0
     assert "wait for each other" not in shell.run("graph").out
 
 
-@pytest.mark.usefixtures("circle")
-def test_a_circle_is_said_beside_a_picture_too(shell: Shell) -> None:
+@pytest.mark.usefixtures("cycle")
+def test_deadlock_is_reported_beside_a_picture(shell: Shell) -> None:
     done = shell.run("graph", "--format", "svg", "--output", "g.svg")
     assert (done.code, done.out) == (0, "")
-    assert "These wait for each other" in done.err
+    assert "these holders wait for each other" in done.err
     text = (shell.folder / "g.svg").read_text(encoding="utf-8")
     ElementTree.fromstring(text)
     assert 'class="edge wait stuck"' in text
 
 
-@pytest.mark.usefixtures("circle")
-def test_a_script_is_told_nodes_edges_and_cycles(shell: Shell) -> None:
-    facts = shell.run("graph", "--json").json
-    assert {node["id"] for node in facts["nodes"]} == {"participant:ann", "participant:bob", "lock:a", "lock:b"}
-    assert len(facts["edges"]) == 4
-    assert facts["cycles"] == [
+@pytest.mark.usefixtures("cycle")
+def test_json_has_nodes_edges_and_cycles(shell: Shell) -> None:
+    data = shell.run("graph", "--json").json
+    assert {node["id"] for node in data["nodes"]} == {"participant:ann", "participant:bob", "lock:a", "lock:b"}
+    assert len(data["edges"]) == 4
+    assert data["cycles"] == [
         [
             {"participant": "ann", "waits_for": "b", "held_by": "bob"},
             {"participant": "bob", "waits_for": "a", "held_by": "ann"},
@@ -96,24 +97,24 @@ def test_a_script_is_told_nodes_edges_and_cycles(shell: Shell) -> None:
 
 
 @pytest.mark.usefixtures("chain")
-@pytest.mark.parametrize(("form", "begins"), [("mermaid", "flowchart RL\n"), ("dot", "digraph"), ("svg", "<svg ")])
-def test_every_form_can_be_had(shell: Shell, form: str, begins: str) -> None:
-    done = shell.run("graph", "--format", form)
+@pytest.mark.parametrize(("format_", "begins"), [("mermaid", "flowchart RL\n"), ("dot", "digraph"), ("svg", "<svg ")])
+def test_every_format_is_printed(shell: Shell, format_: str, begins: str) -> None:
+    done = shell.run("graph", "--format", format_)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(begins)
 
 
-def test_nobody_waits_is_said_and_is_no_error(shell: Shell, client: dblock.Client) -> None:
+def test_empty_graph_is_reported_and_is_no_error(shell: Shell, client: dblock.Client) -> None:
     client.lock("a", ttl=60).acquire()
     done = shell.run("graph")
     assert (done.code, done.out) == (0, "")
-    assert "Nobody waits." in done.err
+    assert "No client is waiting." in done.err
     assert shell.run("graph", "--json").json == {"nodes": [], "edges": [], "cycles": []}
     ElementTree.fromstring(shell.run("graph", "--format", "svg").out)
 
 
 @pytest.mark.usefixtures("chain")
-def test_a_file_is_not_overwritten_unless_told_so(shell: Shell) -> None:
+def test_existing_file_is_not_overwritten_without_force(shell: Shell) -> None:
     assert shell.run("graph", "--format", "dot", "--output", "g.dot").code == 0
     file = shell.folder / "g.dot"
     file.write_text("mine")
@@ -129,14 +130,14 @@ def test_a_file_is_not_overwritten_unless_told_so(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("path", ["nowhere/g.svg", ".", "/dev/full", "x" * 300])
-def test_a_file_that_cannot_be_written(shell: Shell, path: str) -> None:
+def test_file_that_cannot_be_written_is_an_error(shell: Shell, path: str) -> None:
     done = shell.run("graph", "--format", "svg", "--output", path, "--force")
     assert (done.code, done.out) == (1, "")
     assert "cannot be written" in done.err
     assert done.err.count("\n") == 1
 
 
-def test_a_form_that_is_not_known_or_asked_for_twice(shell: Shell) -> None:
+def test_unknown_format_and_conflicting_formats_are_refused(shell: Shell) -> None:
     assert shell.run("graph", "--format", "png").code == 2
     both = shell.run("graph", "--json", "--format", "svg")
     assert both.code == 2
@@ -152,37 +153,37 @@ def test_hostile_names_move_no_cursor(shell: Shell, owner: psycopg.Connection) -
     assert shell.run("graph", "--json").json["nodes"][-1]["name"] == HOSTILE
 
 
-@pytest.mark.usefixtures("circle")
-def test_a_terminal_gets_colours_and_a_pipe_does_not(shell: Shell) -> None:
+@pytest.mark.usefixtures("cycle")
+def test_terminal_gets_colours_and_a_pipe_does_not(shell: Shell) -> None:
     assert "\x1b" not in shell.run("graph").out
     with Terminal(shell.command("graph"), columns=40) as terminal:
         assert terminal.ended() == 0
-        assert b"\x1b[1;31mThese wait for each other" in terminal.raw
+        assert b"\x1b[1;31mDeadlock: these holders wait for" in terminal.raw
         assert "└─ 1  bob" in terminal.text
     with Terminal(shell.command("graph"), env={"NO_COLOR": "1"}) as terminal:
         assert terminal.ended() == 0
         assert b"31m" not in terminal.raw
 
 
-def test_it_is_all_as_of_one_moment(owner: psycopg.Connection, dsn: str) -> None:
-    """Between the two statements ann lets go, and waits for bob: no moment had a circle, and none is seen."""
+def test_graph_is_one_snapshot(owner: psycopg.Connection, dsn: str) -> None:
+    """Between the two statements ann releases a and waits for bob. There was never a cycle, and none is seen."""
     from dblock._runtime.target import resolve
     from dblock.admin.inspect import overview
-    from dblock.cli.graph.waits import build
+    from dblock.cli.graph.waits import build_graph
 
     hold(owner, "a", "ann")
     hold(owner, "b", "bob")
-    with overview(resolve(dsn)) as look, look.one_moment():
-        locks = look.locks()
+    with overview(resolve(dsn)) as database, database.one_moment():
+        locks = database.locks()
         owner.execute("SELECT release('a', (holder('a')).token)")
         wait(owner, "b", "ann")
-        assert look.waiters() == []
-    with overview(resolve(dsn)) as look, look.one_moment():
-        assert len(build(look.locks(), look.waiters()).waits) == 1
+        assert database.waiters() == []
+    with overview(resolve(dsn)) as database, database.one_moment():
+        assert len(build_graph(database.locks(), database.waiters()).waits) == 1
     assert len(locks) == 2
 
 
-def test_a_database_that_cannot_be_reached(shell: Shell) -> None:
+def test_unreachable_database_leaves_no_file(shell: Shell) -> None:
     done = shell.run("graph", "--output", "g.svg", dsn="host=127.0.0.1 port=1 user=x")
     assert (done.code, done.out) == (69, "")
     assert not Path(shell.folder / "g.svg").exists()

@@ -1,4 +1,4 @@
-"""The graph of who waits for whom, and its pictures, made of nothing but what is given."""
+"""The wait-for graph and its drawings, built from given locks and waiters without a database."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from dblock.cli.graph.markup import dot, mermaid
-from dblock.cli.graph.svg import HEIGHT, layout, shortened, svg
-from dblock.cli.graph.text import circles, plain_text, tree
-from dblock.cli.graph.waits import Graph, Step, build, facts, part
+from dblock.cli.graph.svg import HEIGHT, layout, shorten, svg
+from dblock.cli.graph.text import cycle_warnings, plain_text, wait_tree
+from dblock.cli.graph.waits import Graph, Step, build_graph, graph_data, select
 from tests.support.records import free_lock, held_lock, waiter
 
 HOSTILE = [
@@ -22,18 +22,18 @@ HOSTILE = [
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def ring(*who: str) -> Graph:
-    """Return a graph in which each waits for what the next one holds."""
-    locks = [held_lock(f"lock of {one}", one, number) for number, one in enumerate(who, 1)]
-    waits = zip(who, who[1:] + who[:1], strict=True)
-    return build(locks, [waiter(f"lock of {after}", 1, one) for one, after in waits])
+def cycle(*participants: str) -> Graph:
+    """Return a graph in which each participant waits for the lock of the next."""
+    locks = [held_lock(f"lock of {one}", one, number) for number, one in enumerate(participants, 1)]
+    waits = zip(participants, participants[1:] + participants[:1], strict=True)
+    return build_graph(locks, [waiter(f"lock of {after}", 1, one) for one, after in waits])
 
 
-def test_who_holds_one_and_waits_for_another_is_one_participant() -> None:
-    graph = build([held_lock("a", "ann"), held_lock("b", "bob")], [waiter("a", 1, "bob"), waiter("b", 1, "carol")])
+def test_holder_that_waits_is_one_participant() -> None:
+    graph = build_graph([held_lock("a", "ann"), held_lock("b", "bob")], [waiter("a", 1, "bob"), waiter("b", 1, "carol")])
     assert graph.participants == ["ann", "bob", "carol"]
-    assert graph.circles == []
-    found = facts(graph)
+    assert graph.cycles == []
+    found = graph_data(graph)
     assert [one["id"] for one in found["nodes"]] == [
         "participant:ann", "participant:bob", "participant:carol", "lock:a", "lock:b",
     ]  # fmt: skip
@@ -45,62 +45,54 @@ def test_who_holds_one_and_waits_for_another_is_one_participant() -> None:
     }
 
 
-def test_a_circle_is_found_and_told_in_its_order() -> None:
-    graph = ring("ann", "bob", "carol")
-    assert graph.circles == [
+def test_cycle_is_found_and_described_in_order() -> None:
+    graph = cycle("ann", "bob", "carol")
+    assert graph.cycles == [
         [
             Step("ann", "lock of bob", "bob"),
             Step("bob", "lock of carol", "carol"),
             Step("carol", "lock of ann", "ann"),
         ]
     ]
-    said = plain_text(circles(graph))
-    assert said.startswith("These wait for each other and none will go on:\n  ann has lock of ann and waits for")
-    assert "dblock break 'lock of bob'" in said
+    said = plain_text(cycle_warnings(graph))
+    assert said.startswith("Deadlock: these holders wait for each other.\n  ann holds lock of ann and waits for")
+    assert "dblock force-release 'lock of bob'" in said
 
 
-def test_circles_that_touch_are_all_found_and_what_leads_to_them_is_not_one() -> None:
-    """Ann is in two circles; dora waits for ann and holds what nobody wants, erik waits for nothing in them."""
-    locks = [
-        held_lock("a", "ann"),
-        held_lock("b", "bob"),
-        held_lock("c", "carol"),
-        held_lock("d", "dora"),
-        held_lock("e", "erik"),
-    ]
+def test_touching_cycles_are_found_without_their_outside_waiters() -> None:
+    """Ann is in two cycles. Dora waits for ann and holds a lock without waiters. Erik waits for none of them."""
+    locks = [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "carol"), held_lock("d", "dora"), held_lock("e", "erik")]
     waits = [("a", "bob"), ("b", "ann"), ("a", "carol"), ("c", "ann"), ("a", "dora"), ("e", "ann"), ("e", "fay")]
-    graph = build(locks, [waiter(name, 1, who) for name, who in waits])
-    stuck = {who for who in graph.participants if graph.is_stuck(who=who)}
+    graph = build_graph(locks, [waiter(name, 1, participant) for name, participant in waits])
+    stuck = {participant for participant in graph.participants if graph.is_stuck(participant=participant)}
     assert stuck == {"ann", "bob", "carol"}
-    assert len(graph.circles) == 2
-    assert graph.is_stuck(who="bob", lock="a")
-    assert not graph.is_stuck(who="dora", lock="a")
+    assert len(graph.cycles) == 2
+    assert graph.is_stuck(participant="bob", lock="a")
+    assert not graph.is_stuck(participant="dora", lock="a")
     assert not graph.is_stuck(lock="e")
 
 
-def test_a_wait_for_what_one_holds_oneself_is_no_circle_but_is_said() -> None:
-    graph = build([held_lock("a", "ann")], [waiter("a", 1, "ann"), waiter("a", 2, "bob")])
-    assert graph.circles == []
-    assert "ann, for 1.0 s (it holds it itself, perhaps in another thread)" in plain_text(tree(graph))
+def test_wait_for_a_lock_held_by_the_waiter_is_no_cycle() -> None:
+    graph = build_graph([held_lock("a", "ann")], [waiter("a", 1, "ann"), waiter("a", 2, "bob")])
+    assert graph.cycles == []
+    assert "ann, for 1.0 s (holds this lock itself, perhaps in another thread)" in plain_text(wait_tree(graph))
 
 
-def test_a_lock_that_ran_out_is_nobodys_though_its_row_names_a_holder() -> None:
-    graph = build(
-        [held_lock("a", "ann", left=0.0), held_lock("b", "bob")], [waiter("a", 1, "bob"), waiter("b", 1, "ann")]
-    )
-    assert graph.circles == []
-    assert "nobody  holds a" in plain_text(tree(graph))
+def test_expired_lock_is_free_although_its_row_names_a_holder() -> None:
+    graph = build_graph([held_lock("a", "ann", left=0.0), held_lock("b", "bob")], [waiter("a", 1, "bob"), waiter("b", 1, "ann")])
+    assert graph.cycles == []
+    assert "free  a" in plain_text(wait_tree(graph))
 
 
-def test_the_tree_reads_like_this() -> None:
+def test_tree_shows_holders_and_queues() -> None:
     locks = [held_lock("invoice:42", "ann@web-1:812", 7, 12.3), held_lock("report", "bob@web-2:99", 9, 5)]
-    line = [
+    queue = [
         waiter("invoice:42", 1, "bob@web-2:99", 3.1),
         waiter("report", 1, "carol", 2),
         waiter("report", 2, "erik", 1.5),
         waiter("invoice:42", 2, "dave", 0.4),
     ]
-    assert plain_text(tree(build(locks, line))) == (
+    assert plain_text(wait_tree(build_graph(locks, queue))) == (
         "ann@web-1:812  holds invoice:42 (token 7, 12.3 s left)\n"
         "├─ 1  bob@web-2:99, for 3.1 s\n"
         "│     holds report (token 9, 5.0 s left)\n"
@@ -110,65 +102,60 @@ def test_the_tree_reads_like_this() -> None:
     )
 
 
-def test_everyone_is_in_the_tree_once_with_what_they_hold() -> None:
-    """In circles, behind them, of several locks, of free ones: each holding is drawn exactly once."""
-    graph = build(
-        [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "ann"), held_lock("d", "dora"),
-         held_lock("e", "erik"), free_lock("f")],
-        [waiter("a", 1, "bob"), waiter("b", 1, "ann"), waiter("b", 2, "dora"), waiter("c", 1, "dora"),
-         waiter("d", 1, "x"), waiter("f", 1, "erik"), waiter("e", 1, "y")],
+def test_tree_shows_each_holding_once() -> None:
+    """In cycles, behind them, with several locks, with free ones: each holding is drawn exactly once."""
+    graph = build_graph(
+        [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "ann"), held_lock("d", "dora"), held_lock("e", "erik"), free_lock("f")],
+        [waiter("a", 1, "bob"), waiter("b", 1, "ann"), waiter("b", 2, "dora"), waiter("c", 1, "dora"), waiter("d", 1, "x"),
+         waiter("f", 1, "erik"), waiter("e", 1, "y")],
     )  # fmt: skip
-    text = plain_text(tree(graph))
+    text = plain_text(wait_tree(graph))
     for name in "abcde":
         assert text.count(f"holds {name} (") == 1, text
-    assert text.count("nobody  holds f") == 1
+    assert text.count("free  f") == 1
     assert len(re.findall(r"─ \d", text)) == 7, text
 
 
-def test_a_pattern_picks_locks_and_what_hangs_together_with_them() -> None:
-    locks = [
-        held_lock("a", "ann"),
-        held_lock("b", "bob"),
-        held_lock("z", "zoe"),
-        held_lock("idle", "ann"),
-        held_lock("lone", "bob"),
-    ]
-    graph = build(locks, [waiter("a", 1, "bob"), waiter("z", 1, "x")])
-    assert set(part(graph).locks) == {"a", "b", "z", "lone"}  # what bob holds, who waits
-    assert set(part(graph, "a").locks) == {"a", "b", "lone"}
-    assert set(part(graph, "i*").locks) == set()
-    assert set(part(graph, "idl?", every=True).locks) == {"a", "b", "lone", "idle"}
-    assert set(part(graph, every=True).locks) == {lock.name for lock in locks}
-    assert set(part(graph, "[ab]").locks) == set()
+def test_pattern_selects_locks_and_everything_connected() -> None:
+    locks = [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("z", "zoe"), held_lock("idle", "ann"), held_lock("lone", "bob")]
+    graph = build_graph(locks, [waiter("a", 1, "bob"), waiter("z", 1, "x")])
+    assert set(select(graph).locks) == {"a", "b", "z", "lone"}  # lone is held by bob, a waiter
+    assert set(select(graph, "a").locks) == {"a", "b", "lone"}
+    assert set(select(graph, "i*").locks) == set()
+    assert set(select(graph, "idl?", every=True).locks) == {"a", "b", "lone", "idle"}
+    assert set(select(graph, every=True).locks) == {lock.name for lock in locks}
+    assert set(select(graph, "[ab]").locks) == set()
 
 
-def test_a_chain_of_any_length_is_drawn() -> None:
+def test_chain_of_1500_waits_is_drawn() -> None:
     number = 1500
     locks = [held_lock(f"l{one:04}", f"p{one:04}") for one in range(number)]
-    graph = build(locks, [waiter(f"l{one:04}", 1, f"p{one + 1:04}") for one in range(number)])
-    assert len(tree(graph)) == 2 * number
-    boxes = layout(part(graph))
-    assert boxes["who", f"p{number:04}"].layer == 2 * number
+    graph = build_graph(locks, [waiter(f"l{one:04}", 1, f"p{one + 1:04}") for one in range(number)])
+    assert len(wait_tree(graph)) == 2 * number
+    boxes = layout(select(graph))
+    assert boxes["participant", f"p{number:04}"].layer == 2 * number
     ElementTree.fromstring(svg(graph))
 
 
 def hostile() -> Graph:
     locks = [held_lock(name, f"holder {name}", number) for number, name in enumerate(HOSTILE, 1)]
     locks.append(held_lock("plain", HOSTILE[0], 99))
-    return build(locks, [waiter(name, 1, f"waiter {name}") for name in HOSTILE] + [waiter(HOSTILE[1], 2, HOSTILE[0])])
+    return build_graph(
+        locks, [waiter(name, 1, f"waiter {name}") for name in HOSTILE] + [waiter(HOSTILE[1], 2, HOSTILE[0])]
+    )
 
 
-def test_hostile_names_draw_no_lines_of_their_own() -> None:
+def test_hostile_names_add_no_lines() -> None:
     graph = hostile()
-    text = plain_text(circles(graph) + tree(graph))
+    text = plain_text(cycle_warnings(graph) + wait_tree(graph))
     for drawing in (text, mermaid(graph), dot(graph), svg(graph)):
         assert not set(drawing) & set("\x00\x07\r\x1b\u202e")
-    # A line for each lock and for each place, and empty ones between the trees.
-    places = sum(len(line) for line in graph.lines.values())
-    assert len([line for line in text.splitlines() if line]) == len(graph.locks) + places
+    # One line for each lock and for each waiter, and empty lines between the trees.
+    waiters = sum(len(line) for line in graph.queues.values())
+    assert len([line for line in text.splitlines() if line]) == len(graph.locks) + waiters
 
 
-def test_svg_is_xml_whatever_the_names_and_has_them_whole() -> None:
+def test_svg_with_hostile_names_is_xml_with_full_titles() -> None:
     graph = hostile()
     root = ElementTree.fromstring(svg(graph))
     assert root.tag == f"{SVG}svg"
@@ -180,7 +167,7 @@ def test_svg_is_xml_whatever_the_names_and_has_them_whole() -> None:
     assert f"holder {'x' * 512}" in titles
     drawn = [element.text or "" for element in root.iter(f"{SVG}text")]
     assert max(map(len, drawn)) < 200
-    # The first thing that is drawn is the background, as large as the picture.
+    # The first element is the background, as large as the picture.
     background = next(iter(root.iter(f"{SVG}rect")))
     assert background.get("fill") == "#fdfdfb"
     assert abs(float(background.get("width", "0")) - float(root.get("width", "0"))) <= 1
@@ -190,17 +177,16 @@ def test_svg_is_xml_whatever_the_names_and_has_them_whole() -> None:
     "graph",
     [
         hostile(),
-        ring("ann", "bob"),
-        ring("a", "b", "c", "d"),
-        build(
-            [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "ann"), held_lock("d", "dora"),
-             free_lock("f")],
+        cycle("ann", "bob"),
+        cycle("a", "b", "c", "d"),
+        build_graph(
+            [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "ann"), held_lock("d", "dora"), free_lock("f")],
             [waiter("a", 1, "bob"), waiter("b", 1, "dora"), waiter("c", 1, "dora"), waiter("d", 1, "x"),
              waiter("f", 1, "x"), waiter("a", 2, "bob"), waiter("a", 3, "y")],
         ),
     ],
 )  # fmt: skip
-def test_in_the_svg_no_box_lies_over_another_and_layers_go_to_the_right(graph: Graph) -> None:
+def test_svg_boxes_do_not_overlap_and_layers_go_right(graph: Graph) -> None:
     boxes = layout(graph)
     assert len(boxes) == len(graph.participants) + len(graph.locks)
     root = ElementTree.fromstring(svg(graph))
@@ -218,21 +204,21 @@ def test_in_the_svg_no_box_lies_over_another_and_layers_go_to_the_right(graph: G
         assert x + width <= float(root.get("width", "0"))
         assert y + height <= float(root.get("height", "0"))
         assert height == HEIGHT
-    for who, names in graph.holds.items():
+    for participant, names in graph.holds.items():
         for name in names:
-            assert boxes["lock", name].layer == boxes["who", who].layer + 1
-    for name, line in graph.lines.items():
+            assert boxes["lock", name].layer == boxes["participant", participant].layer + 1
+    for name, line in graph.queues.items():
         for one in line:
-            closes = boxes["who", one.holder].layer < boxes["lock", name].layer
-            assert not closes or graph.is_stuck(who=one.holder, lock=name)
+            closes = boxes["participant", one.holder].layer < boxes["lock", name].layer
+            assert not closes or graph.is_stuck(participant=one.holder, lock=name)
 
 
-def test_a_circle_is_red_in_every_picture() -> None:
-    stuck, fine = ring("ann", "bob"), build([held_lock("a", "ann")], [waiter("a", 1, "bob")])
+def test_cycle_is_red_in_every_picture() -> None:
+    stuck, fine = cycle("ann", "bob"), build_graph([held_lock("a", "ann")], [waiter("a", 1, "bob")])
     root = ElementTree.fromstring(svg(stuck))
     assert sum("stuck" in (path.get("class") or "") for path in root.iter(f"{SVG}path")) == 4
     assert sum("stuck" in (rect.get("class") or "") for rect in root.iter(f"{SVG}rect")) == 4
-    assert "These wait for each other" in svg(stuck)
+    assert "these holders wait for each other" in svg(stuck)
     assert "linkStyle 0,1,2,3 stroke:#c62828" in mermaid(stuck)
     assert dot(stuck).count('color="#c62828"') == 8
     for drawing in (mermaid(fine), dot(fine)):
@@ -243,7 +229,7 @@ def test_a_circle_is_red_in_every_picture() -> None:
     ]
 
 
-def test_mermaid_takes_every_name_for_text() -> None:
+def test_mermaid_names_are_never_syntax() -> None:
     lines = mermaid(hostile()).splitlines()
     label = r"(?:[^\W_]|[ .\-:@/,]|#\d+;)*"
     shapes = [
@@ -260,20 +246,20 @@ def test_mermaid_takes_every_name_for_text() -> None:
     assert any("holder 1. one" in line for line in decoded)
 
 
-def test_dot_takes_every_name_for_text() -> None:
+def test_dot_names_are_never_syntax() -> None:
     text = dot(hostile())
     string = r'"(?:[^"\\]|\\.)*"'
     outside = re.sub(string, '""', text)
     assert re.fullmatch(r"[\w\s{}\[\]=,;>\"-]*", outside)
-    assert outside.count("->") == sum(len(line) for line in hostile().lines.values()) + len(hostile().locks)
+    assert outside.count("->") == sum(len(line) for line in hostile().queues.values()) + len(hostile().locks)
     for found in re.findall(string, text):
-        # Escapes by \\ are of quotes, of itself, and the one line end in a lock's label; entities are of & itself.
+        # Only quotes, backslashes and the line end in a lock's label are escaped; the only entity is &amp;.
         rest = re.sub(r'\\[\\"]', "", found[1:-1])
         assert rest.count("\\") == rest.count("\\n") <= 1
         assert not re.search(r"&(?!amp;)", found)
 
 
-def test_what_is_shortened_keeps_both_ends() -> None:
-    assert shortened("short", 32) == "short"
-    assert shortened("abcdefghij", 5) == "ab…ij"
-    assert shortened("日本語日本語", 5) == "日…語"
+def test_shortened_text_keeps_both_ends() -> None:
+    assert shorten("short", 32) == "short"
+    assert shorten("abcdefghij", 5) == "ab…ij"
+    assert shorten("日本語日本語", 5) == "日…語"

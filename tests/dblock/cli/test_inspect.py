@@ -1,4 +1,4 @@
-"""ls, show, history, waiters: what goes on, for people and for programs."""
+"""`dblock ls`, `show`, `history` and `waiters`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import dblock
-from dblock.cli.context import Asked
+from dblock.cli.context import CommandContext
 from dblock.cli.watch.stream import _warn
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell, ended, until
@@ -36,8 +36,8 @@ def test_locks_are_listed(shell: Shell, client: dblock.Client) -> None:
     assert "more than 1" in limited.err
 
 
-def test_nothing_to_list_is_said_and_is_no_error(shell: Shell) -> None:
-    for command, said in (("ls", "No lock"), ("waiters", "Nobody waits"), ("history", "Nothing has gone wrong")):
+def test_empty_list_is_reported_and_is_no_error(shell: Shell) -> None:
+    for command, said in (("ls", "No lock"), ("waiters", "No client is waiting"), ("history", "No incident")):
         done = shell.run(command)
         assert (done.code, done.out) == (0, "")
         assert said in done.err
@@ -45,16 +45,16 @@ def test_nothing_to_list_is_said_and_is_no_error(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["a_c", "a%", "a\\"])
-def test_a_pattern_means_only_what_it_says(shell: Shell, client: dblock.Client, pattern: str) -> None:
-    """Only * and ? stand for others; what SQL has for that stands for itself."""
+def test_pattern_takes_sql_wildcards_literally(shell: Shell, client: dblock.Client, pattern: str) -> None:
+    """Only * and ? are wildcards; the wildcards and escapes of LIKE match themselves."""
     client.lock("abc", ttl=60).acquire()
     client.lock(pattern, ttl=60).acquire()
     assert [one["name"] for one in shell.run("ls", pattern, "--json").json] == [pattern]
     assert [one["name"] for one in shell.run("ls", "a?c", "--json").json if one["name"] == "abc"] == ["abc"]
 
 
-def test_one_lock_is_shown_with_its_line_and_its_history(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
-    owner.execute("SELECT note('a', 1, 'expired', 'yesterday', now() - interval '1 day')")
+def test_show_prints_the_holder_queue_and_history(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
+    owner.execute("SELECT record_event('a', 1, 'expired', 'yesterday', now() - interval '1 day')")
     with dblock.Client(dsn, holder="ann") as ann, dblock.Client(dsn, holder="bob") as bob:
         ann.lock("a", ttl=60, meta={"job": 7}).acquire()
         with pytest.raises(dblock.LockTimeout):
@@ -63,18 +63,18 @@ def test_one_lock_is_shown_with_its_line_and_its_history(shell: Shell, dsn: str,
             "SELECT acquire('a', attempt => gen_random_uuid(), client => gen_random_uuid(), holder => 'carol')"
         )
         shown = shell.run("show", "a").out
-        for part in ("held", "ann", '{"job": 7}', "deadline", "in line", "carol", "ran out unreleased", "yesterday"):
+        for part in ("held", "ann", '{"job": 7}', "deadline", "queue", "carol", "expired", "yesterday"):
             assert part in shown
-        facts = shell.run("show", "a", "--json").json
-    assert facts["lock"]["holder"] == "ann"
-    assert [one["holder"] for one in facts["waiters"]] == ["carol"]
-    assert [one["event"] for one in facts["history"]] == ["expired"]
+        data = shell.run("show", "a", "--json").json
+    assert data["lock"]["holder"] == "ann"
+    assert [one["holder"] for one in data["waiters"]] == ["carol"]
+    assert [one["event"] for one in data["history"]] == ["expired"]
 
 
-def test_a_lock_that_is_not_known(shell: Shell) -> None:
+def test_unknown_lock_is_an_error(shell: Shell) -> None:
     done = shell.run("show", "nope")
     assert (done.code, done.out) == (1, "")
-    assert "not known" in done.err
+    assert "does not exist" in done.err
 
 
 def test_waiters_are_listed_in_order(shell: Shell, owner: psycopg.Connection, client: dblock.Client) -> None:
@@ -90,19 +90,19 @@ def test_waiters_are_listed_in_order(shell: Shell, owner: psycopg.Connection, cl
     assert [one["holder"] for one in shell.run("waiters", "a", "--json").json] == ["first", "second"]
 
 
-def test_the_history_can_have_every_grant(shell: Shell, client: dblock.Client) -> None:
+def test_history_records_every_grant_on_request(shell: Shell, client: dblock.Client) -> None:
     client.lock("a").acquire().release()
     assert shell.run("history", "--json").json == []
     assert "every grant" in shell.run("history", "--record", "all").out
     client.lock("a").acquire().release()
     assert [one["event"] for one in shell.run("history", "a", "--json").json] == ["released", "granted"]
-    assert "only what goes wrong" in shell.run("history", "--record", "incidents").out
+    assert "only incidents" in shell.run("history", "--record", "incidents").out
     client.lock("a").acquire().release()
     assert len(shell.run("history", "a").out.splitlines()) == 3
 
 
-def test_turning_it_on_or_off_costs_nobody_a_lease(shell: Shell, dsn: str, client: dblock.Client) -> None:
-    """A transaction that stays open keeps the table from us; renewals must not wait behind us."""
+def test_switching_the_record_costs_no_lease(shell: Shell, dsn: str, client: dblock.Client) -> None:
+    """While an open transaction keeps the command from the table, renewals must not wait behind the command."""
     lease = client.lock("a", ttl=1).acquire()
     shell.run("history", "--record", "all")
     with psycopg.connect(dsn) as other:
@@ -115,7 +115,7 @@ def test_turning_it_on_or_off_costs_nobody_a_lease(shell: Shell, dsn: str, clien
     assert lease.remaining() > 0
 
 
-def test_what_others_have_written_moves_no_cursor(shell: Shell, dsn: str) -> None:
+def test_hostile_names_move_no_cursor(shell: Shell, dsn: str) -> None:
     with dblock.Client(dsn, holder=HOSTILE) as client:
         client.lock(HOSTILE, ttl=60, meta={"x": HOSTILE}).acquire()
         for arguments in (["ls"], ["show", HOSTILE]):
@@ -127,7 +127,7 @@ def test_what_others_have_written_moves_no_cursor(shell: Shell, dsn: str) -> Non
 
 
 @pytest.mark.parametrize("command", [["ls"], ["show", "a"], ["history"], ["waiters"]])
-def test_a_database_that_cannot_be_reached(shell: Shell, command: list[str]) -> None:
+def test_unreachable_database_is_exit_code_69(shell: Shell, command: list[str]) -> None:
     done = shell.run(*command, dsn="host=127.0.0.1 port=1 user=x password=hunter2")
     assert (done.code, done.out) == (69, "")
     assert done.err.startswith("dblock: ")
@@ -137,8 +137,8 @@ def test_a_database_that_cannot_be_reached(shell: Shell, command: list[str]) -> 
 
 
 @pytest.mark.parametrize("command", [["ls"], ["show", "a"], ["history"], ["waiters"]])
-def test_a_database_that_falls_silent_in_the_middle(shell: Shell, dsn: str, command: list[str]) -> None:
-    """Nothing comes any more; Ctrl-C ends it, in one line."""
+def test_ctrl_c_ends_a_command_whose_database_stops_replying(shell: Shell, dsn: str, command: list[str]) -> None:
+    """Ctrl-C ends the command, with one line on standard error."""
     with Proxy(dsn) as proxy:
         proxy.fall_silent()
         process = shell.start(*command, dsn=proxy.dsn)
@@ -149,13 +149,13 @@ def test_a_database_that_falls_silent_in_the_middle(shell: Shell, dsn: str, comm
     assert done.err.count("\n") == 1
 
 
-def test_a_schema_that_is_not_there(shell: Shell, bare_dsn: str) -> None:
+def test_missing_schema_suggests_the_install(shell: Shell, bare_dsn: str) -> None:
     done = shell.run("ls", dsn=bare_dsn)
     assert done.code == 1
     assert "dblock install" in done.err
 
 
-def test_a_role_without_the_right_is_told_which(shell: Shell, dsn: str, role: str) -> None:
+def test_role_without_the_privilege_learns_its_name(shell: Shell, dsn: str, role: str) -> None:
     from psycopg import conninfo
 
     from dblock.admin import schema
@@ -178,7 +178,7 @@ def test_output_that_cannot_be_written_is_an_error(shell: Shell, client: dblock.
     assert "No space" in done.err
 
 
-def test_a_terminal_gets_a_table_that_fits(shell: Shell, client: dblock.Client) -> None:
+def test_table_fits_the_terminal(shell: Shell, client: dblock.Client) -> None:
     client.lock("a" * 100, ttl=60).acquire()
     with Terminal(shell.command("ls"), columns=60) as terminal:
         assert terminal.ended() == 0
@@ -187,22 +187,22 @@ def test_a_terminal_gets_a_table_that_fits(shell: Shell, client: dblock.Client) 
     assert "held" in "".join(lines)
 
 
-@pytest.mark.parametrize("say", [Asked.remark, lambda asked, said: _warn(asked, said, "kind")])
-def test_nor_does_what_is_said_beside_the_answer(
-    say: Callable[[Asked, str], None], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("say", [CommandContext.notice, lambda context, said: _warn(context, said, "kind")])
+def test_notices_and_warnings_move_no_cursor(
+    say: Callable[[CommandContext, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It may quote an error of the database's, and with it a name."""
-    say(Asked(), "the lock could not be released: a\x9b2J\x1b[2J\u202e")
+    """A notice may quote an error of the database, and with it a name."""
+    say(CommandContext(), "the lock could not be released: a\x9b2J\x1b[2J\u202e")
     assert capsys.readouterr().err == "dblock: the lock could not be released: a\\x9b2J\\x1b[2J\\u202e\n"
 
 
-def test_json_moves_no_cursor_either(shell: Shell, dsn: str) -> None:
-    """JSON leaves 8-bit control characters as they are; a terminal does not."""
+def test_json_output_moves_no_cursor(shell: Shell, dsn: str) -> None:
+    """JSON leaves 8-bit control characters as they are, but a terminal interprets them."""
     hostile = "a\x7f\x9b2J\x9d0;t\x9c\u202e\u2028\U000e0001 é \U0001f600"
     with dblock.Client(dsn, holder=hostile) as client:
         client.lock(hostile, ttl=60, meta={hostile: hostile}).acquire()
         for arguments in (["ls"], ["show", hostile], ["graph", "--all"]):
             done = shell.run(*arguments, "--json")
             assert not set(done.out) & set("\x7f\x9b\x9d\x9c\u202e\u2028\U000e0001")
-            assert "é \U0001f600" in done.out, "what is harmless stays readable"
-            assert repr(hostile) in repr(done.json), "and to a program it is what it was"
+            assert "é \U0001f600" in done.out, "harmless characters stay readable"
+            assert repr(hostile) in repr(done.json), "a program reads the same value"

@@ -1,4 +1,4 @@
-"""`dblock run`: a command runs while its lock is held, and not a moment longer."""
+"""`dblock run` runs a command while its lock is held, and not a moment longer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ with open(sys.argv[1] + ".new", "w") as file:
 os.rename(sys.argv[1] + ".new", sys.argv[1])
 time.sleep(90)
 """
-"""Ignores SIGTERM, as do its two children, of which one has a session of its own."""
+"""Ignores SIGTERM, as do its two children, one of which has its own session."""
 
 
 def stubborn(path: Path) -> list[str]:
@@ -65,16 +65,16 @@ def alive(pids: list[int]) -> list[int]:
 
 
 def waits_for(path: Path) -> str:
-    """Return a line of shell that says that it runs, and ends when it is told to."""
+    """Return a shell command that creates the file `on` and ends when the file `off` exists."""
     return f"touch {path}/on; while [ ! -e {path}/off ]; do sleep 0.02; done"
 
 
-def test_the_commands_output_and_exit_code_are_ours(shell: Shell) -> None:
+def test_command_output_and_exit_code_are_passed_on(shell: Shell) -> None:
     assert shell.run("run", "job", "--", "sh", "-c", "echo out; echo err >&2; exit 3") == (3, "out\n", "err\n")
     assert shell.run("run", "job", "--", "true").code == 0
 
 
-def test_output_goes_through_untouched(shell: Shell) -> None:
+def test_output_is_passed_through_untouched(shell: Shell) -> None:
     every_byte = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)"
     done = subprocess.run(
         shell.command("run", "job", "--", sys.executable, "-c", every_byte), capture_output=True, timeout=30
@@ -90,11 +90,11 @@ def test_input_reaches_the_command(shell: Shell) -> None:
     assert done.stdout == "hello"
 
 
-def test_a_command_that_a_signal_ends(shell: Shell) -> None:
+def test_command_killed_by_a_signal_gives_128_plus_n(shell: Shell) -> None:
     assert shell.run("run", "job", "--", "sh", "-c", "kill -9 $$").code == 128 + signal.SIGKILL
 
 
-def test_it_knows_its_lock_its_token_and_its_deadline(shell: Shell, client: dblock.Client) -> None:
+def test_environment_has_lock_token_and_deadline(shell: Shell, client: dblock.Client) -> None:
     line = 'echo "$DBLOCK_LOCK/$DBLOCK_TOKEN/$DBLOCK_DEADLINE"'
     done = shell.run("run", "a lock", "--", "sh", "-c", line)
     name, token, deadline = done.out.strip().split("/")
@@ -103,20 +103,20 @@ def test_it_knows_its_lock_its_token_and_its_deadline(shell: Shell, client: dblo
     assert deadline.startswith("20")
 
 
-def test_the_lock_is_held_while_it_runs_and_free_after(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
+def test_lock_is_held_while_the_command_runs(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     process = shell.start("run", "job", "--ttl", "1", "--", "sh", "-c", waits_for(tmp_path))
     until((tmp_path / "on").exists)
     holder = client.lock("job").holder()
     assert holder is not None
-    assert holder.meta == {"command": "sh"}, "others see what runs, and not with which secrets"
-    time.sleep(1.5)  # longer than its ttl: it is renewed
+    assert holder.meta == {"command": "sh"}, "other roles see the program, but not its arguments"
+    time.sleep(1.5)  # longer than the ttl, so the lease must have been renewed
     assert client.lock("job").try_acquire() is None
     (tmp_path / "off").touch()
     assert ended(process).code == 0
     assert client.lock("job").try_acquire() is not None
 
 
-def test_one_that_is_held_is_skipped_or_waited_for(shell: Shell, client: dblock.Client) -> None:
+def test_held_lock_is_skipped_or_waited_for(shell: Shell, client: dblock.Client) -> None:
     lease = client.lock("job").acquire()
     skipped = shell.run("run", "job", "--skip-if-held", "--", "echo", "ran")
     assert (skipped.code, skipped.out) == (NOT_ACQUIRED, "")
@@ -133,50 +133,50 @@ def test_one_that_is_held_is_skipped_or_waited_for(shell: Shell, client: dblock.
     assert "waiting for lock 'job', held by" in done.err
 
 
-def test_told_in_json_why_it_did_not_run(shell: Shell, client: dblock.Client) -> None:
+def test_json_reports_why_the_command_did_not_run(shell: Shell, client: dblock.Client) -> None:
     client.lock("job", ttl=60).acquire()
     done = shell.run("run", "job", "--skip-if-held", "--json", "--", "true")
     assert '"exit_code": 75' in done.err
     missing = shell.run("run", "other", "--json", "--", "/no/such/command")
-    assert (missing.code, "was not found" in json.loads(missing.err)["remark"]) == (127, True)
+    assert (missing.code, "was not found" in json.loads(missing.err)["notice"]) == (127, True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["job"], 2, "What is to be run?"),
-        (["job", "--"], 2, "What is to be run?"),
+        (["job"], 2, "The command is missing"),
+        (["job", "--"], 2, "The command is missing"),
         (["job", "--", "/no/such/command"], 127, "was not found"),
         (["job", "--", "/etc/passwd"], 126, "cannot be executed"),
         (["job", "--", "/"], 126, "cannot be executed"),
         (["job", "--grace", "20", "--", "true"], 2, "of the ttl"),
-        (["job", "--ttl", "0.5", "--", "true"], 2, "--ttl is from 1 s"),
-        (["job", "--ttl", "nan", "--", "true"], 2, "--ttl is from 1 s"),
+        (["job", "--ttl", "0.5", "--", "true"], 2, "--ttl must be from 1 s"),
+        (["job", "--ttl", "nan", "--", "true"], 2, "--ttl must be from 1 s"),
         (["job", "--ttl", "1e9", "--", "true"], 2, "to a day"),
         (["job", "--ttl", "soon", "--", "true"], 2, "soon"),
         (["job", "--timeout", "-1", "--", "true"], 2, "timeout"),
-        (["job", "ls", "-la"], 2, "put -- before that"),
-        (["job", "--skip-if-held", "--timeout", "1", "--", "true"], 2, "Leave one of them out"),
+        (["job", "ls", "-la"], 2, "put -- before the command"),
+        (["job", "--skip-if-held", "--timeout", "1", "--", "true"], 2, "Use only one of them"),
         (["", "--", "true"], 1, "name"),
         ([], 2, "NAME"),
     ],
 )
-def test_what_cannot_be_run_is_said(
+def test_command_that_cannot_run_is_reported(
     shell: Shell, client: dblock.Client, arguments: list[str], code: int, says: str
 ) -> None:
     done = shell.run("run", *arguments)
     assert done.code == code
     assert says in done.err
-    assert client.lock("job").try_acquire() is not None, "and nothing is held"
+    assert client.lock("job").try_acquire() is not None, "the lock must be free"
 
 
-def test_no_database_is_an_exit_code_of_its_own(shell: Shell) -> None:
+def test_unreachable_database_is_exit_code_69(shell: Shell) -> None:
     done = shell.run("run", "job", "--", "echo", "ran", dsn="host=127.0.0.1 port=1 dbname=x user=x")
     assert (done.code, done.out) == (UNREACHABLE, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT])
-def test_signals_are_passed_on(shell: Shell, tmp_path: Path, number: int) -> None:
+def test_signals_are_forwarded(shell: Shell, tmp_path: Path, number: int) -> None:
     name = signal.Signals(number).name[3:]
     line = f"trap 'echo got {name}; exit 5' {name}; {waits_for(tmp_path)}"
     process = shell.start("run", "job", "--", "sh", "-c", line)
@@ -186,7 +186,7 @@ def test_signals_are_passed_on(shell: Shell, tmp_path: Path, number: int) -> Non
     assert (done.code, done.out) == (5, f"got {name}\n")
 
 
-def test_under_nohup_it_does_not_mind_that_the_terminal_goes(shell: Shell, tmp_path: Path) -> None:
+def test_command_under_nohup_survives_a_hangup(shell: Shell, tmp_path: Path) -> None:
     process = shell.start("run", "job", "--", "sh", "-c", waits_for(tmp_path) + "; echo done", preexec_fn=no_hangup)
     until((tmp_path / "on").exists)
     process.send_signal(signal.SIGHUP)
@@ -199,34 +199,34 @@ def no_hangup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def test_files_that_a_shell_has_opened_reach_the_command(shell: Shell, tmp_path: Path) -> None:
+def test_inherited_files_reach_the_command(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "words").write_text("hello")
     line = " ".join(f"'{part}'" for part in shell.command("run", "job", "--", "sh", "-c", "cat <&7"))
     done = subprocess.run(["bash", "-c", f"{line} 7<{tmp_path}/words"], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "hello")
 
 
-def test_the_command_has_no_connection_of_ours(shell: Shell) -> None:
+def test_command_inherits_no_database_connection(shell: Shell) -> None:
     done = shell.run("run", "job", "--", "sh", "-c", "ls -l /proc/self/fd")
     assert "socket" not in done.out
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_one_that_waits_leaves_the_line_when_told_to_end(
-    shell: Shell, client: dblock.Client, number: int, code: int
-) -> None:
+def test_waiting_run_leaves_the_queue_on_a_signal(shell: Shell, client: dblock.Client, number: int, code: int) -> None:
     client.lock("job", ttl=60).acquire()
     process = shell.start("run", "job", "--", "echo", "ran")
     until(client.lock("job").queue)
     process.send_signal(number)
     done = ended(process)
     assert (done.code, done.out) == (code, "")
-    assert client.lock("job").queue() == [], "its place was given back, not left to time"
+    assert client.lock("job").queue() == [], "its ticket was returned, not left to expire"
 
 
-@pytest.mark.parametrize("away", [False, True], ids=["in its group", "in a session of its own"])
-def test_nothing_is_left_behind(shell: Shell, client: dblock.Client, tmp_path: Path, away: bool) -> None:
-    """What a command leaves running ends before the lock is free."""
+@pytest.mark.parametrize("away", [False, True], ids=["in its group", "in its own session"])
+def test_leftover_processes_end_before_the_lock_is_free(
+    shell: Shell, client: dblock.Client, tmp_path: Path, away: bool
+) -> None:
+    """Processes that the command leaves running end before the lock is free."""
     if away and sys.platform != "linux":
         pytest.skip("only Linux lets a process adopt its descendants")
     deaf = f'trap "" TERM; echo $$ > {tmp_path}/pid; sleep 60; sleep 60'
@@ -237,19 +237,19 @@ def test_nothing_is_left_behind(shell: Shell, client: dblock.Client, tmp_path: P
     assert client.lock("job").try_acquire() is not None
 
 
-def test_what_ends_when_asked_is_not_killed(shell: Shell, tmp_path: Path) -> None:
+def test_command_that_ends_on_sigterm_is_not_killed(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'sleep 0.2; echo bye; exit 0' TERM; {waits_for(tmp_path)}"
     process = shell.start("run", "job", "--ttl", "2", "--grace", "0.8", "--", "sh", "-c", line)
     until((tmp_path / "on").exists)
-    with overview(resolve(shell.dsn)) as look:
-        assert look.force_release("job", look.locks(name="job")[0].number, actor="me", reason="test")
+    with overview(resolve(shell.dsn)) as database:
+        assert database.force_release("job", database.locks(name="job")[0].number, actor="me", reason="test")
     done = ended(process)
     assert (done.code, done.out) == (LOST, "bye\n")
     assert "forced" in done.err
 
 
 @pytest.mark.parametrize("trials", TRIALS)
-def test_it_is_gone_before_another_has_the_lock_when_the_link_is_cut(
+def test_command_is_gone_before_the_next_grant_after_a_cut_link(
     shell: Shell, dsn: str, tmp_path: Path, trials: int
 ) -> None:
     for number in range(trials):
@@ -260,17 +260,17 @@ def test_it_is_gone_before_another_has_the_lock_when_the_link_is_cut(
             assert len(alive(pids)) == 3
             proxy.fall_silent()
             client.lock(name).acquire(timeout=20)
-            assert alive(pids) == [], "the lock was granted while it still ran"
+            assert alive(pids) == [], "the lock was granted while the command still ran"
             done = ended(process)
             assert done.code == LOST
             assert "unreachable" in done.err
 
 
 @pytest.mark.parametrize("trials", TRIALS)
-def test_it_is_gone_before_another_has_the_lock_when_the_database_is_killed(
+def test_command_is_gone_before_the_next_grant_after_a_database_crash(
     shell: Shell, tmp_path: Path, trials: int
 ) -> None:
-    """Killed, and soon there again for others, but not for the one that holds the lock."""
+    """The server is soon back for other clients, but not for the holder."""
     with private_server(in_memory=True) as server:
         schema.install(server.url)
         for number in range(trials):
@@ -283,23 +283,23 @@ def test_it_is_gone_before_another_has_the_lock_when_the_database_is_killed(
             server.start()
             with dblock.Client(server.url) as client:
                 client.lock(name).acquire(timeout=20)
-                assert alive(pids) == [], "the lock was granted while it still ran"
+                assert alive(pids) == [], "the lock was granted while the command still ran"
             assert ended(process).code == LOST
 
 
 @pytest.mark.parametrize("trials", TRIALS)
-def test_it_is_gone_before_another_has_the_lock_when_that_is_broken(
+def test_command_is_gone_before_the_next_grant_after_a_forced_release(
     shell: Shell, dsn: str, tmp_path: Path, trials: int
 ) -> None:
     with dblock.Client(dsn) as client:
         for number in range(trials):
-            name, path = f"broken {number}", tmp_path / str(number)
+            name, path = f"forced {number}", tmp_path / str(number)
             process = shell.start("run", name, "--ttl", "1.5", "--grace", "0.3", *stubborn(path))
             pids = pids_in(path)
             assert len(alive(pids)) == 3
-            assert shell.run("break", name, "--yes", "--why", "test").code == 0
+            assert shell.run("force-release", name, "--yes", "--reason", "test").code == 0
             client.lock(name).acquire(timeout=20)
-            assert alive(pids) == [], "the lock was granted while it still ran"
+            assert alive(pids) == [], "the lock was granted while the command still ran"
             done = ended(process)
             assert done.code == LOST
             assert "forced" in done.err
@@ -320,7 +320,7 @@ with fenced_store.FencedStore(sys.argv[1]) as store, open(sys.argv[2], "a", buff
 
 
 def below(pid: int) -> list[int]:
-    """Return what a process has started, and what those have."""
+    """Return the descendants of a process."""
     started = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return started + [deeper for one in started for deeper in below(one)]
 
@@ -335,11 +335,11 @@ def thaw(pids: list[int]) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("all_of_it", [True, False], ids=["all of it", "but for the keeper"])
-def test_one_that_was_frozen_past_its_deadline_is_killed_on_waking(
+@pytest.mark.parametrize("all_of_it", [True, False], ids=["everything", "all but the keeper"])
+def test_command_frozen_past_its_deadline_is_killed_on_waking(
     shell: Shell, dsn: str, tmp_path: Path, all_of_it: bool
 ) -> None:
-    """All of it is frozen, and all of it goes on; what it wrote meanwhile was refused."""
+    """Everything is frozen, or all but the keeper, and then continues. Later writes of the command are refused."""
     log = tmp_path / "log"
     process = shell.start("run", "job", "--ttl", "1", "--", sys.executable, "-c", WRITER, dsn, str(log))
     until(lambda: log.exists() and "stored" in log.read_text())
@@ -349,8 +349,8 @@ def test_one_that_was_frozen_past_its_deadline_is_killed_on_waking(
     before = log.read_text()
     with dblock.Client(dsn) as client, fenced_store.FencedStore(dsn) as store:
         lease = client.lock("job").acquire(timeout=20)
-        assert is_there(child) == all_of_it, "the keeper ends it in time, whatever happens to us"
-        store.put("ledger", "the next one's", fence=lease)
+        assert is_there(child) == all_of_it, "a keeper that runs ends the command in time"
+        store.put("ledger", "the next holder's", fence=lease)
         woken = time.monotonic()
         thaw([pid for pid in reversed(frozen) if is_there(pid)])
         while is_there(child):
@@ -360,18 +360,18 @@ def test_one_that_was_frozen_past_its_deadline_is_killed_on_waking(
         after = log.read_text()[len(before) :].split()
         kept = store.get("ledger")
         assert kept is not None
-        assert kept.value == "the next one's"
-    # The write that was under way when it was frozen may have been done before.
+        assert kept.value == "the next holder's"
+    # The write that was under way at the freeze may have been stored before it.
     assert "stored" not in after[1:]
     assert ended(process).code == LOST
     assert took < 0.1, f"it took {took * 1000:.0f} ms"
 
 
-def test_what_it_wrote_after_waking_would_be_seen(shell: Shell, dsn: str, tmp_path: Path) -> None:
-    """The same writer, not killed, is refused: the log above could have said so."""
+def test_writer_log_would_show_late_writes(shell: Shell, dsn: str, tmp_path: Path) -> None:
+    """The same writer, not killed, logs refusals: the log of the test above could have shown them."""
     log = tmp_path / "log"
     with fenced_store.FencedStore(dsn) as store:
-        store.put("ledger", "the next one's", fence=10**6)
+        store.put("ledger", "the next holder's", fence=10**6)
         process = shell.start("run", "job", "--", sys.executable, "-c", WRITER, dsn, str(log))
         until(lambda: log.exists() and log.read_text().count("refused") > 3)
         assert "stored" not in log.read_text()
@@ -396,10 +396,10 @@ with open(sys.argv[1] + ".new", "w") as file:
 os.rename(sys.argv[1] + ".new", sys.argv[1])
 time.sleep(float(sys.argv[2]))
 """
-"""Leaves three behind: a child, one in a session of its own, and one that has no parent either."""
+"""Leaves three processes behind: a child, one in its own session, and an orphan in its own session."""
 
 
-def test_it_dies_with_us(shell: Shell, tmp_path: Path) -> None:
+def test_command_dies_with_a_killed_supervisor(shell: Shell, tmp_path: Path) -> None:
     process = shell.start("run", "job", "--", sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "90")
     pids = pids_in(tmp_path / "pids")
     assert len(alive(pids)) == 4
@@ -407,10 +407,10 @@ def test_it_dies_with_us(shell: Shell, tmp_path: Path) -> None:
     process.wait(10)
     began = time.monotonic()
     until(lambda: not alive(pids), "its end")
-    assert time.monotonic() - began < 5, "at once, and not when its lease is over"
+    assert time.monotonic() - began < 5, "at once, and not when the lease ends"
 
 
-def test_nothing_of_any_kind_is_left_behind(shell: Shell, tmp_path: Path) -> None:
+def test_orphans_and_detached_processes_are_ended(shell: Shell, tmp_path: Path) -> None:
     done = shell.run("run", "job", "--ttl", "2", "--", sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "0")
     assert done.code == 0
     assert alive(pids_in(tmp_path / "pids")) == []
@@ -428,25 +428,23 @@ while True:
         file.write("x")
     time.sleep(0.004)
 """
-"""Has something that is always somewhere else: it forks, and its parent goes, again and again."""
+"""Has a descendant that forks again and again while its parent exits, so that its pid always changes."""
 
 
-def test_one_that_keeps_moving_is_caught_before_another_has_the_lock(
-    shell: Shell, client: dblock.Client, tmp_path: Path
-) -> None:
+def test_fast_forker_is_gone_before_the_next_grant(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     process = shell.start("run", "job", "--ttl", "1.5", "--", sys.executable, "-c", HOPS, str(trace))
     until(lambda: trace.exists() and trace.stat().st_size > 20)
-    assert shell.run("break", "job", "--yes").code == 0
+    assert shell.run("force-release", "job", "--yes").code == 0
     client.lock("job").acquire(timeout=20)
     size = trace.stat().st_size
     time.sleep(0.2)
-    assert trace.stat().st_size == size, "it goes on"
+    assert trace.stat().st_size == size, "the process is still running"
     assert ended(process).code == LOST
 
 
-def test_with_its_keeper_goes_the_command(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
-    """And all that it has started."""
+def test_command_dies_with_its_keeper(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
+    """Together with everything that it has started."""
     process = shell.start("run", "job", "--", sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "90")
     pids = pids_in(tmp_path / "pids")
     os.kill(below(process.pid)[0], signal.SIGKILL)
@@ -457,20 +455,24 @@ def test_with_its_keeper_goes_the_command(shell: Shell, client: dblock.Client, t
     assert client.lock("job").try_acquire() is not None
 
 
-def test_it_ends_in_time_though_its_keeper_is_frozen(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
+def test_command_ends_in_time_although_its_keeper_is_frozen(
+    shell: Shell, client: dblock.Client, tmp_path: Path
+) -> None:
     process = shell.start("run", "job", "--ttl", "1.5", *stubborn(tmp_path / "pids"))
     pids = pids_in(tmp_path / "pids")
     keeper = below(process.pid)[0]
     freeze([keeper])
-    assert shell.run("break", "job", "--yes").code == 0
+    assert shell.run("force-release", "job", "--yes").code == 0
     client.lock("job").acquire(timeout=20)
     assert alive(pids) == []
     thaw([keeper])
     assert ended(process).code == LOST
 
 
-def test_it_ends_in_time_though_nobody_hears_its_keeper(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
-    """Stopped and continued so often that the pipe to us is full of it."""
+def test_command_ends_in_time_although_the_supervisor_is_frozen(
+    shell: Shell, client: dblock.Client, tmp_path: Path
+) -> None:
+    """The command is stopped and continued so often that the pipe to the frozen supervisor is full of reports."""
     process = shell.start("run", "job", "--ttl", "4", "--", "sh", "-c", waits_for(tmp_path))
     until((tmp_path / "on").exists)
     child = below(process.pid)[1]
@@ -486,8 +488,8 @@ def test_it_ends_in_time_though_nobody_hears_its_keeper(shell: Shell, client: db
     assert ended(process).code == LOST
 
 
-def test_nothing_is_started_when_the_lease_is_over(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
-    """Frozen between the grant and the start, as with the machine that it runs on."""
+def test_command_is_not_started_after_the_lease_has_ended(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
+    """Frozen between the grant and the start, as when the whole machine is frozen."""
     lease = client.lock("job").acquire()
     process = shell.start("run", "job", "--ttl", "1", "--", "touch", str(tmp_path / "ran"))
     until(client.lock("job").queue)
@@ -502,18 +504,20 @@ def test_nothing_is_started_when_the_lease_is_over(shell: Shell, client: dblock.
     assert not (tmp_path / "ran").exists()
 
 
-def test_it_is_asked_to_end_once(shell: Shell, tmp_path: Path) -> None:
+def test_command_gets_sigterm_once(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'echo term' TERM; {waits_for(tmp_path)}"
     process = shell.start("run", "job", "--ttl", "3", "--grace", "0.8", "--", "sh", "-c", line)
     until((tmp_path / "on").exists)
-    assert shell.run("break", "job", "--yes").code == 0
+    assert shell.run("force-release", "job", "--yes").code == 0
     assert ended(process).out == "term\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "code"), [(["--", "/no/such/command"], 127), (["--skip-if-held", "--", "true"], 75)]
 )
-def test_nobody_to_be_told_is_no_success(shell: Shell, client: dblock.Client, arguments: list[str], code: int) -> None:
+def test_closed_standard_error_keeps_the_exit_code(
+    shell: Shell, client: dblock.Client, arguments: list[str], code: int
+) -> None:
     if code == 75:
         client.lock("job", ttl=60).acquire()
     reading, writing = os.pipe()
@@ -524,9 +528,7 @@ def test_nobody_to_be_told_is_no_success(shell: Shell, client: dblock.Client, ar
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_standard_files_that_are_closed_are_no_matter(
-    shell: Shell, client: dblock.Client, tmp_path: Path, closed: str
-) -> None:
+def test_closed_standard_files_do_no_harm(shell: Shell, client: dblock.Client, tmp_path: Path, closed: str) -> None:
     command = " ".join(f"'{part}'" for part in shell.command("run", "job", "--", "sh", "-c", waits_for(tmp_path)))
     process = subprocess.Popen(["bash", "-c", f"exec {command} {closed}"])
     until((tmp_path / "on").exists)
@@ -536,7 +538,7 @@ def test_standard_files_that_are_closed_are_no_matter(
     assert client.lock("job").try_acquire() is not None
 
 
-def test_one_whose_keeper_is_gone_starts_nothing(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
+def test_run_without_its_keeper_starts_nothing(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     lease = client.lock("job").acquire()
     process = shell.start("run", "job", "--", "touch", str(tmp_path / "ran"))
     until(client.lock("job").queue)
@@ -546,9 +548,7 @@ def test_one_whose_keeper_is_gone_starts_nothing(shell: Shell, client: dblock.Cl
     assert not (tmp_path / "ran").exists()
 
 
-def test_one_that_is_stopped_does_not_go_on_when_its_time_is_over(
-    shell: Shell, client: dblock.Client, tmp_path: Path
-) -> None:
+def test_stopped_command_does_not_continue_after_its_lease(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     line = f"while :; do echo x >> {trace}; done"
     process = shell.start("run", "job", "--ttl", "1", "--", "sh", "-c", line)
@@ -559,11 +559,11 @@ def test_one_that_is_stopped_does_not_go_on_when_its_time_is_over(
     size = trace.stat().st_size
     thaw(frozen[:2])
     assert ended(process).code == LOST
-    assert trace.stat().st_size == size, "it was let go on, to be ended"
+    assert trace.stat().st_size == size, "the command was continued before it was killed"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_that_is_stopped_hears_signals_all_the_same(shell: Shell, tmp_path: Path, number: int) -> None:
+def test_stopped_command_still_receives_signals(shell: Shell, tmp_path: Path, number: int) -> None:
     process = shell.start("run", "job", "--", "sh", "-c", waits_for(tmp_path))
     until((tmp_path / "on").exists)
     freeze(below(process.pid)[1:2])
@@ -571,17 +571,17 @@ def test_one_that_is_stopped_hears_signals_all_the_same(shell: Shell, tmp_path: 
     assert ended(process).code == 128 + number
 
 
-def test_one_that_is_stopped_can_end_in_order_when_the_lock_is_broken(shell: Shell, tmp_path: Path) -> None:
+def test_stopped_command_can_end_cleanly_after_a_forced_release(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'echo bye; exit 0' TERM; {waits_for(tmp_path)}"
     process = shell.start("run", "job", "--ttl", "3", "--grace", "1", "--", "sh", "-c", line)
     until((tmp_path / "on").exists)
     freeze(below(process.pid)[1:2])
-    assert shell.run("break", "job", "--yes").code == 0
+    assert shell.run("force-release", "job", "--yes").code == 0
     assert ended(process).out == "bye\n"
 
 
-def test_what_ran_before_is_left_alone(shell: Shell, tmp_path: Path) -> None:
-    """Its parent became us; what it starts meanwhile is no more the command's than it is."""
+def test_earlier_children_are_left_alone(shell: Shell, tmp_path: Path) -> None:
+    """A shell started the service and then became `dblock run`. Its children do not belong to the command either."""
     service = "while :; do sleep 0.05; done"
     command = " ".join(f"'{part}'" for part in shell.command("run", "job", "--", "sleep", "0.5"))
     script = f"sh -c '{service}' & echo $! > {tmp_path}/service; exec {command}"
@@ -591,20 +591,20 @@ def test_what_ran_before_is_left_alone(shell: Shell, tmp_path: Path) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_parent_that_does_not_care_for_its_children_is_no_matter(shell: Shell) -> None:
+def test_parent_that_ignores_sigchld_does_no_harm(shell: Shell) -> None:
     def careless() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
     assert ended(shell.start("run", "job", "--", "sh", "-c", "exit 3", preexec_fn=careless)).code == 3
 
 
-def test_a_command_of_any_name(shell: Shell, tmp_path: Path) -> None:
+def test_command_name_may_hold_any_bytes(shell: Shell, tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + b"/odd\xff"
     Path(os.fsdecode(odd)).symlink_to("/bin/true")
     assert subprocess.run([*shell.command("run", "job", "--"), odd], timeout=30).returncode == 0
 
 
-def test_a_database_that_is_gone_for_a_moment_is_no_matter(shell: Shell, dsn: str, tmp_path: Path) -> None:
+def test_short_database_outage_does_not_end_the_command(shell: Shell, dsn: str, tmp_path: Path) -> None:
     with Proxy(dsn) as proxy:
         process = shell.start(
             "run", "job", "--ttl", "3", "--", "sh", "-c", waits_for(tmp_path) + "; echo done", dsn=proxy.dsn
@@ -619,9 +619,7 @@ def test_a_database_that_is_gone_for_a_moment_is_no_matter(shell: Shell, dsn: st
         assert (done.code, done.out) == (0, "done\n")
 
 
-def test_a_database_that_is_gone_at_the_end_does_not_change_the_exit_code(
-    shell: Shell, dsn: str, tmp_path: Path
-) -> None:
+def test_database_outage_at_the_end_keeps_the_exit_code(shell: Shell, dsn: str, tmp_path: Path) -> None:
     with Proxy(dsn) as proxy:
         process = shell.start("run", "job", "--", "sh", "-c", waits_for(tmp_path) + "; exit 4", dsn=proxy.dsn)
         until((tmp_path / "on").exists)
@@ -632,7 +630,7 @@ def test_a_database_that_is_gone_at_the_end_does_not_change_the_exit_code(
     assert "could not be released" in done.err
 
 
-def test_ctrl_c_at_a_terminal_is_the_commands(shell: Shell, tmp_path: Path) -> None:
+def test_ctrl_c_at_a_terminal_reaches_the_command(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'echo got it; exit 6' INT; echo ready; {waits_for(tmp_path)}"
     with Terminal(shell.command("run", "job", "--", "sh", "-c", line)) as terminal:
         terminal.wait_for("ready")
@@ -641,7 +639,7 @@ def test_ctrl_c_at_a_terminal_is_the_commands(shell: Shell, tmp_path: Path) -> N
         assert terminal.ended() == 6
 
 
-def test_the_command_can_read_from_the_terminal(shell: Shell) -> None:
+def test_command_can_read_from_the_terminal(shell: Shell) -> None:
     with Terminal(
         shell.command("run", "job", "--", "sh", "-c", "echo ready; read word; echo you said $word")
     ) as terminal:
@@ -662,18 +660,18 @@ def bash() -> Iterator[Terminal]:
 
 
 LOOPS = "bash"
-"""What runs a loop that is to be stopped. Not dash: it starts programs by vfork, and one that is stopped before its
-exec keeps dash in the kernel, where nobody sees it stop. That is so without dblock too, once in some hundred times."""
+"""The shell for loops that are stopped. Not dash: it starts programs with vfork, and if one is stopped before its exec,
+dash hangs in the kernel and its stop is not seen. That happens without dblock too, once in some hundred times."""
 
 
 def typed(shell: Shell, tmp_path: Path, *arguments: str) -> str:
-    """Return what to type for a command; short, that it fits on a line of the screen."""
+    """Return what to type for a command, short enough for one line of the screen."""
     script = tmp_path / "run.sh"
     script.write_text("exec " + " ".join(f"'{part}'" for part in shell.command("run", *arguments)) + "\n")
     return f"sh {script}"
 
 
-def test_ctrl_z_stops_the_job_and_fg_goes_on_with_it(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
+def test_ctrl_z_stops_the_job_and_fg_continues_it(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     """In a shell with job control; stopped for less than the lease lasts."""
     bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", "echo ready; read w; echo you said $w") + "\r")
     bash.wait_for("\nready")
@@ -699,7 +697,7 @@ def test_ctrl_z_and_bg_leave_the_terminal_to_the_shell(shell: Shell, bash: Termi
     until((tmp_path / "done").exists)
 
 
-def test_stopped_for_too_long_it_does_not_go_on(
+def test_job_stopped_past_its_lease_does_not_continue(
     shell: Shell, client: dblock.Client, bash: Terminal, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace"
@@ -715,9 +713,7 @@ def test_stopped_for_too_long_it_does_not_go_on(
     assert trace.stat().st_size == size
 
 
-def test_started_in_the_background_and_brought_to_the_front_it_can_read(
-    shell: Shell, bash: Terminal, tmp_path: Path
-) -> None:
+def test_background_job_brought_to_the_front_can_read(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", "read w; echo you said $w") + " &\r")
     bash.wait_for("[1]")
     time.sleep(1)
@@ -729,7 +725,7 @@ def test_started_in_the_background_and_brought_to_the_front_it_can_read(
     bash.wait_for("you said hello")
 
 
-def test_in_a_pipeline_it_can_ask(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
+def test_command_in_a_pipeline_can_read_the_terminal(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     line = "echo ready >&2; read w; echo you said $w"
     bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", line) + " | cat\r")
     bash.wait_for("\nready")
@@ -737,7 +733,7 @@ def test_in_a_pipeline_it_can_ask(shell: Shell, bash: Terminal, tmp_path: Path) 
     bash.wait_for("you said hello")
 
 
-def test_in_a_pipeline_ctrl_z_stops_it_too(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
+def test_ctrl_z_stops_a_command_in_a_pipeline(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     line = f"echo ready >&2; while :; do echo x >> {trace}; sleep 0.01; done"
     bash.press(typed(shell, tmp_path, "job", "--", LOOPS, "-c", line) + " | cat\r")
@@ -755,7 +751,7 @@ def test_in_a_pipeline_ctrl_z_stops_it_too(shell: Shell, bash: Terminal, tmp_pat
     bash.wait_for("\nstill here")
 
 
-def test_it_can_ask_at_the_terminal_whatever_its_input_is(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
+def test_command_can_read_the_terminal_with_redirected_input(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     line = "echo ready; read w < /dev/tty; echo you said $w"
     bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", line) + " < /dev/null\r")
     bash.wait_for("\nready")
@@ -763,8 +759,8 @@ def test_it_can_ask_at_the_terminal_whatever_its_input_is(shell: Shell, bash: Te
     bash.wait_for("you said hello")
 
 
-def test_where_nobody_could_continue_it_ctrl_z_does_nothing(shell: Shell) -> None:
-    """As the leader of a session: the first process of a container with a terminal, or behind ssh -t."""
+def test_ctrl_z_does_nothing_without_job_control(shell: Shell) -> None:
+    """As session leader: the first process of a container with a terminal, or behind ssh -t."""
     line = "echo ready; read w; echo you said $w"
     with Terminal(shell.command("run", "job", "--", "sh", "-c", line)) as terminal:
         terminal.wait_for("ready")
@@ -775,11 +771,11 @@ def test_where_nobody_could_continue_it_ctrl_z_does_nothing(shell: Shell) -> Non
         assert terminal.ended() == 0
 
 
-def test_the_terminal_is_as_it_was_after_one_that_was_killed(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
+def test_terminal_modes_are_restored_after_a_killed_command(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     line = "stty raw -echo; trap '' TERM; echo ready; sleep 60"
     bash.press(typed(shell, tmp_path, "job", "--ttl", "1.5", "--", "sh", "-c", line) + "\r")
     bash.wait_for("ready")
-    assert shell.run("break", "job", "--yes").code == 0
+    assert shell.run("force-release", "job", "--yes").code == 0
     bash.wait_for("was lost")
     bash.press("stty -a | tr ' ;' '\\n\\n' | grep -c '^-echo$\\|^-icanon$'; echo over\r")
     assert "\n0" in bash.wait_for("\nover")

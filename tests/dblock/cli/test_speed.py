@@ -1,4 +1,4 @@
-"""How soon a command is done that only looks."""
+"""The duration of a short command."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ pytestmark = pytest.mark.second_stage
 
 
 def slowdown() -> float:
-    """Return how many times as long as its processor time a program takes that only computes, on this machine, now."""
+    """Return the ratio of wall time to processor time of a program that only computes, on this machine, now."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run([sys.executable, "-I", "-S", "-c", "sum(range(2_000_000))"], check=True)
     took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return took / (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
-def test_ls_is_quick(shell: Shell) -> None:
-    """From start to end, against a running database: the quickest of some, as if the machine did nothing else."""
+def test_ls_starts_quickly(shell: Shell) -> None:
+    """From start to end, against a running database. The fastest run counts, as if the machine were idle."""
 
     def took() -> float:
         began = time.perf_counter()

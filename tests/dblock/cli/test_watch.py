@@ -1,4 +1,4 @@
-"""watch: the live screen by what is on it, and the lines where there is no screen."""
+"""`dblock watch`: the contents of the live screen, and the stream of lines without a terminal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.terminal import Terminal
 HOSTILE = "a\x1b[2J\rb\u202ec\nd"
 ENTERS = b"\x1b[?1049h"
 LEAVES = b"\x1b[?1049l"
-"""What enters the alternate screen, and what leaves it."""
+"""The sequences that enter and leave the alternate screen."""
 
 
 @pytest.fixture
-def people(dsn: str) -> Iterator[dict[str, dblock.Client]]:
-    """Clients by name, who hold locks."""
+def clients(dsn: str) -> Iterator[dict[str, dblock.Client]]:
+    """Two clients, by holder name."""
     made = {name: dblock.Client(dsn, holder=name) for name in ("ann", "bob")}
     yield made
     for client in made.values():
@@ -36,22 +36,22 @@ def people(dsn: str) -> Iterator[dict[str, dblock.Client]]:
 
 
 def watching(shell: Shell, *arguments: str, dsn: str | None = None, **options: Any) -> Terminal:
-    """Start it in a terminal, looking often."""
+    """Start `dblock watch` in a terminal, with a short interval."""
     return Terminal(shell.command("watch", "--interval", "0.1", *arguments, dsn=dsn), **options)
 
 
-def wait_in_line(owner: psycopg.Connection, name: str, who: str) -> None:
+def join_queue(owner: psycopg.Connection, name: str, holder: str) -> None:
     owner.execute("SELECT acquire(%s, attempt => gen_random_uuid(), client => gen_random_uuid(), holder => %s)",
-                  [name, who])  # fmt: skip
+                  [name, holder])  # fmt: skip
 
 
 def row(terminal: Terminal, name: str) -> str:
-    """Return the line of the table that begins with a name."""
+    """Return the row of the table that starts with a name."""
     return next((line for line in terminal.lines() if line.split()[:1] == [name]), "")
 
 
 def names(terminal: Terminal) -> list[str]:
-    """Return the locks of the table, from above."""
+    """Return the locks of the table, from top to bottom."""
     lines = terminal.lines()
     top = next((number for number, line in enumerate(lines) if line.split()[:1] == ["LOCK"]), None)
     if top is None:
@@ -60,19 +60,19 @@ def names(terminal: Terminal) -> list[str]:
     return [line.split()[0] for line in below[: below.index("") if "" in below else None] if line]
 
 
-def test_locks_appear_with_holder_token_and_time_left(shell: Shell, people: dict[str, dblock.Client]) -> None:
-    lease = people["ann"].lock("invoice:1", ttl=60).acquire()
+def test_locks_appear_with_holder_token_and_time_left(shell: Shell, clients: dict[str, dblock.Client]) -> None:
+    lease = clients["ann"].lock("invoice:1", ttl=60).acquire()
     with watching(shell) as terminal:
         terminal.wait_for("invoice:1")
         seen = row(terminal, "invoice:1").split()
         assert seen[1:4] == ["held", "ann", str(lease.token)]
         assert "1 held  0 awaited  0 waiting" in terminal.text
         assert "No lock" not in terminal.text
-        # It counts down from look to look.
+        # The remaining time counts down from poll to poll.
         left = float(seen[4])
         assert 50 < left <= 60
         until(lambda: float(row(terminal, "invoice:1").split()[4]) < left)
-        people["bob"].lock("report", ttl=60).acquire()
+        clients["bob"].lock("report", ttl=60).acquire()
         terminal.wait_for("report  granted to bob under token")
         assert names(terminal) == ["invoice:1", "report"]
         lease.release()
@@ -80,26 +80,26 @@ def test_locks_appear_with_holder_token_and_time_left(shell: Shell, people: dict
         until(lambda: names(terminal) == ["report"])
 
 
-def test_between_two_looks_the_time_left_counts_down(shell: Shell, people: dict[str, dblock.Client]) -> None:
-    people["ann"].lock("a", ttl=60).acquire()
+def test_time_left_counts_down_between_two_polls(shell: Shell, clients: dict[str, dblock.Client]) -> None:
+    clients["ann"].lock("a", ttl=60).acquire()
     with watching(shell, "--interval", "600") as terminal:
         terminal.wait_for("ann")
         left = float(row(terminal, "a").split()[4])
         until(lambda: float(row(terminal, "a").split()[4]) < left - 0.5)
-        # A lock that is opened is looked at at once.
+        # Opening a lock polls at once.
         terminal.press("\r")
         terminal.wait_for("state     held")
 
 
-def test_nothing_to_watch_is_said(shell: Shell) -> None:
+def test_empty_screen_says_so(shell: Shell) -> None:
     with watching(shell) as terminal:
         terminal.wait_for("No lock is held or waited for.")
-        terminal.wait_for("nothing yet")
+        terminal.wait_for("none yet")
 
 
-def test_a_hand_off_is_seen_and_counted(shell: Shell, people: dict[str, dblock.Client]) -> None:
-    lease = people["ann"].lock("a", ttl=60).acquire()
-    waits = threading.Thread(target=people["bob"].lock("a", ttl=60).acquire)
+def test_hand_off_is_shown_and_counted(shell: Shell, clients: dict[str, dblock.Client]) -> None:
+    lease = clients["ann"].lock("a", ttl=60).acquire()
+    waits = threading.Thread(target=clients["bob"].lock("a", ttl=60).acquire)
     waits.start()
     with watching(shell) as terminal:
         until(lambda: row(terminal, "a").split()[-2:] == ["1", "-"], "the waiter")
@@ -111,45 +111,45 @@ def test_a_hand_off_is_seen_and_counted(shell: Shell, people: dict[str, dblock.C
     waits.join()
 
 
-def test_what_befell_locks_is_told(shell: Shell, owner: psycopg.Connection) -> None:
-    owner.execute("SELECT note('old', 1, 'died', 'zoe', now())")
+def test_recorded_events_are_shown_once(shell: Shell, owner: psycopg.Connection) -> None:
+    owner.execute("SELECT record_event('old', 1, 'died', 'zoe', now())")
     for name, ttl in (("short", "900 ms"), ("told", "1 min"), ("taken", "1 min")):
         owner.execute("SELECT try_acquire(%s, ttl => %s::interval, holder => 'ann')", [name, ttl])
     with watching(shell) as terminal:
-        terminal.wait_for("old  its holder zoe died")
+        terminal.wait_for("old  freed because its holder zoe died")
         owner.execute("SELECT force_release('told', (holder('told')).token, 'me', 'late')")
         owner.execute("SELECT force_release('taken', (holder('taken')).token, 'me', 'stuck', true)")
-        terminal.wait_for("told  ann was told to let go, by me as")
-        terminal.wait_for("taken  taken from ann at once, by me as")
-        terminal.wait_for("short  ran out on ann, unreleased")
+        terminal.wait_for("told  ann was told to release, by me as")
+        terminal.wait_for("taken  force-released at once, held by ann, by me as")
+        terminal.wait_for("short  expired, held by ann")
         assert row(terminal, "told").split()[1] == "forced"
-        # The next grant has it noted; it was told already.
+        # The next grant records the expiry, which was shown already.
         owner.execute("SELECT try_acquire('short', holder => 'bob')")
         terminal.wait_for("short  granted to bob")
-        assert terminal.text.count("short  ran out on ann") == 1
+        assert terminal.text.count("short  expired, held by ann") == 1
         assert "taken  freed" not in terminal.text
 
 
-def test_a_refusal_by_a_fence_is_told_and_counted(shell: Shell, owner: psycopg.Connection) -> None:
+def test_refusal_by_a_fence_is_shown_and_counted(shell: Shell, owner: psycopg.Connection) -> None:
     with watching(shell) as terminal:
         terminal.wait_for("0 refused")
         owner.execute("SELECT fenced_store.record_rejection('ledger', 5, 9, now(), 'bob', 'ann')")
-        terminal.wait_for("ledger  refused token 5 of ann; token 9 was seen")
+        terminal.wait_for("ledger  refused token 5 of ann; token 9 was already seen")
         terminal.wait_for("1 refused")
 
 
-def test_without_fences_there_is_no_word_of_refusals(shell: Shell, owner: psycopg.Connection) -> None:
+def test_database_without_fences_shows_no_refusals(shell: Shell, owner: psycopg.Connection) -> None:
     owner.execute("DROP SCHEMA fenced_store CASCADE")
     with watching(shell) as terminal:
         assert "refused" not in terminal.wait_for("hand-offs/s")
 
 
 def test_locks_are_sorted_reversed_and_filtered(
-    shell: Shell, people: dict[str, dblock.Client], owner: psycopg.Connection
+    shell: Shell, clients: dict[str, dblock.Client], owner: psycopg.Connection
 ) -> None:
     for name, ttl in (("alpha", 60), ("beta", 50), ("gamma", 70)):
-        people["ann"].lock(name, ttl=ttl).acquire()
-    wait_in_line(owner, "gamma", "carol")
+        clients["ann"].lock(name, ttl=ttl).acquire()
+    join_queue(owner, "gamma", "carol")
     with watching(shell) as terminal:
         until(lambda: names(terminal) == ["alpha", "beta", "gamma"])
         terminal.press("r")
@@ -162,37 +162,37 @@ def test_locks_are_sorted_reversed_and_filtered(
         assert names(terminal) == ["gamma", "alpha", "beta"]
         terminal.press("ss/")
         terminal.wait_for("Enter keeps")
-        terminal.press("LPx\x7f")  # q and s would be letters, too
+        terminal.press("LPx\x7f")  # any letter belongs to the filter
         until(lambda: names(terminal) == ["alpha"])
         terminal.press("\r")
         terminal.wait_for("filter: LP")
         assert names(terminal) == ["alpha"]
         terminal.press("\x1b")
         until(lambda: names(terminal) == ["alpha", "beta", "gamma"])
-        terminal.press("/qs?j\x1b")  # an unfinished filter is letters, whatever they mean elsewhere
+        terminal.press("/qs?j\x1b")  # keys with a meaning belong to the filter too
         until(lambda: names(terminal) == ["alpha", "beta", "gamma"])
         terminal.press("/b*t\r")
         until(lambda: names(terminal) == ["beta"])
 
 
-def test_a_pattern_picks_locks_and_what_happens_to_them(shell: Shell, people: dict[str, dblock.Client]) -> None:
+def test_pattern_selects_locks_and_their_changes(shell: Shell, clients: dict[str, dblock.Client]) -> None:
     for name in ("invoice:1", "report"):
-        people["ann"].lock(name, ttl=60).acquire()
+        clients["ann"].lock(name, ttl=60).acquire()
     with watching(shell, "inv*") as terminal:
         terminal.wait_for("invoice:1")
-        people["bob"].lock("report:2", ttl=60).acquire()
-        people["bob"].lock("invoice:2", ttl=60).acquire()
+        clients["bob"].lock("report:2", ttl=60).acquire()
+        clients["bob"].lock("invoice:2", ttl=60).acquire()
         terminal.wait_for("invoice:2  granted to bob")
         assert "report" not in terminal.text
 
 
-def test_a_lock_is_opened_with_its_line_and_its_history(
-    shell: Shell, people: dict[str, dblock.Client], owner: psycopg.Connection
+def test_opened_lock_shows_its_queue_and_history(
+    shell: Shell, clients: dict[str, dblock.Client], owner: psycopg.Connection
 ) -> None:
-    owner.execute("SELECT note('beta', 1, 'expired', 'yesterday', now() - interval '1 day')")
-    people["ann"].lock("alpha", ttl=60).acquire()
-    lease = people["ann"].lock("beta", ttl=60, meta={"job": 7}).acquire()
-    wait_in_line(owner, "beta", "carol")
+    owner.execute("SELECT record_event('beta', 1, 'expired', 'yesterday', now() - interval '1 day')")
+    clients["ann"].lock("alpha", ttl=60).acquire()
+    lease = clients["ann"].lock("beta", ttl=60, meta={"job": 7}).acquire()
+    join_queue(owner, "beta", "carol")
     with watching(shell) as terminal:
         terminal.wait_for("beta")
         terminal.press("\x1b[B\r")
@@ -201,19 +201,19 @@ def test_a_lock_is_opened_with_its_line_and_its_history(
             "holder    ann",
             'meta      {"job": 7}',
             "deadline",
-            "IN LINE (1)",
+            "QUEUE (1)",
             "yesterday",
-            "ran out unreleased",
+            "expired",
         ):
             assert part in text
         lease.release()
         terminal.wait_for("state     free, released")
         terminal.press("\x7f")
         until(lambda: "alpha" in names(terminal))
-        assert "IN LINE" not in terminal.text
+        assert "QUEUE" not in terminal.text
 
 
-def test_a_long_list_scrolls_with_the_selection(shell: Shell, owner: psycopg.Connection) -> None:
+def test_long_list_scrolls_with_the_selection(shell: Shell, owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('lock' || lpad(n::text, 3, '0')) FROM generate_series(1, 200) AS n")
     with watching(shell, rows=20) as terminal:
         terminal.wait_for("lock001")
@@ -228,14 +228,14 @@ def test_a_long_list_scrolls_with_the_selection(shell: Shell, owner: psycopg.Con
         assert "lock001" in terminal.text
 
 
-def test_a_pause_stands_still(shell: Shell, people: dict[str, dblock.Client]) -> None:
-    people["ann"].lock("a", ttl=60).acquire()
+def test_paused_screen_stands_still(shell: Shell, clients: dict[str, dblock.Client]) -> None:
+    clients["ann"].lock("a", ttl=60).acquire()
     with watching(shell) as terminal:
         terminal.wait_for("ann")
         terminal.press("p")
         terminal.wait_for("PAUSED")
         before = row(terminal, "a")
-        people["bob"].lock("b", ttl=60).acquire()
+        clients["bob"].lock("b", ttl=60).acquire()
         time.sleep(0.6)
         assert row(terminal, "a") == before
         assert names(terminal) == ["a"]
@@ -244,31 +244,33 @@ def test_a_pause_stands_still(shell: Shell, people: dict[str, dblock.Client]) ->
         assert "PAUSED" not in terminal.text
 
 
-def test_a_database_that_falls_silent_and_is_back(shell: Shell, dsn: str, people: dict[str, dblock.Client]) -> None:
-    people["ann"].lock("a", ttl=600).acquire()
+def test_screen_survives_a_database_that_stops_replying(
+    shell: Shell, dsn: str, clients: dict[str, dblock.Client]
+) -> None:
+    clients["ann"].lock("a", ttl=600).acquire()
     with Proxy(dsn) as proxy, watching(shell, dsn=proxy.dsn) as terminal:
         terminal.wait_for("ann")
         proxy.fall_silent()
-        terminal.wait_for("The database has not answered for")
-        assert names(terminal) == ["a"]  # what was seen stays
-        # Keys are answered as ever; the quickest of some, for the machine does other things too.
+        terminal.wait_for("The database has not replied for")
+        assert names(terminal) == ["a"]  # the last snapshot stays
+        # Keys still work. The fastest one counts, because the machine may be busy.
         times = []
         with measured() as lateness:
             for shown_or_not in (terminal.wait_for, terminal.wait_while) * 4:
                 began = time.monotonic()
                 terminal.press("?")
-                shown_or_not("the order reversed")
+                shown_or_not("reverse the order")
                 times.append(time.monotonic() - began)
             assert min(times) < 0.1 + lateness(), times
         terminal.wait_for("did not answer within 5 s")
-        people["bob"].lock("b", ttl=60).acquire()
+        clients["bob"].lock("b", ttl=60).acquire()
         proxy.flow()
-        terminal.wait_while("The database has not answered")
+        terminal.wait_while("The database has not replied")
         terminal.wait_for("b  granted to bob")
 
 
-def test_it_fits_any_window(shell: Shell, people: dict[str, dblock.Client]) -> None:
-    people["ann"].lock("a" * 100, ttl=60).acquire()
+def test_screen_fits_any_window(shell: Shell, clients: dict[str, dblock.Client]) -> None:
+    clients["ann"].lock("a" * 100, ttl=60).acquire()
     with watching(shell) as terminal:
         terminal.wait_for("HAND-OFFS")
         for columns, rows, part in ((50, 12, "STATE"), (20, 7, "LOCK"), (5, 3, "1 h…"), (2, 2, "…"), (1, 1, "…")):
@@ -295,7 +297,7 @@ def _by_term(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize(("end", "code"), [(_by_q, 0), (_by_ctrl_c, 130), (_by_term, 143)])
-def test_the_terminal_is_left_as_it_was(shell: Shell, end: Callable[[Terminal], None], code: int) -> None:
+def test_terminal_is_restored_at_the_end(shell: Shell, end: Callable[[Terminal], None], code: int) -> None:
     with watching(shell) as terminal:
         terminal.wait_for("q quit")
         assert terminal.settings_now() != terminal.settings
@@ -311,7 +313,7 @@ def test_the_terminal_is_left_as_it_was(shell: Shell, end: Callable[[Terminal], 
     assert (b"dblock: interrupted" in after) == (code == 130)
 
 
-def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(shell: Shell) -> None:
+def test_ctrl_z_restores_the_terminal_until_continued(shell: Shell) -> None:
     with watching(shell) as terminal:
         terminal.wait_for("q quit")
         os.kill(terminal.pid, signal.SIGTSTP)
@@ -325,7 +327,7 @@ def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(shell: Shell) -> None:
         assert terminal.settings_now() == terminal.settings
 
 
-def test_what_others_have_written_moves_no_cursor_and_is_no_markup(shell: Shell, dsn: str) -> None:
+def test_hostile_names_move_no_cursor_and_are_no_markup(shell: Shell, dsn: str) -> None:
     with dblock.Client(dsn, holder=HOSTILE) as client:
         client.lock(HOSTILE, ttl=60, meta={"x": HOSTILE}).acquire()
         client.lock("[red]x[/red]", ttl=60).acquire()
@@ -346,16 +348,16 @@ def lines_of(process: Any, number: int) -> list[Any]:
     return [json.loads(process.stdout.readline()) for _ in range(number)]
 
 
-def test_without_a_terminal_there_is_a_line_for_each_happening(
-    shell: Shell, people: dict[str, dblock.Client], owner: psycopg.Connection
+def test_stream_prints_a_line_for_each_change(
+    shell: Shell, clients: dict[str, dblock.Client], owner: psycopg.Connection
 ) -> None:
-    lease = people["ann"].lock("a", ttl=60).acquire()
-    wait_in_line(owner, "a", "carol")
+    lease = clients["ann"].lock("a", ttl=60).acquire()
+    join_queue(owner, "a", "carol")
     process = shell.start("watch", "--interval", "0.1")
     assert "watching postgresql://" in process.stdout.readline()
     state = process.stdout.readline()
     assert re.search(rf"a  held by ann under token {lease.token}, [0-9.]+ s left, 1 waiting", state)
-    people["bob"].lock("b", ttl=60).acquire()
+    clients["bob"].lock("b", ttl=60).acquire()
     assert "b  granted to bob under token" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     done = ended(process)
@@ -363,13 +365,13 @@ def test_without_a_terminal_there_is_a_line_for_each_happening(
     assert done.err == "dblock: interrupted\n"
 
 
-def test_as_json_each_happening_is_an_object(shell: Shell, people: dict[str, dblock.Client]) -> None:
-    lease = people["ann"].lock("a\n", ttl=60).acquire()
+def test_json_stream_prints_an_object_for_each_change(shell: Shell, clients: dict[str, dblock.Client]) -> None:
+    lease = clients["ann"].lock("a\n", ttl=60).acquire()
     process = shell.start("watch", "--interval", "0.1", "--json")
     watching, state = lines_of(process, 2)
     assert (watching["event"], watching["held"], watching["waiting"]) == ("watching", 1, 0)
     assert (state["event"], state["name"], state["holder"], state["token"]) == ("state", "a\n", "ann", lease.token)
-    other = people["bob"].lock("b", ttl=60).acquire()
+    other = clients["bob"].lock("b", ttl=60).acquire()
     (granted,) = lines_of(process, 1)
     assert granted.pop("at")
     assert granted == {"event": "granted", "name": "b", "token": other.token, "holder": "bob"}
@@ -381,14 +383,14 @@ def test_as_json_each_happening_is_an_object(shell: Shell, people: dict[str, dbl
     assert (done.code, done.err) == (143, "")
 
 
-def test_at_a_terminal_json_is_lines_too(shell: Shell) -> None:
+def test_json_at_a_terminal_is_a_stream(shell: Shell) -> None:
     with watching(shell, "--json") as terminal:
         assert ENTERS not in terminal.wait_for('"event": "watching"').encode()
         terminal.press("\x03")
         assert terminal.ended() == 130
 
 
-def test_it_ends_when_nobody_reads_any_more_though_nothing_happens(shell: Shell) -> None:
+def test_stream_ends_when_its_reader_is_gone(shell: Shell) -> None:
     process = shell.start("watch")
     process.stdout.readline()
     process.stdout.close()
@@ -396,8 +398,8 @@ def test_it_ends_when_nobody_reads_any_more_though_nothing_happens(shell: Shell)
     assert process.stderr.read() == ""
 
 
-def test_a_connection_that_is_cut_is_said_once_and_made_anew(
-    shell: Shell, people: dict[str, dblock.Client], dsn: str
+def test_cut_connection_is_reported_once_and_reopened(
+    shell: Shell, clients: dict[str, dblock.Client], dsn: str
 ) -> None:
     with Proxy(dsn) as proxy:
         process = shell.start("watch", "--interval", "0.1", dsn=proxy.dsn)
@@ -405,21 +407,21 @@ def test_a_connection_that_is_cut_is_said_once_and_made_anew(
         proxy.cut()
         assert process.stderr.readline().startswith("dblock: The database could not be asked")
         assert process.stderr.readline() == "dblock: The database is back.\n"
-        people["ann"].lock("a", ttl=60).acquire()
+        clients["ann"].lock("a", ttl=60).acquire()
         assert "granted to ann" in process.stdout.readline()
         process.terminate()
         assert ended(process).err == ""
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_database_that_cannot_be_reached_at_the_start(shell: Shell, form: list[str]) -> None:
+def test_unreachable_database_at_the_start_is_exit_code_69(shell: Shell, form: list[str]) -> None:
     done = shell.run("watch", *form, dsn="host=127.0.0.1 port=1 user=x password=hunter2")
     assert (done.code, done.out) == (69, "")
     assert "could not be asked" in done.err
     assert "hunter2" not in done.err
 
 
-def test_at_a_terminal_what_is_wrong_from_the_start_is_said_without_a_screen(shell: Shell, bare_dsn: str) -> None:
+def test_error_at_the_start_is_reported_without_a_screen(shell: Shell, bare_dsn: str) -> None:
     with watching(shell, dsn="host=127.0.0.1 port=1 user=x") as terminal:
         assert terminal.ended() == 69
         assert ENTERS not in terminal.raw
@@ -429,13 +431,13 @@ def test_at_a_terminal_what_is_wrong_from_the_start_is_said_without_a_screen(she
 
 
 @pytest.mark.parametrize("interval", ["0", "nan", "soon"])
-def test_an_interval_that_makes_no_sense(shell: Shell, interval: str) -> None:
+def test_invalid_interval_is_refused(shell: Shell, interval: str) -> None:
     done = shell.run("watch", "--interval", interval)
     assert (done.code, done.out) == (2, "")
     assert "--interval" in done.err
 
 
-def test_the_right_to_see_is_enough_and_is_named_where_it_is_missing(shell: Shell, dsn: str, role: str) -> None:
+def test_privilege_see_is_enough_and_is_named_if_missing(shell: Shell, dsn: str, role: str) -> None:
     from psycopg import conninfo
 
     from dblock.admin import schema
@@ -447,5 +449,5 @@ def test_the_right_to_see_is_enough_and_is_named_where_it_is_missing(shell: Shel
     assert "--may see" in refused.err
     schema.grant(dsn, role, may=["see"])
     with watching(shell, dsn=as_role) as terminal:
-        assert "refused" not in terminal.wait_for("hand-offs/s")  # the fences are not this role's to look at
+        assert "refused" not in terminal.wait_for("hand-offs/s")  # this role may not see the fences
     assert shell.run("graph", dsn=as_role).code == 0

@@ -1,1 +1,1 @@
-"""Who held a lock when, and what came of it: worked out from events, and drawn as text or SVG."""
+"""The timeline of `dblock demo`: computed from the events, drawn as text or SVG."""

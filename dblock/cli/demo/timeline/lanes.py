@@ -1,7 +1,7 @@
-"""The story of `dblock demo` as a timeline: events become lanes, one for each worker, to be drawn as text or as SVG.
+"""Turn the events of `dblock demo` into a timeline: one lane for each worker, to be drawn as text or as SVG.
 
-This knows no database, no terminal and no file. What it makes has everything at its time and in no place yet; where
-things go is a matter of who draws them. Text in it is another's until it was drawn.
+Nothing here uses a database, a terminal or a file. Bars and marks have times but no positions: the modules that draw
+them decide on those, and escape the text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from dblock.cli.demo.events import Event
 
 WAITING, HELD, FROZEN, ASLEEP = "waiting", "held", "frozen", "asleep"
-"""What a bar shows: in line; the lock is held; held by a process that is frozen; frozen when its lease is over."""
+"""The states of a bar: in the queue; holding the lock; holding it while frozen; frozen after its lease has ended."""
 
 MARKS = {
     "tried": "has to wait",
@@ -23,14 +23,14 @@ MARKS = {
     "refused": "writes {}: refused",
     "killed": "kill -9",
 }
-"""The kinds of events that have a mark in the lane, and what is written beside it."""
+"""The kinds of events that have a mark in the lane, and the mark's label."""
 
 LEGEND = {
     HELD: "holds the lock, under this token",
     FROZEN: "frozen, holding the lock",
-    ASLEEP: "frozen, its lease is over",
-    WAITING: "waits in line",
-    "tried": "asks, and is told who has it",
+    ASLEEP: "frozen, its lease has expired",
+    WAITING: "waits in the queue",
+    "tried": "tries once, does not get it",
     "read": "reads the balance",
     "stored": "writes, stored",
     "corrupted": "writes, and undoes a deposit",
@@ -38,12 +38,12 @@ LEGEND = {
     "renewed": "renews its lease",
     "killed": "killed",
 }
-"""What each kind of bar and mark means, in the order in which they are explained."""
+"""The meaning of each bar and mark, in the order of the legend."""
 
 
 @dataclass
 class Bar:
-    """A stretch of time in which a worker was in one state."""
+    """A span of time in which a worker was in one state."""
 
     start: float
     end: float
@@ -53,7 +53,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment at which a worker did something, or something was done to it."""
+    """A moment at which something happened to a worker or by it."""
 
     at: float
     kind: str
@@ -62,7 +62,7 @@ class Mark:
 
 @dataclass
 class Lane:
-    """One worker, along the time."""
+    """One worker's bars and marks."""
 
     name: str
     bars: list[Bar] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Lane:
 
 @dataclass
 class Panel:
-    """One act: its lanes, and what it came to."""
+    """One act: its lanes and its result."""
 
     title: str
     start: float
@@ -79,14 +79,14 @@ class Panel:
     lanes: list[Lane]
     sums: str = ""
     good: bool | None = None
-    """Whether the books add up; None where none were kept."""
+    """Whether the books add up; None for an act without a ledger."""
 
     def part(self, at: float) -> float:
-        """Return how much of the panel's time has passed at a moment, from 0 to 1."""
+        """Return the position of a moment in the panel's time, from 0 to 1."""
         return min(max((at - self.start) / ((self.end - self.start) or 1.0), 0.0), 1.0)
 
     def ticks(self, most: int) -> list[tuple[float, str]]:
-        """Return round moments within the panel, at most so many, and how they are written."""
+        """Return round moments within the panel with their labels, at most this many."""
         for step in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0):
             first = -(-self.start // step)
             found: list[float] = []
@@ -98,11 +98,11 @@ class Panel:
 
 
 def panels(events: Sequence[Event]) -> list[Panel]:
-    """Make a panel of each act, in order."""
+    """Return a panel for each act, in order."""
     acts: dict[str, list[Event]] = {}
     for event in events:
         acts.setdefault(event.act, []).append(event)
-    return [_panel(title, told) for title, told in acts.items() if any(event.who for event in told)]
+    return [_panel(title, told) for title, told in acts.items() if any(event.worker for event in told)]
 
 
 def states(drawn: Sequence[Panel]) -> list[str]:
@@ -113,12 +113,12 @@ def states(drawn: Sequence[Panel]) -> list[str]:
 
 
 def _panel(title: str, events: Sequence[Event]) -> Panel:
-    lived = [event for event in events if event.who and event.kind != "here"]
+    lived = [event for event in events if event.worker and event.kind != "here"]
     start, end = min(event.at for event in lived), max(event.at for event in lived)
     lanes: dict[str, Lane] = {}
-    for name in sorted({event.who for event in events if event.who}):
-        lanes[name] = _lane(name, [event for event in lived if event.who == name], end)
-    # A little longer, so that what happens last is not on the edge.
+    for name in sorted({event.worker for event in events if event.worker}):
+        lanes[name] = _lane(name, [event for event in lived if event.worker == name], end)
+    # A little longer, so that the last event is not at the edge.
     panel = Panel(title, start, end + (end - start) / 40, list(lanes.values()))
     for event in events:
         if event.kind == "sums":

@@ -1,7 +1,7 @@
-"""A timeline as SVG: one picture that needs nothing else, on a card of its own, for light pages and dark ones.
+"""Draw a timeline as a self-contained SVG, with its own background for light and dark pages.
 
-Nobody knows how wide a font will be where the picture is looked at, only the generic family is named. So text is
-given more room than it needs, and where there is none, it goes elsewhere or is left out; no two texts overlap.
+The width of the font is unknown, because only the generic family is named. So every text gets more room than it needs.
+A text that does not fit is moved or left out, and no two texts overlap.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from itertools import pairwise
 from xml.sax.saxutils import escape
 
 from dblock.cli.demo.timeline.lanes import ASLEEP, FROZEN, HELD, LEGEND, WAITING, Bar, Lane, Panel, states
-from dblock.cli.output import shown
+from dblock.cli.output import printable
 
 WIDTH = 960
 MARGIN = 32
 LEFT, RIGHT = 110, WIDTH - MARGIN - 4
-"""Where the time begins and ends, from left to right."""
+"""The horizontal range of the time axis."""
 BAR, BETWEEN, ROW = 26, 30, 16
-"""The height of a bar, the room between lanes, and the height of a row of labels."""
+"""The height of a bar, the gap between lanes, and the height of a row of labels."""
 
 CARD, EDGE, INK, FAINT, GRID, PANEL = "#0f1620", "#2a3645", "#e8eef5", "#8fa0b3", "#222d3a", "#141d29"
 HOLDERS = ("#c4a1ff", "#4fd6c2", "#f2c46d", "#7fb2ff")
-"""One colour for each lane."""
+"""The colours of the lanes."""
 GOOD, BAD, WARN, ICE = "#5fdd85", "#ff6f6f", "#ffb152", "#a9dcff"
 SIGNS = {
     "tried": WARN, "renewed": GOOD, "read": INK, "stored": GOOD, "corrupted": BAD, "refused": WARN, "killed": BAD,
 }  # fmt: skip
 
-SUBTITLE = "Recorded by dblock demo on a real Postgres: processes, signals, times and tokens as they came."
+SUBTITLE = "Recorded by dblock demo on a real Postgres: real processes, signals, times and tokens."
 
 STYLE = f"""
     text {{ font-family: system-ui, sans-serif; fill: {INK}; font-size: 12px; }}
@@ -45,8 +45,8 @@ ICY = (
 )
 
 
-def svg_of(drawn: Sequence[Panel], heading: str = "Two workers, one lock, one ledger") -> str:
-    """Return the whole picture."""
+def render_svg(drawn: Sequence[Panel], heading: str = "Two workers, one lock, one ledger") -> str:
+    """Return the picture as an SVG document."""
     body: list[str] = []
     y = 78.0
     for panel in drawn:
@@ -58,8 +58,8 @@ def svg_of(drawn: Sequence[Panel], heading: str = "Two workers, one lock, one le
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" '
         f'height="{height:g}" role="img">',
-        f"<title>{_safe(heading)}</title>",
-        f"<desc>{_safe(' '.join(f'{panel.title}: {panel.sums}.' for panel in drawn if panel.sums))}</desc>",
+        f"<title>{_escape(heading)}</title>",
+        f"<desc>{_escape(' '.join(f'{panel.title}: {panel.sums}.' for panel in drawn if panel.sums))}</desc>",
         f"<style>{STYLE}</style>",
         f"<defs>{ICY.format('frozen', '#27506e', '#3d769c')}{ICY.format('asleep', '#172230', '#26384a')}</defs>",
         f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:g}" rx="16" fill="{CARD}" stroke="{EDGE}"/>',
@@ -72,34 +72,34 @@ def svg_of(drawn: Sequence[Panel], heading: str = "Two workers, one lock, one le
 
 
 def _panel(panel: Panel, top: float) -> tuple[list[str], float]:
-    """Draw one act, and return how high it came to be."""
-    labels = [_placed(panel, lane) for lane in panel.lanes]
+    """Draw one act; return also its height."""
+    labels = [_place_labels(panel, lane) for lane in panel.lanes]
     rows = [max([label.row + 1 for label in placed], default=0) for placed in labels]
     y = top + 44 + rows[0] * ROW
     bars: list[float] = []
     for number, count in enumerate(rows):
         bars.append(y)
-        # The first lane has its labels above, so that there is room for what passes from one lane to the next.
+        # The first lane has its labels above, so that there is room for the arrows between lanes.
         y += BAR + BETWEEN + (count * ROW if number else 0)
     bottom = y - BETWEEN + 10
     ticks = [(_x(panel, at), text) for at, text in panel.ticks(9)]
     drawn = [_grid(x, text, bars[0] - 6, bottom) for x, text in ticks if x < RIGHT - 12]
-    drawn += _handovers(panel, bars)
+    drawn += _draw_handovers(panel, bars)
     for number, lane in enumerate(panel.lanes):
         colour = HOLDERS[number % len(HOLDERS)]
-        drawn.append(_text(MARGIN + 14, bars[number] + 18, _cut(lane.name, 7), 14, weight=600, fill=colour))
+        drawn.append(_text(MARGIN + 14, bars[number] + 18, _shorten(lane.name, 7), 14, weight=600, fill=colour))
         drawn += [_bar(panel, lane, bar, bars[number], colour) for bar in lane.bars]
         for label in labels[number]:
-            drawn += _marked(label, bars[number], above=number == 0)
+            drawn += _draw_mark(label, bars[number], above=number == 0)
     height = bottom + 26 - top
     if panel.sums:
-        drawn += _sums(panel, top + height)
+        drawn += _draw_sums(panel, top + height)
         height += 42
     frame = (
         f'<rect x="{MARGIN - 14}" y="{top:g}" width="{WIDTH - 2 * MARGIN + 28}" height="{height:g}" rx="10" '
         f'fill="{PANEL}" stroke="{GRID}"/>'
     )
-    title = f'<text class="title" x="{MARGIN}" y="{top + 27:g}">{_safe(_cut(panel.title, 80))}</text>'
+    title = f'<text class="title" x="{MARGIN}" y="{top + 27:g}">{_escape(_shorten(panel.title, 80))}</text>'
     return [frame, title, *drawn], height
 
 
@@ -111,8 +111,8 @@ def _grid(x: float, text: str, top: float, bottom: float) -> str:
     )
 
 
-def _handovers(panel: Panel, bars: Sequence[float]) -> list[str]:
-    """Draw how the lock went from one lane to another."""
+def _draw_handovers(panel: Panel, bars: Sequence[float]) -> list[str]:
+    """Draw the hand-overs of the lock from lane to lane."""
     held = sorted(
         (bar.start, bar.end, number)
         for number, lane in enumerate(panel.lanes)
@@ -149,18 +149,18 @@ def _bar(panel: Panel, lane: Lane, bar: Bar, y: float, colour: str) -> str:
     said = {
         HELD: [f"token {bar.token}", f"{bar.token}"],
         FROZEN: ["frozen by SIGSTOP, still holding the lock", "frozen, holding the lock", "frozen"],
-        ASLEEP: ["frozen, its lease is over", "lease over"],
+        ASLEEP: ["frozen, its lease has expired", "lease expired"],
     }[bar.state]
     for text in said:
-        if _length(text, 11) <= free:
+        if _text_width(text, 11) <= free:
             css = "on" if bar.state == HELD else "in"
-            return f'{drawn}<text class="{css}" x="{x1 + 8:.1f}" y="{y + 17:g}">{_safe(text)}</text>'
+            return f'{drawn}<text class="{css}" x="{x1 + 8:.1f}" y="{y + 17:g}">{_escape(text)}</text>'
     return drawn
 
 
 @dataclass(frozen=True)
 class _Label:
-    """A mark, and where its text goes."""
+    """A mark with the position of its label."""
 
     x: float
     kind: str
@@ -169,18 +169,18 @@ class _Label:
     row: int
 
 
-def _placed(panel: Panel, lane: Lane) -> list[_Label]:
+def _place_labels(panel: Panel, lane: Lane) -> list[_Label]:
     """Find a place for the text of each mark: below its middle, to its right or to its left; else one row further."""
     labels: list[_Label] = []
     marks = [
-        (_x(panel, mark.at), mark.kind, _cut(mark.label, 40)) for mark in sorted(lane.marks, key=lambda one: one.at)
+        (_x(panel, mark.at), mark.kind, _shorten(mark.label, 40)) for mark in sorted(lane.marks, key=lambda one: one.at)
     ]
     for number, (x, kind, text) in enumerate(marks):
-        length = _length(text, 12)
+        length = _text_width(text, 12)
         middle, right, left = x - length / 2, x - 8, x + 8 - length
         # Where the next one is near, there is more room on the other side.
         after = marks[number + 1 : number + 2]
-        near = any(there - x < (length + _length(text_there, 12)) / 2 + 6 for there, _, text_there in after)
+        near = any(there - x < (length + _text_width(text_there, 12)) / 2 + 6 for there, _, text_there in after)
         wished = (left, middle, right) if near else (middle, right, left)
         places = [min(max(place, LEFT - 10.0), RIGHT + 4 - length) for place in wished]
         row = 0
@@ -191,22 +191,22 @@ def _placed(panel: Panel, lane: Lane) -> list[_Label]:
 
 
 def _is_free(labels: Sequence[_Label], left: float, length: float, row: int) -> bool:
-    taken = ((one.left, one.left + _length(one.text, 12)) for one in labels if one.row == row)
+    taken = ((one.left, one.left + _text_width(one.text, 12)) for one in labels if one.row == row)
     return all(left >= end + 6 or left + length + 6 <= start for start, end in taken)
 
 
-def _marked(label: _Label, y: float, above: bool) -> list[str]:
+def _draw_mark(label: _Label, y: float, above: bool) -> list[str]:
     baseline = y - 9 - label.row * ROW if above else y + BAR + 16 + label.row * ROW
     colour = SIGNS[label.kind]
     strong = ' font-weight="700"' if label.kind in ("corrupted", "refused", "killed") else ""
     return [
-        _sign(label.kind, label.x, y + BAR / 2),
-        f'<text x="{label.left:.1f}" y="{baseline:g}" style="fill: {colour}"{strong}>{_safe(label.text)}</text>',
+        _draw_sign(label.kind, label.x, y + BAR / 2),
+        f'<text x="{label.left:.1f}" y="{baseline:g}" style="fill: {colour}"{strong}>{_escape(label.text)}</text>',
     ]
 
 
-def _sign(kind: str, x: float, y: float) -> str:
-    """Draw the sign of a mark around a point."""
+def _draw_sign(kind: str, x: float, y: float) -> str:
+    """Draw a mark's sign around a point."""
     colour = SIGNS[kind]
     group = f'<g transform="translate({x:.1f} {y:g})" fill="none" stroke-linecap="round" stroke-linejoin="round">'
     disc = f'<circle r="8.5" fill="{CARD}" stroke="{colour}" stroke-width="2"/>'
@@ -232,13 +232,13 @@ def _burst(outer: float, inner: float) -> str:
     return "M" + " L".join(f"{radius * sin(angle):.1f} {-radius * cos(angle):.1f}" for radius, angle in points) + " Z"
 
 
-def _sums(panel: Panel, y: float) -> list[str]:
+def _draw_sums(panel: Panel, y: float) -> list[str]:
     colour, ground = (GOOD, "#12291c") if panel.good else (BAD, "#331a1d")
     return [
         f'<rect x="{MARGIN}" y="{y:g}" width="{WIDTH - 2 * MARGIN}" height="30" rx="7" fill="{ground}" '
         f'stroke="{colour}" stroke-opacity="0.45"/>',
-        _sign("stored" if panel.good else "corrupted", MARGIN + 20, y + 15),
-        _text(MARGIN + 42, y + 20, _cut(panel.sums, 95), 14, weight=600, fill=colour),
+        _draw_sign("stored" if panel.good else "corrupted", MARGIN + 20, y + 15),
+        _text(MARGIN + 42, y + 20, _shorten(panel.sums, 95), 14, weight=600, fill=colour),
     ]
 
 
@@ -249,7 +249,7 @@ def _legend(kinds: Sequence[str], top: float) -> tuple[list[str], float]:
     for number, kind in enumerate(kinds):
         x, y = MARGIN + (number // rows) * column, top + (number % rows) * 25 + 12
         if kind in SIGNS:
-            drawn.append(_sign(kind, x + 15, y))
+            drawn.append(_draw_sign(kind, x + 15, y))
         elif kind == WAITING:
             drawn.append(
                 f'<line x1="{x:g}" y1="{y:g}" x2="{x + 30:g}" y2="{y:g}" stroke="{FAINT}" stroke-width="2.5" '
@@ -268,21 +268,21 @@ def _x(panel: Panel, at: float) -> float:
     return LEFT + panel.part(at) * (RIGHT - LEFT)
 
 
-def _length(text: str, size: float) -> float:
-    """Return more than the length that a text will have, in pixels."""
+def _text_width(text: str, size: float) -> float:
+    """Return an upper bound for the width of a text in pixels."""
     return len(text) * size * 0.62
 
 
 def _text(x: float, y: float, text: str, size: float, css: str = "", weight: int = 400, fill: str = "") -> str:
     style = f"font-size: {size:g}px; font-weight: {weight}" + (f"; fill: {fill}" if fill else "")
-    return f'<text{f" class={css!r}" if css else ""} x="{x:g}" y="{y:g}" style="{style}">{_safe(text)}</text>'
+    return f'<text{f" class={css!r}" if css else ""} x="{x:g}" y="{y:g}" style="{style}">{_escape(text)}</text>'
 
 
-def _cut(text: str, most: int) -> str:
-    text = shown(text)
+def _shorten(text: str, most: int) -> str:
+    text = printable(text)
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _safe(text: str) -> str:
-    """Return a text as XML can have it, with nothing in it that would be more than text."""
-    return escape(shown(text), {'"': "&quot;"})
+def _escape(text: str) -> str:
+    """Return a text escaped for XML."""
+    return escape(printable(text), {'"': "&quot;"})

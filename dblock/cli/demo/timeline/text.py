@@ -1,4 +1,4 @@
-"""A timeline in characters: as wide as the terminal, in colours there, and plain ASCII everywhere else."""
+"""Draw a timeline in characters: in colours and as wide as the terminal there, in plain ASCII elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import click
 
 from dblock.cli.demo.timeline.lanes import ASLEEP, FROZEN, HELD, LEGEND, WAITING, Lane, Panel, states
-from dblock.cli.output import shown
+from dblock.cli.output import printable
 
 Piece = tuple[str, str]
-"""Some text, and the name of its style."""
+"""A piece of text with the name of its style."""
 
 PLAIN = {
     HELD: "=", FROZEN: "#", ASLEEP: "~", WAITING: ".", "tried": "?", "renewed": "+", "read": "r", "stored": "w",
@@ -27,8 +27,8 @@ STYLES = {
     "title": "bold", "good": "bold green", "bad": "bold red", "axis": "dim", "name": "bold",
 }  # fmt: skip
 
-NARROWEST = 40
-"""Columns; a narrower terminal gets what fits into so many."""
+MIN_WIDTH = 40
+"""Columns; a narrower terminal gets a timeline of this width."""
 
 
 def print_timeline(drawn: Sequence[Panel]) -> None:
@@ -51,16 +51,16 @@ def print_timeline(drawn: Sequence[Panel]) -> None:
 
 
 def timeline(drawn: Sequence[Panel], width: int, characters: dict[str, str] = PLAIN) -> list[list[Piece]]:
-    """Return a timeline as lines of text in styles, none wider than the width."""
-    width = max(width, NARROWEST)
-    margin = min(max([len(shown(lane.name)) for panel in drawn for lane in panel.lanes], default=0), 12) + 2
+    """Return a timeline as lines of styled text, none wider than the width."""
+    width = max(width, MIN_WIDTH)
+    margin = min(max([len(printable(lane.name)) for panel in drawn for lane in panel.lanes], default=0), 12) + 2
     lines: list[list[Piece]] = []
     for panel in drawn:
-        lines += [[], [(_cut(shown(panel.title), width), "title")], _axis(panel, margin, width)]
+        lines += [[], [(_shorten(printable(panel.title), width), "title")], _axis(panel, margin, width)]
         for lane in panel.lanes:
             lines += _lane(panel, lane, margin, width, characters)
         if panel.sums:
-            lines += [[(part, "good" if panel.good else "bad")] for part in _folded(shown(panel.sums), width)]
+            lines += [[(part, "good" if panel.good else "bad")] for part in _folded(printable(panel.sums), width)]
     if drawn:
         lines += [[], *_legend(states(drawn), width, characters)]
     return lines
@@ -95,11 +95,11 @@ def _lane(panel: Panel, lane: Lane, margin: int, width: int, characters: dict[st
     for mark in lane.marks:
         place = column(mark.at)
         while place in taken and place < len(cells) - 1:
-            place += 1  # beside the one that is there
+            place += 1  # beside the mark that is already there
         taken.add(place)
         cells[place] = (characters[mark.kind], mark.kind)
         _write_below(labels, place, mark.label, mark.kind, width - margin)
-    name = _cut(shown(lane.name), margin - 2)
+    name = _shorten(printable(lane.name), margin - 2)
     return [
         [(f"{name:<{margin}}", "name"), *_joined(cells)],
         *([(" " * margin, ""), *_joined(row)] for row in labels),
@@ -108,7 +108,7 @@ def _lane(panel: Panel, lane: Lane, margin: int, width: int, characters: dict[st
 
 def _write_below(rows: list[list[Piece]], place: int, label: str, style: str, width: int) -> None:
     """Write a label below its mark, in the first row that has room for it."""
-    label = _cut(shown(label), width)
+    label = _shorten(printable(label), width)
     start = min(place, width - len(label))
     for row in rows:
         if all(text == " " for text, _ in row[max(start - 2, 0) : start + len(label) + 2]):
@@ -138,7 +138,7 @@ def _column(panel: Panel, at: float, margin: int, width: int) -> int:
 
 
 def _joined(cells: Sequence[Piece]) -> list[Piece]:
-    """Return neighbours of one style as one piece."""
+    """Join adjacent pieces of the same style."""
     pieces: list[Piece] = []
     for text, style in cells:
         if pieces and pieces[-1][1] == style:
@@ -154,5 +154,5 @@ def _folded(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width) or [""]
 
 
-def _cut(text: str, width: int) -> str:
+def _shorten(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"[: max(width, 0)]

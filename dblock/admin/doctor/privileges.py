@@ -1,4 +1,4 @@
-"""Whether each role may do what it is meant to, wholly, and nothing past our functions."""
+"""Check that each role has its privileges completely, and nothing beyond dblock's functions."""
 
 from __future__ import annotations
 
@@ -11,54 +11,56 @@ from dblock.admin.doctor.patient import Check, Finding, Patient
 from dblock.admin.privileges import PRIVILEGES
 
 SHARED = set.intersection(*map(set, PRIVILEGES.values()))
-"""The functions that come with every right, and so tell of none."""
+"""The functions that every privilege includes, which therefore identify none."""
 
-NOT_OURS_ANYWAY = " NOT r.rolsuper AND NOT pg_has_role(r.oid, n.nspowner, 'MEMBER')"
-"""A superuser and a member of the owner may do all of it, whatever was granted."""
+NOT_PRIVILEGED = " NOT r.rolsuper AND NOT pg_has_role(r.oid, n.nspowner, 'MEMBER')"
+"""Superusers and members of the owner may do everything, whatever was granted."""
 
 
 class _Role(NamedTuple):
     name: str
     enters: bool
-    """Whether it may use the schema at all."""
+    """Whether the role has USAGE on the schema."""
     given: list[str]
-    """What was granted to it by name."""
+    """The functions that were granted to the role by name."""
     lacks: list[str]
-    """What it may not call, by whatever way."""
+    """The functions that the role may not call in any way."""
 
 
 def incomplete_grant(patient: Patient) -> Iterator[Finding]:
-    """Look for roles that may do a part of something."""
+    """Find roles that have only a part of a privilege."""
     for role in _roles(patient):
         lacking = {
-            right: [name for name in functions if name in role.lacks]
-            for right, functions in PRIVILEGES.items()
-            if right in _meant(role)
+            privilege: [name for name in functions if name in role.lacks]
+            for privilege, functions in PRIVILEGES.items()
+            if privilege in _intended(role)
         }
         if any(lacking.values()):
-            said = "; ".join(f"to {right} it lacks {', '.join(names)}" for right, names in lacking.items() if names)
+            missing = "; ".join(
+                f"for {privilege} it lacks {', '.join(names)}" for privilege, names in lacking.items() if names
+            )
             yield Finding(
                 "error",
-                f"Role {role.name!r} may call some functions and not others that go with them: {said}.",
-                "Clients that log in as it fail in the middle of their work (AccessDenied).",
+                f"Role {role.name!r} may call some functions of a privilege, but not all: {missing}.",
+                "Clients with this role fail in the middle of their work (AccessDenied).",
                 _grant(patient, role),
             )
 
 
 def no_usage(patient: Patient) -> Iterator[Finding]:
-    """Look for roles that may call functions in a schema that they may not use."""
+    """Find roles that may call functions, but have no USAGE on the schema."""
     for role in _roles(patient):
-        if not role.enters and _meant(role):
+        if not role.enters and _intended(role):
             yield Finding(
                 "error",
-                f"Role {role.name!r} may call functions in schema {patient.schema!r}, and has no USAGE on it.",
-                "It cannot reach them: every call ends in AccessDenied.",
+                f"Role {role.name!r} may call functions in schema {patient.schema!r}, but has no USAGE on it.",
+                "The role cannot reach them: every call raises AccessDenied.",
                 _grant(patient, role),
             )
 
 
-def direct_rights(patient: Patient) -> Iterator[Finding]:
-    """Look for roles that can get past our functions."""
+def direct_privileges(patient: Patient) -> Iterator[Finding]:
+    """Find roles that can bypass dblock's functions."""
     found: dict[str, list[tuple[str, str, list[str]]]] = {}
     for role, kind, name, privileges in patient.rows(
         "WITH given AS ("
@@ -73,7 +75,7 @@ def direct_rights(patient: Patient) -> Iterator[Finding]:
         " WHERE c.relnamespace = $1 AND c.relkind = 'r')"
         " SELECT coalesce(r.rolname::text, ''), g.kind, g.name::text, array_agg(g.privilege_type ORDER BY 1)"
         " FROM given AS g JOIN pg_namespace AS n ON n.oid = $1 LEFT JOIN pg_roles AS r ON r.oid = g.grantee"
-        f" WHERE g.grantee = 0 OR ({NOT_OURS_ANYWAY}) GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
+        f" WHERE g.grantee = 0 OR ({NOT_PRIVILEGED}) GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
         patient.oid,
     ):
         found.setdefault(role, []).append((kind, name, privileges))
@@ -90,14 +92,14 @@ def direct_rights(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "error",
             f"{f'Role {role!r}' if role else 'Every role (PUBLIC)'} may {'; '.join(said)}.",
-            "What goes past the functions keeps none of their promises: it can change a lock, see other "
-            "applications' locks, or have a function of its own called with the owner's rights.",
+            "Access that bypasses the functions bypasses their guarantees: the role can change a lock, see other "
+            "applications' locks, or have its own function called with the owner's privileges.",
             " ".join(commands),
         )
 
 
 def may_not_lock(patient: Patient) -> Iterator[Finding]:
-    """Look whether this login itself may lock."""
+    """Check that this login itself may lock."""
     ((enters, lacks),) = patient.rows(
         "SELECT has_schema_privilege(n.oid, 'USAGE'), ARRAY(SELECT p.proname::text FROM pg_proc AS p"
         "  WHERE p.pronamespace = n.oid AND p.proname = ANY ($1) AND NOT has_function_privilege(p.oid, 'EXECUTE'))"
@@ -109,13 +111,13 @@ def may_not_lock(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "note",
             f"This login, role {patient.user!r}, may not lock in schema {patient.schema!r}.",
-            "A client with this DSN is refused (AccessDenied); for one that only looks on, that is as it should be.",
+            "A client with this DSN is refused (AccessDenied). For a login that only inspects locks, that is intended.",
             patient.run("grant", patient.user),
         )
 
 
 def _roles(patient: Patient) -> list[_Role]:
-    """Return the roles that were granted something by name."""
+    """Return the roles that were granted a function by name."""
     rows = patient.rows(
         "SELECT r.rolname::text, has_schema_privilege(r.oid, n.oid, 'USAGE'),"
         " array_agg(DISTINCT p.proname::text) FILTER (WHERE EXISTS (SELECT FROM aclexplode(p.proacl) AS a"
@@ -125,20 +127,20 @@ def _roles(patient: Patient) -> list[_Role]:
         " FROM pg_namespace AS n JOIN pg_proc AS p ON p.pronamespace = n.oid, pg_roles AS r"
         " WHERE n.oid = $1 AND r.oid <> n.nspowner AND r.oid IN ("
         "  SELECT a.grantee FROM pg_proc AS g, aclexplode(g.proacl) AS a WHERE g.pronamespace = n.oid)"
-        f" AND {NOT_OURS_ANYWAY} GROUP BY r.oid, r.rolname, n.oid ORDER BY 1",
+        f" AND {NOT_PRIVILEGED} GROUP BY r.oid, r.rolname, n.oid ORDER BY 1",
         patient.oid,
     )
     return [_Role(*row) for row in rows]
 
 
-def _meant(role: _Role) -> list[str]:
-    """Return the rights that a role was given at least a part of."""
-    return [right for right, functions in PRIVILEGES.items() if (set(functions) - SHARED) & set(role.given)]
+def _intended(role: _Role) -> list[str]:
+    """Return the privileges of which a role was granted at least a part."""
+    return [privilege for privilege, functions in PRIVILEGES.items() if (set(functions) - SHARED) & set(role.given)]
 
 
 def _grant(patient: Patient, role: _Role) -> str:
-    may = " ".join(f"--may {right}" for right in _meant(role))
+    may = " ".join(f"--may {privilege}" for privilege in _intended(role))
     return patient.run(f"grant {shlex.quote(role.name)} {may}")
 
 
-CHECKS = tuple(Check(find) for find in (incomplete_grant, no_usage, direct_rights, may_not_lock))
+CHECKS = tuple(Check(find) for find in (incomplete_grant, no_usage, direct_privileges, may_not_lock))

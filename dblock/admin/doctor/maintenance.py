@@ -1,23 +1,23 @@
-"""Whether our tables stay small: updates within a page, vacuum at work, no room wasted."""
+"""Check that dblock's tables stay small: updates within a page, vacuum running, no bloat."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dblock.admin.doctor.patient import Check, Finding, Patient, of_server
+from dblock.admin.doctor.patient import Check, Finding, Patient, server_check
 
 UPDATES, HOT = 1000, 0.9
-"""After so many updates of a table, this part of them should have stayed within their page."""
+"""After this many updates of a table, at least this part of them should have stayed within their page."""
 
 MADE_FOR_HOT = {"distributed_locks": 50, "lock_clients": 50, "lock_presence": 50}
-"""The tables whose every update can stay within its page, and the fillfactor that they were made with."""
+"""The tables whose updates can all stay within their page, and their original fillfactor."""
 
 DEAD, DEAD_TO_LIVE = 50_000, 5
-"""So many dead row versions are too many, where they are also so many times the rows that live."""
+"""This many dead row versions are too many, if they are also this many times the live rows."""
 
 BYTES, BYTES_A_ROW = 16 * 2**20, 8192
-"""A table above this size should take less than this, a page, for each row. A row takes half of that at most."""
+"""A table above this size should take less than a page per row. A row takes at most half a page."""
 
 
 class _Table(NamedTuple):
@@ -26,52 +26,50 @@ class _Table(NamedTuple):
     hot: int
     dead: int
     live: int
-    """-1 where it is not known."""
+    """-1 if unknown."""
     size: int
     options: list[str]
     indexes: list[str]
-    """Those that are not the primary key."""
+    """The indexes other than the primary key."""
 
 
 def hot_updates(patient: Patient) -> Iterator[Finding]:
-    """Look whether updates stay within their page."""
+    """Check that updates stay within their page."""
     for table in _tables(patient):
         if table.name not in MADE_FOR_HOT or table.updates < UPDATES or table.hot >= HOT * table.updates:
             continue
         name = patient.within(table.name)
-        right = f"fillfactor={MADE_FOR_HOT[table.name]}"
+        expected = f"fillfactor={MADE_FOR_HOT[table.name]}"
         reset = f"SELECT pg_stat_reset_single_table_counters('{name.replace(chr(39), chr(39) * 2)}'::regclass);"
         if table.indexes:
-            cause = f"It has indexes that are not ours: {', '.join(table.indexes)}."
+            cause = f"It has indexes that are not dblock's: {', '.join(table.indexes)}."
             command = " ".join(f"DROP INDEX {patient.within(index)};" for index in table.indexes)
-        elif right not in table.options:
+        elif expected not in table.options:
             given = next((one for one in table.options if one.startswith("fillfactor=")), "fillfactor=100")
-            cause = f"It has {given} and not {right}."
-            command = f"ALTER TABLE {name} SET ({right}); VACUUM FULL {name};"
+            cause = f"It has {given}, not {expected}."
+            command = f"ALTER TABLE {name} SET ({expected}); VACUUM FULL {name};"
         else:
-            cause = (
-                "It is as we made it, so its pages must have been full: an old snapshot kept them so, or still does."
-            )
+            cause = "It is unaltered, so its pages must have been full because of an old snapshot, past or present."
             command = f"VACUUM {name};"
         yield Finding(
             "warning",
             f"Of {table.updates} updates of {table.name} {table.hot / table.updates:.0%} stayed within their page; "
             f"{HOT:.0%} or more should. {cause}",
-            "Each of the others writes to every index and leaves something behind for vacuum: grants get slower and "
-            "the table grows.",
+            "Each of the others writes to every index and leaves work for vacuum: grants get slower and the table "
+            "grows.",
             f"{command} {reset}",
         )
 
 
 def bloat(patient: Patient) -> Iterator[Finding]:
-    """Look for tables that are mostly dead rows, or mostly empty."""
+    """Find tables that are mostly dead rows, or mostly empty."""
     for table in _tables(patient):
         name = patient.within(table.name)
         if table.dead >= DEAD and table.live >= 0 and table.dead > DEAD_TO_LIVE * table.live:
             yield Finding(
                 "warning",
                 f"{table.name} has {table.dead} dead row versions to {table.live} rows.",
-                "Whoever looks for a lock's row reads past them. Vacuum did not come, or could not clean up because "
+                "Every search for a lock's row reads past them. Vacuum has not run, or could not remove them because "
                 "of an old snapshot.",
                 f"VACUUM {name};",
             )
@@ -79,15 +77,15 @@ def bloat(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 f"{table.name} takes {table.size / 2**20:.0f} MB for {table.live} rows.",
-                "Whoever lists or reaps reads all of it.",
-                f"VACUUM FULL {name}; while little is locked, for everyone waits for its end.",
+                "Listing and reaping read all of it.",
+                f"VACUUM FULL {name}; at a quiet time, because all calls wait for its end.",
             )
 
 
-@of_server
+@server_check
 def autovacuum(patient: Patient) -> Iterator[Finding]:
-    """Look whether anybody cleans up."""
-    why = "Nobody cleans up after updates that did not stay within their page, and tables grow for good."
+    """Check that autovacuum runs."""
+    why = "Nothing cleans up after updates that did not stay within their page, so tables only grow."
     for name in ("autovacuum", "track_counts"):
         if patient.setting(name).value == "off":
             yield Finding(
@@ -110,7 +108,7 @@ def autovacuum(patient: Patient) -> Iterator[Finding]:
 def _tables(patient: Patient) -> list[_Table]:
     rows = patient.rows(
         "SELECT c.relname::text, coalesce(s.n_tup_upd, 0), coalesce(s.n_tup_hot_upd, 0), coalesce(s.n_dead_tup, 0),"
-        # After a crash the counters begin anew; what vacuum last saw is then the better guess, if it ever was there.
+        # After a crash the counters start again; vacuum's last count is then the better estimate, if there is one.
         " CASE WHEN coalesce(s.n_live_tup, 0) = 0 THEN c.reltuples::bigint ELSE s.n_live_tup END,"
         " pg_relation_size(c.oid), coalesce(c.reloptions, '{}'),"
         " ARRAY(SELECT x.relname::text FROM pg_index AS i JOIN pg_class AS x ON x.oid = i.indexrelid"
