@@ -1,1 +1,1 @@
-"""What an operator calls: the schema, privileges, tokens, the reaper, inspection and the doctor."""
+"""The operator's functions: schema, privileges, tokens, the reaper, inspection and the doctor."""

@@ -1,8 +1,8 @@
-"""The reaper: deletes the rows of locks that nobody has used for long.
+"""The reaper: delete the rows of locks that have been idle for a long time.
 
-Guarantee: it takes nothing that lives and lowers no token. The database sees to both; this only calls it, batch after
-batch, each in a transaction of its own. It is housekeeping: without it a table of locks that are named after
-invoices grows with the invoices, and nothing else goes wrong.
+Guarantee: the reaper deletes no lock that is in use and lowers no token. The database ensures both. This module only
+calls it, batch after batch, each in its own transaction. The reaper is housekeeping: without it, a table of locks that
+are named after invoices grows with the invoices, and nothing else goes wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BATCH = 1_000
 
 
 class Reaper:
-    """Deletes what has been idle for long, once or at intervals. Any number may run at once."""
+    """Deletes idle locks, once or at intervals. Any number of reapers may run at once."""
 
     def __init__(
         self,
@@ -40,39 +40,40 @@ class Reaper:
         batch: int = BATCH,
         schema: str = DEFAULT_SCHEMA,
     ) -> None:
-        """Name the database and how long a lock must have been idle; nothing is done yet."""
+        """Set the database and the minimum idle time. Nothing is deleted yet."""
         self._target = resolve(target)
         self._schema = check_name(schema)
         self._idle = check_seconds("idle time", idle)
         self._interval = check_seconds("interval", interval)
         if not 0 <= self._idle < 1e9 or not 0 < self._interval < 1e9:
             raise InvalidArgument(
-                f"A reaper's idle time is 0 s or more, its interval longer, both below 1e9 s; got {idle}, {interval}."
+                "A reaper's idle time must be 0 s or more and its interval more than 0 s, both below 1e9 s; "
+                f"got {idle} and {interval}."
             )
         if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 1_000_000:
-            raise InvalidArgument(f"A reaper's batch is a number of rows from 1 to 1000000; got {batch!r}.")
+            raise InvalidArgument(f"A reaper's batch must be a number of rows from 1 to 1000000; got {batch!r}.")
         self._batch = batch
 
     def once(self) -> int:
-        """Delete all that is idle now, and return how many rows went."""
+        """Delete all locks that are idle now, and return the number of deleted rows."""
         statement = f"SELECT {quoted(self._schema).replace('%', '%%')}.reap(make_interval(secs => %s), %s)".encode()
-        gone = 0
+        deleted = 0
         with translated(self._schema), self._target.connect() as connection:
             status_of(connection, self._schema).check()
             while True:
                 row = connection.execute(statement, [self._idle, self._batch]).fetchone()
                 assert row is not None
-                taken = int(row[0])
-                gone += taken
-                if taken < self._batch:
-                    return gone
+                count = int(row[0])
+                deleted += count
+                if count < self._batch:
+                    return deleted
 
     def run(self, stop: threading.Event | None = None) -> None:
-        """Reap at intervals until told to stop. A database that is away is tried again at the next interval."""
+        """Reap at intervals until `stop` is set. If the database is unreachable, retry at the next interval."""
         stop = stop or threading.Event()
         while not stop.is_set():
             try:
-                logger.info("reaped %d idle locks", self.once())
+                logger.info("reaper deleted %d idle locks", self.once())
             except (Unavailable, NotWritable) as error:
-                logger.warning("the reaper could not work, and tries again in %g s: %s", self._interval, error)
+                logger.warning("reaper could not run; retrying in %g s: %s", self._interval, error)
             stop.wait(self._interval)

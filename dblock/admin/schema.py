@@ -1,15 +1,16 @@
-"""dblock's schema in a database: install it, remove it, tell its state, let a role use it.
+"""Install dblock's schema in a database, remove it, report its state, and grant roles access to it.
 
-Guarantee: an install or uninstall happens whole or not at all, and any number may run at once. All of it is one
-transaction, behind an advisory lock that other installs of the same schema wait for.
+Guarantee: an install or uninstall is atomic, and any number may run at once. Each is one transaction, behind an
+advisory lock that other installs of the same schema wait for.
 
-The schema is ours alone. That is why an install refuses a schema in which something else already lives, and
-why an uninstall can be sure of what it drops.
+The schema belongs to dblock alone. So an install refuses a schema that holds other objects, and an uninstall knows that
+everything it drops is dblock's.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,21 +41,21 @@ VERSION_TABLE = "installed_revision"
 PACKAGE = Path(__file__).parents[1]
 
 REFUSED = "DBL01"
-"""The SQLSTATE of a schema that dblock will not have."""
+"""The SQLSTATE of the error for a schema that dblock cannot use."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a database says about the dblock in it."""
+    """The state of dblock's schema in a database."""
 
     database: str
     server: str
     schema: str
     revision: str | None
-    """None when it is not installed."""
+    """None if dblock is not installed."""
     standby: bool
-    whole: bool = True
-    """Whether none of the functions that applications call is missing."""
+    complete: bool = True
+    """Whether all functions that applications call exist."""
 
     @property
     def state(self) -> str:
@@ -66,30 +67,30 @@ class Status:
         return "outdated" if self.revision < REVISION else "too new"
 
     def check(self) -> None:
-        """Raise the SchemaError that says why this client cannot use the schema, if it cannot."""
+        """Raise a SchemaError if this client cannot use the schema."""
         check_revision(self.schema, self.revision)
 
 
 def install(target: Target | Where, schema: str = DEFAULT_SCHEMA, *, repair: bool = False) -> str | None:
-    """Bring the schema to this version's revision; return the revision it had before, None for none.
+    """Install the schema or upgrade it to this version's revision; return the revision before, None for none.
 
-    Where there is nothing to do, any role that may use the schema may call this, at every start of a program say. With
-    `repair` there always is, and where functions are missing: they are made anew, as this version has them. Tables and
+    If there is nothing to do, any role that may use the schema may call this, for example at every start of a program.
+    With `repair`, or if functions are missing, all functions are created again as this version has them. Tables and
     grants stay.
     """
     check_name(schema)
     target = resolve(target)
     found = status(target, schema)
-    if not repair and found.revision == REVISION and found.whole:
+    if not repair and found.revision == REVISION and found.complete:
         return REVISION
     with translated(schema), _transaction(target, schema) as connection:
         before = _revision(connection, schema)
-        if before == REVISION and not repair and found.whole:
+        if before == REVISION and not repair and found.complete:
             return before
         if before is not None and before > REVISION:
             raise SchemaTooNew(schema, before, REVISION)
         if before is None:
-            _make_schema(connection, schema)
+            _create_schema(connection, schema)
         else:
             _act_as_owner(connection, schema)
         _migrate(connection, schema, "head")
@@ -97,9 +98,9 @@ def install(target: Target | Where, schema: str = DEFAULT_SCHEMA, *, repair: boo
 
 
 def _act_as_owner(connection: Connection, schema: str) -> None:
-    """Make what is new the schema owner's, whoever brings it up to date.
+    """Create new objects as the schema's owner, whichever role runs the upgrade.
 
-    A function of a superuser's that calls one of the owner's would hand the owner a superuser's rights.
+    A superuser's function that calls a function of the owner would give the owner a superuser's privileges.
     """
     from sqlalchemy import text
 
@@ -115,9 +116,9 @@ def _act_as_owner(connection: Connection, schema: str) -> None:
 
 
 def uninstall(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> int:
-    """Remove the schema and all that is in it; return the highest token it had handed out.
+    """Remove the schema and everything in it; return the highest token it had issued.
 
-    A later install counts from 1 again. Where resources remember tokens, raise them above the number returned here.
+    A later install starts at 1 again. If resources remember tokens, raise the tokens above the number returned here.
     """
     check_name(schema)
     with translated(schema), _transaction(resolve(target), schema) as connection:
@@ -126,7 +127,7 @@ def uninstall(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> int:
             raise SchemaMissing(schema)
         if revision > REVISION:
             raise SchemaTooNew(schema, revision, REVISION)
-        # From here on nobody is granted anything, so the highest token is the last.
+        # From here on nothing can be granted, so the highest token is the last.
         connection.exec_driver_sql("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
         last = connection.exec_driver_sql("SELECT highest FROM show_tokens()").scalar_one()
         _migrate(connection, schema, "base")
@@ -136,7 +137,7 @@ def uninstall(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> int:
 
 
 def ddl(schema: str = DEFAULT_SCHEMA) -> str:
-    """Return the statements that `install` would run on a database without dblock, for a DBA to read and run."""
+    """Return the statements that `install` would run on a database without dblock, for a DBA to review and run."""
     check_name(schema)
     output = io.StringIO()
     _migrate(None, schema, "head", output)
@@ -144,13 +145,13 @@ def ddl(schema: str = DEFAULT_SCHEMA) -> str:
 
 
 def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA, may: Iterable[str] = ("lock",)) -> None:
-    """Let a role lock and unlock, `see` what goes on, `force-release` a lock: EXECUTE on functions, and no table.
+    """Let a role `lock`, `see` locks, or `force-release` them: EXECUTE on functions, and no access to tables.
 
-    It may that and no more: what an earlier call has granted goes.
+    The role has exactly these privileges afterwards: those that an earlier call granted are revoked.
     """
     check_name(schema)
     may = list(may)
-    unknown = [right for right in may if right not in PRIVILEGES]
+    unknown = [privilege for privilege in may if privilege not in PRIVILEGES]
     if unknown or not may:
         raise InvalidArgument(
             f"A role may be allowed to {', '.join(PRIVILEGES)}; got {', '.join(unknown) or 'nothing'}."
@@ -158,67 +159,84 @@ def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA, may: 
     with translated(schema), resolve(target).connect() as connection:
         status_of(connection, schema).check()
         if not is_text(role):
-            raise InvalidArgument(f"A role's name is text without NUL; got {role!a}.")
-        found = connection.execute(
-            "SELECT n.nspowner = r.oid, has_schema_privilege(r.oid, n.oid, 'CREATE') AND NOT r.rolsuper"
-            " AND NOT pg_has_role(r.oid, n.nspowner, 'MEMBER')"
-            " FROM pg_roles AS r, pg_namespace AS n WHERE r.rolname = %s AND n.nspname = %s",
-            [role, schema],
-        ).fetchone()
-        if not found:
-            raise InvalidArgument(f"There is no role {role!r} in this cluster. Create it first: CREATE ROLE …")
-        is_owner, may_create = found
-        if is_owner:
-            return  # it may do all this and more
-        if may_create:
-            raise AccessDenied(
-                f"Role {role!r} was granted nothing: it may create objects in schema {schema!r}, and so could reach "
-                "the locks with their owner's rights. Revoke that first."
-            )
+            raise InvalidArgument(f"A role's name must be text without NUL; got {role!a}.")
+        if _is_owner(connection, role, schema):
+            return  # the owner may do all this and more
         with connection.transaction():
             for statement in grant_statements(role, schema, may):
                 connection.execute(statement.encode())
-            refused = connection.execute(
-                "SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = %s::regnamespace"
-                " AND p.proname = ANY(%s) AND NOT has_function_privilege(%s, p.oid, 'EXECUTE')",
-                [quoted(schema), functions(may), role],
-            ).fetchall()
-            if refused:
-                # A GRANT by someone without the right to give it is only a warning to Postgres.
-                raise AccessDenied(
-                    f"Role {role!r} was granted nothing: this login may not grant on schema {schema!r}. "
-                    "Run dblock grant as the role that ran dblock install."
-                )
-            touched = connection.execute(
-                "SELECT c.relname FROM pg_class AS c, pg_roles AS r"
-                " WHERE c.relnamespace = %s::regnamespace AND c.relkind = ANY('{r,S}') AND r.rolname = %s"
-                " AND NOT r.rolsuper AND NOT pg_has_role(r.oid, c.relowner, 'MEMBER')"
-                " AND (CASE c.relkind WHEN 'S' THEN has_sequence_privilege(r.oid, c.oid, 'USAGE, SELECT, UPDATE')"
-                " ELSE has_table_privilege(r.oid, c.oid, %s) END)",
-                [quoted(schema), role, "SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER"],
-            ).fetchone()
-            if touched:
-                raise AccessDenied(
-                    f"Role {role!r} was granted nothing: it could touch {touched[0]!r} directly, by a right of "
-                    "PUBLIC or of a role that it is a member of. Revoke that first."
-                )
+            _check_granted(connection, role, schema, may)
+            _check_no_direct_access(connection, role, schema)
+
+
+def _is_owner(connection: psycopg.Connection[Any], role: str, schema: str) -> bool:
+    """Return whether the role owns the schema; raise if it does not exist or may create objects in the schema."""
+    found = connection.execute(
+        "SELECT n.nspowner = r.oid, has_schema_privilege(r.oid, n.oid, 'CREATE') AND NOT r.rolsuper"
+        " AND NOT pg_has_role(r.oid, n.nspowner, 'MEMBER')"
+        " FROM pg_roles AS r, pg_namespace AS n WHERE r.rolname = %s AND n.nspname = %s",
+        [role, schema],
+    ).fetchone()
+    if not found:
+        raise InvalidArgument(f"There is no role {role!r} in this cluster. Create it first: CREATE ROLE …")
+    is_owner, may_create = found
+    if may_create and not is_owner:
+        raise AccessDenied(
+            f"Role {role!r} was granted nothing: it may create objects in schema {schema!r}, and so could reach the "
+            "locks with the owner's privileges. Revoke that first."
+        )
+    return bool(is_owner)
+
+
+def _check_granted(connection: psycopg.Connection[Any], role: str, schema: str, may: list[str]) -> None:
+    """Raise if the role may not call what was just granted.
+
+    A GRANT by a login without the grant option is only a warning in Postgres.
+    """
+    refused = connection.execute(
+        "SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = %s::regnamespace"
+        " AND p.proname = ANY(%s) AND NOT has_function_privilege(%s, p.oid, 'EXECUTE')",
+        [quoted(schema), functions(may), role],
+    ).fetchall()
+    if refused:
+        raise AccessDenied(
+            f"Role {role!r} was granted nothing: this login may not grant on schema {schema!r}. "
+            "Run dblock grant as the role that ran dblock install."
+        )
+
+
+def _check_no_direct_access(connection: psycopg.Connection[Any], role: str, schema: str) -> None:
+    """Raise if the role can access a table or sequence directly."""
+    accessible = connection.execute(
+        "SELECT c.relname FROM pg_class AS c, pg_roles AS r"
+        " WHERE c.relnamespace = %s::regnamespace AND c.relkind = ANY('{r,S}') AND r.rolname = %s"
+        " AND NOT r.rolsuper AND NOT pg_has_role(r.oid, c.relowner, 'MEMBER')"
+        " AND (CASE c.relkind WHEN 'S' THEN has_sequence_privilege(r.oid, c.oid, 'USAGE, SELECT, UPDATE')"
+        " ELSE has_table_privilege(r.oid, c.oid, %s) END)",
+        [quoted(schema), role, "SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER"],
+    ).fetchone()
+    if accessible:
+        raise AccessDenied(
+            f"Role {role!r} was granted nothing: it can access {accessible[0]!r} directly, by a privilege of PUBLIC or "
+            "of a role that it is a member of. Revoke that first."
+        )
 
 
 def status(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> Status:
-    """Ask the database what is installed in it."""
+    """Return the state of dblock's schema in a database."""
     check_name(schema)
     with translated(schema), resolve(target).connect() as connection:
         return status_of(connection, schema)
 
 
 def status_of(connection: psycopg.Connection[Any], schema: str) -> Status:
-    """Ask over a connection that is already open."""
+    """Return the state of dblock's schema, over an open connection."""
     database, server, standby, installed = connection.execute(
         "SELECT current_database(), current_setting('server_version'), pg_is_in_recovery(),"
         " to_regprocedure(%s) IS NOT NULL",
         [f"{quoted(schema)}.schema_revision()"],
     ).fetchone() or ("", "", False, False)
-    revision, whole = None, True
+    revision, complete = None, True
     if installed:
         row = connection.execute(f"SELECT {quoted(schema)}.schema_revision()".encode()).fetchone()
         revision = row[0] if row else None
@@ -227,8 +245,8 @@ def status_of(connection: psycopg.Connection[Any], schema: str) -> Status:
             " WHERE n.nspname = %s AND p.proname = ANY(%s)",
             [schema, functions(PRIVILEGES)],
         ).fetchone()
-        whole = named == (len(functions(PRIVILEGES)),)
-    return Status(database, server, schema, revision, standby, whole)
+        complete = named == (len(functions(PRIVILEGES)),)
+    return Status(database, server, schema, revision, standby, complete)
 
 
 def function_files() -> list[Path]:
@@ -241,7 +259,7 @@ def _transaction(target: Target, schema: str) -> Iterator[Connection]:
     from sqlalchemy import NullPool, create_engine, text
 
     engine = create_engine("postgresql+psycopg://", creator=target.connect, poolclass=NullPool)
-    # A connection that comes in autocommit would otherwise stay so.
+    # A connection in autocommit mode would otherwise stay so.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
         key = f"dblock schema {schema}"
@@ -251,12 +269,12 @@ def _transaction(target: Target, schema: str) -> Iterator[Connection]:
 
 
 def _run(connection: Connection, statement: str) -> None:
-    """Run a statement with a name in it, which may hold what the driver takes for a placeholder."""
+    """Run a statement whose names may contain what the driver takes for a placeholder."""
     connection.exec_driver_sql(statement.replace("%", "%%"))
 
 
 def _search_path(schema: str) -> str:
-    # The functions keep this path for themselves, with pg_temp last so that no temporary object can shadow ours.
+    # The functions keep this path. pg_temp comes last, so that no temporary object can shadow dblock's.
     return f"SET LOCAL search_path TO {quoted(schema)}, pg_temp"
 
 
@@ -270,69 +288,26 @@ def _revision(connection: Connection, schema: str) -> str | None:
     return revision
 
 
-def _make_schema(connection: Connection, schema: str) -> None:
+def _create_schema(connection: Connection, schema: str) -> None:
     from sqlalchemy.exc import DBAPIError
 
     try:
-        _run(connection, making(schema))
+        _run(connection, creation_statement(schema))
     except DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) != REFUSED:
             raise
-        said: Any = error.orig
-        raise SchemaError(said.diag.message_primary) from None
+        cause: Any = error.orig
+        raise SchemaError(cause.diag.message_primary) from None
 
 
-def making(schema: str) -> str:
-    """Return the statement that makes the schema, or takes one that a DBA has made for us and for nobody else.
-
-    Whoever may create in the schema could put a function there that ours would call with their owner's rights.
-    """
+def creation_statement(schema: str) -> str:
+    """Return the statement that creates the schema, or accepts one that a DBA has created for dblock alone."""
     tag = "$make$"
     while tag in schema:
         tag = f"${tag.strip('$')}_$"
-    return f"""
-        DO {tag}
-        DECLARE
-            space pg_catalog.pg_namespace;
-            stranger pg_catalog.text;
-        BEGIN
-            SELECT * INTO space FROM pg_catalog.pg_namespace WHERE nspname = {literal(schema)};
-            IF NOT FOUND THEN
-                CREATE SCHEMA {quoted(schema)};
-                FOR stranger IN
-                    SELECT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::pg_catalog.regrole::pg_catalog.text END
-                    FROM pg_catalog.pg_namespace, pg_catalog.aclexplode(nspacl)
-                    WHERE nspname = {literal(schema)} AND grantee <> nspowner
-                LOOP
-                    -- What ALTER DEFAULT PRIVILEGES has given away.
-                    EXECUTE pg_catalog.format('REVOKE ALL ON SCHEMA %I FROM ', {literal(schema)}) || stranger;
-                END LOOP;
-                RETURN;
-            END IF;
-            SELECT relname INTO stranger FROM pg_catalog.pg_class WHERE relnamespace = space.oid;
-            IF NOT FOUND THEN
-                SELECT proname INTO stranger FROM pg_catalog.pg_proc WHERE pronamespace = space.oid;
-            END IF;
-            IF FOUND THEN
-                RAISE EXCEPTION 'Schema % already holds %, which is not dblock''s. '
-                    'dblock wants a schema of its own: give another name with --schema.',
-                    quote_literal(space.nspname), quote_literal(stranger)
-                    USING ERRCODE = '{REFUSED}';
-            END IF;
-            IF space.nspowner <> (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user)
-                OR EXISTS (
-                    SELECT FROM pg_catalog.aclexplode(space.nspacl)
-                    WHERE privilege_type = 'CREATE' AND grantee <> space.nspowner
-                )
-            THEN
-                RAISE EXCEPTION 'Others than role % may create objects in schema %, and so could reach the '
-                    'locks with its rights. Make it that role''s own, or let the install create it.',
-                    quote_literal(current_user), quote_literal(space.nspname)
-                    USING ERRCODE = '{REFUSED}';
-            END IF;
-        END
-        {tag}
-        """
+    statement = (PACKAGE / "admin" / "create_schema.sql").read_text(encoding="utf-8")
+    names = {"{name}": quoted(schema), "{literal}": literal(schema), "{sqlstate}": literal(REFUSED), "$make$": tag}
+    return re.sub(r"\{\w+\}|\$make\$", lambda found: names[found[0]], statement)
 
 
 def _migrate(connection: Connection | None, schema: str, revision: str, output: io.StringIO | None = None) -> None:
@@ -347,13 +322,13 @@ def _migrate(connection: Connection | None, schema: str, revision: str, output: 
     config.attributes["connection"] = connection
     config.attributes["schema"] = schema
     config.attributes["upgrading"] = revision != "base"
-    config.attributes["preamble"] = [making(schema), _search_path(schema)]
+    config.attributes["preamble"] = [creation_statement(schema), _search_path(schema)]
     try:
         (command.downgrade if revision == "base" else command.upgrade)(config, revision, sql=offline)
     except CommandError as error:
         raise SchemaError(
-            f"Schema {schema!r} cannot be migrated: {error}. It was installed by another version of dblock; "
-            "use that version to uninstall it."
+            f"Schema {schema!r} cannot be migrated: {error}. It was installed by another version of dblock. "
+            "Use that version to uninstall it."
         ) from error
 
 

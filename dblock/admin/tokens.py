@@ -1,8 +1,8 @@
-"""The token sequence, for those who operate it: look at it, and raise it.
+"""Show the token sequence, and raise it.
 
-A promotion or a point-in-time recovery needs nothing: the database takes the tokens ahead by itself. What keeps
-the timeline and may have lost tokens (a dump restored elsewhere, a logical switchover) does: raise the tokens above
-the highest that any resource has seen, before anything is granted.
+After a promotion or a point-in-time recovery you need not do anything: the database moves the tokens ahead by itself.
+After an operation that keeps the timeline and may have lost tokens (a dump restored elsewhere, a logical switchover),
+raise the tokens above the highest that any resource has seen, before anything is granted.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Where the tokens stand."""
+    """The state of the token sequence."""
 
     highest: int
-    """The highest that was handed out, or was raised to; 0 for none."""
+    """The highest token that was issued, or that the sequence was raised to; 0 for none."""
     timeline: int
 
 
 def show(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> Tokens:
-    """Return where the tokens stand."""
+    """Return the state of the token sequence."""
     return Tokens(*_call(target, schema, "show_tokens()"))
 
 
 def raise_above(target: Target | Where, above: int, schema: str = DEFAULT_SCHEMA) -> int:
-    """Make every token from now on higher than `above`; return the least that the next can be. Never lowers them."""
+    """Make every future token higher than `above`; return the lowest that the next can be. Never lowers tokens."""
     if isinstance(above, bool) or not isinstance(above, int) or not 0 <= above < 2**63 - 2**40:
-        raise InvalidArgument(f"Tokens can be raised above a whole number from 0 to 2^63 - 2^40; got {above!r}.")
+        raise InvalidArgument(f"Tokens can be raised above an integer from 0 to 2^63 - 2^40; got {above!r}.")
     (next_token,) = _call(target, schema, "raise_tokens(%s)", above)
     return int(next_token)
 

@@ -1,4 +1,4 @@
-"""Installing, upgrading, removing: whole or not at all, and any number at once."""
+"""Install, upgrade and uninstall: atomic, and safe to run concurrently."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def namespaces(dsn: str) -> set[str]:
         return {name for (name,) in connection.execute("SELECT nspname FROM pg_namespace")}
 
 
-def test_the_needed_revision_is_the_newest_migration() -> None:
+def test_needed_revision_is_the_newest_migration() -> None:
     assert ScriptDirectory(str(schema.migrations())).get_current_head() == REVISION
 
 
-def test_install_says_what_it_found(bare_dsn: str) -> None:
+def test_install_returns_the_revision_before(bare_dsn: str) -> None:
     target = resolve(bare_dsn)
     assert schema.status(target).state == "missing"
     assert schema.install(target) is None
@@ -62,7 +62,7 @@ def test_install_says_what_it_found(bare_dsn: str) -> None:
     assert schema.install(target) == REVISION
 
 
-def test_where_there_is_nothing_to_do_an_application_may_install_too(dsn: str, role: str) -> None:
+def test_application_role_may_call_install_when_there_is_nothing_to_do(dsn: str, role: str) -> None:
     application = resolve(conninfo.make_conninfo(dsn, user=role, password="app"))
     with pytest.raises(dblock.AccessDenied):
         schema.install(application)
@@ -70,7 +70,7 @@ def test_where_there_is_nothing_to_do_an_application_may_install_too(dsn: str, r
     assert schema.install(application) == REVISION
 
 
-def test_uninstall_leaves_no_trace_and_tells_the_highest_token(bare_dsn: str) -> None:
+def test_uninstall_leaves_no_trace_and_returns_the_highest_token(bare_dsn: str) -> None:
     target = resolve(bare_dsn)
     before = namespaces(bare_dsn)
     schema.install(target)
@@ -85,7 +85,7 @@ def test_uninstall_leaves_no_trace_and_tells_the_highest_token(bare_dsn: str) ->
     assert schema.uninstall(target) == 0
 
 
-def test_down_and_up_again_gives_the_same_schema(bare_dsn: str) -> None:
+def test_reinstall_gives_the_same_schema(bare_dsn: str) -> None:
     target = resolve(bare_dsn)
     schema.install(target)
     first = catalog(bare_dsn)
@@ -94,14 +94,14 @@ def test_down_and_up_again_gives_the_same_schema(bare_dsn: str) -> None:
     assert catalog(bare_dsn) == first
 
 
-def test_the_printed_statements_make_the_same_schema(bare_dsn: str, dsn: str) -> None:
+def test_printed_statements_create_the_same_schema(bare_dsn: str, dsn: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
         dba.execute(schema.ddl().encode())
     assert catalog(bare_dsn) == catalog(dsn)
     assert schema.install(resolve(bare_dsn)) == REVISION
 
 
-def test_twenty_installs_at_once_are_fine(bare_dsn: str) -> None:
+def test_concurrent_installs_succeed(bare_dsn: str) -> None:
     with ThreadPoolExecutor(20) as threads:
         found = list(threads.map(lambda _: schema.install(resolve(bare_dsn)), range(20)))
     assert sorted(found, key=str) == [REVISION] * 19 + [None]
@@ -109,7 +109,7 @@ def test_twenty_installs_at_once_are_fine(bare_dsn: str) -> None:
         assert client.lock("a").try_acquire()
 
 
-def test_an_install_that_fails_leaves_nothing(bare_dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failed_install_leaves_nothing(bare_dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken.sql"
     broken.write_text("CREATE FUNCTION nonsense")
     right = schema.function_files()
@@ -137,7 +137,7 @@ def test_any_schema_name_works(bare_dsn: str, name: str) -> None:
     assert schema.status(target, name).state == "current"
 
 
-def test_two_schemas_in_one_database_do_not_meet(bare_dsn: str) -> None:
+def test_two_schemas_in_one_database_are_independent(bare_dsn: str) -> None:
     for name in ("one", "two"):
         schema.install(resolve(bare_dsn), name)
     with dblock.Client(bare_dsn, schema="one") as one, dblock.Client(bare_dsn, schema="two") as two:
@@ -145,7 +145,7 @@ def test_two_schemas_in_one_database_do_not_meet(bare_dsn: str) -> None:
         assert two.lock("a").try_acquire()
 
 
-def test_a_schema_with_something_else_in_it_is_refused(bare_dsn: str) -> None:
+def test_schema_with_other_objects_is_refused(bare_dsn: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as owner:
         owner.execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int)")
     with pytest.raises(dblock.SchemaError, match="already holds 'orders'.*--schema"):
@@ -153,8 +153,8 @@ def test_a_schema_with_something_else_in_it_is_refused(bare_dsn: str) -> None:
     assert schema.status(resolve(bare_dsn), "app").state == "missing"
 
 
-def test_an_empty_schema_made_by_a_dba_is_used(bare_dsn: str, role: str) -> None:
-    """The installing role then needs no right to create schemas."""
+def test_empty_schema_created_by_a_dba_is_used(bare_dsn: str, role: str) -> None:
+    """The installing role then needs no privilege to create schemas."""
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
         dba.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))
     as_role = resolve(conninfo.make_conninfo(bare_dsn, user=role, password="app"))
@@ -166,10 +166,8 @@ def test_an_empty_schema_made_by_a_dba_is_used(bare_dsn: str, role: str) -> None
 @pytest.mark.parametrize(
     "made", ["CREATE SCHEMA dblock AUTHORIZATION {}", "CREATE SCHEMA dblock; GRANT CREATE ON SCHEMA dblock TO {}"]
 )
-def test_a_schema_that_another_role_can_create_in_is_refused(
-    bare_dsn: str, role: str, made: str, by_hand: bool
-) -> None:
-    """That role could put a function there which ours would call with the installer's rights."""
+def test_schema_open_to_another_role_is_refused(bare_dsn: str, role: str, made: str, by_hand: bool) -> None:
+    """That role could add a function, which dblock's functions would call with the installer's privileges."""
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
         dba.execute(sql.SQL(made).format(sql.Identifier(role)))
         if by_hand:
@@ -204,14 +202,14 @@ def test_default_privileges_open_no_table_to_a_granted_role(bare_dsn: str, role:
                 application.execute(statement.encode())
 
 
-def test_a_role_that_could_touch_a_table_all_the_same_is_not_granted(dsn: str, role: str) -> None:
+def test_role_with_access_to_a_table_is_granted_nothing(dsn: str, role: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as dba:
         dba.execute("GRANT SELECT ON dblock.distributed_locks TO PUBLIC")
-    with pytest.raises(dblock.AccessDenied, match="could touch 'distributed_locks' directly"):
+    with pytest.raises(dblock.AccessDenied, match="can access 'distributed_locks' directly"):
         schema.grant(resolve(dsn), role)
 
 
-def test_a_role_granted_before_may_call_what_an_upgrade_adds(dsn: str, role: str, owner: psycopg.Connection) -> None:
+def test_granted_role_may_call_functions_that_an_upgrade_adds(dsn: str, role: str, owner: psycopg.Connection) -> None:
     schema.grant(resolve(dsn), role)
     owner.execute("DROP FUNCTION abandon")
     for file in schema.function_files():
@@ -220,20 +218,20 @@ def test_a_role_granted_before_may_call_what_an_upgrade_adds(dsn: str, role: str
     assert owner.execute(allowed, [role]).fetchone() == (True,)
 
 
-def test_an_older_revision_that_nobody_knows_is_an_error_of_ours(dsn: str, owner: psycopg.Connection) -> None:
+def test_unknown_revision_is_a_schema_error(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("UPDATE installed_revision SET version_num = '0000'")
     with pytest.raises(dblock.SchemaError, match="another version of dblock"):
         schema.install(resolve(dsn))
 
 
-def test_uninstall_refuses_to_take_a_strangers_view_with_it(dsn: str, owner: psycopg.Connection) -> None:
+def test_uninstall_keeps_a_view_that_depends_on_it(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("CREATE VIEW public.held AS SELECT name FROM dblock.distributed_locks")
     with pytest.raises(dblock.DatabaseError, match="other objects depend on it"):
         schema.uninstall(resolve(dsn))
     assert schema.status(resolve(dsn)).state == "current"
 
 
-def test_a_newer_schema_is_left_alone(dsn: str, owner: psycopg.Connection) -> None:
+def test_newer_schema_is_left_alone(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("UPDATE installed_revision SET version_num = '9999'")
     for change in (schema.install, schema.uninstall):
         with pytest.raises(dblock.SchemaTooNew):
@@ -241,12 +239,12 @@ def test_a_newer_schema_is_left_alone(dsn: str, owner: psycopg.Connection) -> No
     assert schema.status(resolve(dsn)).state == "too new"
 
 
-def test_a_role_without_the_right_to_install_is_told(bare_dsn: str, role: str) -> None:
+def test_role_without_the_privilege_to_install_is_denied(bare_dsn: str, role: str) -> None:
     with pytest.raises(dblock.AccessDenied, match="permission denied"):
         schema.install(resolve(conninfo.make_conninfo(bare_dsn, user=role, password="app")))
 
 
-def test_the_applications_own_version_table_is_never_met(bare_dsn: str) -> None:
+def test_version_table_of_the_application_stays_untouched(bare_dsn: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as application:
         application.execute("CREATE TABLE alembic_version (version_num text); INSERT INTO alembic_version VALUES ('x')")
         schema.install(resolve(bare_dsn))
@@ -255,7 +253,7 @@ def test_the_applications_own_version_table_is_never_met(bare_dsn: str) -> None:
         assert application.execute("SELECT version_num FROM alembic_version").fetchall() == [("x",)]
 
 
-def test_the_metadata_describes_what_the_migrations_make(dsn: str) -> None:
+def test_metadata_matches_the_migrations(dsn: str) -> None:
     engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
 
     def ours(name: str | None, kind: str, parents: object) -> bool:
@@ -268,7 +266,7 @@ def test_the_metadata_describes_what_the_migrations_make(dsn: str) -> None:
     engine.dispose()
 
 
-def test_the_table_is_tuned_for_hot_updates_and_compares_names_byte_by_byte(owner: psycopg.Connection) -> None:
+def test_lock_table_is_tuned_for_hot_updates_and_compares_names_by_bytes(owner: psycopg.Connection) -> None:
     row = owner.execute("SELECT reloptions FROM pg_class WHERE relname = 'distributed_locks'").fetchone()
     assert row is not None
     assert {"fillfactor=50", "autovacuum_vacuum_scale_factor=0.0"} <= set(row[0])
@@ -279,7 +277,7 @@ def test_the_table_is_tuned_for_hot_updates_and_compares_names_byte_by_byte(owne
     assert indexed == [("name", "C")]
 
 
-def test_every_function_is_ours_alone_until_granted(dsn: str, owner: psycopg.Connection) -> None:
+def test_functions_are_closed_to_other_roles_until_granted(dsn: str, owner: psycopg.Connection) -> None:
     open_to_all = owner.execute(
         "SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = 'dblock'::regnamespace"
         " AND EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) WHERE grantee = 0)"
@@ -299,7 +297,7 @@ def test_every_definer_function_fixes_its_search_path(owner: psycopg.Connection)
     assert {name for (name,) in definers} == {name for right in privileges.PRIVILEGES.values() for name in right}
 
 
-def test_the_command_line_installs_tells_and_removes(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_installs_reports_and_removes(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     at = ["--dsn", bare_dsn]
     assert cli.main(["status", *at]) == 1
     assert "Run: dblock install" in capsys.readouterr().err
@@ -314,24 +312,24 @@ def test_the_command_line_installs_tells_and_removes(bare_dsn: str, capsys: pyte
     assert cli.main(["uninstall", *at]) == 1
     assert "--yes" in capsys.readouterr().err
     assert cli.main(["uninstall", "--yes", *at]) == 0
-    assert "highest token it had handed out was 0" in capsys.readouterr().out
+    assert "highest token it issued was 0" in capsys.readouterr().out
 
 
-def test_the_command_line_prints_statements_without_a_database(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_prints_statements_without_a_database(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["install", "--sql", "--schema", "locks"]) == 0
     printed = capsys.readouterr().out
     assert 'CREATE SCHEMA "locks"' in printed
     assert "%%" not in printed
 
 
-def test_a_reader_who_has_had_enough_is_no_error() -> None:
+def test_closed_output_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m dblock install --sql | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stdout.split() == ["BEGIN;", "0"]
     assert done.stderr == ""
 
 
-def test_uninstall_tells_the_highest_token_even_of_grants_under_way(dsn: str, sessions: Sessions) -> None:
+def test_uninstall_returns_the_highest_token_of_concurrent_grants(dsn: str, sessions: Sessions) -> None:
     granting = sessions.open()
     granting.do("BEGIN")
     granting.do("SELECT try_acquire('a')")
@@ -343,7 +341,7 @@ def test_uninstall_tells_the_highest_token_even_of_grants_under_way(dsn: str, se
         assert removing.result(20) == 2
 
 
-def test_bad_input_to_the_command_line_is_an_error_and_no_traceback() -> None:
+def test_invalid_dsn_is_an_error_without_a_traceback() -> None:
     for code, arguments in (
         (1, ["install", "--dsn", "postgresql//u:hunter2@h"]),
         (69, ["status", "--dsn", "host=127.0.0.1 port=1"]),
@@ -355,7 +353,7 @@ def test_bad_input_to_the_command_line_is_an_error_and_no_traceback() -> None:
         assert "hunter2" not in done.stderr
 
 
-def test_granting_to_the_owner_takes_nothing_away_from_it(bare_dsn: str, role: str) -> None:
+def test_grant_to_the_owner_takes_nothing_away(bare_dsn: str, role: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
         dba.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))
     as_role = conninfo.make_conninfo(bare_dsn, user=role, password="app")
@@ -365,19 +363,19 @@ def test_granting_to_the_owner_takes_nothing_away_from_it(bare_dsn: str, role: s
         assert client.lock("a").acquire().release()
 
 
-def test_functions_that_are_missing_are_made_by_an_install(dsn: str, owner: psycopg.Connection) -> None:
+def test_install_creates_missing_functions(dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("DROP FUNCTION dblock.queue")
-    assert not schema.status(dsn).whole
+    assert not schema.status(dsn).complete
     schema.install(dsn)
-    assert schema.status(dsn).whole
+    assert schema.status(dsn).complete
     with dblock.Client(dsn) as client:
         assert client.lock("a").queue() == []
 
 
-def test_what_a_superuser_repairs_is_the_schema_owners(
+def test_functions_repaired_by_a_superuser_belong_to_the_schema_owner(
     bare_dsn: str, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A superuser's function that calls one of the owner's would make the owner a superuser."""
+    """A superuser's function that calls a function of the owner would make the owner a superuser."""
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
         dba.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))
         as_role = conninfo.make_conninfo(bare_dsn, user=role, password="app")
@@ -391,7 +389,7 @@ def test_what_a_superuser_repairs_is_the_schema_owners(
         assert owners == [(role,)]
 
 
-def test_a_role_that_may_create_in_the_schema_is_not_granted(dsn: str, role: str, owner: psycopg.Connection) -> None:
+def test_role_that_may_create_in_the_schema_is_granted_nothing(dsn: str, role: str, owner: psycopg.Connection) -> None:
     owner.execute(sql.SQL("GRANT CREATE ON SCHEMA dblock TO {}").format(sql.Identifier(role)))
     with pytest.raises(dblock.AccessDenied, match="may create objects"):
         schema.grant(dsn, role)
