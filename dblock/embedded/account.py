@@ -1,8 +1,8 @@
-"""Whose account the embedded server runs under.
+"""The account that the embedded server runs under.
 
-An ordinary user's server is the user's own. Postgres refuses to run as root, so for root it runs under a number that
-no account has: nobody else on the machine can then read its files or reach its socket, which the
-customary `nobody`, shared by who knows what, would allow.
+An ordinary user's server runs as that user. Postgres refuses to run as root, so root's server runs under a user ID that
+no account has. Then no other account on the machine can read its files or reach its socket. The customary account
+`nobody` would not ensure that, because other programs share it.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ FIRST_UNUSED = 64_213
 
 @dataclass(frozen=True)
 class Account:
-    """A user number for the server's processes and files; None for the user's own."""
+    """The user ID of the server's processes and files; None for the current user."""
 
     uid: int | None
 
     def popen_options(self) -> dict[str, Any]:
-        """Return what subprocess needs to run a program under this account."""
+        """Return the subprocess options that run a program under this account."""
         return {} if self.uid is None else {"user": self.uid, "group": self.uid, "extra_groups": []}
 
     def initdb_options(self) -> dict[str, Any]:
-        """Return the same for initdb, which insists on an account with a name."""
+        """Return the subprocess options for initdb, which needs an account with a name."""
         return {} if self.uid is None else {"user": _named().pw_uid, "group": self.uid, "extra_groups": []}
 
     def admit_alone(self, folder: Path) -> None:
-        """Let this account through a folder of root's, and nobody else: not the other programs of `nobody` either."""
+        """Let only this account through a folder of root's; other programs of `nobody` cannot enter either."""
         if self.uid is not None:
             os.chown(folder, 0, self.uid)
             folder.chmod(0o710)
 
     def lend_to_initdb(self, folder: Path) -> None:
-        """Hand a new folder to the account that initdb runs under, until `own` takes it back."""
+        """Give a new folder to the account that initdb runs under, until `own` takes it back."""
         if self.uid is not None:
             os.chown(folder, _named().pw_uid, self.uid)
 
     def own(self, top: Path) -> None:
-        """Hand a file, or a folder with all that is in it, to this account."""
+        """Give a file, or a folder with its contents, to this account."""
         if self.uid is None:
             return
         for folder, folders, files in os.walk(top):
@@ -55,23 +55,23 @@ class Account:
         os.chown(top, self.uid, self.uid)
 
     def check_reach(self, folder: Path) -> None:
-        """Raise unless this account can get to the folder."""
+        """Raise EmbeddedError unless this account can reach the folder."""
         if self.uid is None:
             return
         for parent in folder.parents:
             if parent.exists() and not parent.stat().st_mode & 0o001:
                 raise EmbeddedError(
-                    f"The embedded Postgres cannot live in {folder}: run by root it uses an account of its own, "
-                    f"which may not enter {parent}. Set DBLOCK_HOME to a folder that it can reach, "
-                    "such as /var/lib/dblock."
+                    f"The embedded Postgres cannot use {folder}: started by root, it runs under a separate account, "
+                    f"which may not enter {parent}. Set DBLOCK_HOME to a folder that this account can reach, such as "
+                    "/var/lib/dblock."
                 )
 
 
 def account_for(data: Path) -> Account:
-    """Return the account to use for this data folder: its owner's, or a fresh one."""
+    """Return the account for this data folder: its owner, or an unused user ID."""
     if os.geteuid() != 0:
         return Account(None)
-    # A folder of root's own is no cluster of ours; it will be moved aside.
+    # A folder that root owns is no cluster of dblock's; it will be moved aside.
     if data.exists() and data.stat().st_uid != 0:
         return Account(data.stat().st_uid)
     taken = {user.pw_uid for user in pwd.getpwall()} | {group.gr_gid for group in grp.getgrall()}
@@ -79,7 +79,7 @@ def account_for(data: Path) -> Account:
 
 
 def readable_copy(source: Path, copy: Path) -> None:
-    """Copy a tree so that any account can read it and run its programs; whole or not at all."""
+    """Copy a folder so that every account can read it and run its programs. The copy is atomic."""
     half = copy.with_name(f"{copy.name}.new-{os.getpid()}")
     shutil.rmtree(half, ignore_errors=True)
     shutil.copytree(source, half, symlinks=True)
@@ -98,4 +98,6 @@ def _named() -> pwd.struct_passwd:
             return pwd.getpwnam(name)
         except KeyError:
             continue
-    raise EmbeddedError("There is no account 'nobody' to run initdb under. Run as an ordinary user instead.")
+    raise EmbeddedError(
+        "There is no account 'nobody' or 'daemon' to run initdb under. Run as an ordinary user instead."
+    )

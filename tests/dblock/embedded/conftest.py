@@ -13,12 +13,12 @@ from tests.support.servers import copy_fresh_data, memory, new_folder
 @pytest.fixture(scope="session", autouse=True)
 def _embedded_only(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--postgres") != "embedded":
-        pytest.skip("about the embedded server alone")
+        pytest.skip("these tests are about the embedded server")
 
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for this test's own server, named by $DBLOCK_HOME. A server that runs there is stopped at the end."""
+    """The folder for this test's own server, set as $DBLOCK_HOME. The server is stopped at the end."""
     named = new_folder(memory())
     monkeypatch.setenv("DBLOCK_HOME", str(named))
     yield named
@@ -28,11 +28,11 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def fresh_data(folder: Path) -> None:
-    """Put a fresh data directory into the folder, for a test that is not about making one."""
+    """Put a fresh data folder into place, for a test that is not about creating one."""
     copy_fresh_data(Server(folder))
 
 
 @pytest.fixture
 def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the wheel's programs, as a user does who has named no others."""
+    """Use the wheel's programs, as without $DBLOCK_POSTGRES."""
     monkeypatch.delenv("DBLOCK_POSTGRES", raising=False)

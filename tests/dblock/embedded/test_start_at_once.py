@@ -1,4 +1,4 @@
-"""Ten processes start the server and install the schema at the same moment: one server, one schema, no error."""
+"""Ten processes start the server and install the schema at once: one server, one schema, no error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROCESSES = 10
 
 
 def start_and_install(folder: str) -> tuple[int, int, str]:
-    """Run the two commands as the shell would, and return their exit codes and what they said on stderr."""
+    """Run the two commands as a shell would, and return their exit codes and their standard error."""
     os.environ["DBLOCK_HOME"] = folder
     for variable in ("DBLOCK_DSN", "DBLOCK_POSTGRES"):
         os.environ.pop(variable, None)
@@ -43,8 +43,8 @@ def _stderr(path: str) -> Iterator[Path]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.long)])
-def test_ten_processes_at_once_over_and_over_make_one_server_and_one_schema(rounds: int) -> None:
-    # Forked from a clean process that has imported the command line, so that all ten are off at once.
+def test_ten_processes_at_once_make_one_server_and_one_schema(rounds: int) -> None:
+    # Forked from a clean process that has imported the command line, so that all ten start at once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dblock.cli", "dblock.admin.schema", "alembic.command", __name__])
     with ProcessPoolExecutor(PROCESSES, mp_context=context) as processes:
@@ -68,9 +68,9 @@ def test_ten_processes_at_once_over_and_over_make_one_server_and_one_schema(roun
 
 
 def _postmasters(server: Server) -> set[int]:
-    """Of the processes at work in the data folder, those whose parent is not one of them."""
+    """Return the processes in the data folder whose parent is not one of them."""
     parents: dict[int, int] = {}
     for pid in pids_working_in(server.data):
-        with contextlib.suppress(FileNotFoundError):  # a session that has ended meanwhile
+        with contextlib.suppress(FileNotFoundError):  # a session that has ended since the listing
             parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     return {pid for pid, parent in parents.items() if parent not in parents}
