@@ -1,7 +1,7 @@
 -- Creates dblock's schema, or accepts an empty one that a DBA has created for dblock alone. The
--- install fills in the schema's name, as an identifier and as a literal. The schema must not be open
--- to other roles: a role that may create objects in it could add a function, which dblock's functions
--- would then call with their owner's privileges.
+-- install fills in the schema's name, as an identifier and as a literal. The schema must not be
+-- open to other roles: a role that may create objects in it could add a function, which dblock's
+-- functions would then call with their owner's privileges.
 DO $make$
 DECLARE
     space pg_catalog.pg_namespace;

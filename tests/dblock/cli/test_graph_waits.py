@@ -30,7 +30,9 @@ def cycle(*participants: str) -> Graph:
 
 
 def test_holder_that_waits_is_one_participant() -> None:
-    graph = build_graph([held_lock("a", "ann"), held_lock("b", "bob")], [waiter("a", 1, "bob"), waiter("b", 1, "carol")])
+    graph = build_graph(
+        [held_lock("a", "ann"), held_lock("b", "bob")], [waiter("a", 1, "bob"), waiter("b", 1, "carol")]
+    )
     assert graph.participants == ["ann", "bob", "carol"]
     assert graph.cycles == []
     found = graph_data(graph)
@@ -61,7 +63,13 @@ def test_cycle_is_found_and_described_in_order() -> None:
 
 def test_touching_cycles_are_found_without_their_outside_waiters() -> None:
     """Ann is in two cycles. Dora waits for ann and holds a lock without waiters. Erik waits for none of them."""
-    locks = [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "carol"), held_lock("d", "dora"), held_lock("e", "erik")]
+    locks = [
+        held_lock("a", "ann"),
+        held_lock("b", "bob"),
+        held_lock("c", "carol"),
+        held_lock("d", "dora"),
+        held_lock("e", "erik"),
+    ]
     waits = [("a", "bob"), ("b", "ann"), ("a", "carol"), ("c", "ann"), ("a", "dora"), ("e", "ann"), ("e", "fay")]
     graph = build_graph(locks, [waiter(name, 1, participant) for name, participant in waits])
     stuck = {participant for participant in graph.participants if graph.is_stuck(participant=participant)}
@@ -79,7 +87,9 @@ def test_wait_for_a_lock_held_by_the_waiter_is_no_cycle() -> None:
 
 
 def test_expired_lock_is_free_although_its_row_names_a_holder() -> None:
-    graph = build_graph([held_lock("a", "ann", left=0.0), held_lock("b", "bob")], [waiter("a", 1, "bob"), waiter("b", 1, "ann")])
+    graph = build_graph(
+        [held_lock("a", "ann", left=0.0), held_lock("b", "bob")], [waiter("a", 1, "bob"), waiter("b", 1, "ann")]
+    )
     assert graph.cycles == []
     assert "free  a" in plain_text(wait_tree(graph))
 
@@ -105,9 +115,10 @@ def test_tree_shows_holders_and_queues() -> None:
 def test_tree_shows_each_holding_once() -> None:
     """In cycles, behind them, with several locks, with free ones: each holding is drawn exactly once."""
     graph = build_graph(
-        [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "ann"), held_lock("d", "dora"), held_lock("e", "erik"), free_lock("f")],
-        [waiter("a", 1, "bob"), waiter("b", 1, "ann"), waiter("b", 2, "dora"), waiter("c", 1, "dora"), waiter("d", 1, "x"),
-         waiter("f", 1, "erik"), waiter("e", 1, "y")],
+        [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "ann"), held_lock("d", "dora"),
+         held_lock("e", "erik"), free_lock("f")],
+        [waiter("a", 1, "bob"), waiter("b", 1, "ann"), waiter("b", 2, "dora"), waiter("c", 1, "dora"),
+         waiter("d", 1, "x"), waiter("f", 1, "erik"), waiter("e", 1, "y")],
     )  # fmt: skip
     text = plain_text(wait_tree(graph))
     for name in "abcde":
@@ -117,7 +128,13 @@ def test_tree_shows_each_holding_once() -> None:
 
 
 def test_pattern_selects_locks_and_everything_connected() -> None:
-    locks = [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("z", "zoe"), held_lock("idle", "ann"), held_lock("lone", "bob")]
+    locks = [
+        held_lock("a", "ann"),
+        held_lock("b", "bob"),
+        held_lock("z", "zoe"),
+        held_lock("idle", "ann"),
+        held_lock("lone", "bob"),
+    ]
     graph = build_graph(locks, [waiter("a", 1, "bob"), waiter("z", 1, "x")])
     assert set(select(graph).locks) == {"a", "b", "z", "lone"}  # lone is held by bob, a waiter
     assert set(select(graph, "a").locks) == {"a", "b", "lone"}
@@ -180,7 +197,8 @@ def test_svg_with_hostile_names_is_xml_with_full_titles() -> None:
         cycle("ann", "bob"),
         cycle("a", "b", "c", "d"),
         build_graph(
-            [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "ann"), held_lock("d", "dora"), free_lock("f")],
+            [held_lock("a", "ann"), held_lock("b", "bob"), held_lock("c", "ann"), held_lock("d", "dora"),
+             free_lock("f")],
             [waiter("a", 1, "bob"), waiter("b", 1, "dora"), waiter("c", 1, "dora"), waiter("d", 1, "x"),
              waiter("f", 1, "x"), waiter("a", 2, "bob"), waiter("a", 3, "y")],
         ),

@@ -34,7 +34,9 @@ def test_tracker_reports_changes_between_snapshots() -> None:
     assert changes(snapshot(0), snapshot(1, held_lock("a"))) == [("granted", "a")]
     assert changes(snapshot(0, held_lock("a")), snapshot(1)) == [("freed", "a")]
     assert changes(snapshot(0, held_lock("a")), snapshot(1, held_lock("a", "bob", 2))) == [("handed_over", "a")]
-    assert changes(snapshot(0, held_lock("a")), snapshot(1, free_lock("a", waiting=1)), snapshot(2, held_lock("a", "bob", 2))) == [
+    assert changes(
+        snapshot(0, held_lock("a")), snapshot(1, free_lock("a", waiting=1)), snapshot(2, held_lock("a", "bob", 2))
+    ) == [
         ("freed", "a"),
         ("handed_over", "a"),
     ]
@@ -111,7 +113,8 @@ def test_refusals_are_reported_once_and_old_ones_never() -> None:
 
 def test_incomplete_snapshots_report_no_grants_and_no_ends() -> None:
     assert changes(
-        snapshot(0, held_lock("a"), held_lock("b"), more=True), snapshot(1, held_lock("b", "bob", 2), held_lock("c"), more=True)
+        snapshot(0, held_lock("a"), held_lock("b"), more=True),
+        snapshot(1, held_lock("b", "bob", 2), held_lock("c"), more=True),
     ) == [("handed_over", "b")]
 
 
@@ -149,7 +152,11 @@ def test_selection_stays_with_its_lock() -> None:
 
 def test_locks_are_sorted_by_every_order() -> None:
     screen = screen_of(held_lock("a", left=2, waiting=1), held_lock("b", left=3), held_lock("c", left=1, waiting=2))
-    screen.update(snapshot(1, held_lock("a", left=2, waiting=1), held_lock("b", "bob", 2, left=3), held_lock("c", left=1, waiting=2)))
+    screen.update(
+        snapshot(
+            1, held_lock("a", left=2, waiting=1), held_lock("b", "bob", 2, left=3), held_lock("c", left=1, waiting=2)
+        )
+    )
     found = []
     for _ in range(4):
         found.append("".join(names(screen)))
