@@ -78,7 +78,7 @@ def calling(app: Any) -> httpx.Client:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DBLOCK_DSN", dsn)
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TABLE ledgers (ledger text PRIMARY KEY, total bigint)")
@@ -112,7 +112,7 @@ def test_the_python_examples_run(page: Path, dsn: str, monkeypatch: pytest.Monke
         engine.dispose()
 
 
-def test_the_sql_examples_run(owner: psycopg.Connection) -> None:
+def test_sql_examples_run(owner: psycopg.Connection) -> None:
     for page in PAGES:
         for example in blocks(page, "sql"):
             assert owner.execute(example.encode()).fetchone()

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tool", ["ruff check .", "ruff format --check .", "mypy"])
-def test_the_whole_tree_is_clean(tool: str) -> None:
+def test_whole_tree_is_clean(tool: str) -> None:
     # With low priority, because the tests that run at the same time depend on exact timing.
     command = ["nice", "-n", "10", sys.executable, "-m", *tool.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

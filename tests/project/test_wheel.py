@@ -33,7 +33,7 @@ def run(unpacked: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_holds_the_package_its_sql_and_its_migrations(unpacked: Path) -> None:
+def test_wheel_holds_the_package_its_sql_and_its_migrations(unpacked: Path) -> None:
     names = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     expected = {"dblock/py.typed", "dblock/migrations/env.py"}
     expected |= {f"dblock/sql/{path.name}" for path in (ROOT / "dblock" / "sql").iterdir()}
@@ -44,7 +44,7 @@ def test_the_wheel_holds_the_package_its_sql_and_its_migrations(unpacked: Path) 
     assert not {name for name in names if name.startswith(("tests/", "bench/", "alembic/"))}
 
 
-def test_the_wheel_installs_its_schema_and_locks(unpacked: Path, bare_dsn: str) -> None:
+def test_wheel_installs_its_schema_and_locks(unpacked: Path, bare_dsn: str) -> None:
     assert str(unpacked) in run(unpacked, "-c", "import dblock; print(dblock.__file__)")
     assert "Installed" in run(unpacked, "-m", "dblock.cli", "install", "--dsn", bare_dsn)
     assert "CREATE TABLE" in run(unpacked, "-m", "dblock.cli", "install", "--sql")

@@ -53,7 +53,7 @@ class _Bucket:
             del self._objects[request.path]
             return Response("", 204)
         headers = {
-            "ETag": '"the same for all, so that only the generation can tell"',
+            "ETag": '"equal for all objects, so that only the generation tells them apart"',
             "x-goog-generation": str(generation),
             "Last-Modified": "Sun, 15 Nov 2026 12:00:00 GMT",
         }

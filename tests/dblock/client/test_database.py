@@ -91,7 +91,7 @@ async def test_terminated_backends_are_replaced_without_the_caller_noticing(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, ValueError])
-def test_a_body_left_over_a_dead_connection_still_releases(
+def test_body_left_over_a_dead_connection_still_releases(
     client: dblock.Client, owner: psycopg.Connection, error: type[BaseException]
 ) -> None:
     with pytest.raises(error), client.lock("a", ttl=600):
@@ -100,8 +100,8 @@ def test_a_body_left_over_a_dead_connection_still_releases(
     assert client.lock("a").holder() is None
 
 
-OURS = "application_name = 'dblock' AND datname = current_database()"
-NEW = "SELECT 1 FROM pg_stat_activity WHERE " + OURS + " AND NOT pid = ANY(%s)"
+CLIENT_SESSIONS = "application_name = 'dblock' AND datname = current_database()"
+NEW_SESSION = "SELECT 1 FROM pg_stat_activity WHERE " + CLIENT_SESSIONS + " AND NOT pid = ANY(%s)"
 
 
 async def test_grant_whose_reply_was_lost_is_found_by_the_retry(clients: Clients) -> None:
@@ -166,7 +166,7 @@ async def test_call_without_a_reply_is_given_up_and_undone(
     keeper.do("COMMIT")
     assert await client.lock("a").holder() is None
     # The listener may have connected to retry a cleanup that failed at once.
-    assert owner.execute("SELECT count(*) FROM pg_stat_activity WHERE " + OURS).fetchone() in ((1,), (2,)), (
+    assert owner.execute("SELECT count(*) FROM pg_stat_activity WHERE " + CLIENT_SESSIONS).fetchone() in ((1,), (2,)), (
         "the connection was closed, or leaked"
     )
     assert (await client.lock("a").acquire(timeout=0)).token == 1
@@ -184,7 +184,7 @@ async def test_server_that_stops_replying_after_the_login_is_an_error_in_bounded
 
 
 @sync_first
-async def test_a_silent_network_is_an_error_in_bounded_time(clients: Clients) -> None:
+async def test_silent_network_is_an_error_in_bounded_time(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn, patience=1)
         lease = await client.lock("a").acquire()
@@ -242,7 +242,7 @@ async def test_acquiring_cancelled_at_any_moment_leaves_no_lock_and_no_connectio
     assert row[0] <= 2
 
 
-async def test_a_client_closed_while_it_opens_stays_closed(dsn: str) -> None:
+async def test_client_closed_while_it_opens_stays_closed(dsn: str) -> None:
     client = dblock.AsyncClient(dsn)
     opening = asyncio.ensure_future(client.lock("a").try_acquire())
     await asyncio.sleep(0)
@@ -280,7 +280,7 @@ def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owne
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-async def test_a_stricter_default_isolation_changes_nothing(
+async def test_stricter_default_isolation_changes_nothing(
     clients: Clients, owner: psycopg.Connection, isolation: str
 ) -> None:
     owner.execute(
@@ -317,7 +317,7 @@ async def test_odd_settings_of_the_session_change_nothing(clients: Clients, owne
     assert 80 < (lease.expires_at.timestamp() - time.time()) < 100
 
 
-async def test_an_application_role_can_lock_and_touch_no_table(clients: Clients, role: str) -> None:
+async def test_application_role_can_lock_and_touch_no_table(clients: Clients, role: str) -> None:
     app = conninfo.make_conninfo(clients.dsn, user=role, password="app")
     with pytest.raises(dblock.AccessDenied, match="dblock grant ROLE"):
         await clients(app).lock("a").try_acquire()
@@ -391,7 +391,7 @@ async def test_exhausted_pool_is_an_error_that_names_its_size(clients: Clients, 
     assert await stuck
 
 
-async def test_a_statement_that_the_server_cancels_is_no_grant(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_statement_that_the_server_cancels_is_no_grant(clients: Clients, owner: psycopg.Connection) -> None:
     database = sql.Identifier(owner.info.dbname)
     owner.execute(sql.SQL("ALTER DATABASE {} SET lock_timeout TO '100ms'").format(database))
     with psycopg.connect(clients.dsn) as blocker:
@@ -433,8 +433,8 @@ def test_client_opens_nothing_before_the_first_call(dsn: str, owner: psycopg.Con
         lock.holder()
         assert (threading.active_count(), connections()) == (threads, before + 1)
         lock.try_acquire()
-        ours = {thread.name for thread in set(threading.enumerate()) - others}
-        assert ours - {"dblock connecting"} == {"dblock keep-alive", "dblock listener"}
+        started = {thread.name for thread in set(threading.enumerate()) - others}
+        assert started - {"dblock connecting"} == {"dblock keep-alive", "dblock listener"}
         assert connections() <= before + 3
 
 
@@ -453,9 +453,9 @@ async def test_logging_is_quiet_and_never_shows_the_password(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_a_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: psycopg.Connection) -> None:
+def test_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: psycopg.Connection) -> None:
     def backends() -> set[int]:
-        found = owner.execute("SELECT pid FROM pg_stat_activity WHERE " + OURS).fetchall()
+        found = owner.execute("SELECT pid FROM pg_stat_activity WHERE " + CLIENT_SESSIONS).fetchall()
         return {pid for (pid,) in found}
 
     with dblock.Client(dsn) as client:
@@ -465,7 +465,7 @@ def test_a_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: 
         def body() -> bool:
             free, held = client.lock("b").try_acquire(), client.lock("a").try_acquire()
             with psycopg.connect(dsn) as watching:
-                new = watching.execute(NEW, [list(parents)]).fetchone()
+                new = watching.execute(NEW_SESSION, [list(parents)]).fetchone()
             return free is not None and held is None and new is not None
 
         assert run_in_fork(body) == 0
@@ -474,7 +474,7 @@ def test_a_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: 
         assert mine.release()
 
 
-def test_a_child_leaves_its_parents_lease_alone(dsn: str) -> None:
+def test_child_leaves_its_parents_lease_alone(dsn: str) -> None:
     with dblock.Client(dsn) as client, client.lock("a") as lease:
 
         def body() -> bool:

@@ -33,7 +33,7 @@ def engine(request: pytest.FixtureRequest, dsn: str) -> Engine | AsyncEngine:
     return create_engine(url(dsn)) if request.param == "engine" else create_async_engine(url(dsn))
 
 
-def test_a_client_takes_an_engine_of_either_kind(engine: Any) -> None:
+def test_client_takes_an_engine_of_either_kind(engine: Any) -> None:
     with dblock.Client(engine) as client:
         lease = client.lock("a").acquire()
         lease.renew()
@@ -41,7 +41,7 @@ def test_a_client_takes_an_engine_of_either_kind(engine: Any) -> None:
         assert lease.release()
 
 
-async def test_an_async_client_takes_an_engine_of_either_kind(engine: Any) -> None:
+async def test_async_client_takes_an_engine_of_either_kind(engine: Any) -> None:
     async with dblock.AsyncClient(engine) as client:
         lease = await client.lock("a").acquire()
         await lease.renew()
@@ -88,7 +88,7 @@ def test_lock_never_takes_a_connection_from_the_applications_pool(dsn: str) -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"poolclass": NullPool}, {"isolation_level": "SERIALIZABLE"}])
-def test_the_engines_settings_do_not_matter(dsn: str, options: dict[str, Any]) -> None:
+def test_engines_settings_do_not_matter(dsn: str, options: dict[str, Any]) -> None:
     with dblock.Client(create_engine(url(dsn), **options)) as client:
         lease = client.lock("a").acquire()
         assert client.lock("a").try_acquire() is None
@@ -104,7 +104,7 @@ def test_client_encoding_of_the_engine_does_not_matter(dsn: str) -> None:
         assert holder.meta == "ß"
 
 
-def test_the_schema_installs_through_an_engine(bare_dsn: str) -> None:
+def test_schema_installs_through_an_engine(bare_dsn: str) -> None:
     engine = create_engine(url(bare_dsn))
     assert schema.install(resolve(engine)) is None
     assert schema.status(resolve(engine)).state == "current"

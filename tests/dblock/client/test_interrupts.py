@@ -67,7 +67,7 @@ def interrupt(*_): raise Soft
 signal.signal(signal.SIGALRM, interrupt)
 client = dblock.Client(sys.argv[1])
 client.lock("warm").holder()
-places = held = 0
+slots = held = 0
 for number in range(int(sys.argv[2])):
     lease = None
     try:

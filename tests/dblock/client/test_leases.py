@@ -39,7 +39,7 @@ async def eventually(true: Callable[[], Any], within: float = 10) -> Any:
     return found
 
 
-async def test_a_lease_is_kept_alive_for_longer_than_its_ttl(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_lease_is_kept_alive_for_longer_than_its_ttl(clients: Clients, owner: psycopg.Connection) -> None:
     async with clients().lock("a", ttl=0.3) as lease:
         await asyncio.sleep(1.2)
         assert lease.remaining() > 0
@@ -72,8 +72,10 @@ async def test_all_leases_are_renewed_in_one_statement(clients: Clients, owner: 
 async def test_keep_alive_connects_before_the_first_renewal_is_due(clients: Clients, owner: psycopg.Connection) -> None:
     """If the database is slow to reply, a renewal that first had to open a connection could be too late."""
     lease = await clients(pool_size=1).lock("a", ttl=600).acquire()
-    ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
-    await eventually(lambda: owner.execute(ours).fetchone() == (3,))  # pool, keep-alive, listener
+    sessions = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
+    )
+    await eventually(lambda: owner.execute(sessions).fetchone() == (3,))  # pool, keep-alive, listener
     await eventually(lambda: not getattr(lease, "_inner", lease)._state.unreachable)
 
 
@@ -82,7 +84,7 @@ async def test_keep_alive_connects_before_the_first_renewal_is_due(clients: Clie
     [(EXPIRE, "expired"), (TAKE_OVER, "superseded"), (FREE_ROW, "forced"), (FORCE_RELEASE, "forced")],
     ids=str,
 )
-async def test_the_reason_of_a_loss_is_named(
+async def test_reason_of_a_loss_is_named(
     clients: Clients, owner: psycopg.Connection, happens: str, reason: str
 ) -> None:
     lease = await clients().lock("a", ttl=0.6).acquire()
@@ -205,7 +207,7 @@ async def test_exception_in_a_callback_is_only_logged(
     await eventually(lambda: "ZeroDivisionError" in caplog.text)
 
 
-async def test_a_coroutine_can_be_called_back(dsn: str, owner: psycopg.Connection) -> None:
+async def test_coroutine_can_be_called_back(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
         lease = await client.lock("a", ttl=0.3).acquire()
         called = asyncio.Event()
@@ -219,7 +221,7 @@ async def test_a_coroutine_can_be_called_back(dsn: str, owner: psycopg.Connectio
         await asyncio.wait_for(called.wait(), 5)
 
 
-def test_a_thread_can_wait_for_the_loss(client: dblock.Client, owner: psycopg.Connection) -> None:
+def test_thread_can_wait_for_the_loss(client: dblock.Client, owner: psycopg.Connection) -> None:
     lease = client.lock("a", ttl=0.6).acquire()
     assert lease.lost.wait(0.05) is False
     threading.Timer(0.1, lambda: owner.execute(EXPIRE)).start()
@@ -229,7 +231,7 @@ def test_a_thread_can_wait_for_the_loss(client: dblock.Client, owner: psycopg.Co
     assert other.lost.wait(5) is False, "a release is not a loss"
 
 
-async def test_a_task_can_wait_for_the_loss(dsn: str, owner: psycopg.Connection) -> None:
+async def test_task_can_wait_for_the_loss(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
         lease = await client.lock("a", ttl=0.6).acquire()
         waiting = asyncio.ensure_future(lease.lost.wait())
@@ -244,7 +246,7 @@ async def test_a_task_can_wait_for_the_loss(dsn: str, owner: psycopg.Connection)
         assert await asyncio.wait_for(waiting, 5) is False
 
 
-async def test_the_body_of_async_with_is_cancelled_and_ends_in_lease_lost(dsn: str, owner: psycopg.Connection) -> None:
+async def test_body_of_async_with_is_cancelled_and_ends_in_lease_lost(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
         reached = False
         with pytest.raises(dblock.LeaseLost, match="superseded"):
@@ -451,7 +453,7 @@ async def test_loss_raises_lease_lost_in_a_task_that_is_being_cancelled(dsn: str
         assert [type(error) for error in seen] == [dblock.LeaseLost]
 
 
-async def test_a_worker_thread_may_be_the_first_to_see_the_loss(dsn: str) -> None:
+async def test_worker_thread_may_be_the_first_to_see_the_loss(dsn: str) -> None:
     async with dblock.AsyncClient(dsn) as client:
         called = asyncio.Event()
 
@@ -472,7 +474,7 @@ async def test_a_worker_thread_may_be_the_first_to_see_the_loss(dsn: str) -> Non
         await asyncio.wait_for(called.wait(), 5)
 
 
-def test_a_closed_client_leaves_no_thread(dsn: str) -> None:
+def test_closed_client_leaves_no_thread(dsn: str) -> None:
     before = threading.active_count()
     for _ in range(10):
         with dblock.Client(dsn) as client:
@@ -508,7 +510,7 @@ def test_repeated_waits_for_loss_leave_no_callback_behind(client: dblock.Client)
     assert len(lease._state._endings) == 0
 
 
-async def test_a_client_that_is_closed_while_it_acquires_leaves_no_lock(
+async def test_client_that_is_closed_while_it_acquires_leaves_no_lock(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
     with Proxy(clients.dsn) as proxy:
@@ -523,7 +525,7 @@ async def test_a_client_that_is_closed_while_it_acquires_leaves_no_lock(
         await eventually(lambda: owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,))
 
 
-async def test_a_closed_client_leaves_no_task_behind(dsn: str) -> None:
+async def test_closed_client_leaves_no_task_behind(dsn: str) -> None:
     client = dblock.AsyncClient(dsn, presence=None)
     async with client.lock("a"):
         pass

@@ -15,7 +15,7 @@ import dblock
 from tests.support.facade import Clients
 
 
-async def test_a_free_lock_is_granted_with_a_token(clients: Clients) -> None:
+async def test_free_lock_is_granted_with_a_token(clients: Clients) -> None:
     lease = await clients().lock("a").try_acquire()
     assert lease.name == "a"
     assert lease.token == 1
@@ -122,7 +122,7 @@ async def test_acquire_gives_up_after_its_timeout(clients: Clients) -> None:
     assert isinstance(caught.value, TimeoutError)
 
 
-async def test_a_timeout_of_zero_is_a_try(clients: Clients) -> None:
+async def test_timeout_of_zero_is_a_try(clients: Clients) -> None:
     lease = await clients().lock("a").acquire(timeout=0)
     with pytest.raises(dblock.LockTimeout):
         await clients().lock("a").acquire(timeout=0)
@@ -152,19 +152,19 @@ async def test_with_block_raises_lease_lost_when_the_lease_was_lost(
             owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
 
 
-async def test_a_lost_lease_does_not_hide_what_the_body_raised(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_lost_lease_does_not_hide_what_the_body_raised(clients: Clients, owner: psycopg.Connection) -> None:
     with pytest.raises(ZeroDivisionError):
         async with clients().lock("a"):
             owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
             raise ZeroDivisionError
 
 
-async def test_a_lease_released_in_the_body_is_not_lost(clients: Clients) -> None:
+async def test_lease_released_in_the_body_is_not_lost(clients: Clients) -> None:
     async with clients().lock("a") as lease:
         assert await lease.release()
 
 
-async def test_a_lease_is_a_context_manager_too(clients: Clients) -> None:
+async def test_lease_is_a_context_manager_too(clients: Clients) -> None:
     client = clients()
     async with await client.lock("a").acquire() as lease:
         assert (await client.lock("a").holder()).token == lease.token
@@ -270,7 +270,7 @@ async def test_many_first_calls_at_once_open_one_client(clients: Clients, owner:
     assert owner.execute(count).fetchone() in ((1,), (2,))
 
 
-def test_an_async_client_belongs_to_one_event_loop(dsn: str) -> None:
+def test_async_client_belongs_to_one_event_loop(dsn: str) -> None:
     client = dblock.AsyncClient(dsn)
 
     async def use() -> None:

@@ -52,7 +52,7 @@ async def test_locking_works_through_a_transaction_pooler(clients: Clients, pool
     await clients.close()
 
 
-def test_a_pooler_is_recognised_before_anything_is_prepared_behind_it(pooled_dsn: str, dsn: str) -> None:
+def test_pooler_is_recognised_before_anything_is_prepared_behind_it(pooled_dsn: str, dsn: str) -> None:
     with dblock.Client(dsn) as direct, dblock.Client(pooled_dsn) as pooled:
         for client, prepares in ((direct, True), (pooled, False)):
             client.lock("a").holder()
@@ -105,7 +105,7 @@ async def test_listen_dsn_past_the_pooler_brings_notifications_and_presence(
     assert (await asyncio.wait_for(waiting, 2)).token > held.token
 
 
-async def test_a_listener_in_another_installation_is_not_used(
+async def test_listener_in_another_installation_is_not_used(
     clients: Clients, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "dblock")

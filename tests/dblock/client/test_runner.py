@@ -42,7 +42,7 @@ def runner(dsn: str) -> Any:
     runner.close()
 
 
-def test_a_connection_that_cannot_be_opened_is_not_tried_twice() -> None:
+def test_connection_that_cannot_be_opened_is_not_tried_twice() -> None:
     """A second attempt with a wrong password may lock the account."""
     target = Counted("postgresql://me:wrong@127.0.0.1:1/nowhere")
     with pytest.raises(dblock.Unavailable):
@@ -50,7 +50,7 @@ def test_a_connection_that_cannot_be_opened_is_not_tried_twice() -> None:
     assert target.attempts == 1
 
 
-def test_a_connection_left_in_a_transaction_is_not_used_again(runner: Runner) -> None:
+def test_connection_left_in_a_transaction_is_not_used_again(runner: Runner) -> None:
     backend = Call(b"SELECT pg_backend_pid()", ())
     first = runner.run(calling(backend))
     assert runner.run(calling(backend)) == first

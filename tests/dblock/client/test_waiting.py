@@ -121,7 +121,7 @@ async def test_queue_lists_the_waiters_in_order(clients: Clients, owner: psycopg
         await (await task).release()
 
 
-async def test_a_wait_that_times_out_leaves_no_ticket(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_wait_that_times_out_leaves_no_ticket(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients()
     held = await client.lock("a").acquire()
     for timeout in (0, 0.2):
@@ -134,7 +134,7 @@ async def test_a_wait_that_times_out_leaves_no_ticket(clients: Clients, owner: p
     assert await client.lock("a").try_acquire()
 
 
-async def test_a_timeout_of_zero_is_a_try(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_timeout_of_zero_is_a_try(clients: Clients, owner: psycopg.Connection) -> None:
     client = clients()
     lock = client.lock("a")
     await (await lock.acquire(timeout=0)).release()
@@ -160,7 +160,7 @@ async def test_second_waiter_is_served_when_the_first_gives_up(clients: Clients,
     assert (await asyncio.wait_for(waiting, BOUND)).token > held.token
 
 
-async def test_a_lost_notification_costs_a_bounded_delay(
+async def test_lost_notification_costs_a_bounded_delay(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = await clients().lock("a").acquire()
@@ -174,7 +174,7 @@ async def test_a_lost_notification_costs_a_bounded_delay(
     assert came - released < BOUND
 
 
-async def test_a_listener_that_is_cut_off_costs_a_bounded_delay(clients: Clients, owner: psycopg.Connection) -> None:
+async def test_listener_that_is_cut_off_costs_a_bounded_delay(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
     with Proxy(clients.dsn) as proxy:
         client = clients(listen_dsn=proxy.dsn)

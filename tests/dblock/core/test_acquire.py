@@ -68,7 +68,7 @@ def test_no_two_attempts_are_the_same() -> None:
     assert len({new_attempt() for _ in range(100)}) == 100
 
 
-def test_the_trust_window_counts_from_before_the_request(flows: LockFlows, options: LockOptions, clock: Clock) -> None:
+def test_trust_window_counts_from_before_the_request(flows: LockFlows, options: LockOptions, clock: Clock) -> None:
     steps = flows.try_acquire(options, new_attempt())
     next(steps)
     clock.now += 10  # a slow reply
@@ -190,9 +190,7 @@ def test_waiter_without_a_ticket_asks_again_soon(flows: LockFlows, options: Lock
     assert isinstance(steps.send(("f", None, None, "0", None, "f", "f", None)), Sleep)
 
 
-def test_a_wait_ends_with_its_timeout_and_leaves_no_ticket(
-    flows: LockFlows, options: LockOptions, clock: Clock
-) -> None:
+def test_wait_ends_with_its_timeout_and_leaves_no_ticket(flows: LockFlows, options: LockOptions, clock: Clock) -> None:
     waiter = Waiter()
     steps = flows.acquire(options, 1.0, "aa")
     next(steps)

@@ -103,7 +103,7 @@ def test_forked_child_cannot_use_the_parents_lease() -> None:
     assert held.lease.remaining() > 50
 
 
-def test_a_lease_is_over_as_soon_as_its_release_is_sent() -> None:
+def test_lease_is_over_as_soon_as_its_release_is_sent() -> None:
     held = ManualLease()
     steps = held.releasing()
     assert held.lease.remaining() == 0

@@ -28,7 +28,7 @@ def lock(name: Any = "a", **options: Any) -> Any:
         (7, "is text; got int"),
     ],
 )
-def test_a_name_outside_its_limits_is_refused_before_anything_is_sent(name: Any, message: str) -> None:
+def test_name_outside_its_limits_is_refused_before_anything_is_sent(name: Any, message: str) -> None:
     with pytest.raises(dblock.InvalidArgument, match=message) as caught:
         lock(name)
     assert isinstance(caught.value, ValueError)
@@ -37,13 +37,13 @@ def test_a_name_outside_its_limits_is_refused_before_anything_is_sent(name: Any,
 @pytest.mark.parametrize(
     "ttl", [0, 0.099, -1, TTL_MAX + 0.1, float("inf"), timedelta(days=2), pytest.param(10**400, id="huge")]
 )
-def test_a_ttl_outside_its_limits_is_refused(ttl: Any) -> None:
+def test_ttl_outside_its_limits_is_refused(ttl: Any) -> None:
     with pytest.raises(dblock.InvalidArgument, match="ttl of lock 'a' is .* between 0.1 s and 24 h"):
         lock(ttl=ttl)
 
 
 @pytest.mark.parametrize("ttl", ["30", None, True, float("nan"), [30]])
-def test_a_ttl_that_is_no_duration_is_refused(ttl: Any) -> None:
+def test_ttl_that_is_no_duration_is_refused(ttl: Any) -> None:
     with pytest.raises(dblock.InvalidArgument, match="ttl of lock 'a' is seconds or a timedelta"):
         lock(ttl=ttl)
 
@@ -61,7 +61,7 @@ def test_invalid_timeout_is_refused(timeout: Any) -> None:
         lock().acquire(timeout=timeout)
 
 
-def test_an_infinite_timeout_waits_without_end() -> None:
+def test_infinite_timeout_waits_without_end() -> None:
     assert lock_options("a", 30, float("inf"), None).timeout is None
     assert lock_options("a", 30, None, None).timeout is None
     assert lock_options("a", 30, timedelta(seconds=2), None).timeout == 2
@@ -89,12 +89,12 @@ _loop.append(_loop)
         pytest.param(_loop, "is not JSON", id="loop"),
     ],
 )
-def test_a_meta_outside_its_limits_is_refused(meta: Any, message: str) -> None:
+def test_meta_outside_its_limits_is_refused(meta: Any, message: str) -> None:
     with pytest.raises(dblock.InvalidArgument, match=f"^The meta of lock 'a' .*{message}"):
         lock(meta=meta)
 
 
-def test_a_long_name_is_shortened_in_errors() -> None:
+def test_long_name_is_shortened_in_errors() -> None:
     with pytest.raises(dblock.InvalidArgument) as caught:
         lock("long" * 1000)
     assert len(str(caught.value)) < 150
@@ -118,6 +118,6 @@ def test_a_long_name_is_shortened_in_errors() -> None:
         ({"patience": "soon"}, "patience is seconds"),
     ],
 )
-def test_a_client_refuses_options_outside_their_limits(options: dict[str, Any], message: str) -> None:
+def test_client_refuses_options_outside_their_limits(options: dict[str, Any], message: str) -> None:
     with pytest.raises(dblock.InvalidArgument, match=message):
         dblock.Client(NOWHERE, **options)

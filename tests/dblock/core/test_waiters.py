@@ -172,7 +172,7 @@ def test_ticket_without_a_waiter_is_abandoned(waiters: LocalWaiters, clock: Cloc
     reply(steps, "t")
 
 
-def test_a_wake_up_that_comes_before_the_wait_is_not_lost(waiters: LocalWaiters) -> None:
+def test_wake_up_that_comes_before_the_wait_is_not_lost(waiters: LocalWaiters) -> None:
     waiter = ThreadWaiter(waiters, "a", "aa")
     waiter.wake()
     waiter.wake()

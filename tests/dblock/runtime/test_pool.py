@@ -65,7 +65,7 @@ def test_connections_of_a_burst_are_closed_when_unused() -> None:
     assert shared.take() is other
 
 
-def test_a_connection_that_is_not_usable_is_closed_and_replaced() -> None:
+def test_connection_that_is_not_usable_is_closed_and_replaced() -> None:
     shared, _ = pool()
     wire = shared.take()
     wire.usable = False

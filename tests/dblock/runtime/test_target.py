@@ -35,7 +35,7 @@ def test_every_spelling_is_read_and_shown_without_the_password(dsn: str, shown: 
 @pytest.mark.parametrize(
     "dsn", ["postgresql//u:s3cret@h", "u:s3cret@h", "host=h s3cret", "mysql://u:s3cret@h", "", " "]
 )
-def test_a_dsn_that_cannot_be_read_is_not_shown(dsn: str) -> None:
+def test_dsn_that_cannot_be_read_is_not_shown(dsn: str) -> None:
     with pytest.raises(dblock.InvalidArgument, match="postgresql://") as caught:
         dblock.Client(dsn)
     assert "s3cret" not in str(caught.value)
@@ -82,7 +82,7 @@ def test_password_is_not_shown_when_it_is_read_as_port_or_database(password: str
     assert "ter2" not in str(refused.value)
 
 
-def test_an_engines_url_is_read_and_its_password_not_shown() -> None:
+def test_engines_url_is_read_and_its_password_not_shown() -> None:
     for engine in (
         create_engine("postgresql+psycopg://u:s3cret@h:5433/db"),
         create_async_engine("postgresql+psycopg://u:s3cret@h:5433/db"),
@@ -93,7 +93,7 @@ def test_an_engines_url_is_read_and_its_password_not_shown() -> None:
         assert "s3cret" not in repr(dblock.Client(engine))
 
 
-def test_an_engine_for_another_database_is_refused() -> None:
+def test_engine_for_another_database_is_refused() -> None:
     with pytest.raises(dblock.InvalidArgument, match="speaks to sqlite"):
         dblock.Client(create_engine("sqlite://"))
 

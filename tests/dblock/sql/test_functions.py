@@ -32,7 +32,7 @@ def test_try_acquire_returns_the_deadline_to_winner_and_loser(owner: psycopg.Con
     assert 8 < lost[3] <= 10
 
 
-def test_the_deadline_counts_from_the_clock_and_not_from_the_transactions_start(sessions: Sessions) -> None:
+def test_deadline_counts_from_the_clock_and_not_from_the_transactions_start(sessions: Sessions) -> None:
     session = sessions.open()
     session.do("BEGIN")
     session.do("SELECT pg_sleep(0.3)")
@@ -58,7 +58,7 @@ def test_ttl_is_exact_seconds_whatever_the_calendar(owner: psycopg.Connection, t
         assert exact < 60
 
 
-def test_the_deadline_counts_from_after_every_wait(sessions: Sessions) -> None:
+def test_deadline_counts_from_after_every_wait(sessions: Sessions) -> None:
     """A grant that had to wait, for example until a new timeline was entered, gives a lease of full length."""
     keeper, waiter = sessions.open(), sessions.open()
     keeper.do("UPDATE token_timeline SET timeline = 7")
@@ -82,7 +82,7 @@ def test_renewal_never_shortens_a_lease(sessions: Sessions) -> None:
     assert session.do("SELECT expires_at, remaining FROM renew('a', 1, '1 s')") == (far, 1.0)
 
 
-def test_a_clock_set_back_does_not_leave_the_deadline_far_ahead(sessions: Sessions) -> None:
+def test_clock_set_back_does_not_leave_the_deadline_far_ahead(sessions: Sessions) -> None:
     """The deadline is an hour too late, as after the clock was set back. The next renewal corrects it."""
     session = sessions.open()
     session.do("SELECT * FROM try_acquire('a', '20 s')")
@@ -183,7 +183,7 @@ def test_retried_attempt_returns_the_remaining_time_of_its_grant(owner: psycopg.
     assert 0 < one(owner, ask, mine) <= 4
 
 
-def test_an_abandoned_attempt_gives_back_its_own_grant_and_no_other(owner: psycopg.Connection) -> None:
+def test_abandoned_attempt_gives_back_its_own_grant_and_no_other(owner: psycopg.Connection) -> None:
     mine, other = uuid.uuid4(), uuid.uuid4()
     assert one(owner, "SELECT abandon('a', %s)", mine) is False
     owner.execute("SELECT try_acquire('a', attempt => %s)", [mine])

@@ -101,7 +101,7 @@ def test_raise_stays_above_tokens_that_are_minted_while_it_waits(sessions: Sessi
     assert waiting.result(20)[0] > second
 
 
-def test_a_raise_is_durable_whatever_the_default(sessions: Sessions) -> None:
+def test_raise_is_durable_whatever_the_default(sessions: Sessions) -> None:
     session = sessions.open()
     session.do("SET synchronous_commit = off")
     session.do("BEGIN")

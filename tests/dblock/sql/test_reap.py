@@ -128,13 +128,13 @@ def test_running_reaper_survives_an_unreachable_database(caplog: pytest.LogCaptu
     assert not running.is_alive()
 
 
-def test_the_command_line_reaps_once(dsn: str, client: dblock.Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_reaps_once(dsn: str, client: dblock.Client, capsys: pytest.CaptureFixture[str]) -> None:
     client.lock("a").acquire().release()
     assert cli.main(["reaper", "--once", "--idle", "0", "--dsn", dsn]) == 0
     assert "1 idle locks" in capsys.readouterr().out
 
 
-def test_the_command_line_reaps_until_interrupted(dsn: str, owner: psycopg.Connection, client: dblock.Client) -> None:
+def test_command_line_reaps_until_interrupted(dsn: str, owner: psycopg.Connection, client: dblock.Client) -> None:
     client.lock("a").acquire().release()
     command = [sys.executable, "-m", "dblock.cli", "reaper", "--idle", "0", "--interval", "0.05", "--dsn", dsn]
     job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -202,7 +202,7 @@ def test_reaper_does_not_wait_for_a_locked_presence(
         assert left == ([(2,)] if gone_since else [(1,), (3,)])
 
 
-def test_a_full_batch_does_not_read_the_whole_table(owner: psycopg.Connection, dsn: str) -> None:
+def test_full_batch_does_not_read_the_whole_table(owner: psycopg.Connection, dsn: str) -> None:
     owner.execute(
         "INSERT INTO distributed_locks (name, token, expires_at)"
         " SELECT 'idle ' || number, number, '-infinity' FROM generate_series(1, 5000) AS number"
