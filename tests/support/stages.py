@@ -27,7 +27,7 @@ FIRST = (
     "test_leases",
     "test_config",
     "test_user_transaction",
-    "test_http",
+    "test_outcomes",
 )
 """The modules that take longest, the longest first: no process should begin one of them at the end."""
 
