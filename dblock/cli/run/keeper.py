@@ -19,7 +19,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dblock._core import clock
@@ -172,18 +172,21 @@ class Keeper:
         self._kill_at = clock.now() + min(self._grace, max(left - self._margin, 0.0))
         if self._kill_at > clock.now():
             # Only with time to spare. A stopped command must continue to be able to end.
-            self._send(signal.SIGTERM)
-            self._send(signal.SIGCONT)
+            self._send(signal.SIGTERM, signal.SIGCONT)
 
     def _kill(self) -> None:
+        # First the processes that are quickly found; a process that was left out is found by the scan at the next tick.
+        find = process_tree.descendants if self._killing_since is None else process_tree.scan_descendants
         self._killing_since = self._killing_since or clock.now()
-        self._send(signal.SIGKILL)
+        self._send(signal.SIGKILL, find=find)
 
-    def _send(self, number: int) -> None:
-        process_tree.signal_group(self._pid, number)
-        for pid, group in process_tree.descendants().items():
+    def _send(self, *numbers: int, find: Callable[[], dict[int, int]] = process_tree.descendants) -> None:
+        for number in numbers:
+            process_tree.signal_group(self._pid, number)
+        for pid, group in find().items():
             if group != self._pid:  # its own group has the signal already, and a second one may be too much
-                process_tree.send_signal(pid, number)
+                for number in numbers:
+                    process_tree.send_signal(pid, number)
 
     def _forward_signal(self, number: int) -> None:
         if self._pid:
@@ -229,8 +232,7 @@ class Keeper:
         """Terminate the processes that the command left running, then kill them; kill fast forkers at every tick."""
         if self._kill_at is None:
             self._kill_at = clock.now() + self._grace
-            self._send(signal.SIGTERM)
-            self._send(signal.SIGCONT)
+            self._send(signal.SIGTERM, signal.SIGCONT)
         elif self._killing_since is not None:
             for pid in process_tree.children():
                 process_tree.send_signal(pid, signal.SIGKILL)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import os
 import select
 import signal
 import sys
 from collections import defaultdict
 from collections.abc import Collection
-from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -27,33 +28,46 @@ def die_with_parent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def children() -> list[int]:
-    """Return the processes that we have started or adopted; an empty list where the system has no /proc."""
+def children(pid: int | None = None) -> list[int]:
+    """Return the processes that this process, or another one, has started or adopted.
+
+    The list is empty where the system has no such listing, and for a process that has ended.
+    """
+    tasks = f"/proc/{pid or os.getpid()}/task"
     found: list[int] = []
-    for path in Path("/proc/self/task").glob("*/children"):
-        try:
-            found += [int(pid) for pid in path.read_text().split()]
-        except OSError:
-            continue
+    with contextlib.suppress(OSError):
+        for task in os.listdir(tasks):
+            with open(f"{tasks}/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
     return found
 
 
 def descendants(exclude: Collection[int] = ()) -> dict[int, int]:
-    """Return all our descendants, adopted ones too, with their process groups, as far as one scan can tell.
+    """Return all our descendants, adopted ones too, with their process groups.
 
-    Excluded processes are left out together with their own descendants.
+    Excluded processes are left out together with their own descendants. Only our descendants are read, so that the
+    time it takes does not depend on how many other processes the machine runs: before a deadline that matters. In
+    return the kernel may leave out a process whose sibling ends at the same moment. Call this again, or call
+    `scan_descendants`.
     """
+    if not _lists_children():
+        return scan_descendants(exclude)
+    found: dict[int, int] = {}
+    pending = [os.getpid()]
+    while pending:
+        for pid in children(pending.pop()):
+            if pid not in exclude and pid not in found and (stat := _parent_and_group(pid)) is not None:
+                found[pid] = stat[1]
+                pending.append(pid)
+    return found
+
+
+def scan_descendants(exclude: Collection[int] = ()) -> dict[int, int]:
+    """Return the same from a scan of every process of the machine, which leaves out none that ran all the time."""
     children_of: dict[int, dict[int, int]] = defaultdict(dict)
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-            state, parent, group, threads = fields[0], int(fields[1]), int(fields[2]), int(fields[17])
-        except (OSError, ValueError, IndexError):
-            continue  # the process has ended since the listing
-        pid = int(path.parent.name)
-        # A zombie has ended completely only if it has no other thread: threads may outlive the first one.
-        if pid not in exclude and not (state == "Z" and threads <= 1):
-            children_of[parent][pid] = group
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdecimal() and int(name) not in exclude and (stat := _parent_and_group(int(name))) is not None:
+            children_of[stat[0]][int(name)] = stat[1]
     found: dict[int, int] = {}
     pending = [os.getpid()]
     while pending:
@@ -61,6 +75,24 @@ def descendants(exclude: Collection[int] = ()) -> dict[int, int]:
         found |= started
         pending += started
     return found
+
+
+def _parent_and_group(pid: int) -> tuple[int, int] | None:
+    """Return the parent and the group of a process, or nothing if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        state, parent, group, threads = fields[0], int(fields[1]), int(fields[2]), int(fields[17])
+    except (OSError, ValueError, IndexError):
+        return None  # the process has ended since it was listed
+    # A zombie has ended completely only if it has no other thread: threads may outlive the first one.
+    return None if state == b"Z" and threads <= 1 else (parent, group)
+
+
+@functools.cache
+def _lists_children() -> bool:
+    """Return whether the kernel lists the children of a process."""
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 def wait_readable(fds: list[int], seconds: float | None) -> list[int]:

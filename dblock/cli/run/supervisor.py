@@ -96,7 +96,7 @@ class Supervisor:
             terminal.save_modes()
         try:
             # If the keeper is killed, this process adopts the keeper's children.
-            self._foreign_pids = {*process_tree.descendants()} - {self._keeper}
+            self._foreign_pids = {*process_tree.scan_descendants()} - {self._keeper}
             process_tree.become_subreaper()
             self._started = True
             self._send_command(
