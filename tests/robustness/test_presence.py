@@ -38,7 +38,7 @@ for line in sys.stdin:
         pass
     lease = client.lock("a", **options).acquire()
     deadline = time.monotonic() + 10
-    while client._grace and lease._state.presence is None and time.monotonic() < deadline:
+    while client._runtime.settings.grace and lease._state.presence is None and time.monotonic() < deadline:
         time.sleep(0.005)
     time.sleep(0.05)
     print(json.dumps({"token": lease.token}), flush=True)

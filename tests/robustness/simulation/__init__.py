@@ -1,33 +1,33 @@
-"""dblock's own code in a simulated world, where everything goes wrong that may, and the same again for each seed.
+"""dblock's own code in a simulated world, in which a seed decides everything that goes wrong.
 
-The real service, line, rounds, holds, leases and listening of dblock run in simulated processes against a database in
-memory. Time is a number in a queue of events, chance is one random.Random, and messages are late, overtaken, lost, or
-done without an answer. Processes are stopped, cut off and killed, their connections are closed; callers give up and
-time out; an operator breaks locks and reaps; the database crashes and forgets what was not on disk, or its standby is
-promoted and has never heard of it. All that follows from the seed, so a run that fails can be told again step by
-step:
+The shipped flows, waiters, leases, keep-alive and listener of dblock run in simulated processes against a database in
+memory. Time is a number in a queue of events, and one random.Random decides everything that is random. Messages are
+late, overtaken, lost, or executed without a reply. Processes are stopped, cut off and killed, and their connections are
+closed. Callers give up and time out. An operator force-releases locks and reaps. The database crashes and forgets what
+was not on disk, or its standby is promoted and has not received it. All of that follows from the seed, so you can
+replay a run that fails step by step:
 
     python -m tests.robustness.simulation --seeds 100000 --processes 2
     python -m tests.robustness.simulation --seed 4711 --trace
 
-What must hold is in `checks`. That the checks see anything is shown by `bugs`: each is put in, and must be found
-(`--bugs`). That the database in memory is like the real one is shown by `test_simulation.py`, which puts the
+The module `checks` states what must hold. The module `mutations` shows that the checks find bugs: each bug is put in,
+and must be found (`--bugs`). `test_simulation.py` shows that the database in memory is like the real one: it sends the
 same random calls to both.
 
-| module | what it is |
+| module | contents |
 |---|---|
-| world | time, chance, the order of things, the story |
-| tables, store, line | what dblock's SQL functions mean |
+| world | time, randomness, the order of events, the story |
+| tables, store, queue | the meaning of dblock's SQL functions |
 | database | the server around them: its disk, its standby, crashes and promotions |
-| statements | what a client sends, put to the store |
-| network | what may befall a message |
+| statements | a client's statements, executed on the store |
+| network | what can happen to a message |
 | process, client, worker | a process, the client in it, a thread that uses locks |
-| fence | the resource, which refuses the stale |
+| fence | the resource, which refuses stale writers |
 | faults, run | what goes wrong and when; a storm, then calm |
 | checks | what must hold |
-| bugs, many | bugs to be found; many seeds |
+| mutations, many | bugs to find; many seeds |
 | fidelity | the same calls for the store and for Postgres |
 
-What it leaves out: two transactions at work at once (nothing is ever `busy` here; tests/sql and the model in spec/
-are about that), the pool, threads, asyncio, and how a client is closed.
+The simulation leaves out concurrent transactions (nothing is ever `busy` here; tests/dblock/sql and the model in spec/
+cover them), the pool, threads, asyncio, and how a client is closed.
 """

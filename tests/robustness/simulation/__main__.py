@@ -1,4 +1,4 @@
-"""Run many seeds, or tell the story of one.
+"""Run many seeds, or print the story of one.
 
 python -m tests.robustness.simulation --seeds 100000 --processes 2
 python -m tests.robustness.simulation --seed 4711 --trace
@@ -16,15 +16,15 @@ from tests.robustness.simulation.mutations import BUGS
 
 
 def main() -> int:
-    """Do what the command line says; 0 if everything held."""
+    """Run what the command line asks for. Return 0 if everything held."""
     parser = argparse.ArgumentParser(prog="python -m tests.robustness.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this one alone")
-    parser.add_argument("--trace", action="store_true", help="tell its whole story")
-    parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="run so many (default: 1000)")
-    parser.add_argument("--from", type=int, default=0, dest="first", metavar="SEED", help="beginning with this")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="in so many processes")
+    parser.add_argument("--trace", action="store_true", help="print its whole story")
+    parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="run so many seeds (default: 1000)")
+    parser.add_argument("--from", type=int, default=0, dest="first", metavar="SEED", help="start with this seed")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="use so many processes")
     parser.add_argument("--bug", choices=sorted(BUGS), help="with this bug put in")
-    parser.add_argument("--bugs", action="store_true", help="put in each bug in turn; say how it is found")
+    parser.add_argument("--bugs", action="store_true", help="put in each bug in turn, and print how it is found")
     parser.add_argument("--json", action="store_true", help="report as JSON")
     options = parser.parse_args()
     if options.seeds < 1 or options.processes < 1:

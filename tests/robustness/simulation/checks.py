@@ -1,20 +1,21 @@
 """What must hold at every step of every run.
 
-The checks have their own memory of what was granted, extended and freed; they do not ask the store what it thinks.
+The checks keep their own record of what was granted, extended and freed. They do not rely on the store.
 
 | check | what it finds |
 |---|---|
 | token order | a grant whose token is not higher than all before it of that lock |
-| one holder | a grant of a lock that another has |
-| one believer | two processes that may both believe in a lock at one instant |
-| trust | a lease that may be believed when, or for longer than, the database does not hold the lock for it |
+| one holder | a grant of a lock that another holder has |
+| one believer | two processes that may both trust their leases of one lock at one instant |
+| trust | a lease that is trusted although the database does not hold the lock for it, or for longer than it does |
 | exact grant | a release, renewal or loss that touches another grant than its own, or brings one back |
-| told | a release that is said to have been done, of a lease that was lost before |
-| fair | a grant past somebody alive in line, or a place in line taken from somebody alive |
+| told | a release that reports success for a lease that was lost before |
+| fair | a grant past a live waiter in the queue, or a ticket taken from a live waiter |
 | fence | a write that is accepted below one accepted or claimed before; or the holder's own refused |
-| handed over | a free lock that somebody waits for, for longer than it may take |
-| served | somebody who waits for ever |
-| ghosts | a place in line that nobody waits at, for good |
+| handed over | a free lock that has a waiter for longer than the hand-over may take |
+| served | a waiter that waits forever |
+| ghosts | a ticket without a waiter that is never removed |
+| unexpected | an error that a loop of the client logged and survived |
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ from tests.robustness.simulation.tables import Row, Ticket
 from tests.robustness.simulation.world import Violation, World, short
 
 WOKEN_WITHIN = 0.3
-"""Seconds within which a release has the next granted the lock, if it can be woken and nothing is in the way."""
+"""Seconds within which a release hands the lock over, if the next waiter can be woken and nothing is in the way."""
 
 GHOSTS_WITHIN = 5.0
-"""The same where a place is ahead that nobody waits at, as its client must notice by and by."""
+"""The same where a ticket without a waiter is ahead, which its client must notice first."""
 
 HEARD_LATELY = 2.0
-"""Seconds for which somebody who was heard of counts as alive at least."""
+"""Seconds for which a client counts as alive at least after a heartbeat."""
 
 FOUND_WITHIN = 1.6
-"""The same where it must find out by itself: a look a second, and the time for some calls."""
+"""The same where the waiter must find out by itself: one check a second, and the time for some calls."""
 
 
 class Checks:
-    """Looks on, and raises a Violation."""
+    """Observes every step, and raises a Violation."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.database: Database
         self.clients: dict[str, Client] = {}
-        """By the name under which the database knows them."""
+        """By the IDs under which the database knows them."""
         self.grants = 0
         self.handed_over = 0
         self.slowest = 0.0
-        """The longest that a lock was free in calm weather while somebody waited for it."""
+        """The longest that a lock with a waiter was free in calm weather."""
         self.calm = False
         self._options: dict[str, LockOptions] = {}
         self._highest: dict[str, int] = {}
@@ -74,24 +75,24 @@ class Checks:
     # What a process does.
 
     def asks(self, attempt: str, options: LockOptions) -> None:
-        """Take note of what is asked for."""
+        """Record the options of an attempt."""
         self._options[attempt] = options
 
     def holds(self, client: Client, state: LeaseState) -> None:
-        """Take note of a lease in somebody's hands."""
+        """Record a lease that a process holds."""
         self._states.append((client, state))
 
     def released(self, client: Client, state: LeaseState, since: float) -> None:
-        """Look at whether a lease that its holder takes for given back was given back, and not taken from it before.
+        """Check that a lease that its holder takes for released was released, and not taken from the holder before.
 
-        What befell it after its holder had begun to let go of it is no loss: nothing relied on it any more.
+        What happened to the lease after its holder began to release it is no loss: nothing relied on it any more.
         """
         how, at = self._endings.get(state.token, ("ended by itself", -math.inf))
         if how not in ("released", "abandoned") and at < since and not self._is_excused(client, state):
             raise Violation("told", f"{client.name} takes {state.name} under {state.token} for released, but it {how}")
 
     def each(self) -> None:
-        """Look at who believes in what, after every step."""
+        """Check every trusted lease, after every step."""
         if not self._states:
             return
         over = False
@@ -115,7 +116,7 @@ class Checks:
             ]
 
     def _untrue(self, client: Client, state: LeaseState) -> None:
-        """Say how it is that somebody believes in what is not so."""
+        """Raise the Violation for a lease that is trusted wrongly."""
         for other, others in self._states:
             if others.name != state.name or others is state or other.dead or self._is_excused(other, others):
                 continue
@@ -126,7 +127,7 @@ class Checks:
         raise Violation("trust", f"{client.name} believes in {state.name} under {state.token}, but it is {row}")
 
     def _is_excused(self, client: Client, state: LeaseState) -> bool:
-        """Tell whether nobody promises anything: broken by force, or forgotten by a standby or without durability."""
+        """Return whether dblock promises nothing: forced at once, or forgotten by a standby or without durability."""
         if state.token in self._excused:
             return True
         forgotten = max(self.database.promoted_at, self._crashed_at if state.token < 0 else -1.0)
@@ -171,7 +172,7 @@ class Checks:
                 raise Violation("fair", f"{row.name}: granted to {short(row.attempt)} past {short(one.attempt)}")
 
     def _is_alive(self, ticket: Ticket) -> bool:
-        """Tell whether its client is known to live: heard of a moment ago, and not known to have lost its session."""
+        """Return whether its client is known to be alive: a recent heartbeat, and no session known to be lost."""
         store = self.database.store
         if self._heard.get(ticket.client, -HEARD_LATELY) + HEARD_LATELY <= self.world.now:
             return False
@@ -218,11 +219,11 @@ class Checks:
         self._heard[client] = self.world.now
 
     def session_ended(self, session: int) -> None:
-        """Take note of when a session ended."""
+        """Record when a session ended."""
         self._ended.setdefault(session, self.world.now)
 
     def database_replaced(self) -> None:
-        """Take note that the database has forgotten something, and what it knows now."""
+        """Record that the database has forgotten something, and its state now."""
         self._crashed_at = self.world.now
         self._held = {row.name: (row.token, row.expires_at) for row in self.database.store.tables.rows.values()}
         self._free_since.clear()
@@ -250,14 +251,14 @@ class Checks:
             if known and held is not None and held[0] == token and held[1] > self.world.now and highest[0] > token:
                 raise Violation("fence", f"{resource}: the holder's write under {token} refused after {highest}")
 
-    # What must come to pass.
+    # What must happen in the end.
 
     def tick(self) -> None:
-        """Look for locks that are free, and wanted, for too long; in calm weather alone."""
+        """Find locks that are free and have waiters for too long. In calm weather only."""
         now = self.world.now
         for row in list(self.database.store.tables.rows.values()):
             alive = [one for one in self._line(row.name) if self._is_alive(one)]
-            # A message that was overtaken may have left a place behind that nobody waits at, for a while.
+            # A message that was overtaken may have left a ticket without a waiter, for a while.
             real = [one for one in alive if one.attempt in self.clients[one.client].waiters._waiters]
             if row.expires_at > now or not real:
                 self._free_since.pop(row.name, None)
@@ -279,13 +280,13 @@ class Checks:
         return self.database.store.tables.tickets.get(name, [])
 
     def ghosts(self) -> Iterator[Ticket]:
-        """Return the places in line, when nobody waits any more."""
+        """Return the tickets that are left when there are no waiters any more."""
         for line in self.database.store.tables.tickets.values():
             yield from line
 
 
 def believes(client: Client, state: LeaseState) -> bool:
-    """Tell whether a process that asked at this moment would be told that it holds the lock; change nothing by it."""
+    """Return whether a process that checked its lease now would find it held. Change nothing."""
     now = client.clock()
     if state.over or state.left or state.loss is not None or now >= state.trusted_until:
         return False

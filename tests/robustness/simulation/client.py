@@ -176,6 +176,6 @@ class Client(Process, RuntimeBase):
     def die(self) -> None:
         """End without a message. The machine closes the connections, unless the process is cut off."""
         self.dead = True
-        for session, connection in list(self.network.wires.items()):
+        for session, connection in list(self.network.connections.items()):
             if connection.process is self and not self.cut_off:
                 self.world.after(self.network.delay(), self.network.end_session, session)

@@ -1,7 +1,7 @@
-"""The database server: the store, its disk and its standby; it may crash, and the standby be promoted.
+"""The database server: the store, its disk and its standby. It may crash, and the standby may be promoted.
 
-A crash forgets what was not flushed, which are commits that nobody waited for. A promotion forgets what the standby
-had not received, be it waited for or not.
+A crash forgets what was not flushed: asynchronous commits. A promotion forgets what the standby had not received,
+synchronous commits included.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.robustness.simulation.world import World
 T = TypeVar("T")
 
 MINTED_AHEAD = 32
-"""How many tokens the disk knows of before they are minted; a crash skips those."""
+"""How many tokens the disk records before they are minted. A crash skips those."""
 
 
 class Database:
@@ -28,13 +28,13 @@ class Database:
         self.fence = fence
         self.up = True
         self.mortal = mortal
-        """Whether it may crash or be replaced, so that it matters what is on which disk."""
+        """Whether it may crash or be replaced. Then the contents of each disk matter."""
         self.promoted_at = -1.0
         self._flushed = store.tables.copy()
         self._received = store.tables.copy()
 
     def call(self, session: int | None, act: Callable[[], T]) -> T:
-        """Do something in one transaction."""
+        """Run a function in one transaction."""
         store = self.store
         store.session, store.durable = session, False
         try:
@@ -45,29 +45,29 @@ class Database:
             store.session, store.durable = None, False
 
     def flush(self) -> None:
-        """Write down all that was committed."""
+        """Write all commits to the disk."""
         self._flushed = self.store.tables.copy()
 
     def replicate(self) -> None:
-        """Let the standby have all that was written down."""
+        """Send the contents of the disk to the standby."""
         self._received = self._flushed.copy()
 
     def crash(self) -> None:
-        """Forget what was not flushed; nobody is connected any more."""
+        """Forget what was not flushed, and end all sessions."""
         sequence = max(self._flushed.sequence, self.store.tables.sequence)
         self.store.tables = self._flushed.copy()
         self.store.tables.sequence = sequence + self.world.random.randrange(MINTED_AHEAD)
-        self._start_anew()
+        self._restart()
 
     def promote(self) -> None:
-        """Go on with the standby, on a timeline of its own."""
+        """Continue with the standby, on a timeline of its own."""
         self.store.tables = self._received.copy()
         self.store.timeline += 1
         self.promoted_at = self.world.now
-        self._start_anew()
+        self._restart()
         self.flush()
 
-    def _start_anew(self) -> None:
+    def _restart(self) -> None:
         self.store.incarnation += 1
         self.store.marks.clear()
         self.store.sessions.clear()

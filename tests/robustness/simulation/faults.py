@@ -1,4 +1,4 @@
-"""What goes wrong, and when: drawn at random for one run, for as long as the storm lasts."""
+"""What goes wrong, and when: drawn at random for one run, while the storm lasts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST = 4.0
 
 
 class Faults:
-    """Whatever happens to processes and to the database."""
+    """The faults of processes and of the database."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -29,7 +29,7 @@ class Faults:
             self.refuse_listener: 1.5,
             self.stop_and_hang_up: 0.7,
             self.give_up: 2.0,
-            self.break_lock: 1.5,
+            self.force_release: 1.5,
             self.reap: 1.0,
             self.die: 0.6,
         }
@@ -45,12 +45,12 @@ class Faults:
         if self._world.tracing:
             self._world.say(who, what)
 
-    def _somebody(self) -> Client | None:
+    def _any_client(self) -> Client | None:
         living = [client for client in self._run.clients if not client.dead]
         return self._world.random.choice(living) if living else None
 
     def stop(self) -> None:
-        client = self._somebody()
+        client = self._any_client()
         if client is not None:
             self._stop(client)
 
@@ -62,11 +62,11 @@ class Faults:
 
     def _go_on(self, client: Client) -> None:
         if client.stopped:
-            self._say(client.name, "goes on")
+            self._say(client.name, "continues")
             client.go_on()
 
     def cut_off(self) -> None:
-        client = self._somebody()
+        client = self._any_client()
         if client is not None:
             self._cut_off(client)
 
@@ -81,22 +81,22 @@ class Faults:
         client.cut_off = False
 
     def hang_up(self) -> Client | None:
-        wires = [wire for wire in self._run.network.wires.values() if not wire.process.cut_off]
-        if not wires:
+        connections = [one for one in self._run.network.connections.values() if not one.process.cut_off]
+        if not connections:
             return None
-        wire = self._world.random.choice(wires)
-        self._say(wire.process.name, "its listener's connection is closed")
-        self._run.network.hang_up(wire)
-        return next(client for client in self._run.clients if client is wire.process)
+        connection = self._world.random.choice(connections)
+        self._say(connection.process.name, "its listener's connection is closed")
+        self._run.network.hang_up(connection)
+        return next(client for client in self._run.clients if client is connection.process)
 
     def lose_touch(self) -> None:
-        """Close a connection, and let nothing through from the moment on that its process's machine knows."""
+        """Close a connection, and cut the process off from the moment on at which its machine knows."""
         client = self.hang_up()
         if client is not None:
             self._world.after(0.011, self._cut_off, client)
 
     def refuse_listener(self) -> None:
-        """Close a connection, and take no new one of its kind for a while; calls get through."""
+        """Close a listener's connection, and refuse new ones for a while. Calls get through."""
         client = self.hang_up()
         if client is not None:
             self._say(client.name, "gets no new connection for its listener")
@@ -107,7 +107,7 @@ class Faults:
         client.refused = False
 
     def stop_and_hang_up(self) -> None:
-        """Close a connection while its process is stopped, and cannot say that it is there."""
+        """Close a connection while its process is stopped and cannot report that it is alive."""
         client = self.hang_up()
         if client is not None:
             self._stop(client)
@@ -121,17 +121,17 @@ class Faults:
                 worker.cancel()
 
     def die(self) -> None:
-        client = self._somebody()
+        client = self._any_client()
         if client is not None and sum(not one.dead for one in self._run.clients) > 1:
             self._say(client.name, "dies")
             client.die()
 
-    def break_lock(self) -> None:
+    def force_release(self) -> None:
         database, chance = self._run.database, self._world.random
         rows = [row for row in database.store.tables.rows.values() if row.expires_at > self._world.now]
         if rows and database.up:
             row, now = chance.choice(rows), chance.random() < 0.4
-            self._say("operator", f"breaks {row.name} under {row.token}{' now' if now else ''}")
+            self._say("operator", f"force-releases {row.name} under {row.token}{' now' if now else ''}")
             database.call(None, lambda: database.store.force_release(row.name, row.token, now))
             if now and chance.random() < 0.8:
                 database.call(None, lambda: database.store.wake_if_free(row.name))
@@ -164,7 +164,7 @@ class Faults:
             self._run.database.up = True
 
     def _flush(self) -> None:
-        """Write down every now and then what nobody waits for, as the WAL writer does; the standby follows."""
+        """Flush asynchronous commits every now and then, as the WAL writer does. The standby follows."""
         if self._world.now < self._run.storm:
             self._run.database.flush()
             if self._world.chance(0.7):
@@ -172,7 +172,7 @@ class Faults:
             self._world.after(self._world.random.uniform(0.05, 0.6), self._flush)
 
     def end(self) -> None:
-        """Let nothing go wrong from now on."""
+        """End all faults."""
         self._say("weather", "is calm")
         self.come_up()
         for client in self._run.clients:

@@ -1,7 +1,7 @@
-"""A resource that refuses the stale: what a fence of fenced_store means.
+"""A resource that refuses stale writers: the meaning of a fence of fenced_store.
 
-A write carries its token and its number under that token, and is accepted only above all that was accepted or claimed
-before.
+A write carries its token and its number under that token, and is accepted only above everything that was accepted or
+claimed before.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ class Fence:
         return True
 
     def passes(self, resource: str, token: int, number: int) -> bool:
-        """Tell whether a write is newer than all before it."""
+        """Return whether a write is newer than all before it."""
         return (token, number) > self.stands.get(resource, (0, 0))

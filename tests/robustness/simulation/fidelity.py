@@ -1,8 +1,8 @@
-"""The same calls put to the store in memory and to dblock's functions in Postgres, to see that they answer alike.
+"""Send the same calls to the store in memory and to dblock's functions in Postgres, and compare the replies.
 
-The functions in that database are made to look at a clock of the test's, by a function that comes before Postgres's
-own in their search path. So time stands still between two calls and moves by whatever the test likes; in steps of
-1/64 s, which both sides can add up without rounding, so that what ends at this very instant is compared too.
+The functions in that database use a clock of the test, by a function that precedes Postgres's own in their search path.
+So time stands still between two calls, and the test moves it in steps of 1/64 s. Both sides can add these up without
+rounding, so that deadlines at exactly this instant are compared too.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Granted:
 
 
 class Both:
-    """A database with dblock in it, and the store; and the same random calls for both."""
+    """A database with dblock in it, the store, and the same random calls for both."""
 
     def __init__(self, dsn: str, seed: int) -> None:
         self.chance = random.Random(seed)
         self.now = 1000.0
         self.history: list[str] = []
         self.kinds: set[str] = set()
-        """What has happened, so that a test can tell whether much has."""
+        """The kinds of events so far, so that a test can check that there were enough."""
         self._dsn = dsn
         self._heard: dict[str, list[tuple[str, str]]] = {"real": [], "simulated": []}
         self.store = Store(lambda: self.now, self.chance, Unseen(), self._notify)
@@ -98,7 +98,7 @@ class Both:
     # One random call.
 
     def step(self) -> None:
-        """Let some time pass, do one thing on both sides, and compare."""
+        """Let some time pass, make one call on both sides, and compare."""
         chance = self.chance
         self.now += TICK * chance.choice([0, 0, 0, 1, 2, 8, 32, 64, 64, 200])
         acts = {
@@ -108,21 +108,21 @@ class Both:
             self._release: 4,
             self._release_all: 1,
             self._abandon: 2,
-            self._look: 4,
+            self._heartbeat: 4,
             self._leave: 2,
             self._force: 1,
             self._reap: 0.7,
-            self._wake_line: 0.5,
-            self._come: 1,
-            self._go: 0.8,
+            self._wake_queue: 0.5,
+            self._register_presence: 1,
+            self._end_session: 0.8,
             self._withdraw_presence: 0.5,
         }
         chance.choices(list(acts), list(acts.values()))[0]()
 
     def compare(self) -> None:
-        """Compare all that both sides remember, and whom they have woken since the last time."""
+        """Compare the tables of both sides, and the waiters that they have woken since the last time."""
         self._compare_tables()
-        # In one transaction each is told once, and in which order the locks are seen to is nobody's concern.
+        # A transaction notifies each waiter once, and the order of the locks does not matter.
         real, simulated = (set(self._heard[side]) for side in ("real", "simulated"))
         assert real == simulated, self._story(str(self._heard))
         if real:
@@ -130,16 +130,16 @@ class Both:
         self._heard = {"real": [], "simulated": []}
 
     def _flows(self, client: str) -> LockFlows:
-        service = LockFlows("dblock", "holder", lambda: self.now)
-        service.client = client
+        flows = LockFlows("dblock", "holder", lambda: self.now)
+        flows.client = client
         if self._presences and self.chance.random() < 0.6:
             name = self.chance.choice(self._presences)
-            service.presence = Presence(name, 1.0, lambda: SocketState.OPEN, self.now)
-            service.presence.stands = lambda now: True  # type: ignore[method-assign]
-        return service
+            flows.presence = Presence(name, 1.0, lambda: SocketState.OPEN, self.now)
+            flows.presence.stands = lambda now: True  # type: ignore[method-assign]
+        return flows
 
     def _ask(self, call: Any, simulated: tuple[str | None, ...] | None = None) -> tuple[Row | None, Row | None]:
-        """Make a call on both sides; with other arguments in memory, where the numbers differ."""
+        """Make a call on both sides, with other arguments in memory where the numbers differ."""
         assert isinstance(call, Call)
         statement = call.again if call.again is not None and self.chance.random() < 0.2 else call.sql
         self._connection.execute(f"SELECT set_config('simulated.now', '{self.now}', false)")
@@ -175,8 +175,8 @@ class Both:
     def _try_acquire(self) -> None:
         wanted, name, attempt = self._wanted()
         ticket = self._tickets.get((name, attempt)) if self.chance.random() < 0.8 else None
-        service = self._flows(self.chance.choice(self._clients))
-        real, fake = self._ask(next(service._try(wanted, attempt, math.inf, ticket)))
+        flows = self._flows(self.chance.choice(self._clients))
+        real, fake = self._ask(next(flows._try(wanted, attempt, math.inf, ticket)))
         self._note(name, real, fake)
 
     def _acquire(self) -> None:
@@ -189,7 +189,7 @@ class Both:
             self._tickets[name, attempt] = int(real[4])
 
     def _note(self, name: str, real: Row | None, fake: Row | None) -> None:
-        """Compare two answers of a call that may grant; the number of a grant without durability is random."""
+        """Compare two replies of a call that may grant. The number of a grant without durability is random."""
         assert real is not None
         assert fake is not None
         random_number = (real[1] or "").startswith("-") and (fake[1] or "").startswith("-")
@@ -205,12 +205,12 @@ class Both:
     def _renew(self) -> None:
         some = self._some()
         if some:
-            service, ttl = self._flows(self._clients[0]), TICK * self.chance.choice([7, 64, 200])
-            tie = service.presence if self.chance.random() < 0.5 else None
-            # Each only once: what becomes of a row that is named twice in one statement nobody has asked for.
+            flows, ttl = self._flows(self._clients[0]), TICK * self.chance.choice([7, 64, 200])
+            tie = flows.presence if self.chance.random() < 0.5 else None
+            # Each only once: a statement that names a row twice is not defined.
             some = list({one.name: one for one in some}.values())
-            call = next(service.renew([(one.name, one.real, ttl) for one in some], tie=tie))
-            fake: Any = next(service.renew([(one.name, one.simulated, ttl) for one in some], tie=tie))
+            call = next(flows.renew([(one.name, one.real, ttl) for one in some], tie=tie))
+            fake: Any = next(flows.renew([(one.name, one.simulated, ttl) for one in some], tie=tie))
             real, simulated = self._ask(call, fake.args)
             self._same(real, simulated)
             self.kinds.update(items(real[2] if real else None))
@@ -223,28 +223,28 @@ class Both:
     def _release_all(self) -> None:
         some = list({one.name: one for one in self._some()}.values())
         if some:
-            service = self._flows(self._clients[0])
-            call = next(service.release_all([(one.name, one.real) for one in some]))
-            fake: Any = next(service.release_all([(one.name, one.simulated) for one in some]))
+            flows = self._flows(self._clients[0])
+            call = next(flows.release_all([(one.name, one.real) for one in some]))
+            fake: Any = next(flows.release_all([(one.name, one.simulated) for one in some]))
             self._same(*self._ask(call, fake.args))
 
     def _abandon(self) -> None:
         _, name, attempt = self._wanted()
-        service = self._flows(self._clients[0])
-        act = service.abandon if self.chance.random() < 0.7 else service.abandon_ticket
+        flows = self._flows(self._clients[0])
+        act = flows.abandon if self.chance.random() < 0.7 else flows.abandon_ticket
         self._same(*self._ask(next(act(name, attempt))))
 
-    def _look(self) -> None:
+    def _heartbeat(self) -> None:
         client = self.chance.choice(self._clients)
         names = self.chance.sample(self._names, self.chance.randrange(1, 3))
         self._same(*self._ask(next(self._flows(client).heartbeat(names, 1.0))))
 
     def _leave(self) -> None:
-        service = self._flows(self.chance.choice(self._clients))
+        flows = self._flows(self.chance.choice(self._clients))
         but = self.chance.sample(self._attempts, 2)
-        self._ask(next(service.leave() if self.chance.random() < 0.2 else service.leave_all_but(but)))
+        self._ask(next(flows.leave() if self.chance.random() < 0.2 else flows.leave_all_but(but)))
 
-    # What is not a client's.
+    # Calls that no client makes.
 
     def _owner(self, statement: str, *args: object) -> Any:
         self._connection.execute(f"SELECT set_config('simulated.now', '{self.now}', false)")
@@ -266,13 +266,13 @@ class Both:
         real = self._owner("dblock.reap(make_interval(secs => %s))", idle)
         assert real == self.store.reap(idle), self._story("in memory otherwise")
 
-    def _wake_line(self) -> None:
+    def _wake_queue(self) -> None:
         name = self.chance.choice(self._names)
         self._owner("dblock.wake_queue(%s)", name)
         self.store.wake_if_free(name)
 
-    def _come(self) -> None:
-        """Have somebody be present, in a session of its own."""
+    def _register_presence(self) -> None:
+        """Register a presence, in a session of its own."""
         if len(self._sessions) == 3:
             return
         name, grace = self._uuid(), TICK * self.chance.choice([4, 64])
@@ -286,8 +286,8 @@ class Both:
         self.store.session = None
         self.history.append(f"{self.now} {name} comes")
 
-    def _go(self) -> None:
-        """End the session of somebody who is present, and see it end."""
+    def _end_session(self) -> None:
+        """End the session of a presence, and wait for its end."""
         if self._sessions:
             name = self.chance.choice(list(self._sessions))
             session = self._sessions.pop(name)
@@ -299,12 +299,12 @@ class Both:
     def _withdraw_presence(self) -> None:
         if self._presences:
             some, name = self._some(), self.chance.choice(self._presences)
-            service = self._flows(self._clients[0])
-            call = next(service.withdraw_presence(name, [(one.name, one.real) for one in some]))
-            fake: Any = next(service.withdraw_presence(name, [(one.name, one.simulated) for one in some]))
+            flows = self._flows(self._clients[0])
+            call = next(flows.withdraw_presence(name, [(one.name, one.real) for one in some]))
+            fake: Any = next(flows.withdraw_presence(name, [(one.name, one.simulated) for one in some]))
             self._same(*self._ask(call, fake.args))
 
-    # All that is remembered.
+    # The tables.
 
     def _compare_tables(self) -> None:
         rows = self._connection.execute(

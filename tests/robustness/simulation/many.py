@@ -1,4 +1,4 @@
-"""Run many seeds, in one process or in several, and sum up what came of them."""
+"""Run many seeds, in one process or in several, and summarize the outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_SHOWN = 20
 
 @dataclass
 class Summary:
-    """What came of some seeds."""
+    """The outcomes of some seeds."""
 
     seeds: int = 0
     steps: int = 0
@@ -35,7 +35,7 @@ class Summary:
     failures: dict[int, str] = field(default_factory=dict)
 
     def add(self, other: Summary) -> None:
-        """Add what came of others."""
+        """Add the outcomes of other seeds."""
         self.seeds += other.seeds
         self.steps += other.steps
         self.grants += other.grants
@@ -45,7 +45,7 @@ class Summary:
         self.failures.update(other.failures)
 
     def progress(self) -> str:
-        """Return how far it has come."""
+        """Return the progress as text."""
         return f"{self.seeds} seeds, {len(self.failures)} failed, {self.a_minute} a minute"
 
     @property
@@ -54,7 +54,7 @@ class Summary:
         return round(self.seeds / max(self.took, 0.001) * 60)
 
     def report(self) -> dict[str, Any]:
-        """Return all of it, for a machine to read."""
+        """Return everything as data."""
         return {**vars(self), "a_minute": self.a_minute}
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ def run_one(seed: int, bug: str | None = None, tracing: bool = False) -> Outcome
 
 
 def find_bug(bug: str, first: int, seeds: int) -> tuple[int, Outcome] | None:
-    """Return after how many seeds a bug is found, and how; None if it is not."""
+    """Return after how many seeds a bug is found, and the outcome. None if it is not found."""
     for number, seed in enumerate(range(first, first + seeds), 1):
         outcome = run_one(seed, bug)
         if outcome.check:
@@ -88,7 +88,7 @@ def find_bug(bug: str, first: int, seeds: int) -> tuple[int, Outcome] | None:
 
 
 def run_batch(seeds: Iterable[int], bug: str | None = None) -> Summary:
-    """Run these, one after the other."""
+    """Run these seeds, one after the other."""
     summary = Summary()
     for seed in seeds:
         outcome = run_one(seed, bug)
@@ -113,7 +113,7 @@ def run_many(
     bug: str | None = None,
     progress: Callable[[Summary], object] | None = None,
 ) -> Summary:
-    """Run so many seeds; say how far it has come, if anybody wants to know."""
+    """Run so many seeds, and report the progress."""
     summary, began = Summary(), time.monotonic()
 
     def note(part: Summary) -> None:
@@ -128,7 +128,7 @@ def run_many(
             note(run_batch(batch, bug))
         return summary
     context = multiprocessing.get_context("spawn")
-    # Ctrl-C is for us alone; leaving the block ends those that are at work.
+    # Only this process handles Ctrl-C. Leaving the block ends the others.
     with context.Pool(processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         for part in pool.imap_unordered(functools.partial(run_batch, bug=bug), batches):
             note(part)

@@ -1,7 +1,7 @@
-"""Bugs to put into a run, one at a time, each of which must be found out.
+"""Bugs to put into a run, one at a time. The checks must find each of them.
 
-Most are mistakes that locks of this kind have really had. Some are put into the store, in place of what the SQL
-does; the others into dblock's own code.
+Most are mistakes that locks of this kind have really had. Some are put into the store, instead of what the SQL does,
+the others into dblock's own code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _bug(put: Bug) -> Bug:
 
 @contextlib.contextmanager
 def put(name: str | None, run: Run) -> Iterator[None]:
-    """Have a bug in a run; none if it has no name."""
+    """Put a bug into a run; none without a name."""
     if name is None:
         yield
     else:
@@ -44,7 +44,7 @@ def put(name: str | None, run: Run) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _instead(owner: Any, name: str, value: Any) -> Iterator[Any]:
-    """Put something in the place of an attribute; what was there is the result."""
+    """Replace an attribute. The result is the original."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -55,7 +55,7 @@ def _instead(owner: Any, name: str, value: Any) -> Iterator[Any]:
 
 @_bug
 def token_minted_early(run: Run) -> Iterator[None]:
-    """Mint the token when the request comes, before the lock is had."""
+    """Mint the token when the request comes, before the lock is granted."""
     store = run.store
     minted: dict[str, int] = {}
 
@@ -77,7 +77,7 @@ def token_minted_early(run: Run) -> Iterator[None]:
 
 @_bug
 def release_by_name(run: Run) -> Iterator[None]:
-    """Release whoever has the lock."""
+    """Release the lock of any holder."""
     store = run.store
 
     def release(name: str, token: int) -> bool:
@@ -94,7 +94,7 @@ def release_by_name(run: Run) -> Iterator[None]:
 
 @_bug
 def renewal_revives(run: Run) -> Iterator[None]:
-    """Renew what has run out, or was released, as long as nobody else has it."""
+    """Renew a lease that has expired or was released, as long as the lock is free."""
     store = run.store
     renew_all = store.renew_all
 
@@ -115,7 +115,7 @@ def renewal_revives(run: Run) -> Iterator[None]:
 
 @_bug
 def renewal_of_the_forced(run: Run) -> Iterator[None]:
-    """Go on renewing for a holder that must let go, so that it never has to."""
+    """Keep renewing for a holder that was told to release, so that it never has to."""
     store = run.store
     extend, renew_all = store.extend, store.renew_all
 
@@ -134,18 +134,18 @@ def renewal_of_the_forced(run: Run) -> Iterator[None]:
 
 @_bug
 def keep_alive_outlives_release(run: Run) -> Iterator[None]:
-    """Do not take note that a lease is being given back, and go on renewing it."""
+    """Do not mark a lease as being released, and keep renewing it."""
     with _instead(LeaseState, "let_go", lambda state: None):
         yield
 
 
 @_bug
 def trust_from_the_reply(run: Run) -> Iterator[None]:
-    """Count the trust window from when the answer came."""
+    """Count the trust window from when the reply came."""
 
-    def in_time(service: LockFlows, grant: Grant) -> Flow[Grant | None]:
-        until = service.clock() + grant.trusted_until - grant.sent_at
-        kept: Grant | None = yield from before(service, grant._replace(trusted_until=until))
+    def in_time(flows: LockFlows, grant: Grant) -> Flow[Grant | None]:
+        until = flows.clock() + grant.trusted_until - grant.sent_at
+        kept: Grant | None = yield from before(flows, grant._replace(trusted_until=until))
         return kept
 
     with _instead(LockFlows, "_in_time", in_time) as before:
@@ -154,29 +154,29 @@ def trust_from_the_reply(run: Run) -> Iterator[None]:
 
 @_bug
 def whole_ttl_when_sent_again(run: Run) -> Iterator[None]:
-    """Answer a request that was sent again as if its grant were new."""
+    """Reply to a retried request as if its grant were new."""
     run.store.left_of_own = lambda row, ttl, remaining: ttl  # type: ignore[method-assign]
     yield
 
 
 @_bug
 def no_margin(run: Run) -> Iterator[None]:
-    """Believe in a lease to its very end, whatever the speed of the clock."""
+    """Trust a lease to its very end, whatever the speed of the clock."""
     with _instead(dblock._core.acquire, "TRUST", 1.0), _instead(dblock._core.renewal, "TRUST", 1.0):
         yield
 
 
 @_bug
 def lost_wake_up(run: Run) -> Iterator[None]:
-    """Wake nobody."""
+    """Wake no waiter."""
     notify = run.store.notify
     run.store.notify = lambda client, payload: notify(client, payload) if payload == "probe" else None
     yield
 
 
 @_bug
-def grant_past_the_line(run: Run) -> Iterator[None]:
-    """Give a free lock to whoever asks first."""
+def grant_past_the_queue(run: Run) -> Iterator[None]:
+    """Grant a free lock to the first attempt that asks, past the queue."""
     try_acquire: Any = run.store.try_acquire
 
     def unfair(*args: Any, **options: Any) -> Any:
@@ -189,8 +189,8 @@ def grant_past_the_line(run: Run) -> Iterator[None]:
 
 
 @_bug
-def lost_place_redeemed(run: Run) -> Iterator[None]:
-    """Take a ticket from somebody whose place is gone."""
+def lost_ticket_redeemed(run: Run) -> Iterator[None]:
+    """Accept a ticket that is gone."""
     redeem = run.store.redeem
 
     def always(row: Row, attempt: str | None, number: int) -> bool:
@@ -204,7 +204,7 @@ def lost_place_redeemed(run: Run) -> Iterator[None]:
 
 @_bug
 def tickets_by_length(run: Run) -> Iterator[None]:
-    """Number a ticket by how many are in line, so that a number may come twice."""
+    """Number a ticket by the length of the queue, so that a number may come twice."""
     store = run.store
 
     def line_up(row: Row, attempt: str, client: str, presence: str | None) -> Ticket:
@@ -220,7 +220,7 @@ def tickets_by_length(run: Run) -> Iterator[None]:
 
 @_bug
 def dead_never_passed_over(run: Run) -> Iterator[None]:
-    """Wait for those in line who are dead."""
+    """Wait for dead waiters."""
     run.store.first_in_queue = lambda name, prune: next(  # type: ignore[method-assign]
         iter(run.store.tables.tickets.get(name, ())), None
     )
@@ -229,7 +229,7 @@ def dead_never_passed_over(run: Run) -> Iterator[None]:
 
 @_bug
 def living_passed_over(run: Run) -> Iterator[None]:
-    """Take everybody for dead who was not heard of for a second."""
+    """Take a client for dead after a second without a heartbeat."""
     store = run.store
     touch_client = store.touch_client
 
@@ -243,14 +243,14 @@ def living_passed_over(run: Run) -> Iterator[None]:
 
 @_bug
 def reaper_takes_the_living(run: Run) -> Iterator[None]:
-    """Take a lock for idle that was not renewed for a while."""
+    """Take a lock for idle if it was not renewed for a while."""
     run.store.is_idle = lambda row, since: row.expires_at - row.ttl / 2 <= since  # type: ignore[method-assign]
     yield
 
 
 @_bug
 def force_frees_without_telling(run: Run) -> Iterator[None]:
-    """Free a lock at once where its holder should be told to let go."""
+    """Free a lock at once where its holder should be told to release it."""
     store = run.store
     force_release = store.force_release
 
@@ -267,14 +267,14 @@ def force_frees_without_telling(run: Run) -> Iterator[None]:
 
 @_bug
 def no_jump_after_promotion(run: Run) -> Iterator[None]:
-    """Hand tokens out a second time after a promotion."""
+    """Mint tokens a second time after a promotion."""
     run.store.enter_timeline = lambda: None  # type: ignore[method-assign]
     yield
 
 
 @_bug
 def grant_not_on_disk(run: Run) -> Iterator[None]:
-    """Answer before a grant is on disk."""
+    """Reply before a grant is on disk."""
     store = run.store
     grant = store.grant
 
@@ -288,8 +288,8 @@ def grant_not_on_disk(run: Run) -> Iterator[None]:
 
 
 @_bug
-def excuse_not_heard(run: Run) -> Iterator[None]:
-    """Take the locks of a process that has said that it is there all the same."""
+def withdrawal_ignored(run: Run) -> Iterator[None]:
+    """Take the locks of a process that has reported that it is alive."""
     store = run.store
     withdraw_presence = store.withdraw_presence
 
@@ -306,14 +306,14 @@ def excuse_not_heard(run: Run) -> Iterator[None]:
 
 @_bug
 def doubtful_presence_forgotten(run: Run) -> Iterator[None]:
-    """Have the listener forget a presence whose connection is gone: neither withdraw it nor give its leases up."""
+    """Make the listener forget a presence whose connection is gone: neither withdraw it nor give its leases up."""
     with _instead(DoubtfulPresences, "add", lambda doubtful, presence: presence.end()):
         yield
 
 
 @_bug
 def failed_connection_kept(run: Run) -> Iterator[None]:
-    """Have the listener keep a connection that has failed, so that it never opens another."""
+    """Make the listener keep a connection that has failed, so that it never opens another."""
 
     def failed(flow: ListenerFlow, connection: Any, error: Any) -> Iterator[Any]:
         flow._replied_at = flow._now()
@@ -325,14 +325,14 @@ def failed_connection_kept(run: Run) -> Iterator[None]:
 
 @_bug
 def grace_overstayed(run: Run) -> Iterator[None]:
-    """Believe in a presence that is gone for longer than its grace."""
+    """Trust a presence that is gone for longer than its grace."""
     with _instead(dblock._core.presence, "OWN_PART", 3.0):
         yield
 
 
 @_bug
 def grace_too_short(run: Run) -> Iterator[None]:
-    """Take the locks of those whose connection is closed at once."""
+    """Take the locks of a process at once when its connection is closed."""
     store = run.store
     remaining_grace = store.remaining_grace
 

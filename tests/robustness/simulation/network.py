@@ -1,8 +1,8 @@
-"""The way between a process and the database: what is sent may be late, overtaken, lost, or done without an answer.
+"""The network between a process and the database: a message may be late, overtaken, lost, or executed without a reply.
 
-Every statement goes its own way, so two of them arrive in any order. A connection may break before the statement has
-arrived, or after, and then the sender learns of it, perhaps even before what it sent has arrived; or all may go
-silent, and the sender learns of nothing. When the trouble is over everything arrives, and soon.
+Every statement travels on its own, so two of them arrive in any order. A connection may break before the statement has
+arrived, or after. Then the sender learns of it, perhaps even before the statement arrives. Or everything may go silent,
+and the sender learns of nothing. In calm weather every message arrives, and soon.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from tests.robustness.simulation.process import Connection, Process
 
 Answered = Callable[[Any], object]
-"""Is told the row, or the error."""
+"""Receives the row, or the error."""
 
 
 @dataclass
 class Weather:
-    """How bad it is."""
+    """How bad the network is."""
 
     longest: float = 0.01
     """Seconds that a message usually takes at most, one way."""
     slow: float = 0.0
-    """How many take far longer than that."""
+    """The share of messages that take far longer than that."""
     slowest: float = 1.0
     breaks: float = 0.0
-    """How many are lost on the way there, or have their answer lost, with a connection that breaks."""
+    """The share of messages that are lost, or whose reply is lost, with a connection that breaks."""
     silent: float = 0.0
-    """How many are lost, or have their answer lost, without a word."""
+    """The share of messages that are lost, or whose reply is lost, in silence."""
     claim_busy: float = 0.0
-    """How many of the claims meet a transaction that is past the fence."""
+    """The share of claims that meet a transaction past the fence."""
 
 
 class Message:
@@ -51,22 +51,22 @@ class Message:
 
     def __init__(self) -> None:
         self.cancelled = False
-        """Whether it will not be done even if it arrives."""
+        """Whether it is not executed even if it arrives."""
         self.silent = False
-        """Whether nothing is heard of it any more, however long one waits."""
+        """Whether its reply never comes."""
 
 
 class Network:
-    """All ways to one database."""
+    """The network of one database."""
 
     def __init__(self, world: World, database: Database, weather: Weather) -> None:
         self.world = world
         self.database = database
         self.weather = weather
-        self.wires: dict[int, Connection] = {}
+        self.connections: dict[int, Connection] = {}
         """The listeners' connections, by the session at their other end."""
         self.channels: dict[int, str] = {}
-        """Which client's channel each session listens to."""
+        """The client whose channel each session listens to."""
         self.on_session_end: Callable[[int], object] = lambda session: None
         self._sessions = 0
 
@@ -80,7 +80,7 @@ class Network:
     def send(
         self, process: Process, sql: bytes, args: Args, within: float, connection: Connection | None, answered: Answered
     ) -> Message:
-        """Send a statement; say what came of it, but not for longer than so many of the sender's seconds."""
+        """Send a statement. Report its outcome within so many of the sender's seconds."""
         world, weather = self.world, self.weather
         message = Message()
         there, back = self.delay(), self.delay()
@@ -91,20 +91,20 @@ class Network:
             message.silent = True
             if not process.cut_off and not lost_on_the_way:
                 world.after(there, self._arrive, process, message, sql, args, connection, None, 0.0)
-            process.later(patience, answered, Overdue("the answer did not come in time"))
+            process.later(patience, answered, Overdue("the reply did not come in time"))
         elif fate < weather.silent + weather.breaks and connection is None:
             if not lost_on_the_way:
                 there += world.random.choice([0.0, 0.1, 0.5, 2.0]) * world.random.random()
                 world.after(there, self._arrive, process, message, sql, args, connection, None, 0.0)
-            # Perhaps it is known before the statement arrives, which is then done after it was sent a second time.
+            # Perhaps the sender knows before the statement arrives. The statement is then executed after its retry.
             broken_after = world.random.uniform(0, min(there + back, 0.2))
             if broken_after > patience:
-                process.later(patience, answered, Overdue("the answer did not come in time"))
+                process.later(patience, answered, Overdue("the reply did not come in time"))
             else:
                 process.later(broken_after, answered, psycopg.OperationalError("the connection is lost"))
         elif there + back > patience:
             world.after(there, self._arrive, process, message, sql, args, connection, None, 0.0)
-            process.later(patience, answered, Overdue("the answer did not come in time"))
+            process.later(patience, answered, Overdue("the reply did not come in time"))
         else:
             world.after(there, self._arrive, process, message, sql, args, connection, answered, back)
         return message
@@ -151,9 +151,9 @@ class Network:
         return result
 
     def notify(self, client: str, payload: str) -> None:
-        """Carry a notification to whoever listens."""
+        """Carry a notification to the sessions that listen to the client's channel."""
         for session, channel in list(self.channels.items()):
-            connection = self.wires.get(session)
+            connection = self.connections.get(session)
             if channel == client and connection is not None and session in self.database.store.sessions:
                 lost = connection.process.cut_off or connection.process.deaf or self.world.chance(self.weather.silent)
                 if not lost:
@@ -162,31 +162,31 @@ class Network:
     # The listeners' connections.
 
     def connect(self, connection: Connection) -> int | None:
-        """Open a connection; None while the database takes none."""
+        """Open a connection. None while the database accepts none."""
         if not self.database.up or connection.process.cut_off:
             return None
         self._sessions += 1
         self.database.store.sessions.add(self._sessions)
-        self.wires[self._sessions] = connection
+        self.connections[self._sessions] = connection
         return self._sessions
 
     def end_session(self, session: int) -> None:
-        """Have the database see the end of a connection."""
+        """End a session in the database."""
         self.on_session_end(session)
         self.database.store.sessions.discard(session)
         self.channels.pop(session, None)
-        self.wires.pop(session, None)
+        self.connections.pop(session, None)
 
     def hang_up(self, connection: Connection) -> None:
-        """Cut a connection: the database sees it now, the process's machine a moment later, be it stopped or not."""
+        """Cut a connection. The database sees it now, the process's machine a moment later, even if it is stopped."""
         self.end_session(connection.session)
         self.world.after(self.world.random.uniform(0, 0.01), connection.hung_up, psycopg.OperationalError("closed"))
 
     def crash(self) -> None:
-        """Cut all connections, as a server does that starts over: it says so, where it still can."""
-        for session, connection in list(self.wires.items()):
+        """Cut all connections, as a server does that restarts after a crash. It says so where it still can."""
+        for session, connection in list(self.connections.items()):
             self.end_session(session)
-            told: psycopg.Error = pg.CrashShutdown("the server starts over")
+            told: psycopg.Error = pg.CrashShutdown("the server restarts")
             if self.world.chance(0.3):
                 told = psycopg.OperationalError("closed")
             self.world.after(self.world.random.uniform(0, 0.01), connection.hung_up, told)

@@ -1,8 +1,8 @@
-"""A process that uses dblock: its clock, its tasks, and how their steps are performed.
+"""A process that uses dblock: its clock, its tasks, and how the effects of their flows are performed.
 
-It performs steps as the runner does: it sends a statement whose connection breaks once more, and it cancels one that is
-not answered in time, which is an error. While a process is stopped, its clock runs on and nothing else happens in it. A
-process may also die.
+It performs effects as the runner does: it retries a statement once if the connection breaks, and it cancels a statement
+that gets no reply in time, which is an error. While a process is stopped, its clock continues and nothing else happens
+in it. A process may also die.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from tests.robustness.simulation.world import World
 
 
 class Cancelled(BaseException):
-    """Whoever waits for the end of a task does not want it any more."""
+    """The caller of a task has cancelled it."""
 
 
 class Bell:
-    """What a task waits at until it is rung."""
+    """What a task waits for until it is rung."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -47,7 +47,7 @@ class Bell:
         self._resume: Callable[[Any], object] | None = None
 
     def ring(self) -> None:
-        """Have the one who waits go on."""
+        """Resume the task that waits."""
         self._rung = True
         resume, self._resume = self._resume, None
         if resume is not None:
@@ -63,7 +63,7 @@ class Bell:
             self._process.later(seconds / self._process.rate, resume, None)
 
     def wait_and_mute(self, seconds: float, resume: Callable[[Any], object]) -> None:
-        """Call this when the bell has been rung, or after so many seconds; either way it is not rung any more."""
+        """Call this when the bell has been rung, or after so many seconds. Forget that it was rung in either case."""
         over = False
 
         def woken(result: Any) -> None:
@@ -306,7 +306,7 @@ class Process:
         return (time - self._began) / self.rate
 
     def later(self, seconds: float, act: Callable[..., object], *args: Any) -> None:
-        """Have something happen in this process, so many seconds from now."""
+        """Call a function in this process, so many seconds from now."""
         self.world.after(seconds, self._act, act, args)
 
     def _act(self, act: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -318,11 +318,11 @@ class Process:
         act(*args)
 
     def stop(self) -> None:
-        """Stop it; its clock goes on."""
+        """Stop it. Its clock continues."""
         self.stopped = True
 
     def go_on(self) -> None:
-        """Let it go on, with all that has happened meanwhile."""
+        """Let it continue, with all that has happened in the meantime."""
         self.stopped = False
         put_off, self._put_off = self._put_off, []
         for act, args in put_off:

@@ -1,4 +1,4 @@
-"""Who waits and who is there: the part of the store that is about lines and presences.
+"""The part of the store that is about queues and presences.
 
 Written after dblock/sql: 05_presence, 07_queue, 12_heartbeat, 13_leave_queue, 40_register_presence and
 41_withdraw_presence.
@@ -13,14 +13,14 @@ from typing import Protocol
 from tests.robustness.simulation.tables import Mark, Row, Tables, Ticket
 
 HEARD_FOR, HEARD_AGAIN = 3.0, 2.0
-"""Seconds for which a client counts as alive once it was heard, and how few of them left call for more."""
+"""Seconds for which a heartbeat keeps a client alive, and the rest below which the next heartbeat extends them."""
 
 LEFT_AFTER = 3.0
-"""Seconds after which a place that its client does not name was not taken while the call was on its way."""
+"""Seconds after which a ticket that its client does not name cannot have been taken during the call."""
 
 
 class Observer(Protocol):
-    """Who is told what becomes of grants and places, at the moment that it does."""
+    """Learns of every change of grants and tickets, at the moment of the change."""
 
     def granted(self, row: Row, ticket: int | None, fair: bool) -> None: ...
 
@@ -35,8 +35,8 @@ class Observer(Protocol):
     def reaped(self, row: Row) -> None: ...
 
 
-class WaitingRoom:
-    """The lines of all locks, and the presences of those who wait and hold."""
+class Queues:
+    """The queues of all locks, and the presences of waiters and holders."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class WaitingRoom:
         self.tables = Tables()
         self.marks: dict[str, Mark] = {}
         self.sessions: set[int] = set()
-        """Those that hold a mark and last."""
+        """Sessions that hold a presence and have not ended."""
         self.session: int | None = None
-        """Over which of them the call under way has come, if over one of them."""
+        """The session of the call under way, if it is one of them."""
         self.incarnation = 1
         self.timeline = 1
         self.durable = False
-        """Whether the call under way waits for the disk before it is answered."""
+        """Whether the call under way waits for the disk before its reply."""
 
-    def places_of(self, name: str, attempt: str) -> list[Ticket]:
+    def tickets_of(self, name: str, attempt: str) -> list[Ticket]:
         return [ticket for ticket in self.tables.tickets.get(name, ()) if ticket.attempt == attempt]
 
     def remove(self, ticket: Ticket, why: str) -> None:
@@ -69,7 +69,7 @@ class WaitingRoom:
         self.tables.tickets[ticket.name].remove(ticket)
 
     def first_in_queue(self, name: str, prune: bool) -> Ticket | None:
-        """Find the first that is alive; with `prune` the dead before it go."""
+        """Return the first live ticket. With `prune`, remove the dead tickets before it."""
         dead: set[str] = set()
         away: set[str] = set()
         for ticket in list(self.tables.tickets.get(name, ())):
@@ -97,7 +97,7 @@ class WaitingRoom:
         return True
 
     def wake_next(self, name: str) -> None:
-        """Wake the first in line of a lock that was freed just now."""
+        """Wake the first waiter of a lock that was freed just now."""
         if self.durable:
             return
         found = self.first_in_queue(name, prune=True)
@@ -118,7 +118,7 @@ class WaitingRoom:
             clients[client] = max(now + HEARD_FOR, clients.get(client, now))
 
     def heartbeat(self, client: str, names: Iterable[str]) -> tuple[int, list[tuple[str, float, bool]]]:
-        """Hear from a client; tell how many places it has, and which of them are first."""
+        """Record a client's heartbeat. Return how many tickets it has, and which of them are first."""
         self.touch_client(client)
         places = sum(ticket.client == client for line in self.tables.tickets.values() for ticket in line)
         firsts = []
@@ -152,7 +152,7 @@ class WaitingRoom:
             self.tables.clients.pop(client, None)
             self.marks.pop(presence or "", None)
 
-    # Who is there.
+    # Presences.
 
     def remaining_grace(self, presence: str) -> float | None:
         mark = self.marks.get(presence)

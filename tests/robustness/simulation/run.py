@@ -1,7 +1,7 @@
-"""One run: a storm, in which everything goes wrong that may; then calm, in which everybody must be served.
+"""One run: a storm, in which everything can go wrong, and then calm, in which every waiter must be served.
 
-What is drawn at random is drawn from the seed: how many processes and threads there are, what they want, how bad the
-network is and what befalls them.
+The seed decides how many processes and threads there are, what they want, how bad the network is and what happens to
+them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tests.robustness.simulation.worker import Errand, Worker, wanted
 from tests.robustness.simulation.world import Violation, World
 
 SETTLES = 12.0
-"""Seconds after the storm in which what was under way comes to an end: calls in vain, pauses, lost leases."""
+"""Seconds after the storm in which its effects end: calls without a reply, pauses, lost leases."""
 
 SERVED_WITHIN = 40.0
-"""Seconds after the storm within which everybody has had what they wanted."""
+"""Seconds after the storm within which every worker is done."""
 
 FORGOTTEN_AFTER = 4.0
-"""Seconds after which nobody is taken to be alive who has not been heard of."""
+"""Seconds without a heartbeat after which a client is taken to be dead."""
 
 
 @dataclass
 class Outcome:
-    """What came of a run."""
+    """The outcome of a run."""
 
     seed: int
     check: str | None
-    """Which check found something; None if none did."""
+    """The check that found something; None if none did."""
     what: str | None
     steps: int
     grants: int
@@ -84,7 +84,7 @@ class Run:
         )
 
     def go(self) -> Outcome:
-        """Let it all happen."""
+        """Run it."""
         found: Violation | None = None
         with _isolated() as log:
             try:
@@ -177,7 +177,7 @@ class Run:
         self.checks.written(resource, token, number, accepted)
 
     def _contest(self) -> None:
-        """Have everybody who lives want the same at once, in calm weather, where nothing excuses a delay."""
+        """Let every live process want the same lock at once, in calm weather, where nothing excuses a delay."""
         if not all(worker.done or worker.client.dead for worker in self.workers):
             self._unserved()
         self.checks.calm = True
@@ -194,7 +194,7 @@ class Run:
     def _check_end(self) -> None:
         if not all(worker.done for worker in self.workers):
             self._unserved()
-        # Whoever left a place behind is not heard of any more, or has noticed it by now.
+        # A client that left a ticket behind is dead by now, or has noticed it.
         self.world.run(self.world.now + FORGOTTEN_AFTER, self.checks.each)
         self.database.call(None, lambda: self.store.reap(0.0))
         left: list[Ticket] = list(self.checks.ghosts())

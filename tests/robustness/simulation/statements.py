@@ -1,7 +1,6 @@
-"""What a client sends, and what it gets back: statements and rows as text, put to the store and taken from it.
+"""Execute a client's statements on the store: statements, arguments and rows as text.
 
-The statements are those that dblock's own code makes. One that is not known here is an error, so that a new one
-cannot pass unseen.
+The statements are those of dblock's own code. An unknown statement is an error, so that a new one cannot go unnoticed.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _FUNCTION = re.compile(rb'"dblock"\.(\w+)\(')
 
 
 INSTALLATION = "simulated"
-"""The name of the one installation that there is."""
+"""The ID of the only installation."""
 
 
 class Listens(Exception):
-    """The session wants to hear what comes over this client's channel, or nothing any more."""
+    """The session listens to this client's channel, or stops listening."""
 
     def __init__(self, client: str | None) -> None:
         super().__init__(client)
@@ -34,7 +33,7 @@ class Listens(Exception):
 
 
 def perform(store: Store, fence: Fence, sql: bytes, args: Args) -> Row | None:
-    """Do what a statement says, and return its row."""
+    """Execute a statement, and return its row."""
     return _performer(sql)(store, fence, args)
 
 
@@ -49,7 +48,7 @@ def _performer(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
     elif name == "leave_queue" and b"keep =>" in sql:
         name = "leave_queue_but"
     elif name == "abandon" and b"only_ticket" in sql:
-        name = "leave_place"
+        name = "abandon_ticket"
     claims = b"fenced_store.claim(" in sql
     act = _FUNCTIONS[name]
     return lambda store, fence, args: act(store, fence if claims else None, args)
@@ -69,7 +68,7 @@ def _plain(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
     elif sql == NOTIFY_SELF:
         return _probe
     else:
-        raise ValueError(f"nobody knows what this means: {sql!r}")
+        raise ValueError(f"unknown statement: {sql!r}")
 
     def listens(store: Store, fence: Fence, args: Args) -> Row | None:
         raise Listens(raise_for)
@@ -155,7 +154,7 @@ def _abandon(store: Store, fence: Fence | None, args: Args) -> Row:
     return (_bool(store.abandon(_text(args[0]), _text(args[1]))),)
 
 
-def _leave_place(store: Store, fence: Fence | None, args: Args) -> Row:
+def _abandon_ticket(store: Store, fence: Fence | None, args: Args) -> Row:
     return (_bool(store.abandon(_text(args[0]), _text(args[1]), only_ticket=True)),)
 
 
@@ -199,7 +198,7 @@ _FUNCTIONS: dict[str, Callable[[Store, Fence | None, Args], Row | None]] = {
     "release_again": _release_again,
     "release_all": _release_all,
     "abandon": _abandon,
-    "leave_place": _leave_place,
+    "abandon_ticket": _abandon_ticket,
     "heartbeat": _heartbeat,
     "installation": _installation,
     "leave_queue": _leave_queue,

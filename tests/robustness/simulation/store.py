@@ -1,8 +1,8 @@
-"""The database in memory: what dblock's SQL functions mean, each of them done at one instant.
+"""The database in memory: the meaning of dblock's SQL functions, each of them executed at one instant.
 
-Written after dblock/sql, function by function and under the same names. What is left out there is what keeps
-transactions from each other's rows: here no two run at once, so nothing is ever `busy`, and the order in which calls
-arrive is the order in which they are done. `test_simulation.py` compares the answers with those of Postgres.
+Written after dblock/sql, function by function and under the same names. Row locks are left out: no two transactions run
+at once here, so nothing is ever `busy`, and calls are executed in the order in which they arrive. `test_simulation.py`
+compares the replies with those of Postgres.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tests.robustness.simulation.queue import WaitingRoom
+from tests.robustness.simulation.queue import Queues
 from tests.robustness.simulation.tables import FAR_AHEAD, Row, Ticket
 
 
 class Tried(NamedTuple):
-    """The answer of try_acquire."""
+    """The reply of try_acquire."""
 
     granted: bool
     token: int | None
@@ -25,7 +25,7 @@ class Tried(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The answer of acquire."""
+    """The reply of acquire."""
 
     granted: bool
     token: int | None
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     fresh: bool | None = None
 
 
-class Store(WaitingRoom):
+class Store(Queues):
     """One database with one dblock in it."""
 
     # Granting.
@@ -87,11 +87,11 @@ class Store(WaitingRoom):
             return Tried(granted, row.token if granted else None, _if_held(row.expires_at, now), left, waiting)
 
     def left_of_own(self, row: Row, ttl: float, remaining: float) -> float:
-        """Tell how much time is left of a grant that a second sending finds to be its own."""
+        """Return the time that is left of a grant that a retry finds to be its own."""
         return remaining
 
     def redeem(self, row: Row, attempt: str | None, number: int) -> bool:
-        """Take a ticket from the line, if it is this attempt's and nobody is ahead."""
+        """Redeem this attempt's ticket. Return False if it is gone or another ticket is ahead."""
         line = self.tables.tickets.get(row.name, [])
         for ticket in line:
             if ticket.number == number and ticket.attempt == attempt:
@@ -111,7 +111,7 @@ class Store(WaitingRoom):
         fair: bool,
         ticket: int | None,
     ) -> None:
-        """Give a free lock away; the one place where tokens are minted."""
+        """Grant a free lock. Only this function mints tokens."""
         row.token = self.mint(row) if durable else -1 - self.chance.randrange(1 << 52)
         row.attempt, row.presence = attempt, presence
         row.last_served_ticket = row.last_served_ticket if ticket is None else ticket
@@ -165,10 +165,10 @@ class Store(WaitingRoom):
         if (free and (first or not fair)) or (not free and was_held_by == attempt):
             answer = self.try_acquire(name, ttl, attempt, durable, presence, fair=False)
             if answer.granted:
-                for ticket in self.places_of(name, attempt):
+                for ticket in self.tickets_of(name, attempt):
                     self.remove(ticket, "redeemed")
                 return Asked(True, answer.token, answer.expires_at, answer.remaining, first=first)
-        own = self.places_of(name, attempt)
+        own = self.tickets_of(name, attempt)
         if own:
             (ticket,) = own
             ticket.presence = presence if presence is not None else ticket.presence
@@ -187,7 +187,7 @@ class Store(WaitingRoom):
         return Asked(False, None, _if_held(until, now), remaining, ticket.number, first, watched, not own)
 
     def line_up(self, row: Row, attempt: str, client: str, presence: str | None) -> Ticket:
-        """Leave a ticket at the end of the line."""
+        """Add a ticket at the end of the queue."""
         line = self.tables.tickets.setdefault(row.name, [])
         number = 1 + max(row.last_served_ticket, line[-1].number if line else 0)
         line.append(Ticket(row.name, number, attempt, client, presence, self.now()))
@@ -198,7 +198,7 @@ class Store(WaitingRoom):
     def renew_all(
         self, grants: Iterable[tuple[str, int, float]], presence: str | None = None
     ) -> tuple[float, list[tuple[int, str]]]:
-        """Extend these; the result is the moment, and the places (from 1) of those that were not, and why."""
+        """Extend these grants. Return the moment, and the position (from 1) and reason of each that was missed."""
         now = self.now()
         missed = []
         for place, (name, token, ttl) in enumerate(grants, 1):
@@ -233,7 +233,7 @@ class Store(WaitingRoom):
         return True
 
     def release_all(self, grants: Iterable[tuple[str, int]]) -> int:
-        """Free these; the result is how many it were."""
+        """Free these. Return how many were freed."""
         return sum([self.release(name, token) for name, token in grants])
 
     def abandon(self, name: str, attempt: str, only_ticket: bool = False) -> bool:
@@ -242,7 +242,7 @@ class Store(WaitingRoom):
         if row is not None and row.attempt == attempt and row.expires_at > self.now() and not only_ticket:
             self.free(row, "abandoned", attempt)
             gave_back = True
-        own = self.places_of(name, attempt)
+        own = self.tickets_of(name, attempt)
         if (gave_back and row is not None and row.waiting) or own:
             for ticket in own:
                 self.remove(ticket, "abandoned")
@@ -262,11 +262,11 @@ class Store(WaitingRoom):
         return True
 
     def free(self, row: Row, why: str, by: int | str | None) -> None:
-        """Set a lock free, whoever has it."""
+        """Free a lock, whatever its holder."""
         self.observer.freed(row, why, by)
         row.expires_at, row.released_at, row.attempt = float("-inf"), self.now(), None
 
-    # The operator's.
+    # For the operator.
 
     def reap(self, idle: float) -> int:
         now, tables = self.now(), self.tables
@@ -292,7 +292,7 @@ class Store(WaitingRoom):
         return len(gone)
 
     def is_idle(self, row: Row, since: float) -> bool:
-        """Tell whether a lock has been free since then, and nobody waits for it."""
+        """Return whether a lock has been free since then and has no waiters."""
         return row.expires_at <= since and not row.waiting and row.released_at <= since
 
 

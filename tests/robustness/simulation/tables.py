@@ -1,8 +1,8 @@
-"""What the simulated database remembers: rows as dblock's tables have them, and what becomes of them in a crash.
+"""The tables of the simulated database, and what becomes of them in a crash.
 
-A transaction that commits asynchronously is lost in a crash if nothing was flushed since; one that waits for the disk
-flushes all before it too. A standby follows at a distance, and knows nothing newer when it is promoted. Presences are
-unlogged: neither outlives the server that they were made in.
+A transaction that commits asynchronously is lost in a crash if nothing was flushed since. A transaction that waits for
+the disk flushes all commits before it too. A standby lags behind, and has nothing newer when it is promoted. Presences
+are unlogged: they do not survive a restart of the server.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Row:
     waiting: bool = False
     last_served_ticket: int = 0
     minted: tuple[int, int] | None = None
-    """By which start of the server its token was minted, and on which timeline."""
+    """The server start and the timeline in which its token was minted."""
 
 
 @dataclass(slots=True)
 class Ticket:
-    """A place in line."""
+    """A position in a queue."""
 
     name: str
     number: int
@@ -57,19 +57,19 @@ class Mark:
 
 @dataclass
 class Tables:
-    """All that is written to disk."""
+    """Everything that is written to disk."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     tickets: dict[str, list[Ticket]] = field(default_factory=dict)
     """In the order of their numbers."""
     clients: dict[str, float] = field(default_factory=dict)
-    """Until when each that waits counts as alive."""
+    """Until when each waiting client counts as alive."""
     sequence: int = 0
     recorded: int = 1
     """The timeline on which tokens were last minted."""
 
     def copy(self) -> Tables:
-        """Return the same, on another disk."""
+        """Return a copy, as on another disk."""
         return Tables(
             {name: copy.copy(row) for name, row in self.rows.items()},
             {name: [copy.copy(ticket) for ticket in line] for name, line in self.tickets.items()},

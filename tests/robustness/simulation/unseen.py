@@ -1,4 +1,4 @@
-"""An observer of the store who thinks nothing of what it sees, for where nobody checks anything."""
+"""An observer of the store that checks nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.robustness.simulation import tables
 
 
 class Unseen:
-    """Looks on, and thinks nothing of it."""
+    """Ignores every change."""
 
     def granted(self, row: tables.Row, ticket: int | None, fair: bool) -> None: ...
 

@@ -1,7 +1,7 @@
 """One thread of a process: what it does with locks, one thing after the other.
 
-It acquires as dblock.lock does and releases as dblock.lease does, by their own steps, and meanwhile writes to what
-the lock protects. It may lose patience, leave, renew by hand, let its lease lie, or hold on for too long.
+It acquires as dblock.lock does and releases as dblock.lease does, by their own flows, and in between writes to the
+resource that the lock protects. It may time out, leave, renew by hand, forget its lease, or hold the lock for too long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.robustness.simulation.world import short
 
 @dataclass
 class Errand:
-    """One lock to get, and what to do with it."""
+    """One lock to acquire, and what to do with it."""
 
     options: LockOptions
     timeout: float | None
@@ -33,17 +33,17 @@ class Errand:
     writes: int
     renews: bool
     forgets: bool
-    """Whether the lease is not released but goes out of use."""
+    """Whether the lease is not released but garbage-collected."""
     resource: str
     lingers: float = 0.0
-    """For how much of that time again it holds on to the lock without a look at whether it has it."""
+    """The part of that time for which it then keeps the lock without checking its lease."""
 
 
 class Lease(_LeaseBase):
-    """A lease in this thread's hands."""
+    """A lease that this thread holds."""
 
     def __init__(self, client: Client, state: LeaseState) -> None:
-        # Without minding it: when an object goes out of use is Python's to say. An errand that forgets says so.
+        # Without a finalizer, whose moment Python would choose. An errand that forgets abandons the lease.
         self._state = state
         self._flows = LeaseFlows(client.flows, state)
 
@@ -68,9 +68,9 @@ class Worker:
         self.client = client
         self.name = name
         self.waits_since: float | None = None
-        """Since when it wants a lock that it does not have."""
+        """Since when it has waited for a lock."""
         self.hurries = False
-        """Whether it goes on no more errands than the one under way, and comes to an end with that."""
+        """Whether it ends with the errand under way."""
         self.done = False
         self._errands = errands
         self._asks = asks
@@ -81,7 +81,7 @@ class Worker:
         self._task = Task(client, self._going(), self._ended)
 
     def cancel(self) -> None:
-        """Have it leave what it waits for."""
+        """Make it leave whatever it waits for."""
         self._task.cancel()
 
     def _say(self, what: str) -> None:
@@ -163,11 +163,11 @@ class Worker:
                         self._say(f"{state.name}: could not renew: {error}")
                 except LeaseLost:
                     return
-        # Then something that takes its time and writes nothing, after which nobody looks before the release.
+        # Then it keeps the lock and writes nothing, and does not check the lease before the release.
         yield Sleep(0.0 if self.hurries else errand.holds_for * errand.lingers)
 
     def _release(self, lease: Lease) -> Flow[None]:
-        """Give the lock back, as ThreadLease.release does."""
+        """Release the lock, as ThreadLease.release does."""
         state, keeper = lease.state, self.client.keepalive
         since = self.client.world.now
         try:
@@ -187,5 +187,5 @@ class Worker:
 
 
 def wanted(name: str, ttl: float, timeout: float | None, **options: Any) -> LockOptions:
-    """Return the terms on which a lock is asked for."""
+    """Return the options of a lock."""
     return lock_options(name, ttl, timeout, None, **options)
