@@ -491,7 +491,11 @@ def test_missing_programs_are_an_error(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), [(["run", "a", "--", "echo", "done"], "done\n"), (["token", "show"], "highest   none")]
+    ("command", "said"),
+    [
+        (["run", "a", "--", "echo", "done"], "done\n"),
+        pytest.param(["token", "show"], "highest   none", marks=pytest.mark.second_stage),
+    ],
 )
 def test_first_command_installs_the_schema(folder: Path, command: list[str], said: str) -> None:
     done = subprocess.run([sys.executable, "-m", "dblock.cli", *command], capture_output=True, text=True, timeout=60)

@@ -1,0 +1,57 @@
+"""Plain `pytest` runs the first stage, and every test belongs to a stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import stages
+
+ROOT = Path(__file__).parents[2]
+
+
+def config(*arguments: str, **options: Any) -> Any:
+    """Return a stand-in for pytest's configuration."""
+    return SimpleNamespace(args=arguments, getoption=lambda name: options.get(name.removeprefix("--")))
+
+
+def item(*marks: str) -> Any:
+    """Return a stand-in for a test with these marks."""
+    return SimpleNamespace(get_closest_marker=lambda name: name if name in marks else None)
+
+
+@pytest.mark.parametrize(
+    ("given", "stage"),
+    [
+        (config(), "1"),
+        (config("tests/dblock"), "1"),
+        (config("tests/dblock/test_a.py::test_b"), "all"),
+        (config("tests/dblock/test_a.py::test_b", stage="2"), "2"),
+        (config(stage="2"), "2"),
+        (config(stage="all"), "all"),
+        (config(long=True), "all"),
+    ],
+)
+def test_stage_follows_from_the_options_and_the_named_tests(given: Any, stage: str) -> None:
+    assert stages._stage(given) == stage
+
+
+@pytest.mark.parametrize(
+    ("marks", "runs_in"),
+    [
+        ([], {("1", False), ("all", False), ("all", True)}),
+        (["second_stage"], {("2", False), ("all", False), ("all", True)}),
+        (["long"], {("all", True)}),
+        (["long", "second_stage"], {("all", True)}),
+    ],
+)
+def test_marks_decide_where_a_test_runs(marks: list[str], runs_in: set[tuple[str, bool]]) -> None:
+    every = [("1", False), ("2", False), ("all", False), ("all", True)]
+    assert {one for one in every if stages._is_wanted(item(*marks), *one)} == runs_in
+
+
+def test_modules_that_start_first_exist() -> None:
+    assert {*stages.FIRST} <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
