@@ -35,7 +35,7 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def test_the_public_names_are_these_and_no_more() -> None:
+def test_public_names_are_these_and_no_more() -> None:
     assert sorted(fenced_store.__all__) == [
         "AccessDenied", "AsyncFencedStore", "ClaimTimeout", "FenceAhead", "FenceBroken", "FencedMixin", "FencedStore",
         "FencedStoreError", "InvalidArgument", "MissingToken", "NotInstalled", "ObjectBusy", "ObjectDamaged",
@@ -68,7 +68,7 @@ def test_module_without_its_extra_says_which_to_install() -> None:
         assert f"needs {library}: pip install 'dblock[{extra}]'" in told.stderr
 
 
-def test_the_middleware_needs_no_httpx() -> None:
+def test_middleware_needs_no_httpx() -> None:
     script = "import sys; sys.modules['httpx'] = None; from fenced_store.http import FencingMiddleware as m; print(m)"
     assert "FencingMiddleware" in subprocess.check_output([sys.executable, "-c", script], text=True)
 

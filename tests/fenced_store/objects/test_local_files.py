@@ -229,7 +229,7 @@ def test_sweep_through_nested_folders_and_links_keeps_bodies_of_other_owners(
     ]  # fmt: skip
 
 
-def test_a_namespace_belongs_to_one_folder(tmp_path: Path, pointers: FencedStore) -> None:
+def test_namespace_belongs_to_one_folder(tmp_path: Path, pointers: FencedStore) -> None:
     first = FencedObjects(LocalStore(tmp_path / "1", mkdir=True), pointers=pointers)
     first.put("a", b"one", fence=7)
     second = FencedObjects(LocalStore(tmp_path / "2", mkdir=True), pointers=pointers)
@@ -399,7 +399,7 @@ def test_claim_of_several_objects_is_atomic(files: FencedObjects) -> None:
     files.put("c", b"one", fence=7)
 
 
-def test_a_deleted_object_leaves_no_body(files: FencedObjects, tmp_path: Path) -> None:
+def test_deleted_object_leaves_no_body(files: FencedObjects, tmp_path: Path) -> None:
     files.put("a", b"one", fence=7)
     files.delete("a", fence=7)
     assert value(files) is None
@@ -434,7 +434,7 @@ def test_repeated_write_after_a_claim_removes_no_body(tmp_path: Path, dsn: str, 
         assert value(files) == b"one"
 
 
-def test_the_same_body_with_other_attributes_is_another_write(files: FencedObjects, tmp_path: Path) -> None:
+def test_same_body_with_other_attributes_is_another_write(files: FencedObjects, tmp_path: Path) -> None:
     files.put("a", b"one", fence=7, write=1, attributes={"owner": "me"})
     with pytest.raises(StaleTokenError):
         files.put("a", b"one", fence=7, write=1, attributes={"owner": "you"})
@@ -479,7 +479,7 @@ def test_file_that_cannot_be_written_raises_the_os_error(
     assert value(files) == b"old"
 
 
-def test_a_reader_whose_body_is_swept_follows_the_pointer_again(files: FencedObjects, tmp_path: Path) -> None:
+def test_reader_whose_body_is_swept_follows_the_pointer_again(files: FencedObjects, tmp_path: Path) -> None:
     files.put("a", b"old", fence=1)
     reader = Stepwise(files, lambda objects: objects.get("a"))
     reader.step()  # the reader has read the old pointer

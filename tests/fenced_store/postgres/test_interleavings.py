@@ -84,7 +84,7 @@ def test_holder_with_an_old_snapshot_is_refused(pair: tuple[Session, Session], i
 
 
 @pytest.mark.parametrize("resource", ["public.orders:1", "public.orders"])
-def test_a_claim_waits_for_a_writer_that_is_past_the_fence(
+def test_claim_waits_for_a_writer_that_is_past_the_fence(
     pair: tuple[Session, Session], dsn: str, resource: str
 ) -> None:
     """A write of the older holder that is in progress during the claim is stored before the claim, or never."""
@@ -104,7 +104,7 @@ def test_a_claim_waits_for_a_writer_that_is_past_the_fence(
 
 
 @pytest.mark.parametrize("resource", ["public.orders:2", "public.orders"])
-def test_a_claim_waits_for_a_row_that_is_being_inserted(pair: tuple[Session, Session], dsn: str, resource: str) -> None:
+def test_claim_waits_for_a_row_that_is_being_inserted(pair: tuple[Session, Session], dsn: str, resource: str) -> None:
     """There is no row yet whose lock the claim could wait for."""
     older, newer = pair
     fenced_store.protect(dsn, "orders")
@@ -133,7 +133,7 @@ def test_writer_waits_for_an_uncommitted_claim(pair: tuple[Session, Session], ds
 @pytest.mark.parametrize("per", ["row", "table", "row, all of them"])
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 @pytest.mark.parametrize("known", [False, True], ids=["first claim", "claimed before"])
-def test_a_claim_binds_transactions_that_began_before_it(
+def test_claim_binds_transactions_that_began_before_it(
     pair: tuple[Session, Session], dsn: str, per: str, isolation: str, known: bool
 ) -> None:
     """The older holder is stopped with an open transaction and a snapshot, and continues after the claim."""
