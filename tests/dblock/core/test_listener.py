@@ -1,0 +1,269 @@
+"""The listener's flow, driven by hand: no connection, no thread, and a clock that only the test moves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from dblock._core import statements
+from dblock._core.acquire import LockFlows
+from dblock._core.effects import CallLater, CallOver, CallOverKeepAlive, Connect, Spawn, WaitForInput
+from dblock._core.lease_state import LeaseState, Reason
+from dblock._core.listener import FIRST_PAUSE, PING_INTERVAL, ListenerFlow
+from dblock._core.listener_connection import ConnectFailed, ConnectionFailed, Failure
+from dblock._core.presence import OWN_PART, Presence, SocketState
+from dblock._core.replies import Grant
+
+GRACE = 0.15
+
+
+class FakeConnection:
+    """A connection that records whether it was closed."""
+
+    state = SocketState.OPEN
+    direct = True
+    closed = False
+
+    def is_direct(self, backend: str, address: str | None, port: str | None) -> bool:
+        return self.direct
+
+    def probe(self) -> SocketState:
+        return self.state
+
+    def close(self) -> None:
+        self.closed = True
+
+    def drop(self) -> None:
+        raise NotImplementedError
+
+
+class Cancelled(BaseException):
+    """Cancels a flow, as an event loop does."""
+
+
+class Listener:
+    """A listener whose effects the test performs, with one lease that its client holds."""
+
+    def __init__(self, grace: float | None = GRACE) -> None:
+        self.now = 100.0
+        self.woken = 0
+        self.tied = 0
+        self.flows = LockFlows("dblock", "me", lambda: self.now, lambda low, high: high)
+        self.flow = ListenerFlow(self.flows, self, "here", grace, self.wake)
+        grant = Grant("a", 7, 0.0, self.now + 30, self.now)
+        self.lease = LeaseState(grant, 30, now=lambda: self.now)
+        self.loop = self.flow.run()
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def tie(self) -> None:
+        self.tied += 1
+        if self.flows.presence is not None:
+            self.lease.tie(self.flows.presence)
+
+    def tied_to(self, presence: Presence) -> list[LeaseState]:
+        return [self.lease] if self.lease.presence is presence and not self.lease.ended else []
+
+    def start(self) -> Any:
+        """Start the loop; return the flow that connects."""
+        spawn = next(self.loop)
+        assert isinstance(spawn, Spawn)
+        assert self.loop.send(None) == WaitForInput(None, math.inf), "one attempt to connect at a time"
+        return spawn.flow
+
+    def shake_hands(self, connecting: Any, connection: FakeConnection) -> None:
+        """Perform the effects of the flow that connects."""
+        assert isinstance(next(connecting), Connect)
+        effect = connecting.send(connection)
+        replies = {
+            self.flows.statements.installation: ("here",),
+            statements.WHICH_ENDPOINTS: ("1", None, None),
+        }
+        with pytest.raises(StopIteration):
+            while True:
+                assert isinstance(effect, CallOver)
+                assert effect.connection is connection
+                effect = connecting.send(replies.get(effect.call, ("",)))
+
+    def connect(self) -> FakeConnection:
+        """Bring the listener to where it waits for notifications over a connection."""
+        connection = FakeConnection()
+        self.shake_hands(self.start(), connection)
+        assert self.loop.send(None) == WaitForInput(connection, PING_INTERVAL)
+        return connection
+
+
+def test_new_connection_becomes_the_presence_and_the_leases_are_tied_to_it() -> None:
+    listener = Listener()
+    connection = listener.connect()
+    assert listener.flows.presence is not None
+    assert listener.tied == 1
+    assert listener.flow.connection is connection
+
+
+@pytest.mark.parametrize(("grace", "direct"), [(None, True), (GRACE, False)])
+def test_connection_is_no_presence_without_a_grace_or_with_something_in_between(
+    grace: float | None, direct: bool
+) -> None:
+    listener = Listener(grace)
+    connection = FakeConnection()
+    connection.direct = direct
+    listener.shake_hands(listener.start(), connection)
+    listener.loop.send(None)
+    assert listener.flow.connection is connection
+    assert listener.flows.presence is None
+    assert listener.tied == 0
+
+
+def test_connection_to_another_installation_is_closed_and_retried_later() -> None:
+    listener = Listener()
+    connecting, connection = listener.start(), FakeConnection()
+    next(connecting)
+    connecting.send(connection)
+    with pytest.raises(StopIteration):
+        connecting.send(("elsewhere",))
+    assert connection.closed
+    waits = listener.loop.send(None)
+    assert waits.connection is None
+    assert waits.seconds == pytest.approx(FIRST_PAUSE)
+
+
+def test_closed_connection_puts_its_presence_in_doubt_and_starts_the_clock() -> None:
+    listener = Listener()
+    connection = listener.connect()
+    presence = listener.flows.presence
+    assert presence is not None
+    connection.state = SocketState.CLOSED
+    later = listener.loop.throw(ConnectionFailed("closed", Failure.CLOSED))
+    assert isinstance(later, CallLater)
+    assert later.seconds == pytest.approx(GRACE * OWN_PART)
+    assert listener.flows.presence is None
+    withdrawal = listener.loop.send(None)
+    assert connection.closed
+    assert isinstance(withdrawal, CallOverKeepAlive), "the pool may be busy"
+    assert withdrawal.call.args == (presence.name, '{"a"}', '{"7"}')
+    listener.now += GRACE * OWN_PART
+    later.function()
+    assert listener.lease.loss is not None
+    assert listener.lease.loss.reason is Reason.UNREACHABLE
+
+
+def test_withdrawn_presence_costs_only_the_leases_that_were_taken() -> None:
+    listener = Listener()
+    listener.connect()
+    presence = listener.flows.presence
+    assert presence is not None
+    later = listener.loop.throw(ConnectionFailed("closed", Failure.CLOSED))
+    assert isinstance(listener.loop.send(None), CallOverKeepAlive)
+    assert isinstance(listener.loop.send((None,)), Spawn), "withdrawn, so it reconnects"
+    assert presence.ended
+    listener.now += GRACE
+    later.function()
+    assert listener.lease.loss is None
+
+
+def test_restart_of_the_server_ends_the_presence_and_keeps_the_leases() -> None:
+    listener = Listener()
+    connection = listener.connect()
+    presence = listener.flows.presence
+    assert presence is not None
+    assert isinstance(listener.loop.throw(ConnectionFailed("crash", Failure.SERVER_RESTARTED)), Spawn)
+    assert connection.closed
+    assert presence.ended
+    assert listener.lease.loss is None
+
+
+def test_silent_connection_is_kept_until_its_presence_is_withdrawn() -> None:
+    listener = Listener()
+    connection = listener.connect()
+    later = listener.loop.throw(ConnectionFailed("late", Failure.SILENT))
+    assert isinstance(later, CallLater)
+    assert isinstance(listener.loop.send(None), CallOverKeepAlive)
+    assert not connection.closed, "closing it would start the grace"
+    assert isinstance(listener.loop.send((None,)), Spawn)
+    listener.loop.send(None)
+    assert connection.closed
+
+
+def test_refused_request_keeps_the_connection() -> None:
+    listener = Listener()
+    connection = listener.connect()
+    assert listener.loop.throw(ConnectionFailed("no", Failure.REFUSED)) == WaitForInput(connection, PING_INTERVAL)
+    assert not connection.closed
+
+
+def test_connection_that_comes_after_close_is_closed() -> None:
+    listener = Listener()
+    connecting, connection = listener.start(), FakeConnection()
+    listener.flow.closed = True
+    with pytest.raises(StopIteration):
+        listener.loop.send(None)
+    listener.flow.hang_up()
+    listener.shake_hands(connecting, connection)
+    assert connection.closed
+
+
+def test_connection_that_the_loop_has_not_taken_is_closed_at_hang_up() -> None:
+    listener = Listener()
+    connection = FakeConnection()
+    listener.shake_hands(listener.start(), connection)
+    listener.flow.hang_up()
+    assert connection.closed
+
+
+def test_cancelled_attempt_to_connect_is_repeated() -> None:
+    listener = Listener()
+    connecting, connection = listener.start(), FakeConnection()
+    next(connecting)
+    connecting.send(connection)
+    with pytest.raises(Cancelled):
+        connecting.throw(Cancelled())
+    assert connection.closed
+    assert listener.woken == 1
+    assert isinstance(listener.loop.send(None), Spawn)
+
+
+def test_attempt_from_before_a_restart_has_no_say() -> None:
+    listener = Listener()
+    connecting, connection = listener.start(), FakeConnection()
+    listener.loop.close()
+    listener.flow.hang_up()
+    listener.flow.restart()
+    listener.loop = listener.flow.run()
+    assert isinstance(next(listener.loop), Spawn)
+    listener.shake_hands(connecting, connection)
+    assert connection.closed
+    assert listener.loop.send(None) == WaitForInput(None, math.inf), "it still waits for its own attempt"
+
+
+def test_restarted_loop_gives_up_the_leases_of_its_last_presence_in_time() -> None:
+    listener = Listener()
+    connection = listener.connect()
+    listener.loop.close()
+    listener.flow.hang_up()
+    assert connection.closed
+    listener.flow.restart()
+    assert listener.flows.presence is None, "no new lease is tied to it"
+    later = next(listener.flow.run())
+    assert isinstance(later, CallLater)
+    listener.now += GRACE * OWN_PART
+    later.function()
+    assert listener.lease.loss is not None
+
+
+def test_failed_attempts_to_connect_come_at_growing_intervals() -> None:
+    listener = Listener()
+    connecting, pauses = listener.start(), []
+    for _ in range(3):
+        next(connecting)
+        with pytest.raises(StopIteration):
+            connecting.throw(ConnectFailed("refused"))
+        waits = listener.loop.send(None)
+        pauses.append(waits.seconds)
+        listener.now += waits.seconds
+        connecting = listener.loop.send(None).flow
+        listener.loop.send(None)
+    assert pauses == pytest.approx([FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE])
