@@ -54,7 +54,7 @@ def _no_dsn_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def kept_leases(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Leases live as long as the test that acquired them: one that nobody has in hand any more would be released."""
+    """Keep every lease until the end of its test: a lease that is garbage-collected would be released."""
     kept: list[Any] = []
     for kind in (ThreadLease, TaskLease):
 

@@ -39,7 +39,7 @@ def test_auth_works_in_threads_and_with_another_auth() -> None:
         [
             httpx.Response(200),
             httpx.Response(409, json=stale),  # not a problem document
-            httpx.Response(409, headers=kind, json={"type": "about:blank", "title": "somebody else's"}),
+            httpx.Response(409, headers=kind, json={"type": "about:blank", "title": "another application's"}),
             httpx.Response(409, headers=kind, text="not even a document"),
             httpx.Response(409, headers=kind, json={"type": "urn:fenced-store:stale-token"}),
             httpx.Response(409, headers=kind, json=[1]),

@@ -81,7 +81,7 @@ async def test_request_without_a_database_is_refused(web: Web) -> None:
         called.append(1)
         return PlainTextResponse("")
 
-    nowhere = create_async_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+    nowhere = create_async_engine("postgresql+psycopg://user@127.0.0.1:1/nothing")
     answer = await web.serve(handler, fences=nowhere).put("/things/a", headers=shows(7))
     is_problem(answer, 503, "unreachable")
     assert called == []

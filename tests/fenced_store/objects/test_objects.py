@@ -213,7 +213,7 @@ async def test_async_objects_put_get_claim_and_delete(place: Place, dsn: str) ->
 def test_high_water_is_the_highest_token_of_the_objects(place: Place) -> None:
     objects = place.objects()
     assert objects.high_water() == 0
-    place.store.put("somebody/elses", b"no fence")
+    place.store.put("of/another", b"no fence")
     for path, token in (("a", 7), ("in/b", 9), ("in/deep/c", 12), ("inn/d", 3)):
         objects.put(path, b"one", fence=token)
     objects.delete("in/deep/c", fence=12)

@@ -175,7 +175,7 @@ def test_command_line_runs_every_fence_command(bare_dsn: str, capsys: pytest.Cap
         assert run(bare_dsn, "list") == 0
         assert "public.orders  per row, by id, line, strictly" in capsys.readouterr().out
         assert run(bare_dsn, "log") == 0
-        assert "Nobody was refused." in capsys.readouterr().out
+        assert "No write was refused." in capsys.readouterr().out
         connection.execute("SELECT fenced_store.write('k', 8, 1, '1', NULL, writer => 'new')")
         connection.execute("SELECT fenced_store.write('k', 7, 1, '1', NULL, writer => 'old')")
         assert run(bare_dsn, "log", "--resource", "k", "--limit", "5") == 0
@@ -193,7 +193,7 @@ def test_command_line_reports_errors(bare_dsn: str, capsys: pytest.CaptureFixtur
     for arguments, said in (
         (["list"], "dblock fence setup"),
         (["install", "nowhere"], "There is no table 'nowhere'"),
-        (["grant", "nobody here"], "There is no role"),
+        (["grant", "no such role"], "There is no role"),
     ):
         assert run(bare_dsn, *arguments) == 1
         assert said in capsys.readouterr().err
