@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from dblock._core.listener_connection import Connection
-    from dblock._core.waiters import LocalWaiter
 
 T = TypeVar("T")
 Row = tuple["str | None", ...]
@@ -45,10 +44,17 @@ class JoinQueue(NamedTuple):
     attempt: str
 
 
+class Waits(Protocol):
+    """A thing that a thread or a task can wait at until it is woken."""
+
+    def wait(self, seconds: float) -> Any:
+        """Block until woken, or for that many seconds. Returns an awaitable for a task."""
+
+
 class Wait(NamedTuple):
     """Wait until the waiter is woken, but no longer than this many seconds."""
 
-    waiter: LocalWaiter
+    waiter: Waits
     seconds: float
 
 
