@@ -65,7 +65,7 @@ def test_grant_waits_for_an_uncommitted_raise(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize("above", [-1, 2**63, "12", 1.5, True])
 def test_raise_tokens_refuses_values_that_are_no_tokens(dsn: str, above: int) -> None:
-    with pytest.raises(dblock.InvalidArgument, match="raised above a whole number"):
+    with pytest.raises(dblock.InvalidArgument, match="raised above an integer"):
         tokens.raise_above(resolve(dsn), above)
 
 
@@ -80,7 +80,7 @@ def test_application_role_may_not_raise_tokens(dsn: str, role: str) -> None:
 
 def test_command_line_shows_and_raises_tokens(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["token", "show", "--dsn", dsn]) == 0
-    assert "none was handed out yet" in capsys.readouterr().out
+    assert "none issued yet" in capsys.readouterr().out
     assert cli.main(["token", "raise", "--above", "41", "--dsn", dsn]) == 0
     assert "will be 42 or higher" in capsys.readouterr().out
     assert cli.main(["token", "show", "--dsn", dsn]) == 0

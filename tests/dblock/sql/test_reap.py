@@ -121,7 +121,7 @@ def test_running_reaper_survives_an_unreachable_database(caplog: pytest.LogCaptu
     away = Reaper(resolve("postgresql://127.0.0.1:1/nothing"), interval=0.01)
     running = threading.Thread(target=away.run, args=[stop])
     running.start()
-    while caplog.text.count("tries again") < 3:
+    while caplog.text.count("retrying in") < 3:
         stop.wait(0.01)
     stop.set()
     running.join(10)
@@ -139,7 +139,7 @@ def test_command_line_reaps_until_interrupted(dsn: str, owner: psycopg.Connectio
     command = [sys.executable, "-m", "dblock.cli", "reaper", "--idle", "0", "--interval", "0.05", "--dsn", dsn]
     job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert job.stderr is not None
-    assert "reaped 1 idle locks" in job.stderr.readline()
+    assert "reaper deleted 1 idle locks" in job.stderr.readline()
     job.send_signal(signal.SIGINT)
     assert job.wait(20) == 130
     job.stderr.close()
