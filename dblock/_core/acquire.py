@@ -44,21 +44,12 @@ TRIES_WHILE_BUSY = 3
 """How often `try_acquire` asks for a lock that is free but whose row another transaction has locked."""
 
 
-class Tried(NamedTuple):
-    """The reply to one request that does not queue."""
+class NotGranted(NamedTuple):
+    """The reply to a request without a grant."""
 
-    grant: Grant | None
     held_for: float = 0.0
     """Seconds for which another holder still has the lock."""
     others_wait: bool = False
-
-
-class Queued(NamedTuple):
-    """The reply to one request that queues."""
-
-    grant: Grant | None = None
-    ticket: TicketStatus | None = None
-    """None without a grant means that there is no ticket yet: another transaction has locked the lock's row."""
 
 
 class Contention:
@@ -85,12 +76,14 @@ class LockFlows(GrantFlows):
     def try_acquire(self, options: LockOptions, attempt: str) -> Flow[Grant | None]:
         """Ask once. The result is None when another holder has the lock, or other waiters queue for it."""
         for _ in range(TRIES_WHILE_BUSY):
-            tried = yield from self._try(options, attempt)
-            if tried.grant or tried.held_for > 0 or tried.others_wait:
+            reply = yield from self._try(options, attempt)
+            if isinstance(reply, Grant):
+                return reply
+            if reply.held_for > 0 or reply.others_wait:
                 break
             # The lock is free, but an open transaction has locked its row: ask again.
             yield Sleep(self.uniform(POLL_FIRST / 2, POLL_FIRST))
-        return tried.grant
+        return None
 
     def acquire(
         self, options: LockOptions, timeout: float | None, attempt: str, contention: Contention | None = None
@@ -103,9 +96,11 @@ class LockFlows(GrantFlows):
         crowded, contention.expected = contention.expected, False
         give_up = math.inf if timeout is None else self.clock() + timeout
         if not crowded or timeout == 0:
-            tried = yield from self._try(options, attempt, max(give_up - self.clock(), LEAST_PATIENCE))
-            if tried.grant or self.clock() >= give_up:
-                return tried.grant
+            reply = yield from self._try(options, attempt, max(give_up - self.clock(), LEAST_PATIENCE))
+            if isinstance(reply, Grant):
+                return reply
+            if self.clock() >= give_up:
+                return None
         waiter = yield JoinQueue(options.name, attempt)
         try:
             return (yield from self._wait_in_queue(options, give_up, attempt, waiter))
@@ -123,9 +118,9 @@ class LockFlows(GrantFlows):
         number: int | None = None
         while True:
             within = max(give_up - self.clock(), LEAST_PATIENCE)
-            grant, ticket = yield from self._enqueue(options, attempt, within, number is not None)
-            if grant:
-                return grant
+            ticket = yield from self._enqueue(options, attempt, within, number is not None)
+            if isinstance(ticket, Grant):
+                return ticket
             left = give_up - self.clock()
             if left <= 0:
                 break
@@ -143,9 +138,9 @@ class LockFlows(GrantFlows):
             if left <= 0:
                 break
             # Usually it is this waiter's turn, and a try is the shortest way.
-            tried = yield from self._try(options, attempt, max(left, LEAST_PATIENCE), number)
-            if tried.grant:
-                return tried.grant
+            reply = yield from self._try(options, attempt, max(left, LEAST_PATIENCE), number)
+            if isinstance(reply, Grant):
+                return reply
         # Other waiters would wait behind a ticket that is never redeemed.
         try:
             yield from self.abandon(options.name, attempt)
@@ -155,7 +150,7 @@ class LockFlows(GrantFlows):
 
     def _try(
         self, options: LockOptions, attempt: str, within: float = math.inf, ticket: int | None = None
-    ) -> Flow[Tried]:
+    ) -> Flow[Grant | NotGranted]:
         """Ask once, without queueing; redeem the ticket of this number, if there is one."""
         sent_at = self.clock()
         presence = self._valid_presence(sent_at)
@@ -174,16 +169,21 @@ class LockFlows(GrantFlows):
         try:
             row = yield self._call(options, statements.try_acquire, args, statements.try_acquire_again, within)
         except ClaimBusy:
-            return Tried(None)
+            return NotGranted()
         granted, token, expires_at, remaining, waiting, *_ = row
         left = float(remaining)
         if granted != "t":
-            return Tried(None, left, waiting == "t")
+            return NotGranted(left, waiting == "t")
         grant = Grant(options.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at, presence)
-        return Tried((yield from self._in_time(grant)), left)
+        return (yield from self._in_time(grant)) or NotGranted(left)
 
-    def _enqueue(self, options: LockOptions, attempt: str, within: float, had_ticket: bool) -> Flow[Queued]:
-        """Ask, and take a ticket unless granted. An attempt that had a ticket passes over dead waiters ahead of it."""
+    def _enqueue(
+        self, options: LockOptions, attempt: str, within: float, had_ticket: bool
+    ) -> Flow[Grant | TicketStatus | None]:
+        """Ask, and take a ticket unless granted. An attempt that had a ticket passes over dead waiters ahead of it.
+
+        The result is None when there is no ticket yet, because another transaction has locked the lock's row.
+        """
         sent_at = self.clock()
         presence = self._valid_presence(sent_at)
         args = (
@@ -201,16 +201,16 @@ class LockFlows(GrantFlows):
         try:
             row = yield self._call(options, self.statements.acquire, args, None, within)
         except ClaimBusy:
-            return Queued()
+            return None
         granted, token, expires_at, remaining, ticket, first, watched, fresh, *_ = row
         left = float(remaining)
         if granted == "t":
             grant = Grant(options.name, int(token), float(expires_at), sent_at + left * TRUST, sent_at, presence)
-            return Queued((yield from self._in_time(grant)))
+            return (yield from self._in_time(grant))
         if ticket is None:
-            return Queued()
+            return None
         next_check = min(left, HOLDER_CHECK_INTERVAL) if watched == "t" else left
-        return Queued(None, TicketStatus(int(ticket), fresh == "t", first == "t", next_check))
+        return TicketStatus(int(ticket), fresh == "t", first == "t", next_check)
 
     def _call(
         self, options: LockOptions, sql: bytes, args: tuple[str | None, ...], again: bytes | None, within: float

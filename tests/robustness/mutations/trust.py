@@ -17,11 +17,12 @@ UNKEPT = {"locks": 1, "ttl": 0.4, "kept_alive": 0.0, "long": 0.5}
 def _change_grants(change: Callable[[Any, Any], Any]) -> None:
     """Change every grant in a reply of the database before the client sees it."""
     from dblock._core.acquire import LockFlows
+    from dblock._core.replies import Grant
 
     def changed(ask: Any) -> Any:
         def wrapper(self: LockFlows, *args: Any) -> Any:
             reply = yield from ask(self, *args)
-            return reply._replace(grant=change(self, reply.grant)) if reply.grant else reply
+            return change(self, reply) if isinstance(reply, Grant) else reply
 
         return wrapper
 
@@ -57,12 +58,13 @@ def _lose_replies(share: float = 0.5, after: float = 0.5) -> None:
     """Lose the replies to a share of the grants, and retry the request after a part of the ttl."""
     from dblock._core.acquire import LockFlows
     from dblock._core.effects import Sleep
+    from dblock._core.replies import Grant
 
     ask: Any = LockFlows._try
 
     def wrapper(self: LockFlows, options: Any, attempt: str, *args: Any) -> Any:
         reply = yield from ask(self, options, attempt, *args)
-        if reply.grant is not None and random.random() < share:
+        if isinstance(reply, Grant) and random.random() < share:
             yield Sleep(options.ttl * after)
             reply = yield from ask(self, options, _attempt_of_retry[0](attempt))
         return reply
