@@ -1,1 +1,5 @@
-"""What performs: psycopg, threads and tasks."""
+"""Perform the effects of the core's flows with psycopg, threads and tasks.
+
+A runtime owns the parts of one client: a runner with its pool for the calls, a keep-alive for the leases, a listener
+for the notifications, and the timer of the callbacks. The sync and async twins of each part share a file.
+"""
