@@ -33,7 +33,7 @@ time that the database says is left. So a slow reply cannot stretch it, and cloc
 2 % cannot either. The window ends before the database's deadline: the holder knows of its loss before another client
 can be granted the lock, as long as the holder's process runs.
 
-The keep-alive renews all leases of a client in one statement, three times per ttl (`renewal`). A confirmed renewal
+The keep-alive renews all leases of a client in one statement, at least three times per ttl (`renewal`). A confirmed renewal
 moves the window. A failed renewal is retried until the window ends. If a reply arrives after that, the lease stays
 lost and the grant is given back.
 
@@ -62,8 +62,8 @@ The queue
 ---------
 If a lock is held or has waiters, `acquire` takes a ticket. In one transaction it locks the queue, checks the lock
 again, and inserts the ticket, so a release either precedes the check or sees the ticket. A release frees the lock for
-the first ticket only and notifies that ticket's client. The woken waiter claims the lock with its ticket. That claim is
-the grant: it mints the token, and the trust window starts with it. No position in the queue is a grant.
+the first ticket only and notifies that ticket's client. The woken waiter redeems its ticket. That is the grant: it
+mints the token, and the trust window starts with it. No position in the queue is a grant.
 
 A waiter costs no connection. All waiters of a client share one listener, and one heartbeat a second keeps all their
 tickets. A lost notification costs at most that second, because the heartbeat also asks which tickets are first. The
@@ -83,7 +83,8 @@ presence. The last third separates the holder's decision from the waiter's.
 Failures
 --------
 Lost reply         The call is retried under the same attempt or token. If the retry fails too, the error is
-                   Unavailable, and the attempt is abandoned: whatever was granted is given back.
+                   Unavailable. A waiter's attempt is abandoned later by the listener. Any other grant ends at its
+                   deadline.
 Silent connection  A call has a time limit. A renewal gets half of what is left of the window, so that there is time
                    to retry over a new connection. A silent listener counts as a presence for 45 s; the server keeps
                    its session for 60 s.

@@ -57,7 +57,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 """Seconds before the next attempt to connect."""
 
 WARN_AFTER = 1.0
-"""Seconds between two attempts to connect from which on a warning is due."""
+"""Warn once the pause between two attempts to connect is longer than this many seconds."""
 
 AWAY_FOR = 5.0
 """Seconds without a heartbeat after which the waiters are woken, so that each sees that the database is away."""
@@ -88,10 +88,10 @@ class ListenerFlow:
 
     def _reset(self) -> None:
         self.connection: Connection | None = None
-        self._connected: tuple[Connection, Presence | None] | Exception | None = None
+        self._connect_outcome: tuple[Connection, Presence | None] | Exception | None = None
         """The outcome of an attempt to connect, until the loop takes it."""
-        self._attempt = 0
-        """The number of the last attempt to connect. An earlier attempt has no say any more."""
+        self._connect_number = 0
+        """The number of the newest attempt to connect. The outcome of an earlier one is ignored."""
         self._silent: Connection | None = None
         """A connection that does not reply any more, kept open until no lease depends on it."""
         self._in_doubt = DoubtfulPresences(self._flows, self._keepalive)
@@ -141,8 +141,8 @@ class ListenerFlow:
         if self.connection is None and self._now() >= self._retry_at:
             # In a flow of its own, because it may take long and the waiters need attention in that time.
             self._retry_at = math.inf
-            self._attempt += 1
-            yield Spawn(self._connect(self._attempt))
+            self._connect_number += 1
+            yield Spawn(self._connect(self._connect_number))
         self._check_deadlines()
         if self._seconds_until_due() <= 0:
             yield from self._heartbeat()
@@ -212,7 +212,7 @@ class ListenerFlow:
 
     # Over the connection.
 
-    def _connect(self, attempt: int) -> Flow[None]:
+    def _connect(self, number: int) -> Flow[None]:
         """Open a connection and make sure of it. The loop takes the outcome from there."""
         connection: Connection | None = None
         try:
@@ -227,15 +227,15 @@ class ListenerFlow:
             # Cancelled, while the listener itself may continue.
             if connection is not None:
                 connection.close()
-            if attempt == self._attempt:
+            if number == self._connect_number:
                 self._retry_at = -math.inf
                 self._wake()
             raise
         else:
             outcome = opened, presence
-        if attempt == self._attempt:
-            self._connected = outcome
-        if connection is not None and (self.closed or attempt != self._attempt):
+        if number == self._connect_number:
+            self._connect_outcome = outcome
+        if connection is not None and (self.closed or number != self._connect_number):
             connection.close()
         self._wake()
 
@@ -300,14 +300,14 @@ class ListenerFlow:
         self._probed_at = None
         self.waiters.notifications_work = True
         if payload != statements.PROBE:
-            # Waiters that never wait for long are seldom there when the loop looks. This one was there until now.
+            # A short wait can begin and end between two turns of the loop. This notification shows that there was one.
             self._awaited_at = self._now()
             self.waiters.notified(payload)
 
     # What becomes of the connection.
 
     def _take_connection(self) -> None:
-        outcome, self._connected = self._connected, None
+        outcome, self._connect_outcome = self._connect_outcome, None
         if isinstance(outcome, tuple):
             self._connection_opened(*outcome)
         elif outcome is not None:
@@ -391,11 +391,11 @@ class ListenerFlow:
         self._in_doubt.doubt()
         for connection in self._connections():
             connection.close()
-        self.connection = self._silent = self._connected = None
+        self.connection = self._silent = self._connect_outcome = None
 
     def restart(self) -> None:
         """Prepare another `run` after `hang_up`, where the client continues, as when all tasks were cancelled."""
-        self._attempt += 1
+        self._connect_number += 1
         self.listens = False
         self._probed_at = None
         self._retry_at = -math.inf
@@ -405,7 +405,7 @@ class ListenerFlow:
             self._in_doubt.add(presence)
 
     def _connections(self) -> list[Connection]:
-        connected = self._connected[0] if isinstance(self._connected, tuple) else None
+        connected = self._connect_outcome[0] if isinstance(self._connect_outcome, tuple) else None
         return [one for one in (self.connection, self._silent, connected) if one is not None]
 
     def _warn_once(self, message: str) -> None:
