@@ -134,7 +134,7 @@ class Lock(_LockBase[ThreadL]):
         """Give back what the attempt may have been granted, because its caller gets an error instead."""
         if _may_be_granted(error):
             try:
-                self._runtime.run_last(self._flows.abandon(self.name, attempt))
+                self._runtime.run_even_if_closed(self._flows.abandon(self.name, attempt))
             except DblockError:
                 self._runtime.defer_cleanup(self.name, attempt)
 
@@ -210,7 +210,7 @@ class AsyncLock(_LockBase[TaskL]):
         """Give back what the attempt may have been granted, because its caller gets an error instead."""
         if _may_be_granted(error):
             try:
-                await self._runtime.run_last(self._flows.abandon(self.name, attempt))
+                await self._runtime.run_even_if_closed(self._flows.abandon(self.name, attempt))
             except DblockError:
                 self._runtime.defer_cleanup(self.name, attempt)
 

@@ -178,8 +178,8 @@ class _StoreBase:
         assert stored_at is not None
         return Stored(write.key, version, token, number, stored_at, outcome == _REPEATED)
 
-    def _retry_delay(self, write: _Write | None, error: DBAPIError, tries: int, sent: bool) -> float:
-        """Return the seconds to wait before the retry, or raise the error's meaning if there is no retry.
+    def _delay_or_raise(self, write: _Write | None, error: DBAPIError, tries: int, sent: bool) -> float:
+        """Return the seconds to wait before the next try. If there is none, raise the fenced_store error for this one.
 
         A retry is safe however far the write came, because the database recognises a write that it has accepted.
         """
@@ -244,9 +244,9 @@ class FencedStore(_StoreBase):
     ) -> Stored:
         """Store a value, JSON or bytes. Raise StaleTokenError if a newer holder has written or claimed the key.
 
-        `fence` is a lease or a token. `if_version` replaces that version and no other, with or without a lock; 0 stands
-        for a key that does not exist. `write` is the number of the write under its token. Give it only to retry a
-        write: by default each write gets the next number.
+        `fence` is a lease or a token. With `if_version`, the write succeeds only if the key has this version now (0:
+        the key does not exist), with or without a fence. `write` is the number of the write under its token. Give it
+        only to retry a write: by default each write gets the next number.
         """
         prepared = self._prepare_write(key, value, fence, if_version, write, False)
         return self._result_of(prepared, self._run(prepared, prepared.statement, prepared.values))
@@ -288,7 +288,7 @@ class FencedStore(_StoreBase):
                     sent = True
                     return connection.execute(statement, values).all()
             except DBAPIError as error:
-                time.sleep(self._retry_delay(write, error, tries, sent))
+                time.sleep(self._delay_or_raise(write, error, tries, sent))
 
     def close(self) -> None:
         """Close the connections that this store opened. An engine that you passed stays open."""
@@ -365,7 +365,7 @@ class AsyncFencedStore(_StoreBase):
                     sent = True
                     return (await connection.execute(statement, values)).all()
             except DBAPIError as error:
-                await asyncio.sleep(self._retry_delay(write, error, tries, sent))
+                await asyncio.sleep(self._delay_or_raise(write, error, tries, sent))
 
     async def close(self) -> None:
         """Close the connections that this store opened. An engine that you passed stays open."""

@@ -33,9 +33,9 @@ time that the database says is left. So a slow reply cannot stretch it, and cloc
 2 % cannot either. The window ends before the database's deadline: the holder knows of its loss before another client
 can be granted the lock, as long as the holder's process runs.
 
-The keep-alive renews all leases of a client in one statement, at least three times per ttl (`renewal`). A confirmed renewal
-moves the window. A failed renewal is retried until the window ends. If a reply arrives after that, the lease stays
-lost and the grant is given back.
+The keep-alive renews all leases of a client in one statement, at least three times per ttl (`renewal`). A confirmed
+renewal moves the window. A failed renewal is retried until the window ends. If a reply arrives after that, the lease
+stays lost and the grant is given back.
 
      sent     reply               window ends     deadline in the database
     ──┼────────┼───────────────────────┼───────────────┼──────────────────► time

@@ -1,4 +1,4 @@
-"""The flows that acquire a lock: try it, wait for it in its queue, claim it, abandon the attempt.
+"""The flows that acquire a lock: try it, wait for it in its queue, redeem the ticket, abandon the attempt.
 
 The database decides which attempt is granted the lock, under which token and until when. This process only assumes the
 trust window, counted on its monotonic clock from before the request was sent, so that a slow reply cannot stretch the
@@ -38,7 +38,10 @@ LEAST_PATIENCE = 1.0
 """Seconds to wait for a reply at least, even for a caller with a shorter timeout."""
 
 CLAIM_WITHIN = 0.5
-"""Seconds that a grant waits for transactions past a fence that it claims, before it is undone and retried."""
+"""Seconds that a grant with claims waits for transactions that have already passed one of those fences.
+
+Then the grant is undone and retried.
+"""
 
 TRIES_WHILE_BUSY = 3
 """How often `try_acquire` asks for a lock that is free but whose row another transaction has locked."""
@@ -94,16 +97,16 @@ class LockFlows(GrantFlows):
         """
         contention = contention or Contention()
         crowded, contention.expected = contention.expected, False
-        give_up = math.inf if timeout is None else self.clock() + timeout
+        give_up_at = math.inf if timeout is None else self.clock() + timeout
         if not crowded or timeout == 0:
-            reply = yield from self._try(options, attempt, max(give_up - self.clock(), LEAST_PATIENCE))
+            reply = yield from self._try(options, attempt, max(give_up_at - self.clock(), LEAST_PATIENCE))
             if isinstance(reply, Grant):
                 return reply
-            if self.clock() >= give_up:
+            if self.clock() >= give_up_at:
                 return None
         waiter = yield JoinQueue(options.name, attempt)
         try:
-            return (yield from self._wait_in_queue(options, give_up, attempt, waiter))
+            return (yield from self._wait_in_queue(options, give_up_at, attempt, waiter))
         except DatabaseError:
             # The database did not reply, but it may still know of this attempt.
             waiter.defer_cleanup()
@@ -113,15 +116,15 @@ class LockFlows(GrantFlows):
             contention.expected = waiter.had_ticket
 
     def _wait_in_queue(
-        self, options: LockOptions, give_up: float, attempt: str, waiter: LocalWaiter
+        self, options: LockOptions, give_up_at: float, attempt: str, waiter: LocalWaiter
     ) -> Flow[Grant | None]:
         number: int | None = None
         while True:
-            within = max(give_up - self.clock(), LEAST_PATIENCE)
+            within = max(give_up_at - self.clock(), LEAST_PATIENCE)
             ticket = yield from self._enqueue(options, attempt, within, number is not None)
             if isinstance(ticket, Grant):
                 return ticket
-            left = give_up - self.clock()
+            left = give_up_at - self.clock()
             if left <= 0:
                 break
             if ticket is None:
@@ -134,7 +137,7 @@ class LockFlows(GrantFlows):
             waiter.ticket_issued(ticket.first, ticket.next_check)
             yield Wait(waiter, left)
             waiter.ticket_redeemed()
-            left = give_up - self.clock()
+            left = give_up_at - self.clock()
             if left <= 0:
                 break
             # Usually it is this waiter's turn, and a try is the shortest way.

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from dblock._core.listener_connection import Connection
+    from dblock._core.listener_failures import Connection
 
 T = TypeVar("T")
 Row = tuple["str | None", ...]

@@ -1,4 +1,4 @@
-"""The keep-alive: performs the loop of dblock._core.keepalive for all leases of a client.
+"""The keep-alive: performs the loop of dblock._core.keepalive_flow for all leases of a client.
 
 It has a thread (or task) and a connection of its own, so that neither a busy pool nor a blocked caller can delay a
 renewal.
@@ -15,7 +15,7 @@ from typing import Any
 
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import Flow, drive, drive_async
-from dblock._core.keepalive import KeepAliveFlow, WaitForWake, Warm
+from dblock._core.keepalive_flow import KeepAliveFlow, WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
 from dblock._core.presence import Presence
 from dblock._runtime.asyncio_compat import wait_and_clear

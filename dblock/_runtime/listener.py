@@ -1,4 +1,4 @@
-"""The listener: performs the loop of dblock._core.listener over one connection for all waiters of a client.
+"""The listener: performs the loop of dblock._core.listener_flow over one connection for all waiters of a client.
 
 It starts with the first lease or wait, in a thread or a task of its own. On a notification it reads, wakes the waiter
 and goes straight back to waiting.
@@ -17,6 +17,7 @@ from typing import Any
 
 from dblock._core import clock
 from dblock._core.acquire import LockFlows
+from dblock._core.doubtful_presences import KeepsLeases
 from dblock._core.effects import (
     CallLater,
     CallOver,
@@ -28,8 +29,7 @@ from dblock._core.effects import (
     drive,
     drive_async,
 )
-from dblock._core.listener import ListenerFlow
-from dblock._core.recovery import KeepsLeases
+from dblock._core.listener_flow import ListenerFlow
 from dblock._core.waiters import LocalWaiters
 from dblock._runtime.asyncio_compat import wait_and_clear
 from dblock._runtime.forks import call_after_fork

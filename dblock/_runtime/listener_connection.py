@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
-from dblock._core.listener_connection import ConnectFailed, ConnectionFailed, Failure
+from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure
 from dblock._runtime.connection import RawConnection
 from dblock._runtime.error_mapping import is_overdue
 from dblock._runtime.socket_probe import socket_probe

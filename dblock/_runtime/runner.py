@@ -79,7 +79,7 @@ class _Base:
         return self.target.embedded and isinstance(error, (SchemaMissing, SchemaOutdated))
 
 
-class _Trouble:
+class _CallRetry:
     """The failures of one call so far."""
 
     def __init__(self, runner: _Base, call: Call, outer: BaseException | None) -> None:
@@ -199,7 +199,7 @@ class Runner(_Base):
 
     def _call(self, call: Call) -> Row | None:
         outer = sys.exc_info()[1]
-        trouble: _Trouble | None = None
+        trouble: _CallRetry | None = None
         while True:
             raw: RawConnection | None = None
             try:
@@ -217,7 +217,7 @@ class Runner(_Base):
                 finally:
                     pool.give(raw)
             except psycopg.Error as error:
-                trouble = trouble or _Trouble(self, call, outer)
+                trouble = trouble or _CallRetry(self, call, outer)
                 if trouble.raise_or_retry(error, raw):
                     self._pool.drop_idle()
                 call = trouble.call
@@ -315,7 +315,7 @@ class AsyncRunner(_Base):
 
     async def _call(self, call: Call) -> Row | None:
         outer = sys.exc_info()[1]
-        trouble: _Trouble | None = None
+        trouble: _CallRetry | None = None
         while True:
             raw: RawConnection | None = None
             try:
@@ -333,7 +333,7 @@ class AsyncRunner(_Base):
                 finally:
                     pool.give(raw)
             except psycopg.Error as error:
-                trouble = trouble or _Trouble(self, call, outer)
+                trouble = trouble or _CallRetry(self, call, outer)
                 if trouble.raise_or_retry(error, raw):
                     self._pool.drop_idle()
                 call = trouble.call

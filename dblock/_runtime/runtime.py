@@ -114,7 +114,7 @@ class ThreadRuntime(_OpensLater):
         """Perform a flow."""
         return (self.runner or self._open()).run(flow)
 
-    def run_last(self, flow: Flow[T]) -> T:
+    def run_even_if_closed(self, flow: Flow[T]) -> T:
         """Perform a flow even if the client has been closed."""
         if not self.closed:
             return self.run(flow)
@@ -152,8 +152,8 @@ class ThreadRuntime(_OpensLater):
                 except BaseException:
                     runner.close()
                     raise
-                # Without prepared statements it needs fewer round trips to its first reply. Where the server has no
-                # room for another connection, leases are renewed over a connection of the pool.
+                # The keep-alive's connection prepares no statements, so its first renewal needs fewer round trips. If
+                # the server refuses another connection, the keep-alive borrows one from the pool.
                 keepalive_runner = Runner(target, schema, 1, patience, prepares=False, spare=runner)
                 self.keepalive = KeepAlive(keepalive_runner, self.flows)
                 self.listener = Listener(
@@ -187,7 +187,7 @@ class TaskRuntime(_OpensLater):
         """Perform a flow."""
         return await (await self._open()).run(flow)
 
-    async def run_last(self, flow: Flow[T]) -> T:
+    async def run_even_if_closed(self, flow: Flow[T]) -> T:
         """Perform a flow even if the client has been closed."""
         if not self.closed:
             return await self.run(flow)

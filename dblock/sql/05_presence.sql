@@ -11,7 +11,8 @@
 --
 -- A session that takes the locks of a presence (`for_takeover`) keeps the presence's row locked
 -- until the end of its transaction. A client that withdraws the presence (withdraw_presence) either
--- waits for that and then sees which locks were taken, or locks the row first, and no lock is taken.
+-- waits for that and then sees which locks were taken, or locks the row first, and then no lock is
+-- taken.
 CREATE OR REPLACE FUNCTION remaining_grace(presence uuid, for_takeover boolean) RETURNS double precision
 LANGUAGE plpgsql VOLATILE
 AS $$

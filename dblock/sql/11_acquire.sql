@@ -6,18 +6,19 @@
 -- `client` identifies the waiting process, which must call heartbeat() every second, or its tickets
 -- are pruned. `had_ticket` is for a waiter that asks again: the call then skips dead waiters ahead.
 --
--- The ticket is inserted under the queue lock, after a check whether the lock is free. A
--- transaction that frees a lock with a queue takes the queue lock too. So it either precedes the
--- check, which sees the free lock, or it sees the ticket. While the queue is empty, the call also
--- locks the row, to mark the lock as waited for. So no wake-up can be lost between. Tickets are
--- numbered under the queue lock, so their order is the order of arrival. Redeeming a ticket does
--- not take the queue lock, so that other clients can join while the grant is written to disk. Only
--- try_acquire() grants, because it is the one place where tokens are minted.
+-- The ticket is inserted under the queue lock, after a check whether the lock is free. An
+-- asynchronous release of a lock with a queue takes the queue lock too. So it either precedes the
+-- check, which sees the free lock, or it sees the ticket. If the queue is empty, a release does not
+-- look at it: therefore the call then also locks the row, which every release needs, and marks the
+-- lock as waited for. After a durable release, the waiter's heartbeat finds the free lock. Tickets
+-- are numbered under the queue lock, so their order is the order of arrival. Redeeming a ticket
+-- does not take the queue lock, so that other clients can join while the grant is written to disk.
+-- Only try_acquire() grants, because it is the one place where tokens are minted.
 --
 -- The call waits up to 200 ms for another transaction that uses the lock. If that is not enough,
--- `remaining` is 0 and `ticket` is NULL. `fresh` means that the ticket is new. `first` means that
--- no live waiter is known to be ahead. `watched` means that the holder has a presence, so that
--- frequent checks are worth it.
+-- `remaining` is 0 and `ticket` is NULL. `fresh` means that the ticket is new. `first` is true only
+-- if this waiter is known to be next; false can also mean that this was not checked. `watched`
+-- means that the holder has a presence, so that frequent checks are worth it.
 CREATE OR REPLACE FUNCTION acquire(
     name text,
     ttl interval DEFAULT '30 seconds',

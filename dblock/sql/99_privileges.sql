@@ -4,8 +4,8 @@
 DO $$
 DECLARE
     here CONSTANT oid := quote_ident(current_schema())::regnamespace;
-    -- The functions of `dblock grant --may see` and of `--may force-release`. Below, the privilege to
-    -- call the first function of each list, or try_acquire, shows which roles have it.
+    -- The functions of `dblock grant --may see` and of `--may force-release`. Below, the privilege
+    -- to call the first function of each list, or try_acquire, shows which roles have it.
     inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded}';
     forcing CONSTANT text[] := '{force_release,wake_queue}';
     thing record;

@@ -1,9 +1,9 @@
--- The tables of revision 1. This file is frozen once released: later changes go into a file with the
--- next number.
+-- The tables of revision 1. This file is frozen once released: later changes go into a file with
+-- the next number.
 
--- One row per resource: the highest (token, write number) that it has accepted or that was claimed for
--- it, and for a key of the store its value. A row outlives the value, so that a deletion keeps the
--- fence.
+-- One row per resource: the highest (token, write number) that it has accepted or that was claimed
+-- for it, and for a key of the store its value. A row outlives the value, so that a deletion keeps
+-- the fence.
 CREATE TABLE fences (
     -- Compared byte by byte. An upgrade of the operating system may change a collation under an
     -- index, and break its uniqueness.
@@ -22,7 +22,8 @@ CREATE TABLE fences (
     value_by text,
     -- Identifies the last write without a token, so that a retry is recognised.
     attempt uuid,
-    -- The fence of a deleted row, or an empty fence that a check inserted. Only these may be purged.
+    -- The fence of a deleted row, or an empty fence that a check inserted. Only these may be
+    -- purged.
     purgeable boolean NOT NULL DEFAULT false,
     CONSTRAINT fences_pkey PRIMARY KEY (resource)
 ) WITH (

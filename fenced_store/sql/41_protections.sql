@@ -101,7 +101,7 @@ BEGIN
         OR NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = target AND c.relkind IN ('r', 'p'))
     THEN
         RAISE EXCEPTION 'Table % is protected per row, but its columns fence_token and fence_at have changed.',
-            target USING ERRCODE = 'wrong_object_type', HINT = 'Its owner can protect it anew, or put them back.';
+            target USING ERRCODE = 'wrong_object_type', HINT = 'Its owner can restore these columns, or protect the table again.';
     END IF;
     EXECUTE format('SELECT max(fence_token) FROM %s', target) INTO highest;
     RETURN coalesce(highest, 0);

@@ -20,7 +20,7 @@ import pytest
 from psycopg import conninfo
 
 import dblock
-from dblock._core import listener as core_listener
+from dblock._core import listener_flow as core_listener
 from dblock._core import presence
 from dblock._core.statements import KEEP_SESSION
 from dblock._runtime.listener_connection import ListenerConnection

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import dblock
-from dblock._core import listener, waiters
+from dblock._core import listener_flow, waiters
 from dblock._runtime.target import Target
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
@@ -254,7 +254,7 @@ async def test_waiter_whose_ticket_was_deleted_takes_a_new_one(
 async def test_waiter_gets_an_error_when_the_database_is_unreachable(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "AWAY_FOR", 0.5)
+    monkeypatch.setattr(listener_flow, "AWAY_FOR", 0.5)
     held = await clients().lock("a").acquire()
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn, patience=1)
@@ -406,8 +406,8 @@ async def test_client_without_waiters_does_not_listen(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every notification wakes the sessions of all listeners in the whole database."""
-    monkeypatch.setattr(listener, "LISTEN_FOR", 0.3)
-    monkeypatch.setattr(listener, "PING_INTERVAL", 0.2)
+    monkeypatch.setattr(listener_flow, "LISTEN_FOR", 0.3)
+    monkeypatch.setattr(listener_flow, "PING_INTERVAL", 0.2)
     one, other = clients(), clients()
     held = await one.lock("a").acquire()
     waiting = asyncio.create_task(other.lock("a").acquire())

@@ -12,7 +12,7 @@ import pytest
 from dblock._core import clock as clocks
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import Call
-from dblock._core.listener import ListenerFlow
+from dblock._core.listener_flow import ListenerFlow
 from dblock._core.statements import PROBE
 from dblock._core.waiters import HEARTBEAT_INTERVAL, HOLDER_CHECK_INTERVAL, POLL, POLL_INTERVAL_OF_OTHERS, LocalWaiters
 from dblock._runtime.wakeups import ThreadWaiter

@@ -1,7 +1,7 @@
 """A simulated process with one dblock client in it: the shipped flows, waiters, leases, keep-alive and listener.
 
-Every decision is dblock's own code: the loops of dblock._core.keepalive and dblock._core.listener run here as they are.
-This module only performs their effects, as dblock._runtime.keepalive and dblock._runtime.listener do.
+Every decision is dblock's own code: the loops of dblock._core.keepalive_flow and dblock._core.listener_flow run here as
+they are. This module only performs their effects, as dblock._runtime.keepalive and dblock._runtime.listener do.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import Connect, WaitForInput
-from dblock._core.keepalive import WaitForWake, Warm
+from dblock._core.keepalive_flow import WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
-from dblock._core.listener_connection import ConnectFailed
+from dblock._core.listener_failures import ConnectFailed
 from dblock._core.waiters import LocalWaiters
 from dblock._runtime.keepalive import _KeepAliveBase
 from dblock._runtime.listener import _ListenerBase

@@ -15,10 +15,10 @@ import dblock._core.acquire
 import dblock._core.presence
 import dblock._core.renewal
 from dblock._core.acquire import LockFlows
+from dblock._core.doubtful_presences import DoubtfulPresences
 from dblock._core.effects import Flow
 from dblock._core.lease_state import LeaseState
-from dblock._core.listener import ListenerFlow
-from dblock._core.recovery import DoubtfulPresences
+from dblock._core.listener_flow import ListenerFlow
 from dblock._core.replies import Grant
 from tests.robustness.simulation.run import Run
 from tests.robustness.simulation.tables import Row, Ticket

@@ -25,7 +25,7 @@ from dblock._core.effects import (
     Spawn,
     Wait,
 )
-from dblock._core.listener_connection import ConnectionFailed, Failure
+from dblock._core.listener_failures import ConnectionFailed, Failure
 from dblock._core.presence import SocketState
 from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.error_mapping import is_overdue

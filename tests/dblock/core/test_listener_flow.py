@@ -11,8 +11,8 @@ from dblock._core import statements
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import CallLater, CallOver, CallOverKeepAlive, Connect, Spawn, WaitForInput
 from dblock._core.lease_state import LeaseState, Reason
-from dblock._core.listener import FIRST_PAUSE, PING_INTERVAL, ListenerFlow
-from dblock._core.listener_connection import ConnectFailed, ConnectionFailed, Failure
+from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure
+from dblock._core.listener_flow import FIRST_PAUSE, PING_INTERVAL, ListenerFlow
 from dblock._core.presence import OWN_PART, Presence, SocketState
 from dblock._core.replies import Grant
 

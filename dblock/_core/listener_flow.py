@@ -29,11 +29,11 @@ from typing import TypeVar
 
 from dblock._core import statements
 from dblock._core.acquire import LockFlows
+from dblock._core.doubtful_presences import DoubtfulPresences, KeepsLeases
 from dblock._core.effects import Call, CallLater, CallOver, Connect, Flow, Sleep, Spawn, WaitForInput, redirect
-from dblock._core.listener_connection import ConnectFailed, Connection, ConnectionFailed, Failure
+from dblock._core.listener_failures import ConnectFailed, Connection, ConnectionFailed, Failure
 from dblock._core.options import interval
 from dblock._core.presence import OWN_PART, Presence
-from dblock._core.recovery import DoubtfulPresences, KeepsLeases
 from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiters
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 
