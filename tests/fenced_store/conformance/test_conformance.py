@@ -30,7 +30,7 @@ KINDS = [
     "key", "transaction", "row", "s3", "gcs", "memory", "files", "service that presents it again",
     "service that holds it",
 ]  # fmt: skip
-SLOW = {"s3", "service that presents it again", "service that holds it"}
+SLOW = {"transaction", "s3", "gcs", "files", "service that presents it again", "service that holds it"}
 MANY = ("concurrent_", "a_claim_holds_against_a_write_in_flight")
 """The first words of the names of checks that load a resource heavily."""
 
