@@ -224,12 +224,10 @@ class ListenerFlow:
                 connection.close()
             outcome: tuple[Connection, Presence | None] | Exception = error
         except BaseException:
-            # Cancelled, while the listener itself may continue.
             if connection is not None:
                 connection.close()
             if number == self._connect_number:
-                self._retry_at = -math.inf
-                self._wake()
+                self.connect_cancelled()
             raise
         else:
             outcome = opened, presence
@@ -237,6 +235,11 @@ class ListenerFlow:
             self._connect_outcome = outcome
         if connection is not None and (self.closed or number != self._connect_number):
             connection.close()
+        self._wake()
+
+    def connect_cancelled(self) -> None:
+        """Connect again, because the last attempt was cancelled while the listener itself may continue."""
+        self._retry_at = -math.inf
         self._wake()
 
     def _handshake(self, connection: Connection) -> Flow[Presence | None]:

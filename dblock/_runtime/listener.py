@@ -269,9 +269,14 @@ class AsyncListener(_ListenerBase):
         return await self._runner.perform(effect)
 
     def _spawn(self, flow: Flow[None]) -> None:
-        self._connecting = asyncio.get_running_loop().create_task(
-            drive_async(flow, self._perform), name="dblock connecting"
-        )
+        task = asyncio.get_running_loop().create_task(drive_async(flow, self._perform), name="dblock connecting")
+        self._connecting = task
+        task.add_done_callback(self._connecting_ended)
+
+    def _connecting_ended(self, task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before its first step runs nothing of its flow, so the flow cannot tell.
+        if task is self._connecting and task.cancelled():
+            self.flow.connect_cancelled()
 
     async def _wait(self, connection: Any, seconds: float) -> None:
         loop, woken = asyncio.get_running_loop(), self._woken

@@ -461,3 +461,18 @@ async def test_listener_restarts_after_its_task_was_cancelled(
         await held.release()
         for one in (waiting, again):
             await (await one).release()
+
+
+async def test_connecting_task_cancelled_before_its_first_step_is_replaced(dsn: str) -> None:
+    """A task that is cancelled this early runs nothing of its flow, so the flow cannot ask for another attempt."""
+    async with dblock.AsyncClient(dsn) as client:
+        await client.lock("a").acquire()
+        deadline = time.monotonic() + 5
+        while not (tasks := [task for task in asyncio.all_tasks() if task.get_name() == "dblock connecting"]):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0)
+        assert tasks[0].get_coro().cr_frame.f_lasti <= 0, "the task has begun"  # type: ignore[union-attr]
+        tasks[0].cancel()
+        while client._runtime.listener.flow.connection is None:
+            assert time.monotonic() < deadline, "the listener has no connection"
+            await asyncio.sleep(0.01)
