@@ -145,7 +145,8 @@ class LeaseState:
     @property
     def over(self) -> bool:
         """Whether the holder has let go. The lease is then neither believed nor called lost on suspicion."""
-        return self._status is Status.RELEASING or self._status is Status.RELEASED
+        status = self._status
+        return status is Status.RELEASING or status is Status.RELEASED
 
     @property
     def loss(self) -> Loss | None:
@@ -155,7 +156,8 @@ class LeaseState:
     @property
     def ended(self) -> bool:
         """Whether the lease is over or lost, as of the last event."""
-        return self._status is not Status.HELD and self._status is not Status.LEAVING
+        status = self._status  # read once: another thread may change it from LEAVING back to HELD
+        return status is not Status.HELD and status is not Status.LEAVING
 
     @property
     def settled(self) -> bool:

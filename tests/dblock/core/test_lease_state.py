@@ -169,6 +169,27 @@ def test_loss_and_release_that_race_have_one_winner() -> None:
         assert state.settled
 
 
+class _Rolled(LeaseState):
+    """A lease whose release in the user's transaction is rolled back between any two looks at its status."""
+
+    looks = 0
+
+    @property
+    def _status(self) -> Status:
+        self.looks += 1
+        return Status.LEAVING if self.looks % 2 else Status.HELD
+
+    @_status.setter
+    def _status(self, status: Status) -> None:
+        """Keep to the alternation."""
+
+
+def test_lease_that_is_held_again_at_this_moment_has_not_ended(now: Clock) -> None:
+    """The listener would end a presence that such a lease depends on, without asking whether the lock was taken."""
+    state = _Rolled(Grant("a", 7, 0.0, now.now + 10 * TRUST, now.now), 10, now=now)
+    assert [state.ended for _ in range(4)] == [False] * 4
+
+
 def test_properties_cannot_be_assigned_from_outside(state: LeaseState) -> None:
     for name, member in vars(LeaseState).items():
         if isinstance(member, property):
