@@ -142,7 +142,10 @@ class ListenerFlow:
             # In a flow of its own, because it may take long and the waiters need attention in that time.
             self._retry_at = math.inf
             self._connect_number += 1
-            yield Spawn(self._connect(self._connect_number))
+            try:
+                yield Spawn(self._connect(self._connect_number))
+            except Exception as error:  # the process may start no more threads at this moment
+                self._connect_failed(error)
         self._check_deadlines()
         if self._seconds_until_due() <= 0:
             yield from self._heartbeat()

@@ -267,3 +267,14 @@ def test_failed_attempts_to_connect_come_at_growing_intervals() -> None:
         connecting = listener.loop.send(None).flow
         listener.loop.send(None)
     assert pauses == pytest.approx([FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE])
+
+
+def test_attempt_that_cannot_be_started_is_repeated_later() -> None:
+    """As when the process may start no more threads at this moment."""
+    listener = Listener()
+    assert isinstance(next(listener.loop), Spawn)
+    waits = listener.loop.throw(RuntimeError("can't start new thread"))
+    assert waits.connection is None
+    assert waits.seconds == pytest.approx(FIRST_PAUSE)
+    listener.now += waits.seconds
+    assert isinstance(listener.loop.send(None), Spawn)
