@@ -14,9 +14,7 @@ the grace. A new connection is a new presence. Leases are tied to it once the da
 If notifications do not come through, for example behind a pooler that runs each transaction in another session, waiters
 are still served: the client checks their positions more often. If something stands between the client and the server (a
 pooler, a proxy, a NAT), there is no presence, because that thing may close its side toward the server, unseen by the
-client.
-
-The flow yields effects. The thread runtime, the task runtime and the simulation perform them.
+client. The threads, the tasks and the simulation perform the effects of this flow.
 """
 
 from __future__ import annotations
@@ -25,12 +23,11 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
-from typing import TypeVar
 
 from dblock._core import statements
 from dblock._core.acquire import LockFlows
 from dblock._core.doubtful_presences import DoubtfulPresences, KeepsLeases
-from dblock._core.effects import Call, CallLater, CallOver, Connect, Flow, Sleep, Spawn, WaitForInput, redirect
+from dblock._core.effects import Call, CallLater, CallOver, Connect, Flow, Sleep, Spawn, T, WaitForInput, redirect
 from dblock._core.listener_failures import ConnectFailed, Connection, ConnectionFailed, Failure
 from dblock._core.options import interval
 from dblock._core.presence import OWN_PART, Presence
@@ -38,8 +35,6 @@ from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiters
 from dblock.errors import ClientClosed, DatabaseError, DblockError
 
 logger = logging.getLogger("dblock")
-
-T = TypeVar("T")
 
 PING_INTERVAL = 5.0
 """Seconds between two requests over the connection."""
