@@ -153,7 +153,8 @@ def _report_failure(context: CommandContext, error: BaseException) -> int:
         traceback.print_exception(error)
     if isinstance(error, click.ClickException):
         click_context = getattr(error, "ctx", None)
-        if click_context is not None and click_context.command.name == "run" and "--" not in sys.argv:
+        run = click_context is not None and click_context.command.name == "run"
+        if run and isinstance(error, click.NoSuchOption) and "--" not in sys.argv:
             hint = "If this option belongs to the command, put -- before the command: dblock run NAME -- COMMAND…"
             error = click.UsageError(f"{error.format_message()} {hint}", click_context)
         if not context.as_json:
