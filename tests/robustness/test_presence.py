@@ -427,10 +427,10 @@ def test_connection_that_is_slow_to_become_the_presence_saves_no_lease(
         present(holder, lease)
         thread, _ = waiting(client, owner)
         monkeypatch.setattr(holder._runtime.listener.flow._in_doubt, "withdraw", lambda: iter(()))
-        owner.execute("ALTER FUNCTION register_presence RENAME TO be_present_at_once")
+        owner.execute("ALTER FUNCTION register_presence RENAME TO register_at_once")
         owner.execute(
             "CREATE FUNCTION register_presence(presence uuid, grace interval) RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
-            " PERFORM pg_sleep(1); PERFORM dblock.be_present_at_once(presence, grace); END $$"
+            " PERFORM pg_sleep(1); PERFORM dblock.register_at_once(presence, grace); END $$"
         )
         owner.execute(LINK.encode())
         thread.join()

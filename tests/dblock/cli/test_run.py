@@ -188,6 +188,13 @@ def test_command_that_cannot_run_is_reported(
     assert client.lock("job").try_acquire() is not None, "the lock must be free"
 
 
+@pytest.mark.parametrize("arguments", [[], ["job"]])
+def test_advice_on_options_needs_an_option_at_fault(shell: Shell, arguments: list[str]) -> None:
+    done = shell.run("run", *arguments)
+    assert done.code == 2
+    assert "put -- before the command" not in done.err
+
+
 def test_unreachable_database_is_exit_code_69(shell: Shell) -> None:
     done = shell.run("run", "job", "--", "echo", "ran", dsn="host=127.0.0.1 port=1 dbname=x user=x")
     assert (done.code, done.out) == (UNREACHABLE, "")
