@@ -1,7 +1,9 @@
-"""Run the `dblock` command as a shell does: a real process, its output, its exit code."""
+"""Run the `dblock` command as a shell does, with its output and exit code: in a process of its own, or in this one."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -11,8 +13,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
+
+from dblock import cli
 
 PATIENCE = 30.0
+
+NEED_A_PROCESS = {"run", "watch", "demo", "bench", "reaper"}
+"""Commands that fork, handle signals or start processes."""
 
 
 class Done(NamedTuple):
@@ -56,7 +64,17 @@ class Shell:
         return started
 
     def run(self, *arguments: str, dsn: str | None = None, **options: Any) -> Done:
-        """Run the command to its end."""
+        """Run the command to its end: in this process, which takes a tenth of the time, unless it needs its own."""
+        if not options.keys() <= {"env", "cwd"} or NEED_A_PROCESS & {*arguments}:
+            return self.run_process(*arguments, dsn=dsn, **options)
+        return self.run_here(*arguments, dsn=dsn, **options)
+
+    def run_here(self, *arguments: str, dsn: str | None = None, env: Any = None, cwd: Path | None = None) -> Done:
+        """Run the command to its end, in this process."""
+        return run_here(self.command(*arguments, dsn=dsn)[3:], cwd or self.folder, env)
+
+    def run_process(self, *arguments: str, dsn: str | None = None, **options: Any) -> Done:
+        """Run the command to its end, in a process of its own."""
         return ended(self.start(*arguments, dsn=dsn, **options))
 
     def close(self) -> None:
@@ -65,6 +83,28 @@ class Shell:
                 one.send_signal(signal.SIGCONT)
                 one.kill()
             one.communicate()
+
+
+def run_here(arguments: list[str], folder: Path, env: dict[str, str] | None = None) -> Done:
+    """Run the command to its end in this process, in a folder, with additional environment variables."""
+    out, err, before = io.StringIO(), io.StringIO(), os.getcwd()
+    os.chdir(folder)
+    try:
+        with (
+            open(os.devnull) as nothing,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            mock.patch.object(sys, "stdin", nothing),
+            mock.patch.object(sys, "argv", ["dblock", *arguments]),
+            mock.patch.dict(os.environ, env or {}),
+            # It closes this process's own standard output.
+            mock.patch.object(cli, "_discard_output", lambda: None),
+        ):
+            code = cli.main(arguments)
+    finally:
+        os.chdir(before)
+    assert "Traceback" not in err.getvalue(), err.getvalue()
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def ended(process: Any) -> Done:

@@ -182,7 +182,8 @@ def test_json_reports_why_the_command_did_not_run(shell: Shell, client: dblock.C
 def test_command_that_cannot_run_is_reported(
     shell: Shell, client: dblock.Client, arguments: list[str], code: int, says: str
 ) -> None:
-    done = shell.run("run", *arguments)
+    # An invalid command line is found before anything is started.
+    done = (shell.run_here if code == 2 else shell.run)("run", *arguments)
     assert done.code == code
     assert says in done.err
     assert client.lock("job").try_acquire() is not None, "the lock must be free"
@@ -190,7 +191,7 @@ def test_command_that_cannot_run_is_reported(
 
 @pytest.mark.parametrize("arguments", [[], ["job"]])
 def test_advice_on_options_needs_an_option_at_fault(shell: Shell, arguments: list[str]) -> None:
-    done = shell.run("run", *arguments)
+    done = shell.run_here("run", *arguments)
     assert done.code == 2
     assert "put -- before the command" not in done.err
 
