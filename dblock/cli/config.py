@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from dblock._core.schema_version import DEFAULT_SCHEMA
 from dblock.errors import DblockError
 
-SETTINGS = ("dsn", "schema")
+SETTINGS = ("dsn", "schema", "accept")
 
 
 class Setting(NamedTuple):
@@ -82,9 +82,13 @@ def _pyproject(path: Path) -> dict[str, str]:
     known = isinstance(found, dict) and all(key in SETTINGS and isinstance(value, str) for key, value in found.items())
     if not known:
         raise DblockError(
-            f"[tool.dblock] in {path} may hold only {' and '.join(SETTINGS)}, each a string. Remove the other entries."
+            f"[tool.dblock] in {path} may hold only {_listed(SETTINGS)}, each a string. Remove the other entries."
         )
     return dict(found)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _toml(text: str) -> dict[str, Any]:

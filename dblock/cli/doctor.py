@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dblock.cli import exit_codes
+from dblock.cli.config import setting
 from dblock.cli.context import CommandContext, command
 from dblock.cli.output import printable
 
@@ -53,13 +54,21 @@ TICK = 0.1
     metavar="SCHEMA",
     help="Name of fenced_store's schema, if it is installed.",
 )
-def doctor(context: CommandContext, snapshot_age: float, listeners: int, fences: str) -> int:
+@click.option(
+    "--accept",
+    multiple=True,
+    metavar="CHECK",
+    help="Show the findings of this check, but do not count them in the exit code; repeat for several. "
+    "Default: $DBLOCK_ACCEPT, .env, [tool.dblock], separated by commas.",
+)
+def doctor(context: CommandContext, snapshot_age: float, listeners: int, fences: str, accept: tuple[str, ...]) -> int:
     """Find what will cause trouble, and how to fix it; changes nothing."""
     from dblock.admin.doctor import Limits, examine
 
     target, name, limits = context.target(), context.schema, Limits(snapshot_age, listeners)
+    accepted = _accepted(accept)
     report = _BackgroundExamination(
-        lambda on_check: examine(target, name, fences=fences, limits=limits, on_check=on_check),
+        lambda on_check: examine(target, name, fences=fences, limits=limits, accept=accepted, on_check=on_check),
         shows_progress=not context.as_json and sys.stderr is not None and sys.stderr.isatty(),
     ).wait()
 
@@ -68,6 +77,8 @@ def doctor(context: CommandContext, snapshot_age: float, listeners: int, fences:
             _print_finding(finding)
         checks, found = len(report.checked), len(report.findings)
         findings = f"{found} finding{'s' * (found > 1)}" if found else "no findings"
+        if known := sum(finding.accepted for finding in report.findings):
+            findings += f" ({known} accepted)"
         click.echo(f"{checks} check{'s' * (checks != 1)}, {findings}.")
 
     context.output(report, render)
@@ -75,8 +86,15 @@ def doctor(context: CommandContext, snapshot_age: float, listeners: int, fences:
     return codes.get(report.worst or "", exit_codes.OK)
 
 
+def _accepted(given: tuple[str, ...]) -> list[str]:
+    """Return the IDs of the accepted checks: those of the options and those of the setting."""
+    configured = setting("accept", None).value or ""
+    return [*given, *(one.strip() for one in configured.split(",") if one.strip())]
+
+
 def _print_finding(finding: Finding) -> None:
-    click.echo(f"{click.style(finding.level, fg=COLOURS[finding.level], bold=True)}  {finding.id}")
+    accepted = "  (accepted)" if finding.accepted else ""
+    click.echo(f"{click.style(finding.level, fg=COLOURS[finding.level], bold=True)}  {finding.id}{accepted}")
     for label, text in (("", finding.what), ("why  ", finding.why)):
         for line in _wrapped(printable(text), label):
             click.echo(line)

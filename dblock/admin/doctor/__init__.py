@@ -7,8 +7,9 @@ long, is reported as such and does not keep the others from running.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from dblock._core.options import quoted
@@ -26,6 +27,7 @@ from dblock.admin.doctor import (
 )
 from dblock.admin.doctor.link import Link
 from dblock.admin.doctor.patient import MONITOR, OWNER, USER, CannotCheck, Check, Finding, Limits, Patient
+from dblock.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import psycopg
@@ -57,14 +59,14 @@ class Report:
 
     database: str
     findings: list[Finding]
-    """The findings, the worst first."""
+    """The findings, the worst first, and the accepted ones last."""
     checked: list[str]
     """The IDs of the checks that ran."""
 
     @property
     def worst(self) -> str | None:
-        """The level of the worst finding; None if there is no finding."""
-        return self.findings[0].level if self.findings else None
+        """The level of the worst finding that was not accepted; None if there is no such finding."""
+        return next((finding.level for finding in self.findings if not finding.accepted), None)
 
 
 def examine(
@@ -73,10 +75,15 @@ def examine(
     *,
     fences: str = "fenced_store",
     limits: Limits | None = None,
+    accept: Collection[str] = (),
     on_check: Callable[[str], None] = lambda check: None,
 ) -> Report:
-    """Run every check that can run; `on_check` receives the ID of each check before it runs."""
+    """Run every check that can run; `on_check` receives the ID of each check before it runs.
+
+    Findings of the checks in `accept` are reported, but do not count as trouble.
+    """
     check_name(schema)
+    _check_ids(accept)
     with translated(schema), Link(target) as link:
         patient = Patient(link, schema, fences, limits or Limits())
         patient.read_basics()
@@ -86,7 +93,17 @@ def examine(
             if examination.applies(check):
                 on_check(check.id)
                 examination.run(check)
-    return Report(str(target), examination.findings(), examination.checked)
+    found = [replace(finding, accepted=finding.id in accept) for finding in examination.findings()]
+    return Report(str(target), sorted(found, key=lambda finding: finding.accepted), examination.checked)
+
+
+def _check_ids(accepted: Collection[str]) -> None:
+    known = [check.id for check in CHECKS]
+    for one in accepted:
+        if one not in known:
+            near = get_close_matches(one, known, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else "docs/reference/doctor.md lists them."
+            raise InvalidArgument(f"The doctor has no check {one!r} to accept. {hint}")
 
 
 class _Examination:

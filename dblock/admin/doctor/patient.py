@@ -50,6 +50,8 @@ class Finding:
     """The fix: SQL, or a dblock command."""
     id: str = ""
     """The ID of the check that found it."""
+    accepted: bool = False
+    """Whether the operator has accepted it. It is shown, but does not count."""
 
 
 class CannotCheck(Exception):

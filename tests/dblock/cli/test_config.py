@@ -65,8 +65,8 @@ def test_files_without_dblock_settings_are_ignored(bare: Shell, dsn: str) -> Non
     ("name", "text", "says"),
     [
         ("pyproject.toml", "[tool.dblock\n", "cannot be read"),
-        ("pyproject.toml", "[tool.dblock]\ndns = 'x'\n", "may hold only dsn and schema"),
-        ("pyproject.toml", "[tool.dblock]\ndsn = 7\n", "may hold only dsn and schema"),
+        ("pyproject.toml", "[tool.dblock]\ndns = 'x'\n", "may hold only dsn, schema and accept"),
+        ("pyproject.toml", "[tool.dblock]\ndsn = 7\n", "may hold only dsn, schema and accept"),
         ("pyproject.toml", "tool = 'dblock'\n", "cannot be read"),
         (".env", "DBLOCK_DSN=\n", "DSN is empty"),
     ],

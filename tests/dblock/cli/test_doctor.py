@@ -380,6 +380,29 @@ def attached(dsn: str) -> Finding | None:
 
 
 @needs_pgbouncer
+@pytest.mark.parametrize("way", ["option", pytest.param("setting", marks=pytest.mark.second_stage)])
+def test_accepted_finding_is_shown_and_does_not_count(shell: Shell, dsn: str, way: str) -> None:
+    with pooled(dsn) as through:
+        environment = {"DBLOCK_ACCEPT": "listeners, pooler"} if way == "setting" else {}
+        options = ["--accept", "pooler"] if way == "option" else []
+        assert examine(target.resolve(through)).worst == "warning"
+        done = shell.run("doctor", "--dsn", through, *options, env=environment)
+        assert done.code == 0, done.out
+        assert "warning  pooler  (accepted)" in done.out
+        assert done.out.endswith(" checks, 1 finding (1 accepted).\n")
+        play(dsn, "ALTER SEQUENCE dblock.token_sequence CYCLE")
+        report = examine(target.resolve(through), accept=["pooler"])
+        assert report.worst == "error", "others still count"
+        assert [(one.id, one.accepted) for one in report.findings] == [("token-cycle", False), ("pooler", True)]
+
+
+def test_accepted_check_must_exist(shell: Shell, dsn: str) -> None:
+    done = shell.run("doctor", "--accept", "poolr")
+    assert done.code == 1
+    assert done.err == "dblock: The doctor has no check 'poolr' to accept. Did you mean 'pooler'?\n"
+
+
+@needs_pgbouncer
 def test_pooler_on_the_path_is_found(dsn: str) -> None:
     with pooled(dsn) as through:
         assert "listen_dsn" in only(through, "pooler", "warning").command
