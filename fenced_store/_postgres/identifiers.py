@@ -79,8 +79,16 @@ def _as_text(value: object) -> str:
         return value
     if isinstance(value, bool):
         return "t" if value else "f"
-    if isinstance(value, (int, uuid.UUID, ipaddress.IPv4Address, ipaddress.IPv6Address)):
+    if isinstance(value, (int, uuid.UUID)):
         return str(value)
+    if isinstance(value, (ipaddress.IPv4Interface, ipaddress.IPv6Interface)):
+        # Postgres leaves out the mask of a single host in a column of type inet, and keeps it in one of type cidr.
+        size = value.network.prefixlen
+        return _address_as_text(value.ip) + (f"/{size}" if size < value.max_prefixlen else "")
+    if isinstance(value, (ipaddress.IPv4Network, ipaddress.IPv6Network)):
+        return f"{_address_as_text(value.network_address)}/{value.prefixlen}"
+    if isinstance(value, (ipaddress.IPv4Address, ipaddress.IPv6Address)):
+        return _address_as_text(value)
     if isinstance(value, decimal.Decimal) and value.is_finite():
         text = format(value, "f")
         text = text.rstrip("0").rstrip(".") if "." in text else text
@@ -95,6 +103,19 @@ def _as_text(value: object) -> str:
     if isinstance(value, datetime.time) and value.tzinfo is None:
         return _trimmed(value.isoformat())
     raise InvalidArgument(f"A key of a protected row cannot be {type(value).__name__} {value!r:.80}.")
+
+
+def _address_as_text(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    """Return an address as Postgres writes it: with dots where it holds an IPv4 address."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.scope_id is not None:
+            raise InvalidArgument(f"A key of a protected row cannot be {str(address)!r:.80}: Postgres stores no zone.")
+        high, low = divmod(int(address), 2**32)
+        if high == 0xFFFF:
+            return f"::ffff:{ipaddress.IPv4Address(low)}"
+        if high == 0 and low > 0xFFFF:
+            return f"::{ipaddress.IPv4Address(low)}"
+    return str(address)
 
 
 def _trimmed(moment: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import ipaddress
+import random
 import uuid
 from typing import Any
 
@@ -12,7 +13,7 @@ import psycopg
 import pytest
 
 import fenced_store
-from fenced_store import InvalidArgument, protect
+from fenced_store import InvalidArgument, protect, row
 from tests.fenced_store.postgres.tables.conftest import carrying, refused
 
 
@@ -23,13 +24,13 @@ def test_row_resources_match_keys_of_all_types(dsn: str, owner: psycopg.Connecti
     )
     made = protect(dsn, "many")
     assert made.key == ("b", "a", "c", "d", "e", "f")
-    row = (
+    inserted = (
         "('x,\\y', '2026-01-02 03:04:05+00', '\\x00ff', '00000000-0000-0000-0000-000000000001', '2026-01-02', 1.50, 1)"
     )
-    carrying(owner, 8, f"INSERT INTO many VALUES {row}", "DELETE FROM many")
+    carrying(owner, 8, f"INSERT INTO many VALUES {inserted}", "DELETE FROM many")
     # The resource of a row does not depend on how the session prints its key.
     for setting in ("TimeZone = 'Asia/Tokyo'", "DateStyle = 'German'", "bytea_output = 'escape'"):
-        refused(owner, 7, f"SET LOCAL {setting}", f"INSERT INTO many VALUES {row}")
+        refused(owner, 7, f"SET LOCAL {setting}", f"INSERT INTO many VALUES {inserted}")
     key = ("2026-01-02T03:04:05", "x,\\y", "00ff", "00000000-0000-0000-0000-000000000001", "2026-01-02", "1.5")
     assert owner.execute("SELECT token FROM fenced_store.fences WHERE resource = %s", [made.row(*key)]).fetchone() == (
         8,
@@ -169,3 +170,66 @@ def test_row_is_claimed_by_the_value_of_its_key(
 def test_value_that_cannot_be_a_key_names_no_row(value: Any) -> None:
     with pytest.raises(InvalidArgument):
         fenced_store.row("public.orders", value)
+
+
+def addresses() -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Addresses of every shape: zero runs of all lengths and places, and IPv4 addresses inside of IPv6 ones."""
+    chosen = random.Random(7)
+    words = [0, 0, 0, 0, 1, 0x0102, 0x0304, 0xFF, 0xFFFF, 0xFFFF, 0xABCD]
+    found = [
+        ipaddress.IPv6Address(b"".join(chosen.choice(words).to_bytes(2, "big") for _ in range(8))) for _ in range(3000)
+    ]
+    for high in (0, 0xFFFF, 0xFFFE, 0xFFFF << 16, 0x64FF9B << 72):
+        for low in (0, 1, 2, 0xFF, 0xFFFF, 0x10000, 0x01020304, 0x01020000, 0xFFFFFFFF, 0x80000001):
+            found.append(ipaddress.IPv6Address(high << 32 | low))
+    return [*found, *(ipaddress.IPv4Address(chosen.getrandbits(32)) for _ in range(50))]
+
+
+def test_row_resources_name_every_address_as_postgres_writes_it(owner: psycopg.Connection) -> None:
+    values = addresses()
+    written = owner.execute(
+        "SELECT concat(v::inet) FROM unnest(%s::text[]) WITH ORDINALITY AS u (v, n) ORDER BY n",
+        ([one.exploded for one in values],),
+    ).fetchall()
+    wrong = [
+        (row("t", value), text)
+        for value, (text,) in zip(values, written, strict=True)
+        if row("t", value) != f"t:{text}"
+    ]
+    assert not wrong, f"{len(wrong)} of {len(values)}: {wrong[:3]}"
+
+
+def test_row_resources_name_networks_and_interfaces_as_postgres_writes_them(owner: psycopg.Connection) -> None:
+    chosen = random.Random(8)
+    for address in addresses()[::20]:
+        size = chosen.choice([address.max_prefixlen, chosen.randrange(address.max_prefixlen + 1)])
+        for value, kind in (
+            (ipaddress.ip_interface((address, size)), "inet"),
+            (ipaddress.ip_network((address, size), strict=False), "cidr"),
+        ):
+            assert row("t", value) == f"t:{_scalar(owner, f'SELECT concat(%s::{kind})', value.exploded)}"
+
+
+def test_stale_write_is_refused_after_a_claim_by_an_ipv4_mapped_address(dsn: str, owner: psycopg.Connection) -> None:
+    owner.execute("CREATE TABLE public.callers (address inet PRIMARY KEY, seen int)")
+    callers = fenced_store.protect(dsn, "public.callers")
+    for address in map(ipaddress.IPv6Address, ("::ffff:1.2.3.4", "::1.2.3.4")):
+        owner.execute("INSERT INTO public.callers VALUES (%s, 0)", (address,))
+        with fenced_store.FencedStore(dsn) as store:
+            store.claim(callers.row(address), fence=60)
+        with pytest.raises(psycopg.Error) as refused, owner.transaction():
+            owner.execute("SET LOCAL fenced_store.token = '55'")
+            owner.execute("UPDATE public.callers SET seen = 1 WHERE address = %s", (address,))
+        assert refused.value.sqlstate == "FEN01"
+
+
+def test_scoped_address_names_no_row() -> None:
+    """Postgres has no type for an address with a zone."""
+    with pytest.raises(InvalidArgument, match="fe80::1%eth0"):
+        row("t", ipaddress.IPv6Address("fe80::1%eth0"))
+
+
+def _scalar(connection: psycopg.Connection, statement: str, *values: Any) -> Any:
+    found = connection.execute(statement.encode(), values).fetchone()
+    assert found is not None
+    return found[0]
