@@ -14,10 +14,10 @@ import random
 from types import TracebackType
 from typing import Any
 
-from fenced_store._postgres.engines import not_usable
+from fenced_store._postgres.error_mapping import not_usable
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_resource, check_schema
+from fenced_store._postgres.rejection_log import record_rejection, record_rejection_async
 from fenced_store._postgres.user_transaction import UserTransaction
-from fenced_store.audit import record_rejection, record_rejection_async
 from fenced_store.errors import FenceBroken, FencedStoreError, InvalidArgument, StaleTokenError, abbreviated, translated
 from fenced_store.tokens import HasToken, describe_writer, next_write, refuse_self_wait, token_of
 

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from fenced_store._postgres.engines import Database, async_engine_of, engine_of, not_usable
+from fenced_store._postgres.engines import Database, async_engine_of, engine_of
+from fenced_store._postgres.error_mapping import not_usable
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_resource, check_schema
 from fenced_store._postgres.values import Stored, Value, checked_bytes, decoded, encoded
 from fenced_store.errors import (

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import psycopg
 from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from fenced_store.errors import (
-    AccessDenied,
-    FencedStoreError,
-    InvalidArgument,
-    NotInstalled,
-    diagnostics_of,
-    sqlstate,
-    translated,
-)
+from fenced_store._postgres.error_mapping import not_usable
+from fenced_store.errors import InvalidArgument, translated
 
-Database = str | Engine | AsyncEngine
+if TYPE_CHECKING:
+    # Imported only where it is needed, because it imports the whole ORM.
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+Database: TypeAlias = "str | Engine | AsyncEngine"
 """A DSN (URL or keywords), an Engine or an AsyncEngine."""
 
 
@@ -29,13 +26,15 @@ def engine_of(database: Database) -> tuple[Engine, bool]:
     """Return a synchronous engine, and whether it was made here, so that the caller must dispose of it."""
     if isinstance(database, Engine):
         return _check_dialect(database), False
-    if isinstance(database, AsyncEngine):
-        return create_engine(_check_dialect(database.sync_engine).url, poolclass=NullPool), True
+    if (behind := _sync_engine_of(database)) is not None:
+        return create_engine(_check_dialect(behind).url, poolclass=NullPool), True
     return create_engine("postgresql+psycopg://", creator=_connector(database, psycopg.connect)), True
 
 
 def async_engine_of(database: Database, **options: Any) -> tuple[AsyncEngine, bool]:
     """Return an asynchronous engine, and whether it was made here, with these options; then dispose of it."""
+    from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
     if isinstance(database, AsyncEngine):
         _check_dialect(database.sync_engine)
         return database, False
@@ -69,22 +68,13 @@ def translating(schema: str) -> Iterator[None]:
         raise counterpart from error
 
 
-def not_usable(error: BaseException, schema: str) -> FencedStoreError | None:
-    """Return NotInstalled or AccessDenied if the error means that the schema or a privilege is missing; else None."""
-    state, (message, _, hint) = sqlstate(error), diagnostics_of(error)
-    if state in ("3F000", "42883") and schema in message:
-        return NotInstalled(
-            f"There is no fenced_store in schema {schema!r} of this database. As its owner run: dblock fence setup "
-            "(or fenced_store.install(...) from Python)."
-        )
-    if state == "42501":
-        return AccessDenied(
-            f"The database refused: {message.rstrip('.')}. {hint + ' ' if hint else ''}To write through fences, a role "
-            "needs: dblock fence grant ROLE. To protect a table, the role must also own the table and be allowed to "
-            "create functions in the table's schema. Only the role that ran dblock fence setup can read the log and "
-            "the high-water mark."
-        )
-    return None
+def _sync_engine_of(database: object) -> Engine | None:
+    """Return the synchronous engine behind an AsyncEngine; None for anything else."""
+    asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
+    if asynchronous is None or not isinstance(database, asynchronous.AsyncEngine):
+        return None
+    engine: Engine = database.sync_engine
+    return engine
 
 
 def _check_dialect(engine: Engine) -> Engine:

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Mapped, Mapper, mapped_column
 
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_key, quoted
-from fenced_store.audit import record_rejection
+from fenced_store._postgres.rejection_log import record_rejection
 from fenced_store.errors import InvalidArgument, StaleTokenError, translated
 from fenced_store.schema import check_installed, quoted_for_text
 from fenced_store.tokens import describe_writer

@@ -10,6 +10,8 @@ import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
+import pytest
+
 import fenced_store
 from fenced_store import errors, tokens
 
@@ -55,6 +57,29 @@ def test_fenced_store_imports_nothing_of_dblock() -> None:
 def test_fenced_store_works_without_dblock() -> None:
     script = "import sys; sys.modules['dblock'] = None; import fenced_store; print(fenced_store.row('t', 1))"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "t:1"
+
+
+@pytest.mark.parametrize(
+    ("used", "heavy"),
+    [
+        ("fenced_store", ["sqlalchemy", "alembic", "asyncio", "psycopg", "obstore", "httpx"]),
+        ("fenced_store.StaleTokenError, fenced_store.row", ["sqlalchemy", "alembic", "asyncio", "psycopg"]),
+        ("fenced_store.fence, fenced_store.Stored", ["sqlalchemy", "alembic"]),
+        ("fenced_store.FencedStore, fenced_store.protect", ["sqlalchemy.orm", "alembic"]),
+    ],
+)
+def test_using_a_name_imports_only_what_the_name_needs(used: str, heavy: list[str]) -> None:
+    script = f"import sys, fenced_store; {used}; print([name for name in {heavy!r} if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
+
+
+def test_every_public_name_is_listed_and_can_be_imported_by_star() -> None:
+    script = (
+        "from fenced_store import *; import fenced_store as f; print(set(f.__all__) <= set(dir(f)) & set(globals()))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "True"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fenced_store.nothing
 
 
 def test_module_without_its_extra_says_which_to_install() -> None:
