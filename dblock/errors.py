@@ -124,6 +124,8 @@ class Unavailable(DatabaseError):
 
     unanswered = False
     """Whether the call was sent and the database did not reply in time."""
+    granted = False
+    """Whether a lock was granted before the error, and has to be given back."""
 
 
 class ClaimBusy(DatabaseError):

@@ -159,8 +159,8 @@ class _LeaseBase:
         """
         check_callback(callback)
         state, call = self._state, self._runtime.callbacks.call
-        state.at_end(lambda: call(callback, state.error()) if state.loss else None)
         self._runtime.callbacks.add(self._watch())
+        state.at_end(lambda: call(callback, state.error()) if state.loss else None)
 
     def on_danger(self, callback: Callable[[float], object], *, before: Seconds) -> None:
         """Call `callback` with the seconds left when fewer than `before` are left, once for each trust window.
@@ -169,6 +169,7 @@ class _LeaseBase:
         """
         check_callback(callback)
         call = self._runtime.callbacks.call
+        self._runtime.callbacks.add(self._watch())  # first, because this fails where no thread can be started
         self._watch().add_danger(check_before(before, self._state), lambda left: call(callback, left))
         self._runtime.callbacks.add(self._watch())
 

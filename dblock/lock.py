@@ -252,7 +252,9 @@ def _may_be_granted(error: BaseException) -> bool:
     """Return whether a request that ended with this error may have been granted: its reply was not received."""
     if isinstance(error, ClientClosed):
         return error.granted
-    return not isinstance(error, DblockError) or (isinstance(error, Unavailable) and error.unanswered)
+    if isinstance(error, Unavailable):
+        return error.unanswered or error.granted
+    return not isinstance(error, DblockError)
 
 
 def _task() -> object:

@@ -26,7 +26,7 @@ from dblock._runtime import target
 from dblock.admin import schema
 from dblock.lease import TaskLease, ThreadLease
 from tests.support.facade import AsyncClients, Clients, SyncClients
-from tests.support.servers import private_server, running_server
+from tests.support.servers import private_server, running_server, tcp_server
 from tests.support.sessions import Sessions
 
 pytest_plugins = ["tests.support.stages"]
@@ -104,6 +104,14 @@ def durable_dsn(request: pytest.FixtureRequest, server: str) -> Iterator[str]:
             yield own.url
     else:
         yield request.getfixturevalue("dsn")
+
+
+@pytest.fixture(scope="module")
+def tcp_dsn() -> Iterator[str]:
+    """A database with the schema installed, on a server that is reached over TCP, with a password by SCRAM."""
+    with tcp_server() as dsn:
+        schema.install(target.resolve(dsn))
+        yield dsn
 
 
 @pytest.fixture

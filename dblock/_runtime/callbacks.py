@@ -21,7 +21,8 @@ from dblock._core import clock
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import Seconds, brief, check_seconds
 from dblock._runtime.forks import call_after_fork
-from dblock.errors import InvalidArgument
+from dblock._runtime.threads import start_thread
+from dblock.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
     import asyncio
@@ -105,7 +106,7 @@ class CallbackTimer:
         """Start without a thread and without leases in the child of a fork."""
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._added: queue.SimpleQueue[WatchedLease | None] = queue.SimpleQueue()
+        self._added: queue.SimpleQueue[WatchedLease | Callable[[], object] | None] = queue.SimpleQueue()
         self._closed = False
 
     def add(self, watched: WatchedLease) -> None:
@@ -113,17 +114,22 @@ class CallbackTimer:
         self._added.put(watched)
         with self._starting:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._go, name="dblock callbacks", daemon=True)
-                self._thread.start()
+                self._thread = start_thread("dblock callbacks", self._go)
 
     def close(self) -> None:
         self._closed = True
         self._added.put(None)
 
-    @staticmethod
-    def call(callback: Callback, argument: object) -> None:
-        """Call back in a new thread, so that a slow callback delays nothing else."""
-        threading.Thread(target=guarded, args=(callback, argument), name="dblock callback", daemon=True).start()
+    def call(self, callback: Callback, argument: object) -> None:
+        """Call back in a new thread, so that a slow callback delays nothing else.
+
+        If no thread can be started, call back in the thread of the checks, which then come late. A lease still reports
+        its own loss in time.
+        """
+        try:
+            start_thread("dblock callback", guarded, callback, argument)
+        except Unavailable:
+            self._added.put(lambda: guarded(callback, argument))
 
     def _go(self) -> None:
         checks: list[tuple[float, int, WatchedLease]] = []
@@ -134,8 +140,10 @@ class CallbackTimer:
             due: list[WatchedLease] = []
             with contextlib.suppress(queue.Empty):
                 added = self._added.get(timeout=timeout)
-                if added is not None:
+                if isinstance(added, WatchedLease):
                     due.append(added)
+                elif added is not None:
+                    added()
             now = clock.now()
             while checks and checks[0][0] <= now:
                 due.append(heapq.heappop(checks)[2])

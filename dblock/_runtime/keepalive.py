@@ -21,6 +21,7 @@ from dblock._core.presence import Presence
 from dblock._runtime.asyncio_compat import wait_and_clear
 from dblock._runtime.forks import call_after_fork
 from dblock._runtime.runner import AsyncRunner, Runner
+from dblock._runtime.threads import start_thread
 
 
 class _KeepAliveBase:
@@ -97,10 +98,7 @@ class KeepAlive(_KeepAliveBase):
     def _start(self) -> None:
         with self._starting:
             if self._thread is None and not self.flow.closed:
-                self._thread = threading.Thread(
-                    target=drive, args=(self.flow.run(), self._perform), name="dblock keep-alive", daemon=True
-                )
-                self._thread.start()
+                self._thread = start_thread("dblock keep-alive", drive, self.flow.run(), self._perform)
 
     def _perform(self, effect: Any) -> Any:
         if isinstance(effect, WaitForWake):

@@ -36,7 +36,9 @@ from dblock._runtime.forks import call_after_fork
 from dblock._runtime.listener_connection import ListenerConnection, connect_failed
 from dblock._runtime.runner import AsyncRunner, Runner
 from dblock._runtime.target import Target
+from dblock._runtime.threads import start_thread, start_timer
 from dblock._runtime.wakeups import TaskWaiter, ThreadWaiter
+from dblock.errors import Unavailable
 
 LONGEST_SLEEP = 3600.0
 
@@ -81,6 +83,8 @@ class Listener(_ListenerBase):
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._timers: list[threading.Timer] = []
+        self._untimed: list[tuple[float, Callable[[], None]]] = []
+        """What to call and when, where no timer could be started: the loop does it, unless it is busy."""
         self._wake_input: socket.socket | None = None
         """Readable once the loop has been woken."""
         self._wake_output: socket.socket | None = None
@@ -93,8 +97,12 @@ class Listener(_ListenerBase):
                     self._wake_input, self._wake_output = sockets = socket.socketpair()
                     for one in sockets:
                         one.setblocking(False)
-                    self._thread = threading.Thread(target=self._go, args=sockets, name="dblock listener", daemon=True)
-                    self._thread.start()
+                    try:
+                        self._thread = start_thread("dblock listener", self._go, *sockets)
+                    except BaseException:
+                        for one in sockets:
+                            one.close()
+                        raise
 
     def join_queue(self, name: str, attempt: str) -> ThreadWaiter:
         """Register a waiter for the calling thread."""
@@ -149,9 +157,7 @@ class Listener(_ListenerBase):
             except Exception as error:
                 raise connect_failed(error, self._target) from error
         if isinstance(effect, Spawn):
-            threading.Thread(
-                target=drive, args=(effect.flow, self._perform), name="dblock connecting", daemon=True
-            ).start()
+            start_thread("dblock connecting", drive, effect.flow, self._perform)
             return None
         if isinstance(effect, CallLater):
             return self._call_later(effect.seconds, effect.function)
@@ -159,10 +165,19 @@ class Listener(_ListenerBase):
 
     def _call_later(self, seconds: float, function: Callable[[], None]) -> None:
         self._timers = [timer for timer in self._timers if timer.is_alive()]
-        timer = threading.Timer(seconds, function)
-        timer.daemon = True
-        timer.start()
-        self._timers.append(timer)
+        try:
+            self._timers.append(start_timer("dblock timer", seconds, function))
+        except Unavailable:
+            self._untimed.append((clock.now() + seconds, function))
+
+    def _call_untimed(self) -> float:
+        """Call the functions that are due and got no timer. Return the seconds until the next is due."""
+        now = clock.now()
+        due = [function for at, function in self._untimed if at <= now]
+        self._untimed = [(at, function) for at, function in self._untimed if at > now]
+        for function in due:
+            function()
+        return min((at for at, _ in self._untimed), default=math.inf) - now
 
     def _wait(self, connection: Any, seconds: float) -> None:
         woken = self._wake_input
@@ -172,7 +187,7 @@ class Listener(_ListenerBase):
             with connection.translating():
                 handles.append(connection.fileno())
         wait = _readable(handles)
-        until = clock.now() + seconds
+        until = clock.now() + min(seconds, self._call_untimed())
         while True:
             ready = wait(max(until - clock.now(), 0.0))
             if connection is None or handles[1] not in ready:

@@ -18,7 +18,7 @@ from dblock._core.lease_state import LeaseState, Reason
 from dblock._runtime.callbacks import AsyncCallbackTimer, CallbackTimer
 from dblock._runtime.forks import call_after_fork, importing
 from dblock._runtime.target import Target
-from dblock.errors import ClientClosed, DblockError
+from dblock.errors import ClientClosed, DblockError, Unavailable
 
 if TYPE_CHECKING:
     import asyncio
@@ -58,13 +58,14 @@ class RuntimeBase:
 
     def track(self, state: LeaseState) -> None:
         """Hand a lease to the keep-alive, which renews it if it is kept alive and releases it in the end."""
-        with state.presence.lock if state.presence else contextlib.nullcontext():
-            self.keepalive.add(state)
-            if state.presence is not None and (state.presence.ended or state.in_doubt):
-                # The presence was lost before the grant's reply came. Whether the lock was taken is not known.
-                state.lose(Reason.UNREACHABLE)
-        if self._grace is not None:
-            self.listener.start()
+        try:
+            self._hand_over(state)
+        except Unavailable as error:
+            # A thread could not be started. The caller gets the error instead of the lease, and gives the grant back.
+            self.keepalive.discard(state)
+            state.let_go()
+            error.granted = True
+            raise
         if self.closed:
             # The client was closed before the grant's reply came. Checked after adding, so that either this thread or
             # the closing one sees the other.
@@ -74,11 +75,21 @@ class RuntimeBase:
             closed.granted = True
             raise closed
 
+    def _hand_over(self, state: LeaseState) -> None:
+        with state.presence.lock if state.presence else contextlib.nullcontext():
+            self.keepalive.add(state)
+            if state.presence is not None and (state.presence.ended or state.in_doubt):
+                # The presence was lost before the grant's reply came. Whether the lock was taken is not known.
+                state.lose(Reason.UNREACHABLE)
+        if self._grace is not None:
+            self.listener.start()
+
     def defer_cleanup(self, name: str, attempt: str) -> None:
         """Give up the attempt's grant and ticket later, because that was not possible now."""
         if self.listener is not None and not self.closed:
-            self.listener.start()
             self.listener.waiters.defer_cleanup(name, attempt)
+            with contextlib.suppress(Unavailable):  # the next wait or lease starts it
+                self.listener.start()
 
 
 class _OpensLater(RuntimeBase):

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from dblock._runtime.threads import start_timer
 from dblock.errors import Unavailable
 
 
@@ -24,9 +25,7 @@ def bounded(connection: Any, seconds: float) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 handle.shutdown(socket.SHUT_RDWR)
 
-        cutting = threading.Timer(seconds, cut)
-        cutting.daemon = True
-        cutting.start()
+        cutting = start_timer("dblock timeout", seconds, cut)
         try:
             yield
         except Exception as error:

@@ -6,12 +6,15 @@ import atexit
 import functools
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+import psycopg
 
 from dblock.embedded import Server
 from dblock.embedded.account import account_for
@@ -54,6 +57,19 @@ def private_server(settings: Mapping[str, str] | None = None, in_memory: bool = 
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def tcp_server(settings: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Yield the DSN of a server for one caller that is reached over TCP, with a password by SCRAM."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    own = {"listen_addresses": "127.0.0.1", "port": port, "fsync": "off"}
+    with private_server(own | dict(settings or {}), in_memory=True) as server:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute("ALTER ROLE postgres PASSWORD 'secret'")
+        yield f"postgresql://postgres:secret@127.0.0.1:{port}/postgres"
 
 
 def copy_fresh_data(server: Server) -> None:

@@ -1,0 +1,175 @@
+"""Threads that the process may not start for a moment: a clear error, no lock left behind, and a start soon after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+import dblock
+
+Fail = Callable[..., None]
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
+    """Let the next starts of threads with this name fail, as when the process may have no more of them."""
+    start = threading.Thread.start
+
+    def plan(name: str, times: int = 1) -> None:
+        left = times
+
+        def limited(self: threading.Thread) -> None:
+            nonlocal left
+            if left > 0 and self.name.startswith(name):
+                left -= 1
+                raise RuntimeError("can't start new thread")
+            start(self)
+
+        monkeypatch.setattr(threading.Thread, "start", limited)
+
+    return plan
+
+
+def is_held(owner: psycopg.Connection[Any], name: str) -> bool:
+    return owner.execute("SELECT 1 FROM holder(%s)", (name,)).fetchone() is not None
+
+
+@pytest.mark.parametrize("thread", ["dblock keep-alive", "dblock listener"])
+@pytest.mark.parametrize("method", ["try_acquire", "acquire"])
+def test_grant_is_released_when_a_thread_cannot_be_started(
+    client: dblock.Client, owner: psycopg.Connection[Any], fail: Fail, thread: str, method: str
+) -> None:
+    fail(thread)
+    with pytest.raises(dblock.Unavailable, match=r"could not start a thread.*process limit"):
+        getattr(client.lock("a"), method)()
+    assert not is_held(owner, "a")
+
+
+def test_keep_alive_is_started_again(client: dblock.Client, fail: Fail) -> None:
+    fail("dblock keep-alive", times=2)
+    for _ in range(2):
+        with pytest.raises(dblock.Unavailable):
+            client.lock("a").acquire()
+    lease = client.lock("a", ttl=0.3).acquire()
+    time.sleep(0.45)
+    assert lease.remaining() > 0, "no renewal came"
+    lease.release()
+
+
+def test_listener_is_started_again(dsn: str, client: dblock.Client, fail: Fail) -> None:
+    fail("dblock listener", times=2)
+    with dblock.Client(dsn, presence=None) as other:
+        held = other.lock("a").acquire()
+        for _ in range(2):
+            with pytest.raises(dblock.Unavailable):
+                client.lock("a").acquire(timeout=5)
+        threading.Timer(0.2, held.release).start()
+        began = time.monotonic()
+        client.lock("a").acquire(timeout=5).release()
+    assert time.monotonic() - began < 2
+
+
+def test_failed_start_leaves_no_socket_open(client: dblock.Client, fail: Fail) -> None:
+    client.lock("a").holder()
+    fail("dblock listener", times=20)
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for _ in range(20):
+        with pytest.raises(dblock.Unavailable):
+            client.lock("a").acquire()
+    if before:
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_listener_connects_again_when_its_connecting_thread_could_not_start(
+    client: dblock.Client, owner: psycopg.Connection[Any], fail: Fail
+) -> None:
+    fail("dblock connecting", times=2)
+    lease = client.lock("a").acquire()
+    deadline = time.monotonic() + 5
+    while not owner.execute("SELECT 1 FROM lock_presence").fetchone():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    lease.release()
+
+
+def test_lost_presence_is_noticed_without_a_timer(
+    client: dblock.Client, owner: psycopg.Connection[Any], fail: Fail
+) -> None:
+    lease = client.lock("a").acquire()
+    deadline = time.monotonic() + 5
+    while not owner.execute("SELECT 1 FROM lock_presence").fetchone():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    fail("dblock timer")
+    owner.execute("SELECT pg_terminate_backend(session) FROM lock_presence")
+    time.sleep(0.5)
+    assert lease.remaining() > 0, "the presence was withdrawn in time"
+    assert owner.execute("SELECT count(*) FROM lock_presence WHERE gone_since IS NULL").fetchone() == (1,)
+    lease.release()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_callback_is_called_when_its_thread_could_not_start(client: dblock.Client, fail: Fail, times: int) -> None:
+    lease = client.lock("a", ttl=0.3, keep_alive=False).acquire()
+    called = threading.Event()
+    lease.on_lost(lambda _: called.set())
+    fail("dblock callback", times)
+    assert called.wait(5)
+
+
+def test_callbacks_thread_is_started_again(client: dblock.Client, fail: Fail) -> None:
+    lease = client.lock("a", ttl=0.3, keep_alive=False).acquire()
+    called = threading.Event()
+    fail("dblock callbacks")
+    with pytest.raises(dblock.Unavailable, match="could not start a thread"):
+        lease.on_lost(lambda _: None)
+    lease.on_danger(lambda _: called.set(), before=0.2)
+    assert called.wait(5)
+
+
+LIMITED = """
+import os, resource, sys, threading, time
+import dblock
+dsn = sys.argv[1]
+with dblock.Client(dsn) as warm:  # imports all that is needed
+    warm.lock("warm").acquire().release()
+os.setgid(65534)
+os.setuid(54321)
+hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+client = dblock.Client(dsn)
+for threads in (1, 2):
+    resource.setrlimit(resource.RLIMIT_NPROC, (threads, hard))
+    try:
+        client.lock("first").acquire(timeout=2)
+        print("granted")
+    except dblock.Unavailable as error:
+        print("refused", "process limit" in str(error), client.lock("first").holder())
+    resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+lease = client.lock("second", ttl=1).acquire(timeout=2)
+time.sleep(1.5)
+print("kept", lease.remaining() > 0)
+with dblock.Client(dsn) as other:
+    held = other.lock("third").acquire()
+    threading.Timer(0.3, held.release).start()
+    began = time.monotonic()
+    client.lock("third").acquire(timeout=10).release()
+    print("woken", time.monotonic() - began < 2)
+client.close()
+"""
+
+
+@pytest.mark.second_stage
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="only root can change to an account without processes"
+)
+def test_client_recovers_from_a_real_process_limit(tcp_dsn: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED, tcp_dsn], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["refused True None", "refused True None", "kept True", "woken True"], done
