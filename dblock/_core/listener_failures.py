@@ -15,8 +15,11 @@ from dblock._core.presence import SocketState
 class Connection(Protocol):
     """The listener's connection, as the runtime provides it."""
 
-    def is_direct(self, backend: str, address: str | None, port: str | None) -> bool:
-        """Return whether the server's end, as the server describes it, is the other end of this connection."""
+    def is_direct(self, backend: str, *ends: str | None) -> bool:
+        """Return whether both ends, as the server describes them, are those of this connection.
+
+        They are the backend, the client's address and port, and the server's address and port.
+        """
 
     def probe(self) -> SocketState:
         """Look at the socket without waiting and without reading."""

@@ -28,8 +28,8 @@ from dblock._core import statements
 from dblock._core.acquire import LockFlows
 from dblock._core.doubtful_presences import DoubtfulPresences, KeepsLeases
 from dblock._core.effects import Call, CallLater, CallOver, Connect, Flow, Sleep, Spawn, T, WaitForInput, redirect
+from dblock._core.handshake import handshake
 from dblock._core.listener_failures import ConnectFailed, Connection, ConnectionFailed, Failure
-from dblock._core.options import interval
 from dblock._core.presence import OWN_PART, Presence
 from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiters
 from dblock.errors import ClientClosed, DatabaseError, DblockError
@@ -216,7 +216,9 @@ class ListenerFlow:
         try:
             opened: Connection = yield Connect()
             connection = opened
-            presence = yield from _over(opened, self._handshake(opened))
+            presence = yield from _over(
+                opened, handshake(self._flows, opened, self._installation, self._grace, self._warn_once)
+            )
         except Exception as error:
             if connection is not None:
                 connection.close()
@@ -239,25 +241,6 @@ class ListenerFlow:
         """Connect again, because the last attempt was cancelled while the listener itself may continue."""
         self._retry_at = -math.inf
         self._wake()
-
-    def _handshake(self, connection: Connection) -> Flow[Presence | None]:
-        """Check a new connection, and register it as a presence. The result is None where there can be none."""
-        (installation,) = yield self._statements.installation
-        if installation != self._installation:
-            raise ConnectFailed("listen_dsn leads to another installation of dblock than the client itself")
-        if self._grace is None:
-            return None
-        backend, address, port = yield statements.WHICH_ENDPOINTS
-        if not connection.is_direct(backend, address, port):
-            self._warn_once(
-                "listener: something stands between this client and the database. There is no presence: leases of a "
-                "dead process last until they expire."
-            )
-            return None
-        yield statements.KEEP_SESSION
-        name, sent_at = self._flows.new_name(), self._now()
-        yield Call(self._statements.register_presence, (name, interval(self._grace)))
-        return Presence(name, self._grace, connection.probe, sent_at)
 
     @property
     def channel(self) -> str:

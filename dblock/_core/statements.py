@@ -16,8 +16,13 @@ PROBE = "probe"
 WHICH_BACKEND = Call(b"SELECT pg_backend_pid()", ())
 """Asks which backend serves the connection: behind a pooler it is not the one that the connection was opened to."""
 
-WHICH_ENDPOINTS = Call(b"SELECT pg_backend_pid(), host(inet_client_addr()), inet_client_port()", ())
-"""Asks which backend serves the connection, and which address and port the server sees at the client's end."""
+_ENDPOINTS = (
+    "pg_backend_pid(), host(inet_client_addr()), inet_client_port(), host(inet_server_addr()), inet_server_port()"
+)
+
+WHICH_ENDPOINTS = Call(f"SELECT {_ENDPOINTS}".encode(), ())
+"""Asks which backend serves the connection, and which addresses and ports the server sees at the client's end and at
+its own."""
 
 ARE_YOU_THERE = Call(b"SELECT 1", ())
 """Asks for a reply, whatever it is."""
@@ -87,7 +92,7 @@ class Statements:
         self.heartbeat = f"SELECT tickets, firsts, next_check, watched FROM {prefix}.heartbeat($1, $2)".encode()
         self.leave = f"SELECT {prefix}.leave_queue($1, $2)".encode()
         self.leave_but = f"SELECT {prefix}.leave_queue($1, keep => $2)".encode()
-        self.register_presence = f"SELECT {prefix}.register_presence($1, $2)".encode()
+        self.register_presence = f"SELECT {_ENDPOINTS}, {prefix}.register_presence($1, $2)".encode()
         self.withdraw_presence = f"SELECT lost FROM {prefix}.withdraw_presence($1, $2, $3)".encode()
 
         self.holder = (

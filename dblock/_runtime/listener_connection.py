@@ -58,15 +58,18 @@ class ListenerConnection:
             loop, handle = reading
             loop.remove_reader(handle)
 
-    def is_direct(self, backend: str, address: str | None, port: str | None) -> bool:
-        """Return whether the server's end, as the server describes it, is the other end of this connection."""
+    def is_direct(self, backend: str, *ends: str | None) -> bool:
+        """Return whether both ends, as the server describes them, are those of this connection.
+
+        They are the backend, the client's address and port, and the server's address and port.
+        """
         if backend != str(self.connection.info.backend_pid):
             return False
         with socket.socket(fileno=os.dup(self.fileno())) as ours:
             if ours.family not in (socket.AF_INET, socket.AF_INET6):
-                return address is None
-            here = ours.getsockname()
-        return address is not None and (_plain(address), port) == (_plain(here[0]), str(here[1]))
+                return not any(ends)
+            seen = [str(part) for name in (ours.getsockname(), ours.getpeername()) for part in name[:2]]
+        return [_plain(end or "") for end in ends] == [_plain(end) for end in seen]
 
     @contextlib.contextmanager
     def translating(self) -> Iterator[None]:

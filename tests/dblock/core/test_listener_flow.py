@@ -24,10 +24,12 @@ class FakeConnection:
 
     state = SocketState.OPEN
     direct = True
+    registered_direct = True
+    """Whether the statement that registers the presence runs at the other end of this connection."""
     closed = False
 
-    def is_direct(self, backend: str, address: str | None, port: str | None) -> bool:
-        return self.direct
+    def is_direct(self, backend: str, *ends: str | None) -> bool:
+        return self.direct if backend == "1" else self.registered_direct
 
     def probe(self) -> SocketState:
         return self.state
@@ -50,6 +52,8 @@ class Listener:
         self.now = 100.0
         self.woken = 0
         self.tied = 0
+        self.asked: list[bytes] = []
+        """The statements of the handshakes."""
         self.flows = LockFlows("dblock", "me", lambda: self.now, lambda low, high: high)
         self.flow = ListenerFlow(self.flows, self, "here", grace, self.wake)
         grant = Grant("a", 7, 0.0, self.now + 30, self.now)
@@ -80,13 +84,16 @@ class Listener:
         effect = connecting.send(connection)
         replies = {
             self.flows.statements.installation: ("here",),
-            statements.WHICH_ENDPOINTS: ("1", None, None),
+            statements.WHICH_ENDPOINTS: ("1", None, None, None, None),
         }
+        register = self.flows.statements.register_presence
         with pytest.raises(StopIteration):
             while True:
                 assert isinstance(effect, CallOver)
                 assert effect.connection is connection
-                effect = connecting.send(replies.get(effect.call, ("",)))
+                self.asked.append(effect.call.sql)
+                registered = ("2", None, None, None, None, "") if effect.call.sql == register else ("",)
+                effect = connecting.send(replies.get(effect.call, registered))
 
     def connect(self) -> FakeConnection:
         """Bring the listener to where it waits for notifications over a connection."""
@@ -116,6 +123,17 @@ def test_connection_is_no_presence_without_a_grace_or_with_something_in_between(
     assert listener.flow.connection is connection
     assert listener.flows.presence is None
     assert listener.tied == 0
+
+
+def test_connection_is_no_presence_if_another_session_registered_it() -> None:
+    listener = Listener()
+    connection = FakeConnection()
+    connection.registered_direct = False
+    listener.shake_hands(listener.start(), connection)
+    listener.loop.send(None)
+    assert listener.flow.connection is connection, "it still brings notifications"
+    assert listener.flows.presence is None
+    assert listener.asked[-1] == listener.flows.statements.withdraw_presence, "what was registered is withdrawn"
 
 
 def test_connection_to_another_installation_is_closed_and_retried_later() -> None:

@@ -114,7 +114,7 @@ class Connection:
         self.notified: Callable[[str], object] = lambda payload: None
         self._network = network
 
-    def is_direct(self, backend: str, address: str | None, port: str | None) -> bool:
+    def is_direct(self, backend: str, *ends: str | None) -> bool:
         """Return True: nothing stands between a process and the database."""
         return True
 

@@ -37,6 +37,10 @@ def perform(store: Store, fence: Fence, sql: bytes, args: Args) -> Row | None:
     return _performer(sql)(store, fence, args)
 
 
+ENDPOINTS: Row = ("1", None, None, None, None)
+"""The ends of every connection, as a server describes those of a Unix socket."""
+
+
 @lru_cache(maxsize=256)
 def _performer(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
     found = _FUNCTION.search(sql)
@@ -58,7 +62,7 @@ def _plain(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
     if sql == ARE_YOU_THERE.sql:
         return lambda store, fence, args: ("1",)
     if sql == WHICH_ENDPOINTS.sql:
-        return lambda store, fence, args: ("1", None, None)
+        return lambda store, fence, args: ENDPOINTS
     if sql == KEEP_SESSION.sql:
         return lambda store, fence, args: ("",)
     if sql.startswith(b"LISTEN "):
@@ -178,7 +182,7 @@ def _leave_queue_but(store: Store, fence: Fence | None, args: Args) -> Row:
 
 def _register_presence(store: Store, fence: Fence | None, args: Args) -> Row:
     store.register_presence(_text(args[0]), _seconds(args[1]))
-    return ("",)
+    return (*ENDPOINTS, "")
 
 
 def _withdraw_presence(store: Store, fence: Fence | None, args: Args) -> Row:
