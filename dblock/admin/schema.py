@@ -21,7 +21,7 @@ from dblock._core.options import is_text, literal, quoted
 from dblock._core.schema_version import DEFAULT_SCHEMA, REVISION, check_name, check_revision
 from dblock._runtime.error_mapping import translated
 from dblock._runtime.target import Target, resolve
-from dblock.admin.privileges import PRIVILEGES, functions, grant_statements
+from dblock.admin.privileges import PRIVILEGES, chosen, functions, grant_statements, granted_to, privileges_of
 from dblock.errors import (
     AccessDenied,
     InvalidArgument,
@@ -144,29 +144,58 @@ def ddl(schema: str = DEFAULT_SCHEMA) -> str:
     return output.getvalue()
 
 
-def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA, may: Iterable[str] = ("lock",)) -> None:
+def grant(target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA, may: Iterable[str] = ("lock",)) -> list[str]:
     """Let a role `lock`, `see` locks, or `force-release` them: EXECUTE on functions, and no access to tables.
 
-    The role has exactly these privileges afterwards: those that an earlier call granted are revoked.
+    The privileges are added to those that the role has. Return all that it has afterwards.
     """
-    check_name(schema)
-    may = list(may)
-    unknown = [privilege for privilege in may if privilege not in PRIVILEGES]
-    if unknown or not may:
-        raise InvalidArgument(
-            f"A role may be allowed to {', '.join(PRIVILEGES)}; got {', '.join(unknown) or 'nothing'}."
-        )
-    with translated(schema), resolve(target).connect() as connection:
-        status_of(connection, schema).check()
-        if not is_text(role):
-            raise InvalidArgument(f"A role's name must be text without NUL; got {role!a}.")
-        if _is_owner(connection, role, schema):
-            return  # the owner may do all this and more
-        with connection.transaction():
+    added = chosen(may)
+    with _changing_privileges(target, role, schema) as connection:
+        if not _is_owner(connection, role, schema):  # the owner may do all this and more
+            may = chosen([*granted_to(connection, role, schema), *added])
             for statement in grant_statements(role, schema, may):
                 connection.execute(statement.encode())
             _check_granted(connection, role, schema, may)
             _check_no_direct_access(connection, role, schema)
+        return privileges_of(connection, role, schema)
+
+
+def revoke(
+    target: Target | Where, role: str, schema: str = DEFAULT_SCHEMA, may: Iterable[str] = tuple(PRIVILEGES)
+) -> list[str]:
+    """Take privileges from a role, by default all. Return those that it has afterwards.
+
+    A privilege that the role also has by membership in another role, or by PUBLIC, remains.
+    """
+    taken = chosen(may)
+    with _changing_privileges(target, role, schema) as connection:
+        if _is_owner(connection, role, schema):
+            raise InvalidArgument(f"Role {role!r} owns schema {schema!r}. An owner keeps all privileges.")
+        left = [privilege for privilege in granted_to(connection, role, schema) if privilege not in taken]
+        for statement in grant_statements(role, schema, left):
+            connection.execute(statement.encode())
+        if granted_to(connection, role, schema) != left:
+            # A REVOKE by a login without the grant option is only a warning in Postgres.
+            raise AccessDenied(
+                f"Role {role!r} was not changed: this login may not revoke on schema {schema!r}. "
+                "Run dblock revoke as the role that ran dblock install."
+            )
+        return privileges_of(connection, role, schema)
+
+
+@contextmanager
+def _changing_privileges(target: Target | Where, role: str, schema: str) -> Iterator[psycopg.Connection[Any]]:
+    """Yield a connection in a transaction that other grants, revokes and installs of this schema wait for."""
+    check_name(schema)
+    with translated(schema), resolve(target).connect() as connection:
+        status_of(connection, schema).check()
+        if not is_text(role):
+            raise InvalidArgument(f"A role's name must be text without NUL; got {role!a}.")
+        with connection.transaction():
+            # Whatever the default: after the wait, the privileges must be seen as they are then.
+            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_key(schema)])
+            yield connection
 
 
 def _is_owner(connection: psycopg.Connection[Any], role: str, schema: str) -> bool:
@@ -262,10 +291,14 @@ def _transaction(target: Target, schema: str) -> Iterator[Connection]:
     # A connection in autocommit mode would otherwise stay so.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
-        key = f"dblock schema {schema}"
-        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": key})
+        key = {"key": _lock_key(schema)}
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), key)
         _run(connection, _search_path(schema))
         yield connection
+
+
+def _lock_key(schema: str) -> str:
+    return f"dblock schema {schema}"
 
 
 def _run(connection: Connection, statement: str) -> None:

@@ -38,6 +38,7 @@ COMMANDS = {
     "status": "admin",
     "doctor": "doctor",
     "grant": "admin",
+    "revoke": "admin",
     "reaper": "admin",
     "token": "admin",
     "embedded": "admin",

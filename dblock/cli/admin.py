@@ -1,10 +1,11 @@
-"""The commands for dblock itself: install, uninstall, status, grant, reaper, token, embedded."""
+"""The commands for dblock itself: install, uninstall, status, grant, revoke, reaper, token, embedded."""
 
 from __future__ import annotations
 
 import logging
 import shlex
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,12 +13,15 @@ from dblock._core.schema_version import DEFAULT_SCHEMA, REVISION
 from dblock.cli.context import CommandContext, command, start_embedded
 from dblock.errors import DblockError
 
+if TYPE_CHECKING:
+    from dblock._runtime.target import Target
+
 PRIVILEGES = {
     "lock": "acquire and release locks",
     "see": "list locks, waiters and history",
     "force-release": "force-release locks",
 }
-"""What `dblock grant --may` accepts, and what each privilege allows."""
+"""What `--may` of `dblock grant` and `revoke` accepts, and what each privilege allows."""
 
 
 @command("install")
@@ -104,26 +108,53 @@ def status(context: CommandContext) -> None:
     found.check()
 
 
+_privilege = click.Choice(list(PRIVILEGES))
+
+
 @command("grant")
 @click.argument("role", metavar="ROLE")
 @click.option(
     "--may",
-    type=click.Choice(list(PRIVILEGES)),
+    type=_privilege,
     multiple=True,
     default=["lock"],
     show_default=True,
     help="Privilege to grant; repeat for several. `see` allows listing locks, waiters and history.",
 )
 def grant(context: CommandContext, role: str, may: tuple[str, ...]) -> None:
-    """Grant privileges to a role: to lock, see or force-release, and nothing else."""
+    """Grant privileges to a role: to lock, see or force-release. Adds to those that it has."""
     from dblock.admin import schema
 
     target = context.installed_target()
-    schema.grant(target, role, context.schema, may)
-    allowed = ", ".join(PRIVILEGES[privilege] for privilege in PRIVILEGES if privilege in may)
-    message = f"Role {role!r} may now {allowed} in schema {context.schema!r} of {target}."
-    data = {"role": role, "schema": context.schema, "may": sorted(set(may))}
-    context.output(data, lambda: click.echo(message))
+    has = schema.grant(target, role, context.schema, may)
+    data = {"role": role, "schema": context.schema, "granted": sorted(set(may)), "may": has}
+    context.output(data, lambda: click.echo(_privileges_text(context, target, role, has)))
+
+
+@command("revoke")
+@click.argument("role", metavar="ROLE")
+@click.option("--may", type=_privilege, multiple=True, help="Privilege to revoke; repeat for several (default: all).")
+def revoke(context: CommandContext, role: str, may: tuple[str, ...]) -> None:
+    """Revoke privileges from a role: all, or those that --may names."""
+    from dblock.admin import schema
+
+    target, revoked = context.installed_target(), [one for one in PRIVILEGES if one in (may or PRIVILEGES)]
+    has = schema.revoke(target, role, context.schema, revoked)
+
+    def render() -> None:
+        click.echo(_privileges_text(context, target, role, has))
+        if kept := [PRIVILEGES[one] for one in has if one in revoked]:
+            click.echo(
+                f"It may still {'; '.join(kept)} by membership in another role, or by PUBLIC. Revoke that in SQL."
+            )
+
+    context.output({"role": role, "schema": context.schema, "revoked": revoked, "may": has}, render)
+
+
+def _privileges_text(context: CommandContext, target: Target, role: str, has: list[str]) -> str:
+    """Return a sentence that says what a role may do now."""
+    may = f"may now {'; '.join(PRIVILEGES[one] for one in has)}" if has else "has no privileges"
+    return f"Role {role!r} {may} in schema {context.schema!r} of {target}."
 
 
 @command("reaper")

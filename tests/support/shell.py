@@ -98,7 +98,7 @@ def run_here(arguments: list[str], folder: Path, env: dict[str, str] | None = No
             mock.patch.object(sys, "argv", ["dblock", *arguments]),
             mock.patch.dict(os.environ, env or {}),
             # It closes this process's own standard output.
-            mock.patch.object(cli, "_discard_output", lambda: None),
+            mock.patch.object(cli, "_discard_output", return_value=None),
         ):
             code = cli.main(arguments)
     finally:

@@ -19,7 +19,7 @@ from tests.support.shell import Shell, ended
 
 COMMANDS = [
     "run", "ls", "show", "history", "waiters", "graph", "watch", "force-release", "doctor", "install", "uninstall",
-    "status", "grant", "reaper", "token", "embedded", "fence", "demo", "bench", "completion",
+    "status", "grant", "revoke", "reaper", "token", "embedded", "fence", "demo", "bench", "completion",
 ]  # fmt: skip
 
 
@@ -215,7 +215,8 @@ def test_ctrl_c_is_reported_in_one_line(bare: Shell, arguments: list[str]) -> No
 @pytest.mark.second_stage
 def test_every_command_prints_json(shell: Shell, role: str) -> None:
     for arguments in (
-        ["install"], ["status"], ["grant", role, "--may", "see"], ["token", "show"], ["token", "raise", "--above", "9"],
+        ["install"], ["status"], ["grant", role, "--may", "see"], ["revoke", role], ["token", "show"],
+        ["token", "raise", "--above", "9"],
         ["reaper", "--once"], ["install", "--sql"], ["fence", "setup"], ["fence", "list"], ["fence", "log"],
         ["fence", "high-water"], ["completion", "bash"], ["ls"], ["waiters"], ["history"], ["uninstall", "--yes"],
     ):  # fmt: skip

@@ -172,6 +172,7 @@ def test_roles_can_call_only_the_functions_of_their_privileges(dsn: str, role: s
         None: ["record_grants(true)", "reap()", "record_event('a', 1, 'forced', 'x', now())", "raise_tokens(1)"],
     }
     for may in (["lock"], ["see"], ["lock", "see"], ["see", "force-release"], ["lock", "see", "force-release"]):
+        schema.revoke(dsn, role)
         schema.grant(dsn, role, may=may)
         with psycopg.connect(as_role, autocommit=True) as connection:
             for privilege, functions in calls.items():
@@ -187,6 +188,7 @@ def test_roles_can_call_only_the_functions_of_their_privileges(dsn: str, role: s
 def test_new_function_is_granted_to_roles_that_had_its_kind(dsn: str, role: str, owner: psycopg.Connection) -> None:
     """An upgrade runs the function files again, and grants each role the functions of its privileges and no others."""
     for may, taken in (("see", "list_history"), ("lock", "queue"), ("force-release", "wake_queue")):
+        schema.revoke(dsn, role)
         schema.grant(dsn, role, may=[may])
         owner.execute(f'REVOKE EXECUTE ON FUNCTION {taken} FROM "{role}"'.encode())
         schema.install(dsn, repair=True)
