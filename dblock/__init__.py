@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         SchemaOutdated,
         SchemaTooNew,
         Unavailable,
+        UnsuitableServer,
     )
     from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
     from dblock.lock import AsyncLock, Lock
@@ -64,6 +65,7 @@ __all__ = [
     "SchemaOutdated",
     "SchemaTooNew",
     "Unavailable",
+    "UnsuitableServer",
     "Waiter",
     "monotonic",
 ]

@@ -10,6 +10,7 @@
     │   ├── Unavailable        no connection, or it broke; the call may have taken effect
     │   ├── NotWritable        a standby, or a server in read-only mode
     │   ├── AccessDenied       the role may not call dblock's functions
+    │   ├── UnsuitableServer   the server does not behave as dblock needs it
     │   └── SchemaError        dblock's schema does not fit this client
     │       ├── SchemaMissing
     │       ├── SchemaOutdated
@@ -23,6 +24,7 @@ exception that an error is chained to.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from datetime import datetime
 from typing import ClassVar
 
@@ -147,6 +149,22 @@ class NotWritable(DatabaseError):
 
 class AccessDenied(DatabaseError):
     """The role may not call dblock's functions."""
+
+
+class UnsuitableServer(DatabaseError):
+    """The server accepts Postgres' statements, but does not behave as dblock needs it. Nothing was created."""
+
+    def __init__(self, failed: Sequence[tuple[str, str, str]]) -> None:
+        """`failed` has the ID of each behaviour that does not hold, what was seen instead, and what would follow."""
+        self.failed = list(failed)
+        seen = " ".join(f"{name}: {what}. {without}" for name, what, without in failed)
+        super().__init__(
+            f"dblock was not installed, because this server does not behave as Postgres does. {seen} Use a Postgres "
+            "server, over a connection that leads straight to it. docs/reference/engines.md lists what dblock needs."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.failed,)
 
 
 class SchemaError(DatabaseError):

@@ -83,6 +83,10 @@ def install(target: Target | Where, schema: str = DEFAULT_SCHEMA, *, repair: boo
     found = status(target, schema)
     if not repair and found.revision == REVISION and found.complete:
         return REVISION
+    if found.revision is None and not found.standby and not target.embedded:
+        from dblock.admin import probe
+
+        probe.require(target, schema)
     with translated(schema), _transaction(target, schema) as connection:
         before = _revision(connection, schema)
         if before == REVISION and not repair and found.complete:

@@ -37,7 +37,7 @@ def test_the_public_names_are_these_and_no_more() -> None:
         "AccessDenied", "AsyncClient", "AsyncEfficiencyLease", "AsyncLease", "AsyncLock", "Client", "ClientClosed",
         "DatabaseError", "DblockError", "EfficiencyLease", "EmbeddedError", "Holder", "InvalidArgument", "Lease",
         "LeaseLost", "Lock", "LockTimeout", "NoFencingToken", "NotWritable", "Reason", "SchemaError", "SchemaMissing",
-        "SchemaOutdated", "SchemaTooNew", "Unavailable", "Waiter", "monotonic",
+        "SchemaOutdated", "SchemaTooNew", "Unavailable", "UnsuitableServer", "Waiter", "monotonic",
     ]  # fmt: skip
     for name in dblock.__all__:
         assert getattr(dblock, name).__doc__, name
@@ -74,6 +74,7 @@ def test_every_error_has_one_base_and_survives_pickling() -> None:
         dblock.SchemaMissing("dblock"),
         dblock.SchemaOutdated("dblock", "0001", "0002"),
         dblock.SchemaTooNew("dblock", "0003", "0002"),
+        dblock.UnsuitableServer([("row-lock", "it did not block", "Two clients could hold it.")]),
         dblock.SchemaError("other"),
         dblock.DatabaseError("other"),
         dblock.EmbeddedError("other"),

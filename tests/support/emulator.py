@@ -1,8 +1,8 @@
 """Simulate a pooler that emulates sessions: it keeps session state on a backend of its own.
 
 Some poolers accept LISTEN and advisory locks in transaction mode, and keep them on a background connection that
-outlives the client. Here every statement that contains `fragment` goes to such a backend, and all others to the backend
-to which the client's connection was opened. It stands on a Unix socket, so that no address gives it away.
+outlives the client. Here every statement that contains one of the `fragments` goes to such a backend, and all others to
+the backend to which the client's connection was opened. It stands on a Unix socket, so that no address gives it away.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from types import TracebackType
 
 from psycopg import conninfo
 
-READY = b"Z\x00\x00\x00\x05I"
+READY = b"Z\x00\x00\x00\x05"
+"""ReadyForQuery, the end of every reply, up to the byte that says whether a transaction is open."""
 
 
 class EmulatingPooler:
     """Stands between clients and a server on a Unix socket. Connect to `dsn` to go through it."""
 
-    def __init__(self, dsn: str, folder: Path, fragment: bytes) -> None:
+    def __init__(self, dsn: str, folder: Path, *fragments: bytes) -> None:
         parameters = conninfo.conninfo_to_dict(dsn)
         self._server = f"{parameters['host']}/.s.PGSQL.{parameters.get('port') or 5432}"
-        self._fragment = fragment
+        self._fragments = fragments
         self.diverted = 0
         """How many statements went to a background connection."""
         self._sockets: list[socket.socket] = []
@@ -51,7 +52,7 @@ class EmulatingPooler:
             _reply(background)
             while data := client.recv(65536):
                 chosen = server
-                if self._fragment in data:
+                if any(fragment in data for fragment in self._fragments):
                     chosen = background
                     self.diverted += 1
                 chosen.sendall(data)
@@ -81,7 +82,7 @@ class EmulatingPooler:
 def _reply(server: socket.socket) -> bytes:
     """Return a whole reply."""
     reply = b""
-    while not reply.endswith(READY):
+    while reply[-6:-1] != READY:
         data = server.recv(65536)
         if not data:
             raise ConnectionResetError

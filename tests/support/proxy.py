@@ -61,6 +61,8 @@ class Proxy:
         """Returns whether to lose the reply to a request."""
         self.before_cut: Callable[[], object] = lambda: None
         """Called when the server has sent a reply that will be lost, before the client can notice the cut."""
+        self.rewrites: dict[bytes, bytes] = {}
+        """What to replace in each request, by text of the same length: a server that does something else."""
         self._flowing = threading.Event()
         """Set while requests are passed on."""
         self._replies_flow = threading.Event()
@@ -166,6 +168,9 @@ class Proxy:
                     link.armed = True
                 elif self.loses(data):
                     link.armed = True
+                for old, new in self.rewrites.items():
+                    assert len(old) == len(new)
+                    data = data.replace(old, new)
                 self._flowing.wait()
                 if not link.half_open:
                     link.server.sendall(data)

@@ -19,14 +19,15 @@ from dblock.admin.doctor import (
     clocks,
     connectivity,
     durability,
+    engine,
     installation,
     maintenance,
     privileges,
     snapshots,
     tokens,
 )
-from dblock.admin.doctor.link import Link
 from dblock.admin.doctor.patient import MONITOR, OWNER, USER, CannotCheck, Check, Finding, Limits, Patient
+from dblock.admin.link import Link
 from dblock.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ CHECKS: tuple[Check, ...] = (
     *installation.CHECKS,
     *durability.CHECKS,
     *connectivity.CHECKS,
+    *engine.CHECKS,
     *tokens.CHECKS,
     *maintenance.CHECKS,
     *snapshots.CHECKS,

@@ -19,7 +19,8 @@ from dblock._core.schema_version import DEFAULT_SCHEMA
 from dblock.admin.schema import VERSION_TABLE
 
 if TYPE_CHECKING:
-    from dblock.admin.doctor.link import Link
+    from dblock.admin.link import Link
+    from dblock.admin.probe import Outcome
 
 STATEMENT_TIMEOUT = 10.0
 """Seconds that one statement may take; a check that needs longer is reported as not run."""
@@ -123,6 +124,8 @@ class Patient:
         self._inside = False
         self._settings: dict[str, Setting] = {}
         self.samples: list[Sample] = []
+        self.outcomes: list[Outcome] | None = None
+        """What a probe of the server found; None before the probe."""
         self.database, self.user, self.owner, self.version, self.oid = "", "", "", 0, 0
         self.standby = self.installed = False
         self.revision: str | None = None

@@ -22,12 +22,13 @@ import fenced_store
 from dblock import cli
 from dblock._core.options import quoted
 from dblock._runtime import target
-from dblock.admin import schema
-from dblock.admin.doctor import CHECKS, Finding, Limits, clocks, examine, link, patient, snapshots
+from dblock.admin import link, schema
+from dblock.admin.doctor import CHECKS, Finding, Limits, clocks, examine, patient, snapshots
 from dblock.admin.doctor.bodies import bodies
 from dblock.admin.doctor.patient import Sample
 from dblock.embedded import Server
 from tests.support.pooler import needs_pgbouncer, pooled
+from tests.support.pretender import ADVISORY, NO_TIMELINE, pretend
 from tests.support.proxy import Proxy
 from tests.support.servers import major, private_server
 from tests.support.shell import Shell, ended, until
@@ -396,6 +397,28 @@ def test_accepted_finding_is_shown_and_does_not_count(shell: Shell, dsn: str, wa
         assert [(one.id, one.accepted) for one in report.findings] == [("token-cycle", False), ("pooler", True)]
 
 
+def test_proxy_on_the_path_is_found(dsn: str) -> None:
+    with Proxy(dsn) as proxy:
+        finding = only(proxy.dsn, "address-translation", "warning")
+    assert "the server sees" in finding.what
+    assert "Presence is off" in finding.why
+
+
+@pytest.mark.parametrize(
+    ("functions", "check", "level"),
+    [
+        (ADVISORY, "behaviour", "error"),
+        (NO_TIMELINE, "timeline", "warning"),
+    ],
+)
+def test_server_that_only_pretends_is_found(dsn: str, functions: dict[str, str | None], check: str, level: str) -> None:
+    pretend(dsn, dict(functions))
+    findings = found(dsn)
+    assert {(finding.id, finding.level) for finding in findings} == {(check, level)}
+    if check == "timeline":
+        assert "by the server's start and its clock alone" in findings[0].why
+
+
 def test_accepted_check_must_exist(shell: Shell, dsn: str) -> None:
     done = shell.run("doctor", "--accept", "poolr")
     assert done.code == 1
@@ -733,7 +756,7 @@ def test_examination_writes_nothing(dsn: str) -> None:
 
 
 def test_terminal_shows_the_running_check(shell: Shell, dsn: str, tmp_path: Path) -> None:
-    with Proxy(dsn) as proxy:
+    with Proxy(dsn, tmp_path) as proxy:
         proxy.delay = 0.02
         play(dsn, "ALTER SEQUENCE dblock.token_sequence CYCLE")
         with Terminal(shell.command("doctor", dsn=proxy.dsn), columns=60) as terminal:

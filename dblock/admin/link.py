@@ -1,4 +1,4 @@
-"""The one connection of an examination.
+"""A connection whose queries cannot hang, for an examination or a probe.
 
 Guarantee: no query waits longer than REPLY_TIMEOUT. The server's own limits end what takes too long there. If no reply
 comes at all, the socket is shut down.
@@ -26,6 +26,7 @@ class Link:
     """A connection whose queries cannot hang; use it in a `with`."""
 
     def __init__(self, target: Target) -> None:
+        self.target = target
         self._name = f"The database at {target}"
         self.connection = target.connect()
         # Behind a pooler the next statement may run in a session that has not prepared it.

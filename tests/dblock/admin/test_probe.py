@@ -1,0 +1,207 @@
+"""The probe: a server that only pretends is refused, each missing behaviour is named, and nothing stays behind."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import conninfo, sql
+
+import dblock
+from dblock._runtime.target import resolve
+from dblock.admin import probe as probing
+from dblock.admin import schema
+from dblock.admin.probe import BEHAVIOURS, Outcome, behaviours, probe
+from tests.support.emulator import EmulatingPooler
+from tests.support.pooler import needs_pgbouncer, pooled
+from tests.support.pretender import ADVISORY, NO_TIMELINE, pretend
+from tests.support.proxy import Proxy
+from tests.support.shell import Shell
+
+REWRITES = {
+    "row-lock": (b" FOR UPDATE", b"           "),
+    "read-committed": (b"ISOLATION LEVEL READ COMMITTED", b"ISOLATION LEVEL SERIALIZABLE  "),
+    "definer-function": (b"LANGUAGE plpgsql SECURITY", b"LANGUAGE plnosql SECURITY"),
+    "unlogged-table": (b"CREATE UNLOGGED TABLE", b"CREATE          TABLE"),
+}
+"""What to change in requests, so that the behaviour does not hold."""
+
+PRETENDERS: dict[str, dict[str, str | None]] = {
+    "advisory-lock": {"pg_try_advisory_lock(bigint)": ADVISORY["pg_try_advisory_lock(bigint)"]},
+    "advisory-transaction": {"pg_try_advisory_xact_lock(bigint)": ADVISORY["pg_try_advisory_xact_lock(bigint)"]},
+    "advisory-shared": {
+        "pg_try_advisory_xact_lock_shared(bigint)": ADVISORY["pg_try_advisory_xact_lock_shared(bigint)"]
+    },
+    "sequence": {"nextval(regclass)": "RETURNS bigint LANGUAGE sql AS 'SELECT 7::bigint'"},
+    "clock": {"clock_timestamp()": "RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'"},
+    "synchronous-commit": {"set_config(text, text, boolean)": "RETURNS text LANGUAGE sql AS 'SELECT $2'"},
+    "notification": {"pg_notify(text, text)": "RETURNS void LANGUAGE sql AS 'SELECT NULL::void'"},
+    "timeline": dict(NO_TIMELINE),
+}
+"""What to replace in the catalog, so that the behaviour does not hold."""
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_superuser(bare_dsn: str) -> None:
+    with psycopg.connect(bare_dsn) as connection:
+        if connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone() != (True,):
+            pytest.skip("only a superuser can replace functions of the catalog")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(behaviours, "ARRIVES_WITHIN", 0.2)
+
+
+def failing(outcomes: list[Outcome]) -> list[str]:
+    return [one.id for one in outcomes if one.holds is False]
+
+
+def left(dsn: str) -> object:
+    """Return the names of everything that a probe or an install may have left in a database."""
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(
+            "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dblock%'"
+            " UNION ALL SELECT relname FROM pg_class WHERE relname LIKE 'dblock_probe%'"
+            " UNION ALL SELECT proname FROM pg_proc WHERE proname LIKE 'dblock_probe%'"
+            " UNION ALL SELECT objid::text FROM pg_locks WHERE locktype = 'advisory'"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        ).fetchall()
+
+
+def test_postgres_behaves_and_keeps_nothing(bare_dsn: str) -> None:
+    target = resolve(bare_dsn)
+    probe(target)  # the first one also loads what it needs
+    started = time.monotonic()
+    outcomes = probe(target)
+    assert time.monotonic() - started < 0.5
+    assert [one.id for one in outcomes] == [one.id for one in BEHAVIOURS]
+    assert failing(outcomes) == []
+    assert left(bare_dsn) == []
+
+
+@pytest.mark.parametrize("behaviour", [one.id for one in BEHAVIOURS])
+def test_missing_behaviour_is_found_alone(bare_dsn: str, tmp_path: Path, behaviour: str) -> None:
+    if behaviour in PRETENDERS:
+        pretend(bare_dsn, PRETENDERS[behaviour])
+        outcomes = probe(resolve(bare_dsn))
+    elif behaviour == "session-end":
+        with EmulatingPooler(bare_dsn, tmp_path, b"pg_try_advisory_lock(", b"pg_advisory_unlock(") as pooler:
+            outcomes = probe(resolve(pooler.dsn))
+    elif behaviour == "direct-connection":
+        with Proxy(bare_dsn) as proxy:
+            outcomes = probe(resolve(proxy.dsn))
+    else:
+        with Proxy(bare_dsn, tmp_path) as proxy:
+            proxy.rewrites = dict([REWRITES[behaviour]])
+            outcomes = probe(resolve(proxy.dsn))
+    also = {
+        "advisory-lock": ["session-end"],
+        "advisory-shared": ["session-end"],
+        "advisory-transaction": ["advisory-shared"],
+        # It passes on replies, and no notifications.
+        "session-end": ["notification"],
+    }
+    assert failing(outcomes) == [behaviour, *also.get(behaviour, [])]
+    (seen,) = [one.seen for one in outcomes if one.id == behaviour]
+    assert seen
+    assert left(bare_dsn) == []
+
+
+def test_stub_that_grants_every_advisory_lock_is_refused(bare_dsn: str, tmp_path: Path) -> None:
+    pretend(bare_dsn, dict(ADVISORY))
+    with pytest.raises(dblock.UnsuitableServer) as refused:
+        schema.install(bare_dsn)
+    failed = [name for name, _, _ in refused.value.failed]
+    assert failed == ["advisory-lock", "advisory-transaction", "advisory-shared"]
+    assert "two sessions held the same advisory lock. Two clients could hold the same lock." in str(refused.value)
+    assert left(bare_dsn) == [], "nothing was created"
+    shell = Shell(None, tmp_path)
+    done = shell.run("install", "--dsn", bare_dsn)
+    shell.close()
+    assert done.code == 1
+    assert "does not behave as Postgres does" in done.err
+
+
+def test_advisory_functions_that_are_missing_are_named(bare_dsn: str) -> None:
+    pretend(bare_dsn, dict.fromkeys(ADVISORY))
+    with pytest.raises(dblock.UnsuitableServer, match=r"pg_try_advisory_lock\(bigint\) does not exist \(42883\)"):
+        schema.install(bare_dsn)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "says"),
+    [
+        ("notification", "Wake-ups are off: waiters poll"),
+    ],
+)
+def test_install_goes_ahead_without_what_it_can_do_without(
+    bare_dsn: str, caplog: pytest.LogCaptureFixture, behaviour: str, says: str
+) -> None:
+    pretend(bare_dsn, PRETENDERS[behaviour])
+    assert schema.install(bare_dsn) is None
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"probe: {behaviour}: " in record.getMessage()
+    assert says in record.getMessage()
+
+
+@needs_pgbouncer
+def test_pooler_hides_what_outlasts_a_transaction(bare_dsn: str) -> None:
+    with pooled(bare_dsn) as through:
+        outcomes = probe(resolve(through))
+        assert failing(outcomes) == ["direct-connection"]
+        assert [one.id for one in outcomes if one.holds is None] == ["session-end", "notification"]
+        assert left(bare_dsn) == []
+        assert schema.install(through) is None
+
+
+def test_role_that_may_create_no_schema_needs_only_its_own(bare_dsn: str, role: str) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))
+    theirs = conninfo.make_conninfo(bare_dsn, user=role, password="app")
+    assert failing(probe(resolve(theirs))) == []
+    assert left(bare_dsn) == [("dblock",)]
+    with ThreadPoolExecutor(4) as threads:
+        befores = list(threads.map(lambda _: schema.install(theirs), range(4)))
+    assert befores.count(None) == 1
+
+
+def test_role_that_may_not_install_learns_it_from_the_probe(bare_dsn: str, role: str) -> None:
+    theirs = conninfo.make_conninfo(bare_dsn, user=role, password="app")
+    with pytest.raises(dblock.AccessDenied, match="it needs CREATE on the database, or an empty schema of its own"):
+        schema.install(theirs)
+
+
+def test_killed_probe_is_cleaned_up_by_the_next(bare_dsn: str) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE SCHEMA dblock_probe_{int(time.time()) - 7200:x}_0badcafe".encode())
+        admin.execute(f"CREATE SCHEMA dblock_probe_{int(time.time()) - 60:x}_0badcafe".encode())
+        admin.execute("CREATE SCHEMA dblock_probe_of_mine")
+    probe(resolve(bare_dsn))
+    assert len(left(bare_dsn)) == 2, "one that may still run, and one that is no probe's"  # type: ignore[arg-type]
+
+
+def test_interrupted_probe_leaves_nothing(bare_dsn: str) -> None:
+    def interrupt(trial: str) -> None:
+        if trial == "clock":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        probe(resolve(bare_dsn), on_trial=interrupt)
+    assert left(bare_dsn) == []
+
+
+def test_read_only_probe_writes_nothing(bare_dsn: str) -> None:
+    dsn = conninfo.make_conninfo(bare_dsn, options="-c default_transaction_read_only=on")
+    outcomes = probe(resolve(dsn), read_only=True)
+    assert failing(outcomes) == []
+    assert {one.id for one in outcomes} == {one.id for one in BEHAVIOURS if not one.writes}
+
+
+def test_installed_schema_is_not_probed_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "probe", lambda *args: pytest.fail("probed"))
+    assert schema.install(dsn) is not None
