@@ -5,7 +5,8 @@ the session ends, the first waiter in the queue of such a lease takes the lock a
 lease expires. So a lease may be trusted only while its presence is valid. Each check of a presence looks at two things:
 
 - the clock, because the server drops a session that it has not heard from for too long;
-- the session's socket, because the server may have closed it a moment ago, or while this process was stopped.
+- the session's socket, because the server may have ended the session a moment ago, or while this process was stopped.
+  The server's last message may come before the socket is closed, so unread input is doubt unless it is understood.
 
 The last time the socket was seen open bounds how long ago it can have closed. The client may use the rest of its share
 of the grace to recover. To recover, it reports to the database that it is alive, and learns which locks were taken.
@@ -33,12 +34,14 @@ class SocketState(enum.Enum):
     """What a probe of a socket found, without reading from it."""
 
     OPEN = "open"
+    """Open, and whatever there is to read is not the server's last message."""
     READABLE = "readable"
     """Open with something to read, which may be the server's last message."""
     CLOSED = "closed"
 
 
-Probe = Callable[[], SocketState]
+Probe = Callable[..., SocketState]
+"""Probes a socket. With the argument True it gives the listener a moment to read what there is."""
 
 
 class Presence:
@@ -84,8 +87,9 @@ class Presence:
         probe = self._probe
         if probe is not None:
             found = probe()
-            if self._probe is probe and found is not SocketState.CLOSED:
-                if found is SocketState.OPEN:
-                    self._seen_open_at = now
+            if found is SocketState.READABLE and now >= self._seen_open_at + self.grace * OWN_PART:
+                found = probe(True)
+            if self._probe is probe and found is SocketState.OPEN:
+                self._seen_open_at = now
                 return True
         return now < self._seen_open_at + self.grace * OWN_PART

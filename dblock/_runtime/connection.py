@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import psycopg
@@ -24,18 +24,24 @@ Results = list[pq.abc.PGresult]
 
 LATE = "the reply did not come in time"
 
+Execute = Callable[[pq.abc.PGconn], Generator[Any, Any, Results]]
+
+ENDS_SESSION = ("FATAL", "PANIC")
+"""The severities of a server's last message."""
+
 _FAILED = pq.ExecStatus.FATAL_ERROR
 
 
 class RawConnection:
     """A connection, and the statements that are prepared on it."""
 
-    def __init__(self, connection: Any, prepares: bool) -> None:
+    def __init__(self, connection: Any, prepares: bool, execute: Execute = generators.execute) -> None:
         self.connection = connection
         self.prepares = prepares
         self.used_at = 0.0
         self.slot: Any = None
         """Its slot in the pool."""
+        self._execute = execute
         self._pgconn: pq.abc.PGconn = connection.pgconn
         self._prepared: dict[bytes, bytes] = {}
         self._preparing: tuple[bytes, bytes] | None = None
@@ -79,7 +85,7 @@ class RawConnection:
         else:
             pgconn.send_query_params(call.sql, args)
         # _bounded(), without the cost of another generator.
-        steps = generators.execute(pgconn)
+        steps = self._execute(pgconn)
         try:
             state = next(steps)
             while True:
@@ -99,6 +105,20 @@ class RawConnection:
             sql, name = self._preparing
             self._prepared[sql] = name
             self._preparing = None
+
+
+def execute_until_fatal(pgconn: pq.abc.PGconn) -> Generator[Any, Any, Results]:
+    """Send a query and return its results, as psycopg does, but do not wait for more after the server's last message.
+
+    The server closes its socket some time after that message, and frees the session's locks before.
+    """
+    yield from generators.send(pgconn)
+    results: Results = []
+    while (result := (yield from generators.fetch(pgconn))) is not None:
+        results.append(result)
+        if result.status == _FAILED and errors.Diagnostic(result).severity_nonlocalized in ENDS_SESSION:
+            break
+    return results
 
 
 def _bounded(steps: Generator[Any, Any, Results], deadline: float) -> Generator[Any, Any, Results]:

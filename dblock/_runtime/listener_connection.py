@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +12,9 @@ import psycopg
 from psycopg import errors as pg
 
 from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure
-from dblock._runtime.connection import RawConnection
+from dblock._runtime.connection import ENDS_SESSION, RawConnection, execute_until_fatal
 from dblock._runtime.error_mapping import is_overdue
-from dblock._runtime.socket_probe import socket_probe
+from dblock._runtime.socket_probe import SocketProbe
 from dblock._runtime.target import Target
 
 SERVER_STARTING = ("the database system is starting up", "the database system is in recovery mode")
@@ -27,10 +26,13 @@ class ListenerConnection:
 
     def __init__(self, connection: Any, notified: Callable[[str], None]) -> None:
         self.connection = connection
-        self.raw = RawConnection(connection, prepares=False)
+        self.raw = RawConnection(connection, prepares=False, execute=execute_until_fatal)
+        self._ended: psycopg.Error | None = None
+        """The server's last message, if it came while no call was under way."""
         self._reading: tuple[asyncio.AbstractEventLoop, int] | None = None
-        self.probe = socket_probe(connection.pgconn.socket)
+        self.probe = SocketProbe(connection.pgconn.socket)
         self._notified = notified
+        connection.add_notice_handler(self._noticed)
         connection.add_notify_handler(lambda notification: notified(notification.payload))
 
     def fileno(self) -> int:
@@ -44,6 +46,13 @@ class ListenerConnection:
         pgconn.consume_input()
         while notification := pgconn.notifies():
             self._notified(notification.extra.decode())
+        if self._ended is not None:
+            raise self._ended
+
+    def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
+        # libpq takes an error for a notice if it comes while no call is under way. The socket may close much later.
+        if notice.severity_nonlocalized in ENDS_SESSION:
+            self._ended = pg.lookup(notice.sqlstate or "57P01")(notice.message_primary or "")
 
     def start_reading(self, loop: asyncio.AbstractEventLoop, readable: Callable[[], None]) -> None:
         """Call this function in the event loop whenever there is something to read."""
@@ -65,10 +74,9 @@ class ListenerConnection:
         """
         if backend != str(self.connection.info.backend_pid):
             return False
-        with socket.socket(fileno=os.dup(self.fileno())) as ours:
-            if ours.family not in (socket.AF_INET, socket.AF_INET6):
-                return not any(ends)
-            seen = [str(part) for name in (ours.getsockname(), ours.getpeername()) for part in name[:2]]
+        seen = self.probe.addresses()
+        if not seen:
+            return not any(ends)
         return [_plain(end or "") for end in ends] == [_plain(end) for end in seen]
 
     @contextlib.contextmanager
@@ -77,7 +85,7 @@ class ListenerConnection:
         try:
             yield
         except psycopg.Error as error:
-            if self.raw.usable:
+            if self.raw.usable and self._ended is None:
                 failure = Failure.REFUSED
             elif is_overdue(error):
                 failure = Failure.SILENT
@@ -91,9 +99,11 @@ class ListenerConnection:
         """Close the connection at once, from any thread. Closing twice does no harm."""
         self.stop_reading()
         self.raw.close()
+        self.probe.close()
 
     def drop(self) -> None:
         """Close this process's copy of the socket in the child of a fork, without a message to the server."""
+        self.probe.close()
         with contextlib.suppress(OSError, psycopg.Error):
             os.close(self.fileno())
 

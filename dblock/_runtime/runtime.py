@@ -8,6 +8,7 @@ exits, dblock._runtime.shutdown ends its parts.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from dblock._runtime.runner import AsyncRunner, Install, Runner
 
 T = TypeVar("T")
+
+logger = logging.getLogger("dblock")
 
 
 class Settings(NamedTuple):
@@ -105,6 +108,19 @@ class _OpensLater(RuntimeBase):
     def reset_after_fork(self) -> None:
         raise NotImplementedError
 
+    def _find_grace(self) -> float | None:
+        """Return the grace of the client's presence, None if it was not asked for or cannot be kept."""
+        from dblock._runtime import socket_probe
+
+        self._grace = self.settings.grace
+        if self._grace is not None and socket_probe.poll is None:
+            logger.warning(
+                "client: this process has no poll() that reports a closed connection, so there is no presence: leases "
+                "of a dead process last until they expire."
+            )
+            self._grace = None
+        return self._grace
+
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("A client, its locks and its leases belong to one process. Make a client in the other one.")
 
@@ -156,7 +172,8 @@ class ThreadRuntime(_OpensLater):
             if self.closed:
                 raise ClientClosed
             if self.runner is None:
-                target, listen_target, schema, pool_size, patience, grace, install = self.settings
+                target, listen_target, schema, pool_size, patience, _, install = self.settings
+                grace = self._find_grace()
                 runner = Runner(target, schema, pool_size, patience)
                 try:
                     runner.open(install)
@@ -244,7 +261,8 @@ class TaskRuntime(_OpensLater):
             if self.closed:
                 raise ClientClosed
             if self.runner is None:
-                target, listen_target, schema, pool_size, patience, grace, install = self.settings
+                target, listen_target, schema, pool_size, patience, _, install = self.settings
+                grace = self._find_grace()
                 runner = AsyncRunner(target, schema, pool_size, patience)
                 try:
                     await runner.open(install)

@@ -255,6 +255,31 @@ def test_silent_connection_is_replaced_without_losing_a_lease(
         came[1].release()
 
 
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a request"])
+@pytest.mark.usefixtures("seems_direct")
+def test_last_message_of_the_server_counts_before_the_connection_closes(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """A backend gives its advisory locks back before it closes its socket."""
+    if busy:
+        monkeypatch.setattr(core_listener, "PING_INTERVAL", 0.2)
+    with Proxy(dsn) as proxy, dblock.Client(dsn, listen_dsn=proxy.dsn) as holder, dblock.Client(dsn) as client:
+        lease = holder.lock("a", ttl=30).acquire()
+        present(holder, lease)
+        thread, came = waiting(client, owner)
+        proxy.keeps_clients = True
+        if busy:
+            proxy.hold_requests()
+            time.sleep(0.3)
+        owner.execute(LINK.encode())
+        time.sleep(0.6)
+        assert not came, "the live holder was treated as dead"
+        lease.raise_if_lost()
+        assert lease.release()
+        thread.join()
+        came[1].release()
+
+
 @pytest.mark.second_stage
 @pytest.mark.usefixtures("seems_direct")
 def test_holder_without_replies_gives_up_before_the_server_does(

@@ -63,6 +63,8 @@ class Proxy:
         """Called when the server has sent a reply that will be lost, before the client can notice the cut."""
         self.rewrites: dict[bytes, bytes] = {}
         """What to replace in each request, by text of the same length: a server that does something else."""
+        self.keeps_clients = False
+        """Whether a connection to a client stays open when the server closes its side."""
         self._flowing = threading.Event()
         """Set while requests are passed on."""
         self._replies_flow = threading.Event()
@@ -196,6 +198,10 @@ class Proxy:
         except OSError:
             pass
         finally:
+            if self.keeps_clients and not link.half_open:
+                link.half_open = True
+                self._half_open.append(link.client)
+                _close(link.server)
             if not link.half_open:
                 _close(link.client)
             self._links.discard(link)

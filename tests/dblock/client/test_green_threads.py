@@ -1,0 +1,125 @@
+"""Clients in processes that gevent or eventlet has patched, where every thread is a greenlet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+import dblock
+
+pytestmark = pytest.mark.second_stage
+
+PATCHES = {
+    "gevent": "from gevent import monkey; monkey.patch_all()",
+    "gevent, late": "import dblock._runtime.socket_probe; from gevent import monkey; monkey.patch_all()",
+    "eventlet": "import warnings; warnings.simplefilter('ignore'); import eventlet; eventlet.monkey_patch()",
+}
+
+BEGIN = "import sys, threading, time\nimport dblock\nclient = dblock.Client(sys.argv[1])\n"
+
+Run = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture(params=PATCHES)
+def run(request: pytest.FixtureRequest, dsn: str) -> Iterator[Run]:
+    """Run a script in a patched process. `client` is its client."""
+    pytest.importorskip(request.param.partition(",")[0], exc_type=ImportError)
+    begun: list[subprocess.Popen[str]] = []
+
+    def run(script: str) -> subprocess.Popen[str]:
+        before = f"{PATCHES[request.param]}\n{BEGIN}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", before + script, dsn],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        begun.append(process)
+        return process
+
+    yield run
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+HOLDS = """
+lease = client.lock("a", ttl={ttl}).acquire()
+while lease._state.presence is None:
+    time.sleep(0.01)
+print("held", flush=True)
+until = time.monotonic() + {busy}
+while time.monotonic() < until:
+    sum(range(1000))
+print(lease.remaining() > 0, lease.lost.reason, flush=True)
+"""
+
+
+def test_busy_greenlet_finds_out_that_its_session_has_ended(run: Run, owner: psycopg.Connection, dsn: str) -> None:
+    holder = run(HOLDS.format(ttl=30, busy=1.2))
+    assert holder.stdout
+    assert holder.stdout.readline() == "held\n"
+    owner.execute("SELECT pg_terminate_backend(session) FROM lock_presence")
+    with dblock.Client(dsn) as other:
+        other.lock("a").acquire(timeout=1).release()
+    assert holder.stdout.readline() == "False unreachable\n", "two holders trusted their leases"
+
+
+def test_busy_greenlet_keeps_a_lease_whose_session_lasts(run: Run) -> None:
+    holder = run(HOLDS.format(ttl=30, busy=0.5))
+    assert holder.communicate(timeout=20)[0] == "held\nTrue None\n"
+
+
+def test_busy_greenlet_loses_its_lease_by_the_clock(run: Run) -> None:
+    """The keep-alive is a greenlet too, so it cannot renew the lease."""
+    holder = run(HOLDS.format(ttl=0.5, busy=0.7))
+    assert holder.communicate(timeout=20)[0] in ("held\nFalse expired\n", "held\nFalse unreachable\n")
+
+
+WORKS = """
+ticks = [time.monotonic()]
+def tick():
+    while True:
+        time.sleep(0.01)
+        ticks.append(time.monotonic())
+threading.Thread(target=tick, daemon=True).start()
+lease = client.lock("a", ttl=0.6).acquire()
+time.sleep(0.9)
+print("renewed", lease.remaining() > 0)
+def wait():
+    with dblock.Client(sys.argv[1]) as other:
+        began = time.monotonic()
+        with other.lock("a", timeout=10):
+            print("granted", 0.3 < time.monotonic() - began < 1.3)
+waiter = threading.Thread(target=wait)
+waiter.start()
+time.sleep(0.5)
+print("released", lease.release())
+waiter.join()
+lost = []
+unkept = client.lock("b", ttl=0.3, keep_alive=False).acquire()
+unkept.on_lost(lost.append)
+time.sleep(0.5)
+print("called", len(lost))
+began = time.monotonic()
+client.close()
+print("closed", time.monotonic() - began < 1)
+print("stalled", max(b - a for a, b in zip(ticks, ticks[1:])) > 0.5)
+"""
+
+
+def test_client_works_and_stalls_no_other_greenlet(run: Run) -> None:
+    out, err = run(WORKS).communicate(timeout=30)
+    assert out.splitlines() == [
+        "renewed True",
+        "released True",
+        "granted True",
+        "called 1",
+        "closed True",
+        "stalled False",
+    ], err
