@@ -43,6 +43,9 @@ robustness: ## Run every fault, find every seeded bug, and write a report with p
 robustness-quick: ## Run the part of it that every change must pass (included in plain pytest)
 	pytest -n 2 tests/robustness tests/security
 
+cluster: ## Fail a Patroni cluster of three nodes again and again (needs patroni, etcd and Postgres; half an hour)
+	python -m tests.robustness all --only cluster- --out $(REPORT)-cluster
+
 soak: ## Run an hour of mixed traffic, and check that nothing grows
 	python -m tests.robustness.soak --minutes 60 --out $(REPORT)/soak
 
@@ -56,4 +59,4 @@ containers: ## Run the tests against every supported Postgres, in Docker
 demo: ## Play two workers, one lock and a freeze
 	dblock demo
 
-.PHONY: help install check check-all long quick format bench robustness robustness-quick soak model containers demo
+.PHONY: help install check check-all long quick format bench robustness robustness-quick cluster soak model containers demo

@@ -22,7 +22,7 @@ FAULTS_OF_EVERY_WORKLOAD = ("freeze", "kill", "crash", "cut", "lose-replies", "s
 
 def full() -> list[Entry]:
     """Return all runs of the matrix, the longest first, so that parallel runs end at about the same time."""
-    return [*_long_runs(), *_short_runs()]
+    return [*_long_runs(), *_cluster_runs(), *_short_runs()]
 
 
 def _long_runs() -> list[Entry]:
@@ -36,8 +36,16 @@ def _long_runs() -> list[Entry]:
     return [(run, 1000 + index) for index, run in enumerate(runs)]
 
 
+def _cluster_runs() -> list[Entry]:
+    runs = [Scenario(name, "cluster-sync", strikes=12) for name in ("mutex", "set_add:key")]
+    # A resource in the same database as the lock would be lost together with the lock.
+    runs += [Scenario(name, "cluster-async", strikes=12) for name in ("mutex", "set_add:s3")]
+    return [(run, 2000 + index) for index, run in enumerate(runs)]
+
+
 def _short_runs() -> list[Entry]:
-    runs = [Scenario("mutex", fault, seconds=12) for fault in sorted(faults.all_faults()) if fault != "cluster"]
+    brief = [name for name in sorted(faults.all_faults()) if not name.startswith("cluster-")]
+    runs = [Scenario("mutex", fault, seconds=12) for fault in brief]
     others = [name for name in workloads.names() if name != "mutex"]
     runs += [Scenario(name, fault, seconds=10) for name in others for fault in ("none", *FAULTS_OF_EVERY_WORKLOAD)]
     # If two primaries grant locks, only the fence protects the resource, provided that there is only one resource.

@@ -135,18 +135,22 @@ def start_environment(
     with ExitStack() as stack:
         server = stack.enter_context(private_server(settings, in_memory))
         stack.callback(shutil.copyfile, server.log, folder / "server.log")
-        schema.install(server.url)
-        fenced_store.install(server.url)
-        with psycopg.connect(server.url, autocommit=True) as owner:
-            owner.execute(WITNESS)
-        loaded = workloads.named(workload)
-        loaded.prepare(server.url)
-        mutations.insert_into_database(bug, server.url)
+        prepare_database(server.url, workload, bug)
         env = Environment(server, folder, workload, seed, bug)
-        env.options.update(stack.enter_context(loaded.set_up(server.url, folder)))
+        env.options.update(stack.enter_context(workloads.named(workload).set_up(server.url, folder)))
         stack.callback(env.recorder.close)
         stack.callback(_end, env)
         yield env
+
+
+def prepare_database(dsn: str, workload: str, bug: str | None) -> None:
+    """Install both schemas, the server's own record of grants, the tables of the workload, and the bug."""
+    schema.install(dsn)
+    fenced_store.install(dsn)
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        owner.execute(WITNESS)
+    workloads.named(workload).prepare(dsn)
+    mutations.insert_into_database(bug, dsn)
 
 
 def _end(env: Environment) -> None:
