@@ -38,6 +38,7 @@ def _long_runs() -> list[Entry]:
 
 def _cluster_runs() -> list[Entry]:
     runs = [Scenario(name, "cluster-sync", strikes=12) for name in ("mutex", "set_add:key")]
+    runs += [Scenario(name, "cluster-freeze", strikes=6) for name in ("mutex", "set_add:s3")]
     # A resource in the same database as the lock would be lost together with the lock.
     runs += [Scenario(name, "cluster-async", strikes=12) for name in ("mutex", "set_add:s3")]
     return [(run, 2000 + index) for index, run in enumerate(runs)]

@@ -36,10 +36,13 @@ PATIENCE = 90.0
 
 NODES = ("a", "b", "c")
 
+PROGRAM = "DBLOCK_TEST_PATRONI"
+"""The environment variable that names the Patroni to use instead of the one on the PATH."""
+
 
 def missing() -> str | None:
     """Return what a cluster needs and this machine lacks, or None."""
-    for program in ("patroni", "etcd"):
+    for program in (_patroni(), "etcd"):
         if shutil.which(program) is None:
             return f"{program} is not installed (on Debian: apt-get install patroni etcd-server postgresql)"
     if postgres_programs() is None:
@@ -47,6 +50,12 @@ def missing() -> str | None:
     if os.geteuid() == 0 and _account() is None:
         return "root needs an account 'postgres' to run the nodes under"
     return None
+
+
+def version() -> tuple[int, ...]:
+    """Return the version of Patroni."""
+    said = subprocess.run([_patroni(), "--version"], check=True, capture_output=True, text=True).stdout
+    return tuple(int(part) for part in said.split()[-1].split("."))
 
 
 def postgres_programs() -> Path | None:
@@ -153,7 +162,7 @@ class Cluster:
 
     def start_node(self, node: Node) -> None:
         """Start the Patroni of a node, which starts its Postgres."""
-        node.process = self._spawn(node.name, ["patroni", str(node.folder / "patroni.yml")])
+        node.process = self._spawn(node.name, [_patroni(), str(node.folder / "patroni.yml")])
 
     def stop(self) -> None:
         """End every process of the cluster, and remove its files."""
@@ -327,6 +336,10 @@ def wait_for(what: str, condition: Any, patience: float = PATIENCE) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {patience:g} s"
         time.sleep(0.1)
+
+
+def _patroni() -> str:
+    return os.environ.get(PROGRAM, "patroni")
 
 
 def _account() -> pwd.struct_passwd | None:
