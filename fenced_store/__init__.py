@@ -30,7 +30,10 @@ if TYPE_CHECKING:
         ObjectDamaged,
         OutcomeUnknown,
         StaleTokenError,
+        TransactionConflict,
+        Unavailable,
         VersionConflict,
+        WriteTimeout,
     )
     from fenced_store.fencing import fence
     from fenced_store.integrations.orm import FencedMixin, translate_errors
@@ -57,8 +60,11 @@ __all__ = [
     "Rejection",
     "StaleTokenError",
     "Stored",
+    "TransactionConflict",
+    "Unavailable",
     "Value",
     "VersionConflict",
+    "WriteTimeout",
     "ddl",
     "fence",
     "grant",

@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from fenced_store._postgres.engines import Database, transaction
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_resource, check_schema, quoted
+from fenced_store._postgres.values import MICROSECONDS, moment
 from fenced_store.errors import InvalidArgument
 from fenced_store.schema import check_installed, quoted_for_text
 
@@ -72,14 +73,31 @@ def rejections(
             join = join.replace(":", r"\:")
         found = connection.execute(
             text(
-                "SELECT r.resource, r.offered_token, r.stored_token, r.stored_at, r.stored_by, r.rejected_at,"
-                f" r.rejected, r.refused, {names}"
+                "SELECT r.resource, r.offered_token, r.stored_token, r.stored_by, r.rejected, r.refused,"
+                f" {MICROSECONDS.format('r.stored_at')}, {MICROSECONDS.format('r.rejected_at')}, {names}"
                 f" FROM {quoted_for_text(schema)}.rejections AS r {join}"
                 " WHERE CAST(:resource AS text) IS NULL OR r.resource = :resource ORDER BY r.id DESC LIMIT :limit"
             ),
             {"resource": resource, "limit": limit},
         )
-        return [Rejection(*row) for row in found]
+        return [_rejection(*row) for row in found]
+
+
+def _rejection(
+    resource: str,
+    offered: int | None,
+    stored: int | None,
+    stored_by: str | None,
+    rejected: str,
+    refused: bool,
+    stored_at: int | None,
+    rejected_at: int,
+    lock: str | None,
+    holder: str | None,
+) -> Rejection:
+    at = moment(rejected_at)
+    assert at is not None
+    return Rejection(resource, offered, stored, moment(stored_at), stored_by, at, rejected, refused, lock, holder)
 
 
 def high_water(database: Database, schema: str = DEFAULT_SCHEMA) -> int:

@@ -5,8 +5,11 @@ FencedStoreError
 │   └── FenceAhead      a claim found the fence above its token: the lock was granted again, or tokens have gone back
 ├── MissingToken        a strict fence refused a transaction that carries no token
 ├── ClaimTimeout        a claim waited too long for a transaction that has passed the fence
+├── WriteTimeout        a write waited too long for a transaction that has passed the fence
+├── TransactionConflict the transaction conflicts with another one; run it again from the start
 ├── VersionConflict     compare-and-set found another version
 ├── OutcomeUnknown      the reply was lost; retry the same write
+├── Unavailable         the database cannot be reached, or does not answer
 ├── FenceBroken         the transaction ended inside its fence, or rolled back past it
 ├── ObjectBusy          other writers changed an object every time; nothing was stored
 ├── ObjectDamaged       the stored object is not what a fenced write has left there
@@ -18,6 +21,7 @@ FencedStoreError
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from typing import Any
 
@@ -105,6 +109,36 @@ class ClaimTimeout(FencedStoreError, TimeoutError):
     """A claim waited too long for a transaction that has passed the fence. Nothing was claimed."""
 
 
+class WriteTimeout(FencedStoreError, TimeoutError):
+    """A write waited too long for a transaction that has passed the fence of its key. Nothing was stored."""
+
+    def __init__(self, key: str, patience: float) -> None:
+        super().__init__(
+            f"Key {abbreviated(key)} was not written: another transaction has held its fence for {patience:g} s. "
+            "Nothing was stored. Try again, or give the store more patience."
+        )
+        self.key = key
+        self.patience = patience
+
+
+class TransactionConflict(FencedStoreError):
+    """The transaction conflicts with another one, so the database has failed it. Run it again from the start.
+
+    Postgres reports this as a serialization failure or as a deadlock. The first only happens in transactions that are
+    stricter than READ COMMITTED. The driver's error is the cause of this one.
+    """
+
+    def __init__(self, resource: str, state: str) -> None:
+        what = "a deadlock" if state == "40P01" else "a serialization failure"
+        super().__init__(
+            f"Resource {abbreviated(resource)}: the transaction conflicts with another one ({what}). Nothing was "
+            "stored. Roll back, and run the transaction again from the start."
+        )
+        self.resource = resource
+        self.sqlstate = state
+        """40001 for a serialization failure, 40P01 for a deadlock: for helpers that retry by SQLSTATE."""
+
+
 class VersionConflict(FencedStoreError):
     """The stored version is not the version that the write expected to replace."""
 
@@ -129,6 +163,10 @@ class OutcomeUnknown(FencedStoreError):
         )
         self.key = key
         self.write = write
+
+
+class Unavailable(FencedStoreError):
+    """The database cannot be reached, or has not answered in time. A write that was sent raises OutcomeUnknown."""
 
 
 class FenceBroken(FencedStoreError):
@@ -195,7 +233,7 @@ def translated(error: BaseException) -> FencedStoreError | None:
             found["resource"],
             found["offered"],
             found["stored"],
-            datetime.fromisoformat(at) if at else None,
+            _moment(at) if at else None,
             found["stored_by"],
         )
     if state == MISSING:
@@ -203,6 +241,11 @@ def translated(error: BaseException) -> FencedStoreError | None:
     if state == AHEAD:
         return FenceAhead(found["resource"], found["offered"], found["stored"])
     return InvalidArgument(message)
+
+
+def _moment(text: str) -> datetime:
+    """Return the moment that Postgres has written as JSON. Python 3.10 reads a fraction of three or six digits only."""
+    return datetime.fromisoformat(re.sub(r"\.(\d+)", lambda found: f".{found[1]:0<6}", text))
 
 
 def diagnostics_of(error: BaseException) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ import random
 from types import TracebackType
 from typing import Any
 
-from fenced_store._postgres.error_mapping import not_usable
+from fenced_store._postgres.error_mapping import not_usable, refusal_of
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_resource, check_schema
 from fenced_store._postgres.rejection_log import record_rejection, record_rejection_async
 from fenced_store._postgres.user_transaction import UserTransaction
@@ -89,6 +89,7 @@ class Fence:
             row = self._transaction.fetch_row(TAKE, **self._parameters)
         except Exception as error:
             self._raise_translated(error)
+            self._raise_refusal(error)
             raise
         self._entered(row)
         return self
@@ -118,6 +119,7 @@ class Fence:
             row = await self._transaction.fetch_row_async(TAKE, **self._parameters)
         except Exception as error:
             await self._raise_translated_async(error)
+            self._raise_refusal(error)
             raise
         self._entered(row)
         return self
@@ -158,6 +160,15 @@ class Fence:
                 await record_rejection_async(
                     self._transaction.driver, self._schema, counterpart, describe_writer(self._holder)
                 )
+            raise counterpart from error
+
+    def _raise_refusal(self, error: Exception) -> None:
+        """Raise the fenced_store error if the statement that takes the fence was refused for what it is.
+
+        A lost connection is the user's own, and is reported as the user's library reports it. So is an error of a
+        statement in the body.
+        """
+        if (counterpart := refusal_of(error, self._resource)) is not None:
             raise counterpart from error
 
     def _translated(self, error: BaseException) -> FencedStoreError | None:

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Table, text
 from sqlalchemy.exc import DBAPIError
 
 from fenced_store._postgres import identifiers
+from fenced_store._postgres.connections import LimitedCall
 from fenced_store._postgres.engines import Database, transaction
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_schema, check_table, quoted
 from fenced_store.errors import FencedStoreError, InvalidArgument, sqlstate
@@ -23,6 +24,9 @@ from fenced_store.schema import check_installed, quoted_for_text
 
 LOCK_TIMEOUT = 5
 """Seconds to wait for the table's lock: while this waits, every later statement on the table waits too."""
+
+DDL_TIMEOUT = 3600.0
+"""Seconds after which the server counts as not answering: to find the highest token, a large table is read."""
 
 Per = Literal["row", "table"]
 
@@ -113,7 +117,8 @@ def _ddl_transaction(database: Database, schema: str) -> Iterator[Connection]:
         with transaction(database, schema) as connection:
             check_installed(connection, schema)
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT} s'")
-            yield connection
+            with LimitedCall(connection.connection.driver_connection, DDL_TIMEOUT):
+                yield connection
     except DBAPIError as error:
         raise (_translated(error) or error) from error
 

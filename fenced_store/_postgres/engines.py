@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import psycopg
 from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from fenced_store._postgres.error_mapping import not_usable
-from fenced_store.errors import InvalidArgument, translated
+from fenced_store._postgres.connections import (
+    REPLY_TIMEOUT,
+    LimitedAsyncConnection,
+    connect,
+    connect_async,
+    parameters_of,
+)
+from fenced_store._postgres.error_mapping import counterpart_of
+from fenced_store.errors import InvalidArgument
 
 if TYPE_CHECKING:
     # Imported only where it is needed, because it imports the whole ORM.
@@ -22,16 +29,20 @@ Database: TypeAlias = "str | Engine | AsyncEngine"
 """A DSN (URL or keywords), an Engine or an AsyncEngine."""
 
 
-def engine_of(database: Database) -> tuple[Engine, bool]:
-    """Return a synchronous engine, and whether it was made here, so that the caller must dispose of it."""
+def engine_of(database: Database, within: float = REPLY_TIMEOUT, **options: Any) -> tuple[Engine, bool]:
+    """Return a synchronous engine, and whether it was made here, with these options; then dispose of it.
+
+    On a connection of an engine that was made here, the server must not be silent for longer than `within` seconds.
+    """
     if isinstance(database, Engine):
         return _check_dialect(database), False
     if (behind := _sync_engine_of(database)) is not None:
         return create_engine(_check_dialect(behind).url, poolclass=NullPool), True
-    return create_engine("postgresql+psycopg://", creator=_connector(database, psycopg.connect)), True
+    parameters = parameters_of(database)
+    return create_engine("postgresql+psycopg://", creator=lambda: connect(parameters, within), **options), True
 
 
-def async_engine_of(database: Database, **options: Any) -> tuple[AsyncEngine, bool]:
+def async_engine_of(database: Database, within: float = REPLY_TIMEOUT, **options: Any) -> tuple[AsyncEngine, bool]:
     """Return an asynchronous engine, and whether it was made here, with these options; then dispose of it."""
     from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -40,8 +51,12 @@ def async_engine_of(database: Database, **options: Any) -> tuple[AsyncEngine, bo
         return database, False
     if isinstance(database, Engine):
         raise InvalidArgument("This needs an AsyncEngine or a DSN; got an Engine, which only a FencedStore can use.")
-    connect = _connector(database, psycopg.AsyncConnection.connect)
-    return create_async_engine("postgresql+psycopg://", async_creator=connect, **options), True
+    parameters = parameters_of(database)
+
+    async def creator() -> LimitedAsyncConnection:
+        return await connect_async(parameters, within)
+
+    return create_async_engine("postgresql+psycopg://", async_creator=creator, **options), True
 
 
 @contextmanager
@@ -61,8 +76,8 @@ def translating(schema: str) -> Iterator[None]:
     """Raise the fenced_store error for a database error, if there is one."""
     try:
         yield
-    except DBAPIError as error:
-        counterpart = translated(error) or not_usable(error, schema)
+    except (DBAPIError, PoolTimeout, UnicodeEncodeError) as error:
+        counterpart = counterpart_of(error, schema)
         if counterpart is None:
             raise
         raise counterpart from error
@@ -81,24 +96,3 @@ def _check_dialect(engine: Engine) -> Engine:
     if engine.dialect.name != "postgresql":
         raise InvalidArgument(f"fenced_store needs an engine for postgresql; this one is for {engine.dialect.name}.")
     return engine
-
-
-def _connector(dsn: object, connect: Callable[..., Any]) -> Callable[[], Any]:
-    if not isinstance(dsn, str) or not dsn.strip():
-        raise InvalidArgument(
-            f"A database is an Engine, an AsyncEngine or a DSN; got {type(dsn).__name__}"
-            f"{' that is empty' if isinstance(dsn, str) else ''}."
-        )
-    conninfo = dsn
-    for prefix in ("postgresql+psycopg://", "postgresql+psycopg_async://", "postgres://"):
-        if dsn.startswith(prefix):
-            conninfo = "postgresql://" + dsn[len(prefix) :]
-    try:
-        psycopg.conninfo.conninfo_to_dict(conninfo)
-    except psycopg.Error:
-        # libpq's message is left out: it quotes the part that it could not read, which may hold a password.
-        raise InvalidArgument(
-            "The DSN cannot be read (it is not shown here, because it may hold a password). Give a URL like "
-            "postgresql://user@host/database, or keywords like: host=localhost dbname=database."
-        ) from None
-    return lambda: connect(conninfo)

@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 
+from fenced_store._postgres.connections import connect, connect_async
 from fenced_store._postgres.identifiers import literal, quoted
 from fenced_store.errors import StaleTokenError
 
@@ -28,7 +29,8 @@ def record_rejection(driver: Any, schema: str, error: StaleTokenError, writer: s
 
     def record(conninfo: str, statement: bytes) -> None:
         try:
-            with psycopg.connect(conninfo, autocommit=True) as connection:
+            with connect(conninfo, RECORD_TIMEOUT) as connection:
+                connection.autocommit = True
                 connection.execute(statement)
         except Exception as failed:
             _warn(error, failed)
@@ -46,7 +48,8 @@ async def record_rejection_async(driver: Any, schema: str, error: StaleTokenErro
     """Record a rejection, or log that this failed. The caller waits for at most twice RECORD_TIMEOUT."""
 
     async def record() -> None:
-        async with await psycopg.AsyncConnection.connect(_conninfo_of(driver), autocommit=True) as connection:
+        async with await connect_async(_conninfo_of(driver), RECORD_TIMEOUT) as connection:
+            await connection.set_autocommit(True)
             await connection.execute(_record_statement(schema, error, writer))
 
     try:
@@ -65,7 +68,11 @@ def _conninfo_of(driver: Any) -> str:
     if not isinstance(info, psycopg.ConnectionInfo):
         raise TypeError(f"only psycopg's connections say which database they use; this is {type(driver).__module__}'s")
     return psycopg.conninfo.make_conninfo(
-        info.dsn, password=info.password or None, connect_timeout=RECORD_TIMEOUT, application_name="fenced_store"
+        info.dsn,
+        password=info.password or None,
+        connect_timeout=RECORD_TIMEOUT,
+        application_name="fenced_store",
+        client_encoding="UTF8",
     )
 
 
@@ -74,6 +81,8 @@ def _record_statement(schema: str, error: StaleTokenError, writer: str) -> bytes
     at = f"{literal(error.stored_at.isoformat())}::timestamptz" if error.stored_at else "NULL"
     by = literal(error.stored_by) if error.stored_by else "NULL"
     return (
-        f"SET statement_timeout = '{RECORD_TIMEOUT} s'; SELECT {quoted(schema)}.record_rejection("
-        f"{literal(error.resource)}, {error.offered}, {error.stored}, {at}, {by}, {literal(writer)})"
+        # LOCAL, because behind a pooler the next transaction of another client may run in the same session.
+        f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = '{RECORD_TIMEOUT} s';"
+        f" SELECT {quoted(schema)}.record_rejection({literal(error.resource)}, {error.offered}, {error.stored}, {at},"
+        f" {by}, {literal(writer)}); COMMIT"
     ).encode()

@@ -1,6 +1,7 @@
 """The user's own transaction: on a psycopg connection or a SQLAlchemy Connection or Session, sync or async.
 
-A statement is written once, with {name} for each value. Errors are raised as the user's library raises them.
+A statement is written once, with {name} for each value. Errors are raised as the user's library raises them. Nothing is
+prepared, because behind a pooler the transaction may run on a backend that does not know the statement.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from fenced_store._postgres.connections import LimitedCall
 from fenced_store._postgres.identifiers import quoted
 from fenced_store.errors import InvalidArgument
 
@@ -61,22 +63,25 @@ class UserTransaction:
         """Execute a statement and return its one row."""
         if not self._is_sqlalchemy:
             self._check_psycopg()
-            with self._connection.cursor(row_factory=tuple_row) as cursor:
+            with LimitedCall(self._driver), self._connection.cursor(row_factory=tuple_row) as cursor:
                 return tuple(cursor.execute(self._for_psycopg(statement, values), values).fetchone())
         connection = self._connection.connection() if self._is_session else self._connection
         self._check_sqlalchemy(connection, connection.connection)
-        return tuple(connection.execute(self._for_sqlalchemy(statement, values), values).one())
+        with LimitedCall(self._driver):
+            return tuple(connection.execute(self._for_sqlalchemy(statement, values), values).one())
 
     async def fetch_row_async(self, statement: str, **values: Any) -> tuple[Any, ...]:
         """Execute a statement and return its one row."""
         if not self._is_sqlalchemy:
             self._check_psycopg()
-            async with self._connection.cursor(row_factory=tuple_row) as cursor:
-                await cursor.execute(self._for_psycopg(statement, values), values)
-                return tuple(await cursor.fetchone())
+            with LimitedCall(self._driver):
+                async with self._connection.cursor(row_factory=tuple_row) as cursor:
+                    await cursor.execute(self._for_psycopg(statement, values), values)
+                    return tuple(await cursor.fetchone())
         connection = (await self._connection.connection()) if self._is_session else self._connection
         self._check_sqlalchemy(connection, await connection.get_raw_connection())
-        return tuple((await connection.execute(self._for_sqlalchemy(statement, values), values)).one())
+        with LimitedCall(self._driver):
+            return tuple((await connection.execute(self._for_sqlalchemy(statement, values), values)).one())
 
     def flush(self) -> None:
         """Flush the pending changes of a session."""

@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from fenced_store.errors import InvalidArgument, abbreviated
 
 MAX_VALUE_BYTES = 64 * 2**20
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+MICROSECONDS = "CAST(date_part('epoch', {}) * 1e6 AS bigint)"
+"""SQL for a moment as microseconds since 1970: psycopg does not read a timestamp in every DateStyle."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def moment(microseconds: int | None) -> datetime | None:
+    """Return the moment for a number of microseconds since 1970; None for NULL."""
+    return None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from fenced_store._calls import REPLY_MARGIN
+from fenced_store._postgres.connections import LimitedCall
 from fenced_store._postgres.engines import Database, async_engine_of
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_resource
 from fenced_store.errors import InvalidArgument, sqlstate
@@ -105,7 +107,8 @@ class FencingMiddleware:
         self.patience = _check_seconds("patience", patience)
         self.schema = schema
         options = {"pool_size": connections, "max_overflow": 0, "pool_timeout": patience}
-        self._engine, self._owns_engine = async_engine_of(fences, **options)
+        # A statement of the handler may take as long as the handler.
+        self._engine, self._owns_engine = async_engine_of(fences, within + REPLY_MARGIN, **options)
         self.engine = self._engine.execution_options(isolation_level="READ COMMITTED")
         self._local_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """A lock per resource, for which the requests of this process wait, so that a waiting request occupies no
@@ -246,8 +249,9 @@ class HeldFence:
             # request waits for longer.
             "within": f"{round(owner.within * 1000) + 1000}ms",
         }
-        before = str((await connection.execute(_BOUNDS, bounds)).one()[0])
-        await Fence(connection, self._fence.resource, self._fence, False, owner.schema, write=0).__aenter__()
+        with LimitedCall((await connection.get_raw_connection()).driver_connection, owner.patience + REPLY_MARGIN):
+            before = str((await connection.execute(_BOUNDS, bounds)).one()[0])
+            await Fence(connection, self._fence.resource, self._fence, False, owner.schema, write=0).__aenter__()
         return before
 
     def _cancel_handler(self) -> None:

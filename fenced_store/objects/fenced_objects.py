@@ -13,13 +13,14 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("fenced_store.objects needs obstore: pip install 'dblock[objects]'") from error
 
+from fenced_store._calls import PATIENCE
 from fenced_store._postgres.identifiers import check_path, check_resource
 from fenced_store.errors import InvalidArgument
 from fenced_store.objects.conditional import ConditionalProtocol, FoundObject
 from fenced_store.objects.fence_tag import ATTRIBUTE_NAMES, AZURE_ATTRIBUTE_NAMES, FenceTag, check_attributes
 from fenced_store.objects.flow import AsyncRunner, Flow, Runner
 from fenced_store.objects.pointers import PointedObject, PointerProtocol, check_body_path
-from fenced_store.store import PATIENCE, AsyncClaims, AsyncFencedStore, Claims, FencedStore
+from fenced_store.store import AsyncClaims, AsyncFencedStore, Claims, FencedStore
 from fenced_store.tokens import HasToken, PresentedToken, check_write, describe_writer, token_of, write_of
 
 

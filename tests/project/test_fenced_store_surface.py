@@ -21,7 +21,7 @@ LAYERS = [
     ["errors", "tokens", "conformance"],
     ["_postgres"],
     ["schema"],
-    ["audit", "store", "tables", "fencing"],
+    ["_calls", "audit", "store", "tables", "fencing"],
     ["objects", "http", "integrations"],
 ]
 """From the bottom up: a package imports from the rows above its own in this list, and from the left within its row."""
@@ -41,7 +41,8 @@ def test_public_names_are_these_and_no_more() -> None:
     assert sorted(fenced_store.__all__) == [
         "AccessDenied", "AsyncFencedStore", "ClaimTimeout", "FenceAhead", "FenceBroken", "FencedMixin", "FencedStore",
         "FencedStoreError", "InvalidArgument", "MissingToken", "NotInstalled", "ObjectBusy", "ObjectDamaged",
-        "OutcomeUnknown", "Protection", "Rejection", "StaleTokenError", "Stored", "Value", "VersionConflict", "ddl",
+        "OutcomeUnknown", "Protection", "Rejection", "StaleTokenError", "Stored", "TransactionConflict",
+        "Unavailable", "Value", "VersionConflict", "WriteTimeout", "ddl",
         "fence", "grant", "high_water", "install", "protect", "protected", "rejections", "row",
         "translate_errors", "uninstall", "unprotect",
     ]  # fmt: skip
@@ -129,6 +130,10 @@ def test_every_error_survives_pickling() -> None:
         errors.StaleTokenError("r", 8, 8, now, numbers=(1, 2)),
         errors.StaleTokenError("r", 8, 8, now, numbers=(2, 2)),
         errors.ClaimTimeout("t"),
+        errors.WriteTimeout("k", 5.0),
+        errors.TransactionConflict("r", "40001"),
+        errors.TransactionConflict("r", "40P01"),
+        errors.Unavailable("gone"),
         errors.MissingToken("r"),
         errors.VersionConflict("k", 1, 2),
         errors.VersionConflict("k", 0, 2),

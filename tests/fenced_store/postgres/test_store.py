@@ -10,7 +10,7 @@ import pytest
 
 import dblock
 import fenced_store
-from fenced_store import InvalidArgument, NotInstalled, OutcomeUnknown, StaleTokenError, VersionConflict
+from fenced_store import InvalidArgument, NotInstalled, OutcomeUnknown, StaleTokenError, VersionConflict, _calls
 from tests.fenced_store.postgres.conftest import Stores
 from tests.support.proxy import Proxy
 
@@ -227,7 +227,7 @@ async def test_write_whose_reply_was_lost_is_stored_once(
 async def test_write_without_any_reply_is_unknown_and_can_be_retried(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fenced_store.store, "PAUSE", 0.01)
+    monkeypatch.setattr(_calls, "PAUSE", 0.01)
     with Proxy(stores.dsn) as proxy:
         store = stores(proxy.dsn)
         proxy.lose_reply_to(b"the key in question", times=9)
