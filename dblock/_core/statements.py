@@ -13,8 +13,16 @@ from dblock._core.presence import DROPPED_AFTER
 PROBE = "probe"
 """The payload of a notification that a client sends to itself, to learn whether notifications come through."""
 
-WHICH_BACKEND = Call(b"SELECT pg_backend_pid()", ())
-"""Asks which backend serves the connection: behind a pooler it is not the one that the connection was opened to."""
+WHICH_BACKEND = Call(b"SELECT pg_backend_pid(), current_setting('default_transaction_isolation')", ())
+"""Asks which backend serves the connection, and for the isolation of its statements.
+
+Behind a pooler it is not the backend that the connection was opened to.
+"""
+
+SET_READ_COMMITTED = Call(b"SET default_transaction_isolation TO 'read committed'", ())
+BEGIN_READ_COMMITTED = b"BEGIN ISOLATION LEVEL READ COMMITTED"
+READ_COMMITTED = ("read committed", "read uncommitted")
+"""The settings under which each statement sees the latest commits. In Postgres they mean the same."""
 
 _ENDPOINTS = (
     "pg_backend_pid(), host(inet_client_addr()), inet_client_port(), host(inet_server_addr()), inet_server_port()"

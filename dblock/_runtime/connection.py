@@ -10,6 +10,7 @@ A pooler may run each statement on another backend, where it is not prepared. Be
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Generator
 from typing import Any
@@ -18,6 +19,7 @@ import psycopg
 from psycopg import errors, generators, pq
 
 from dblock._core.effects import Call, Row
+from dblock._core.statements import BEGIN_READ_COMMITTED
 from dblock._runtime.error_mapping import Overdue
 
 Results = list[pq.abc.PGresult]
@@ -38,6 +40,8 @@ class RawConnection:
     def __init__(self, connection: Any, prepares: bool, execute: Execute = generators.execute) -> None:
         self.connection = connection
         self.prepares = prepares
+        self.needs_transactions = False
+        """Whether each call gets a transaction of its own, because its isolation cannot be set for the session."""
         self.used_at = 0.0
         self.slot: Any = None
         """Its slot in the pool."""
@@ -82,6 +86,8 @@ class RawConnection:
                 _checked((yield from _bounded(generators.execute(pgconn), deadline)))
                 self._note_prepared()
             pgconn.send_query_prepared(name, args)
+        elif self.needs_transactions:
+            return (yield from self._exchange_in_transaction(call.sql, args, deadline))
         else:
             pgconn.send_query_params(call.sql, args)
         # _bounded(), without the cost of another generator.
@@ -95,10 +101,25 @@ class RawConnection:
                 state = steps.send(ready)
         except StopIteration as done:
             result = _checked(done.value)
-        if result.ntuples == 0:
-            return None
-        values = [result.get_value(0, column) for column in range(result.nfields)]
-        return tuple([None if value is None else value.decode() for value in values])
+        return _row(result)
+
+    def _exchange_in_transaction(
+        self, sql: bytes, args: list[bytes | None], deadline: float
+    ) -> Generator[Any, Any, Row | None]:
+        """Send the call in a transaction of its own, in one message, and return its row."""
+        escape = pq.Escaping(self._pgconn).escape_literal
+        values = [b"NULL" if arg is None else escape(arg) for arg in args]
+        call = re.sub(rb"\$(\d+)", lambda match: values[int(match[1]) - 1], sql)
+        self._pgconn.send_query(b";".join((BEGIN_READ_COMMITTED, call, b"COMMIT")))
+        results = yield from _bounded(self._execute(self._pgconn), deadline)
+        try:
+            _checked(results)
+        except psycopg.Error:
+            if self._pgconn.transaction_status == pq.TransactionStatus.INERROR:
+                self._pgconn.send_query(b"ROLLBACK")
+                yield from _bounded(self._execute(self._pgconn), deadline)
+            raise
+        return _row(results[1])
 
     def _note_prepared(self) -> None:
         if self._preparing is not None:
@@ -133,6 +154,13 @@ def _bounded(steps: Generator[Any, Any, Results], deadline: float) -> Generator[
     except StopIteration as done:
         results: Results = done.value
         return results
+
+
+def _row(result: pq.abc.PGresult) -> Row | None:
+    if result.ntuples == 0:
+        return None
+    values = [result.get_value(0, column) for column in range(result.nfields)]
+    return tuple([None if value is None else value.decode() for value in values])
 
 
 def _checked(results: Results) -> pq.abc.PGresult:

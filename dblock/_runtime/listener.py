@@ -64,6 +64,9 @@ class _ListenerBase:
         self.flow.reset_after_fork()
         self._reset()
 
+    def _opened(self, connection: Any) -> ListenerConnection:
+        return ListenerConnection(connection, self.flow.notified, self._target.needs_transactions)
+
     def _reset(self) -> None:
         raise NotImplementedError
 
@@ -153,7 +156,7 @@ class Listener(_ListenerBase):
             return self._keepalive_runner.perform(effect.call)
         if isinstance(effect, Connect):
             try:
-                return ListenerConnection(self._target.connect(), self.flow.notified)
+                return self._opened(self._target.connect())
             except Exception as error:
                 raise connect_failed(error, self._target) from error
         if isinstance(effect, Spawn):
@@ -272,7 +275,7 @@ class AsyncListener(_ListenerBase):
             return await self._keepalive_runner.perform(effect.call)
         if isinstance(effect, Connect):
             try:
-                return ListenerConnection(await self._target.connect_async(), self.flow.notified)
+                return self._opened(await self._target.connect_async())
             except Exception as error:
                 raise connect_failed(error, self._target) from error
         if isinstance(effect, Spawn):

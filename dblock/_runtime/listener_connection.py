@@ -24,9 +24,10 @@ SERVER_STARTING = ("the database system is starting up", "the database system is
 class ListenerConnection:
     """One connection of the listener. Notifications that come over it are passed on."""
 
-    def __init__(self, connection: Any, notified: Callable[[str], None]) -> None:
+    def __init__(self, connection: Any, notified: Callable[[str], None], needs_transactions: bool = False) -> None:
         self.connection = connection
         self.raw = RawConnection(connection, prepares=False, execute=execute_until_fatal)
+        self.raw.needs_transactions = needs_transactions
         self._ended: psycopg.Error | None = None
         """The server's last message, if it came while no call was under way."""
         self._reading: tuple[asyncio.AbstractEventLoop, int] | None = None

@@ -29,6 +29,7 @@ from dblock._core.statements import WHICH_BACKEND, Statements
 from dblock._core.waiters import LocalWaiter
 from dblock._runtime.connection import RawConnection
 from dblock._runtime.error_mapping import is_broken, is_overdue, is_passing, translate, translated
+from dblock._runtime.isolation import Remedy, remedy
 from dblock._runtime.pool import AsyncPool, Pool
 from dblock._runtime.target import Target
 from dblock.errors import DblockError, SchemaMissing, SchemaOutdated, Unavailable
@@ -64,8 +65,10 @@ class _Base:
         self.statements = Statements(schema)
 
     def make_ready(self, raw: RawConnection, backend: Row | None) -> None:
-        """Decide whether to prepare statements on a new connection, given the backend that serves it."""
-        if backend != (str(raw.connection.info.backend_pid),):
+        """Decide how to send statements over a new connection, given the backend that serves it."""
+        if backend is None or backend[0] != str(raw.connection.info.backend_pid):
+            if remedy(raw.connection, backend) is Remedy.BEGIN:
+                self.target.needs_transactions = True
             self.stop_preparing("there is a pooler before the database")
         raw.prepares = self.prepares
 
@@ -244,6 +247,7 @@ class Runner(_Base):
             raw = RawConnection(connection, prepares=False)
             if self.prepares:
                 self.make_ready(raw, connection.wait(raw.exchange(WHICH_BACKEND, self.reply_within)))
+            raw.needs_transactions = self.target.needs_transactions
             return raw
         except BaseException:
             connection.close()
@@ -360,6 +364,7 @@ class AsyncRunner(_Base):
             raw = RawConnection(connection, prepares=False)
             if self.prepares:
                 self.make_ready(raw, await connection.wait(raw.exchange(WHICH_BACKEND, self.reply_within)))
+            raw.needs_transactions = self.target.needs_transactions
             return raw
         except BaseException:
             await connection.close()

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dblock._core.options import is_text
+from dblock._core.statements import SET_READ_COMMITTED
+from dblock._runtime.isolation import Remedy, is_option_refused, remedy, with_option
 from dblock.errors import DblockError, InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     """A DSN (URL or keywords), an Engine or AsyncEngine, or nothing: $DBLOCK_DSN, else the embedded Postgres."""
 
 DSN_VARIABLE = "DBLOCK_DSN"
+_WHICH_SESSION = b"SELECT pg_backend_pid()::text, current_setting('default_transaction_isolation')"
 _SPEAK_UTF8 = "SET client_encoding TO 'UTF8'"
 CONNECT_TIMEOUT = 5
 """Seconds that one attempt to connect may take, unless the DSN says otherwise."""
@@ -35,6 +38,10 @@ class Target:
     """A database named by a DSN; the base of the other kinds."""
 
     embedded = False
+    takes_option = True
+    """Whether connections are opened with the option that makes them READ COMMITTED."""
+    needs_transactions = False
+    """Whether each call needs a transaction of its own to be READ COMMITTED."""
 
     def __init__(self, dsn: str) -> None:
         self._parameters = _parse(dsn)
@@ -56,13 +63,63 @@ class Target:
         """Open a connection of its own, in autocommit."""
         import psycopg
 
-        return psycopg.connect(self.conninfo(), autocommit=True)
+        if self.takes_option:
+            try:
+                return psycopg.connect(self._conninfo_with_option(), autocommit=True)
+            except psycopg.OperationalError as error:
+                if not is_option_refused(error):
+                    raise
+                self.takes_option = False
+        return self._read_committed(psycopg.connect(self.conninfo(), autocommit=True))
+
+    def _conninfo_with_option(self) -> str:
+        from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+        return make_conninfo("", **with_option(dict(conninfo_to_dict(self.conninfo()))))
+
+    def _read_committed(self, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+        """Make a connection that was opened without the option READ COMMITTED."""
+        import psycopg
+
+        try:
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            found = remedy(connection, connection.execute(_WHICH_SESSION).fetchone())
+            if found is Remedy.SET:
+                connection.execute(SET_READ_COMMITTED.sql)
+        except BaseException:
+            connection.close()
+            raise
+        self.needs_transactions = self.needs_transactions or found is Remedy.BEGIN
+        return connection
 
     async def connect_async(self) -> psycopg.AsyncConnection[Any]:
         """Open an asynchronous connection of its own, in autocommit."""
         import psycopg
 
-        return await psycopg.AsyncConnection.connect(self.conninfo(), autocommit=True)
+        if self.takes_option:
+            try:
+                return await psycopg.AsyncConnection.connect(self._conninfo_with_option(), autocommit=True)
+            except psycopg.OperationalError as error:
+                if not is_option_refused(error):
+                    raise
+                self.takes_option = False
+        connection = await psycopg.AsyncConnection.connect(self.conninfo(), autocommit=True)
+        return await self._read_committed_async(connection)
+
+    async def _read_committed_async(self, connection: psycopg.AsyncConnection[Any]) -> psycopg.AsyncConnection[Any]:
+        """Make a connection that was opened without the option READ COMMITTED."""
+        import psycopg
+
+        try:
+            await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+            found = remedy(connection, await (await connection.execute(_WHICH_SESSION)).fetchone())
+            if found is Remedy.SET:
+                await connection.execute(SET_READ_COMMITTED.sql)
+        except BaseException:
+            await connection.close()
+            raise
+        self.needs_transactions = self.needs_transactions or found is Remedy.BEGIN
+        return connection
 
     def __str__(self) -> str:
         """Name the database, without the password."""
@@ -137,7 +194,7 @@ class EngineTarget(Target):
         except BaseException:
             connection.close()
             raise
-        return connection
+        return self._read_committed(connection)
 
     async def connect_async(self) -> psycopg.AsyncConnection[Any]:
         if self._pool is None or not self._is_async:
@@ -156,7 +213,7 @@ class EngineTarget(Target):
         except BaseException:
             await connection.close()
             raise
-        return connection
+        return await self._read_committed_async(connection)
 
 
 class EmbeddedTarget(Target):

@@ -61,7 +61,8 @@ class Reaper:
         with translated(self._schema), self._target.connect() as connection:
             status_of(connection, self._schema).check()
             while True:
-                row = connection.execute(statement, [self._idle, self._batch]).fetchone()
+                with connection.transaction():  # which names its isolation, also through a pooler
+                    row = connection.execute(statement, [self._idle, self._batch]).fetchone()
                 assert row is not None
                 count = int(row[0])
                 deleted += count

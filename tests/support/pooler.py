@@ -30,7 +30,7 @@ needs_pgbouncer = pytest.mark.skipif(
 class Pooler:
     """Runs a pooler that gives each transaction any of three backends. Connect to `dsn` to go through the pooler."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, settings: str = "") -> None:
         parameters = conninfo.conninfo_to_dict(dsn)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -52,6 +52,7 @@ class Pooler:
             auth_file = {self._folder}/users
             pool_mode = transaction
             server_login_retry = 0.1
+            {settings}
             """.replace("\\\n", " ").replace("                user", " user")
         )
         self._account: dict[str, Any] = {}
@@ -117,7 +118,7 @@ class Pooler:
 
 
 @contextmanager
-def pooled(dsn: str) -> Iterator[str]:
-    """Yield a DSN that leads to a database through a pooler."""
-    with Pooler(dsn) as pooler:
+def pooled(dsn: str, settings: str = "") -> Iterator[str]:
+    """Yield a DSN that leads to a database through a pooler with these additional settings."""
+    with Pooler(dsn, settings) as pooler:
         yield pooler.dsn
