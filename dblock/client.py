@@ -159,7 +159,10 @@ class Client(_ClientBase):
 
 
 class AsyncClient(_ClientBase):
-    """The service, for asyncio. One is enough for an event loop, shared by all its tasks."""
+    """The service, for asyncio. One is enough for an event loop, shared by all its tasks.
+
+    Its leases are renewed in a thread, so that a blocked event loop keeps them.
+    """
 
     _runtime: TaskRuntime
 

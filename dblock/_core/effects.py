@@ -87,7 +87,7 @@ class Connect(NamedTuple):
 
 
 class Spawn(NamedTuple):
-    """Run a flow beside this one, in a thread or task of its own."""
+    """Run a flow beside this one, in a thread of its own."""
 
     flow: Flow[None]
 

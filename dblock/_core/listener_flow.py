@@ -14,7 +14,7 @@ the grace. A new connection is a new presence. Leases are tied to it once the da
 If notifications do not come through, for example behind a pooler that runs each transaction in another session, waiters
 are still served: the client checks their positions more often. If something stands between the client and the server (a
 pooler, a proxy, a NAT), there is no presence, because that thing may close its side toward the server, unseen by the
-client. The threads, the tasks and the simulation perform the effects of this flow.
+client. The threads and the simulation perform the effects of this flow.
 """
 
 from __future__ import annotations
@@ -85,8 +85,6 @@ class ListenerFlow:
         self.connection: Connection | None = None
         self._connect_outcome: tuple[Connection, Presence | None] | Exception | None = None
         """The outcome of an attempt to connect, until the loop takes it."""
-        self._connect_number = 0
-        """The number of the newest attempt to connect. The outcome of an earlier one is ignored."""
         self._silent: Connection | None = None
         """A connection that does not reply any more, kept open until no lease depends on it."""
         self._in_doubt = DoubtfulPresences(self._flows, self._keepalive)
@@ -118,8 +116,6 @@ class ListenerFlow:
 
     def run(self) -> Flow[None]:
         """Listen until the client is closed. Call `hang_up` at the end, however it ends."""
-        for presence in self._in_doubt:
-            yield CallLater(presence.grace * OWN_PART, self._in_doubt.give_up)
         while not self.closed:
             try:
                 yield from self._turn()
@@ -136,9 +132,8 @@ class ListenerFlow:
         if self.connection is None and self._now() >= self._retry_at:
             # In a flow of its own, because it may take long and the waiters need attention in that time.
             self._retry_at = math.inf
-            self._connect_number += 1
             try:
-                yield Spawn(self._connect(self._connect_number))
+                yield Spawn(self._connect())
             except Exception as error:  # the process may start no more threads at this moment
                 self._connect_failed(error)
         self._check_deadlines()
@@ -184,7 +179,8 @@ class ListenerFlow:
         """Close a silent connection that no lease depends on, and give up on a probe that has not come back."""
         if not self._in_doubt:
             self._close_silent()
-        if self._probed_at is not None and self._now() >= self._probed_at + PROBE_WITHIN:
+        probed_at = self._probed_at  # read once, because another thread may receive the notification
+        if probed_at is not None and self._now() >= probed_at + PROBE_WITHIN:
             self._probed_at = None
             self.waiters.notifications_work = False
             self._warn_once(
@@ -196,8 +192,9 @@ class ListenerFlow:
     def _seconds_until_due(self) -> float:
         """Return the seconds until there is something to do, if nothing comes before."""
         due = [self.waiters.due_at(), self.waiters.cleanup_due_at()]
-        if self._probed_at is not None:
-            due.append(self._probed_at + PROBE_WITHIN)
+        probed_at = self._probed_at
+        if probed_at is not None:
+            due.append(probed_at + PROBE_WITHIN)
         if self._silent is not None:
             due.append(self._now() + HEARTBEAT_INTERVAL)
         if self.connection is None:
@@ -210,7 +207,7 @@ class ListenerFlow:
 
     # Over the connection.
 
-    def _connect(self, number: int) -> Flow[None]:
+    def _connect(self) -> Flow[None]:
         """Open a connection and make sure of it. The loop takes the outcome from there."""
         connection: Connection | None = None
         try:
@@ -223,23 +220,11 @@ class ListenerFlow:
             if connection is not None:
                 connection.close()
             outcome: tuple[Connection, Presence | None] | Exception = error
-        except BaseException:
-            if connection is not None:
-                connection.close()
-            if number == self._connect_number:
-                self.connect_cancelled()
-            raise
         else:
             outcome = opened, presence
-        if number == self._connect_number:
-            self._connect_outcome = outcome
-        if connection is not None and (self.closed or number != self._connect_number):
+        self._connect_outcome = outcome
+        if connection is not None and self.closed:
             connection.close()
-        self._wake()
-
-    def connect_cancelled(self) -> None:
-        """Connect again, because the last attempt was cancelled while the listener itself may continue."""
-        self._retry_at = -math.inf
         self._wake()
 
     @property
@@ -271,16 +256,14 @@ class ListenerFlow:
     def _ping(self) -> Flow[None]:
         """Ask for a reply: to the waiters' heartbeat, if that is due."""
         sent_at = self._now()
-        if sent_at >= self.waiters.due_at():
-            yield from self.waiters.check(REPLY_WITHIN)
-        else:
+        if sent_at < self.waiters.due_at() or not (yield from self.waiters.check(REPLY_WITHIN)):
             yield statements.ARE_YOU_THERE
         self._replied_at = sent_at
         if self._flows.presence is not None:
             self._flows.presence.confirm(sent_at)
 
     def notified(self, payload: str) -> None:
-        """Wake the waiter that a notification names. Called from the thread or task that reads the connection."""
+        """Wake the waiter that a notification names. Called from the thread that reads the connection."""
         self._probed_at = None
         self.waiters.notifications_work = True
         if payload != statements.PROBE:
@@ -376,17 +359,6 @@ class ListenerFlow:
         for connection in self._connections():
             connection.close()
         self.connection = self._silent = self._connect_outcome = None
-
-    def restart(self) -> None:
-        """Prepare another `run` after `hang_up`, where the client continues, as when all tasks were cancelled."""
-        self._connect_number += 1
-        self.listens = False
-        self._probed_at = None
-        self._retry_at = -math.inf
-        self.waiters.notifications_work = False
-        presence, self._flows.presence = self._flows.presence, None
-        if presence is not None:
-            self._in_doubt.add(presence)
 
     def _connections(self) -> list[Connection]:
         connected = self._connect_outcome[0] if isinstance(self._connect_outcome, tuple) else None

@@ -86,6 +86,8 @@ class LocalWaiters:
         self._wake_listener = wake_listener
         self._now = now
         self._uniform = uniform
+        self.can_take_turns: Callable[[], bool] = lambda: True
+        """Whether the waiters could take their turn now. A blocked event loop could not."""
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
@@ -177,16 +179,20 @@ class LocalWaiters:
             yield from self._flows.abandon(name, attempt)
             self._deferred.pop(attempt, None)
 
-    def check(self, within: float) -> Flow[None]:
-        """Send a heartbeat, ask for positions in the queues whose check is due, and wake waiters that should ask."""
+    def check(self, within: float) -> Flow[bool]:
+        """Send a heartbeat, ask for positions in the queues whose check is due, and wake waiters that should ask.
+
+        The result is whether a heartbeat was sent. Without one, the database drops the tickets, and the waiters queue
+        again later.
+        """
         now = self._now()
         with self._lock:
             # With the checks that would be due soon, so that they come to go together.
             names = [name for name, at in self._checks.items() if at <= now + HOLDER_CHECK_INTERVAL / 2]
             for name in names:
                 self._checks[name] = now + (HEARTBEAT_INTERVAL if self.notifications_work else POLL_INTERVAL_OF_OTHERS)
-        if not self._waiters:
-            return
+        if not self._waiters or not self.can_take_turns():
+            return False
         has_ticket = self._count_tickets()
         positions = yield from self._flows.heartbeat(names, within)
         if positions.total < min(has_ticket, self._count_tickets()):
@@ -209,6 +215,7 @@ class LocalWaiters:
             # A ticket without a waiter, first in its queue: it would never be redeemed.
             for name in names:
                 yield from self._flows.abandon_ticket(name, attempt)
+        return True
 
     def _count_tickets(self) -> int:
         return sum(waiter.has_ticket for waiter in self._all())

@@ -1,26 +1,25 @@
 """The keep-alive: performs the loop of dblock._core.keepalive_flow for all leases of a client.
 
-It has a thread (or task) and a connection of its own, so that neither a busy pool nor a blocked caller can delay a
-renewal.
+It has a thread and a connection of its own, also for an AsyncClient, so that neither a busy pool nor a blocked caller
+nor a blocked event loop can delay a renewal.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import queue
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from dblock._core.acquire import LockFlows
-from dblock._core.effects import Flow, drive, drive_async
+from dblock._core.effects import Flow, drive
 from dblock._core.keepalive_flow import KeepAliveFlow, WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
 from dblock._core.presence import Presence
-from dblock._runtime.asyncio_compat import wait_and_clear
 from dblock._runtime.forks import call_after_fork
-from dblock._runtime.runner import AsyncRunner, Runner
+from dblock._runtime.runner import Runner
 from dblock._runtime.threads import start_thread
 
 
@@ -69,8 +68,10 @@ class _KeepAliveBase:
 class KeepAlive(_KeepAliveBase):
     """Runs the loop in a thread of its own, from the first lease on."""
 
-    def __init__(self, runner: Runner, flows: LockFlows) -> None:
+    def __init__(self, runner: Runner, flows: LockFlows, each_turn: Callable[[], object] = lambda: None) -> None:
+        """`each_turn` is called in the thread whenever it wakes up."""
         self._runner = runner
+        self._each_turn = each_turn
         super().__init__(flows)
 
     def _reset(self) -> None:
@@ -92,6 +93,11 @@ class KeepAlive(_KeepAliveBase):
         self.flow.closed = True
         self._wake()
 
+    @property
+    def running(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
     def _wake(self) -> None:
         self._wakes.put(None)
 
@@ -107,55 +113,7 @@ class KeepAlive(_KeepAliveBase):
                 self._wakes.get(True, timeout)
                 while True:
                     self._wakes.get(False)
-            return None
+            return self._each_turn()
         if isinstance(effect, Warm):
             return self._runner.warm()
         return self._runner.perform(effect)
-
-
-class AsyncKeepAlive(_KeepAliveBase):
-    """Runs the loop in a task of its own, from the first lease on."""
-
-    def __init__(self, runner: AsyncRunner, flows: LockFlows) -> None:
-        self._runner = runner
-        super().__init__(flows)
-
-    def _reset(self) -> None:
-        self._task: asyncio.Task[None] | None = None
-        self._woken: asyncio.Event | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def add(self, state: LeaseState) -> None:
-        """Keep this lease alive from now on."""
-        due_sooner = self.flow.add(state)
-        if self._task is None or self._task.done():
-            self._loop = asyncio.get_running_loop()
-            self._woken = asyncio.Event()
-            self._task = self._loop.create_task(drive_async(self.flow.run(), self._perform), name="dblock keep-alive")
-        elif self._woken is not None and due_sooner:
-            self._woken.set()
-
-    @property
-    def tasks(self) -> set[asyncio.Task[None]]:
-        """The tasks that run for it in the event loop."""
-        return {self._task} if self._task is not None else set()
-
-    def close(self) -> None:
-        """Stop renewing."""
-        self.flow.closed = True
-        if self._task is not None and self._loop is not None and not self._loop.is_closed():
-            self._task.cancel()
-
-    def _wake(self) -> None:
-        if self._loop is not None and self._woken is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._woken.set)
-
-    async def _perform(self, effect: Any) -> Any:
-        if isinstance(effect, WaitForWake):
-            if self._woken is not None:
-                await wait_and_clear(self._woken, None if effect.seconds == math.inf else effect.seconds)
-            return None
-        if isinstance(effect, Warm):
-            return await self._runner.warm()
-        return await self._runner.perform(effect)

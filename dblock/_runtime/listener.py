@@ -1,7 +1,7 @@
 """The listener: performs the loop of dblock._core.listener_flow over one connection for all waiters of a client.
 
-It starts with the first lease or wait, in a thread or a task of its own. On a notification it reads, wakes the waiter
-and goes straight back to waiting.
+It starts with the first lease or wait, in a thread of its own, also for an AsyncClient. On a notification it reads,
+wakes the waiter and goes straight back to waiting.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from dblock._core import clock
 from dblock._core.acquire import LockFlows
@@ -23,24 +23,28 @@ from dblock._core.effects import (
     CallOver,
     CallOverKeepAlive,
     Connect,
-    Flow,
     Spawn,
     WaitForInput,
     drive,
-    drive_async,
 )
 from dblock._core.listener_flow import ListenerFlow
-from dblock._core.waiters import LocalWaiters
-from dblock._runtime.asyncio_compat import wait_and_clear
+from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.forks import call_after_fork
-from dblock._runtime.listener_connection import ListenerConnection, connect_failed
-from dblock._runtime.runner import AsyncRunner, Runner
+from dblock._runtime.listener_connection import HANG_UP, ListenerConnection, LoopReader, connect_failed
+from dblock._runtime.runner import Runner
 from dblock._runtime.target import Target
 from dblock._runtime.threads import start_thread, start_timer
-from dblock._runtime.wakeups import TaskWaiter, ThreadWaiter
+from dblock._runtime.wakeups import ThreadWaiter
 from dblock.errors import Unavailable
 
 LONGEST_SLEEP = 3600.0
+
+
+class Performs(Protocol):
+    """A runner, as far as the listener needs one."""
+
+    def perform(self, effect: Any) -> Any:
+        """Perform one effect of a lock's flow."""
 
 
 class _ListenerBase:
@@ -77,9 +81,24 @@ class _ListenerBase:
 class Listener(_ListenerBase):
     """Runs the loop in a thread of its own."""
 
-    def __init__(self, runner: Runner, keepalive_runner: Runner, *args: Any) -> None:
+    def __init__(
+        self,
+        runner: Performs,
+        keepalive_runner: Runner,
+        *args: Any,
+        waiter: Callable[[LocalWaiters, str, str], LocalWaiter] = ThreadWaiter,
+        each_turn: Callable[[], object] = lambda: None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """`waiter` makes a waiter for the caller, and `each_turn` is called in the thread whenever it wakes up.
+
+        With a loop, notifications are read in that loop, in which their waiters are.
+        """
+        self._loop = loop
         self._runner = runner
         self._keepalive_runner = keepalive_runner
+        self._waiter = waiter
+        self._each_turn = each_turn
         super().__init__(*args)
 
     def _reset(self) -> None:
@@ -107,10 +126,10 @@ class Listener(_ListenerBase):
                             one.close()
                         raise
 
-    def join_queue(self, name: str, attempt: str) -> ThreadWaiter:
-        """Register a waiter for the calling thread."""
+    def join_queue(self, name: str, attempt: str) -> LocalWaiter:
+        """Register a waiter for the calling thread or task."""
         self.start()
-        waiter = ThreadWaiter(self.waiters, name, attempt)
+        waiter = self._waiter(self.waiters, name, attempt)
         self.waiters.add(waiter)
         return waiter
 
@@ -118,6 +137,11 @@ class Listener(_ListenerBase):
     def started(self) -> bool:
         """Whether the database may know of this client."""
         return self._thread is not None
+
+    @property
+    def running(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     def close(self) -> None:
         """Stop listening."""
@@ -147,11 +171,12 @@ class Listener(_ListenerBase):
 
     def _perform(self, effect: Any) -> Any:
         if isinstance(effect, WaitForInput):
-            return self._wait(effect.connection, effect.seconds)
+            self._wait(effect.connection, effect.seconds)
+            return self._each_turn()
         if isinstance(effect, CallOver):
             connection: Any = effect.connection
             with connection.translating():
-                return connection.connection.wait(connection.raw.exchange(effect.call, effect.within))
+                return connection.exchange(effect.call, effect.within)
         if isinstance(effect, CallOverKeepAlive):
             return self._keepalive_runner.perform(effect.call)
         if isinstance(effect, Connect):
@@ -186,10 +211,15 @@ class Listener(_ListenerBase):
         woken = self._wake_input
         assert woken is not None
         handles = [woken.fileno()]
+        in_loop = False
         if connection is not None:
             with connection.translating():
                 handles.append(connection.fileno())
-        wait = _readable(handles)
+            if self._loop is not None and connection.readable_in_loop:
+                in_loop = True
+                if connection.reader is None:
+                    connection.reader = LoopReader(self._loop, connection, self._wake)
+        wait = _readable(handles, in_loop)
         until = clock.now() + min(seconds, self._call_untimed())
         while True:
             ready = wait(max(until - clock.now(), 0.0))
@@ -203,130 +233,15 @@ class Listener(_ListenerBase):
                 woken.recv(4096)
 
 
-class AsyncListener(_ListenerBase):
-    """Runs the loop in a task of its own."""
-
-    def __init__(self, runner: AsyncRunner, keepalive_runner: AsyncRunner, *args: Any) -> None:
-        self._runner = runner
-        self._keepalive_runner = keepalive_runner
-        super().__init__(*args)
-
-    def _reset(self) -> None:
-        self._task: asyncio.Task[None] | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._woken: asyncio.Event | None = None
-
-    def start(self) -> None:
-        """Listen from now on."""
-        if (self._task is None or self._task.done()) and not self.flow.closed:
-            if self._task is not None:
-                # All tasks were cancelled, but the client continues.
-                if self._connecting is not None:
-                    self._connecting.cancel()
-                self.flow.restart()
-            self._woken = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(self._go(), name="dblock listener")
-
-    def join_queue(self, name: str, attempt: str) -> TaskWaiter:
-        """Register a waiter for the running task."""
-        self.start()
-        waiter = TaskWaiter(self.waiters, name, attempt)
-        self.waiters.add(waiter)
-        return waiter
-
-    @property
-    def started(self) -> bool:
-        """Whether the database may know of this client."""
-        return self._task is not None
-
-    @property
-    def tasks(self) -> set[asyncio.Task[None]]:
-        """The tasks that run for it in the event loop."""
-        return {task for task in (self._task, self._connecting) if task is not None}
-
-    def close(self) -> None:
-        """Stop listening."""
-        self.flow.closed = True
-        task = self._task
-        if task is not None and not task.get_loop().is_closed():
-            task.cancel()
-            if self._connecting is not None:
-                self._connecting.cancel()
-        self.flow.hang_up()
-
-    def _wake(self) -> None:
-        if self._woken is not None:
-            self._woken.set()
-
-    async def _go(self) -> None:
-        try:
-            await drive_async(self.flow.run(), self._perform)
-        finally:
-            self.flow.hang_up()
-
-    async def _perform(self, effect: Any) -> Any:
-        if isinstance(effect, WaitForInput):
-            return await self._wait(effect.connection, effect.seconds)
-        if isinstance(effect, CallOver):
-            connection: Any = effect.connection
-            with connection.translating():
-                return await connection.connection.wait(connection.raw.exchange(effect.call, effect.within))
-        if isinstance(effect, CallOverKeepAlive):
-            return await self._keepalive_runner.perform(effect.call)
-        if isinstance(effect, Connect):
-            try:
-                return self._opened(await self._target.connect_async())
-            except Exception as error:
-                raise connect_failed(error, self._target) from error
-        if isinstance(effect, Spawn):
-            self._spawn(effect.flow)
-            return None
-        if isinstance(effect, CallLater):
-            asyncio.get_running_loop().call_later(effect.seconds, effect.function)
-            return None
-        return await self._runner.perform(effect)
-
-    def _spawn(self, flow: Flow[None]) -> None:
-        task = asyncio.get_running_loop().create_task(drive_async(flow, self._perform), name="dblock connecting")
-        self._connecting = task
-        task.add_done_callback(self._connecting_ended)
-
-    def _connecting_ended(self, task: asyncio.Task[None]) -> None:
-        # A task that is cancelled before its first step runs nothing of its flow, so the flow cannot tell.
-        if task is self._connecting and task.cancelled():
-            self.flow.connect_cancelled()
-
-    async def _wait(self, connection: Any, seconds: float) -> None:
-        loop, woken = asyncio.get_running_loop(), self._woken
-        assert woken is not None
-        readable = False
-
-        def on_readable() -> None:
-            nonlocal readable
-            readable = True
-            woken.set()
-
-        if connection is not None:
-            with connection.translating():
-                connection.start_reading(loop, on_readable)
-        try:
-            await wait_and_clear(woken, None if seconds == math.inf else seconds)
-        finally:
-            if connection is not None:
-                connection.stop_reading()
-        if readable:
-            with connection.translating():
-                connection.read()
-
-
-def _readable(handles: list[int]) -> Callable[[float], list[int]]:
+def _readable(handles: list[int], closed_only: bool) -> Callable[[float], list[int]]:
     """Return a function that waits until one of the handles can be read, or for so many seconds.
 
-    It returns the handles that can be read.
+    It returns the handles that can be read. With `closed_only`, handles after the first count only once they are
+    closed by the other end.
     """
     if not hasattr(select, "poll"):
         return lambda seconds: select.select(handles, [], [], min(seconds, LONGEST_SLEEP))[0]
     poll = select.poll()
-    for handle in handles:
-        poll.register(handle, select.POLLIN)
+    for number, handle in enumerate(handles):
+        poll.register(handle, HANG_UP if closed_only and number else select.POLLIN)
     return lambda seconds: [handle for handle, _ in poll.poll(min(seconds, LONGEST_SLEEP) * 1000)]

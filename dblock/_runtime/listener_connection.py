@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 from psycopg import errors as pg
 
+from dblock._core.effects import Call, Row
 from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure
 from dblock._runtime.connection import ENDS_SESSION, RawConnection, execute_until_fatal
 from dblock._runtime.error_mapping import is_overdue
@@ -21,6 +24,13 @@ SERVER_STARTING = ("the database system is starting up", "the database system is
 """What a server that has ended all its sessions replies to new connections."""
 
 
+READS_WITHIN = 1.0
+"""Seconds that a close waits for a read in another thread."""
+
+HANG_UP = getattr(select, "POLLRDHUP", 0)
+"""The event by which poll() reports that the other end has closed, though there is something to read; 0 for none."""
+
+
 class ListenerConnection:
     """One connection of the listener. Notifications that come over it are passed on."""
 
@@ -28,21 +38,46 @@ class ListenerConnection:
         self.connection = connection
         self.raw = RawConnection(connection, prepares=False, execute=execute_until_fatal)
         self.raw.needs_transactions = needs_transactions
+        self.lock = threading.Lock()
+        """Held during every exchange and read, because an event loop may read beside the listener's thread."""
+        self.reader: LoopReader | None = None
+        """Reads the connection in an event loop, while the listener's thread waits for its end."""
         self._ended: psycopg.Error | None = None
         """The server's last message, if it came while no call was under way."""
-        self._reading: tuple[asyncio.AbstractEventLoop, int] | None = None
         self.probe = SocketProbe(connection.pgconn.socket)
         self._notified = notified
         connection.add_notice_handler(self._noticed)
         connection.add_notify_handler(lambda notification: notified(notification.payload))
 
+    @property
+    def readable_in_loop(self) -> bool:
+        """Whether an event loop may read it. A probe cannot understand encrypted input, so that is read at once."""
+        return bool(HANG_UP) and not self.connection.pgconn.ssl_in_use
+
     def fileno(self) -> int:
-        """Return the number of its socket."""
+        """Return the number of its socket. Raise the server's last message if it has come."""
+        if self._ended is not None:
+            raise self._ended
         number: int = self.connection.pgconn.socket
         return number
 
+    def exchange(self, call: Call, within: float) -> Row | None:
+        """Make a call over it. Notifications that come before the reply are passed on."""
+        try:
+            with self.lock:
+                row: Row | None = self.connection.wait(self.raw.exchange(call, within))
+        finally:
+            if self.reader is not None:
+                self.reader.resume()
+        return row
+
     def read(self) -> None:
         """Read what has come while no call was under way."""
+        with self.lock:
+            self.read_locked()
+
+    def read_locked(self) -> None:
+        """Read what has come while no call was under way. The caller holds the lock."""
         pgconn = self.connection.pgconn
         pgconn.consume_input()
         while notification := pgconn.notifies():
@@ -54,19 +89,6 @@ class ListenerConnection:
         # libpq takes an error for a notice if it comes while no call is under way. The socket may close much later.
         if notice.severity_nonlocalized in ENDS_SESSION:
             self._ended = pg.lookup(notice.sqlstate or "57P01")(notice.message_primary or "")
-
-    def start_reading(self, loop: asyncio.AbstractEventLoop, readable: Callable[[], None]) -> None:
-        """Call this function in the event loop whenever there is something to read."""
-        handle = self.fileno()
-        loop.add_reader(handle, readable)
-        self._reading = loop, handle
-
-    def stop_reading(self) -> None:
-        """Unregister from the event loop. Closing does so too, before the socket's number can be reused."""
-        reading, self._reading = self._reading, None
-        if reading is not None and not reading[0].is_closed():
-            loop, handle = reading
-            loop.remove_reader(handle)
 
     def is_direct(self, backend: str, *ends: str | None) -> bool:
         """Return whether both ends, as the server describes them, are those of this connection.
@@ -98,15 +120,97 @@ class ListenerConnection:
 
     def close(self) -> None:
         """Close the connection at once, from any thread. Closing twice does no harm."""
-        self.stop_reading()
+        if self.reader is not None:
+            self.reader.stop()
+        locked = self.lock.acquire(timeout=READS_WITHIN)
         self.raw.close()
+        if locked:
+            self.lock.release()
         self.probe.close()
 
     def drop(self) -> None:
         """Close this process's copy of the socket in the child of a fork, without a message to the server."""
         self.probe.close()
+        if self.reader is not None:
+            self.reader.drop()
         with contextlib.suppress(OSError, psycopg.Error):
-            os.close(self.fileno())
+            os.close(self.connection.pgconn.socket)
+
+
+class LoopReader:
+    """Reads a listener's connection in an event loop, so that a notification reaches its task without another thread.
+
+    The listener's thread exchanges messages over the same connection, and watches it for its end. The lock of the
+    connection keeps the two apart. The loop has its own number for the socket, which only the loop closes, so that the
+    loop never watches a number that was given to another socket.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: ListenerConnection, failed: Callable[[], None]):
+        """`failed` is called when the connection cannot be read any more."""
+        self._loop = loop
+        self._connection = connection
+        self._failed = failed
+        self._socket: int | None = os.dup(connection.fileno())
+        self._hung_up = select.poll()
+        self._hung_up.register(self._socket, HANG_UP)
+        self._paused = False
+        self._in_loop(self._start)
+
+    def resume(self) -> None:
+        """Read again after an exchange that kept the loop from reading."""
+        if self._paused:
+            self._in_loop(self._start)
+
+    def stop(self) -> None:
+        """Stop reading. The socket's number in the loop is closed by the loop, or here if the loop is closed."""
+        if not self._in_loop(self._stop):
+            self._close()
+
+    def drop(self) -> None:
+        """Close this process's copy of the socket in the child of a fork."""
+        self._close()
+
+    def _in_loop(self, function: Callable[[], object]) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    def _start(self) -> None:
+        self._paused = False
+        if self._socket is not None:
+            self._loop.add_reader(self._socket, self._readable)
+
+    def _stop(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket)
+            self._close()
+
+    def _close(self) -> None:
+        number, self._socket = self._socket, None
+        if number is not None:
+            os.close(number)
+
+    def _readable(self) -> None:
+        lock = self._connection.lock
+        if self._hung_up.poll(0):
+            self._stop()  # its end is for the listener's thread
+            return
+        if not lock.acquire(blocking=False):
+            if self._socket is not None:
+                self._loop.remove_reader(self._socket)
+            self._paused = True
+            if not lock.acquire(blocking=False):
+                return  # the exchange that has the lock sees that this is paused
+            self._start()
+        try:
+            self._connection.read_locked()
+        except psycopg.Error:
+            self._stop()
+            self._failed()  # the listener's thread gets the same error
+        finally:
+            lock.release()
 
 
 def connect_failed(error: Exception, target: Target) -> ConnectFailed:

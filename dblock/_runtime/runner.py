@@ -265,12 +265,10 @@ class AsyncRunner(_Base):
         patience: float,
         *,
         prepares: bool = True,
-        spare: AsyncRunner | None = None,
     ) -> None:
-        """Name the database. Nothing is opened yet. If no connection can be opened, borrow one of `spare`."""
+        """Name the database. Nothing is opened yet."""
         super().__init__(target, schema, patience, prepares)
         self._pool = AsyncPool(self._connect, pool_size, patience)
-        self._spare = spare
 
     async def open(self, install: Install) -> None:
         """Check that the schema fits this client. On the embedded server, install it if necessary."""
@@ -286,11 +284,6 @@ class AsyncRunner(_Base):
             await asyncio.to_thread(install, self.target, self.schema)
         row = await self._call(self.statements.installation)
         self.installation = str(row[0]) if row else ""
-
-    async def warm(self) -> None:
-        """Open a connection before it is needed."""
-        raw, pool = await self._take()
-        pool.give(raw)
 
     def close(self) -> None:
         self._pool.close()
@@ -317,14 +310,23 @@ class AsyncRunner(_Base):
             await asyncio.sleep(effect.seconds)
         return None
 
-    async def _call(self, call: Call) -> Row | None:
+    @property
+    def may_lend(self) -> bool:
+        """Whether a call of a runner that could open no connection may go over a connection of this one."""
+        return self._pool.in_use
+
+    async def call(self, call: Call, lent: bool) -> Row | None:
+        """Make a call for a thread. With `lent`, use a connection that is open already."""
+        return await self._call(call, lent)
+
+    async def _call(self, call: Call, lent: bool = False) -> Row | None:
         outer = sys.exc_info()[1]
         trouble: _CallRetry | None = None
         while True:
             raw: RawConnection | None = None
             try:
                 within = min(call.within, self.reply_within)
-                raw, pool = await self._take(within)
+                raw = await self._take(within, lent)
                 try:
                     row: Row | None = await raw.connection.wait(raw.exchange(call, within), poll_interval(within))
                     return row
@@ -335,26 +337,20 @@ class AsyncRunner(_Base):
                             await raw.connection.wait(raw.drain(call.giving_up), poll_interval(call.giving_up))
                     raise
                 finally:
-                    pool.give(raw)
+                    self._pool.give(raw)
             except psycopg.Error as error:
                 trouble = trouble or _CallRetry(self, call, outer)
                 if trouble.raise_or_retry(error, raw):
                     self._pool.drop_idle()
                 call = trouble.call
 
-    async def _take(self, within: float = math.inf, lent: bool = False) -> tuple[RawConnection, AsyncPool]:
-        """Borrow a connection. Return it with the pool that it belongs to.
-
-        If a connection cannot be opened, raise at once, so that a wrong password is not tried twice.
-        """
+    async def _take(self, within: float, lent: bool) -> RawConnection:
+        """Borrow a connection. If it cannot be opened, raise at once, so that a wrong password is not tried twice."""
         try:
-            return await self._pool.take(within if lent else None), self._pool
+            return await self._pool.take(within if lent else None)
         except DblockError:
             raise
         except Exception as error:
-            if self._spare is not None and self._spare._pool.in_use:
-                logger.info("runner: could not open a connection, borrowing one of the pool: %s", error)
-                return await self._spare._take(within, lent=True)
             with translated(self.schema):
                 raise error
 

@@ -24,8 +24,8 @@ from dblock.errors import ClientClosed, DblockError, Unavailable
 if TYPE_CHECKING:
     import asyncio
 
-    from dblock._runtime.keepalive import AsyncKeepAlive, KeepAlive
-    from dblock._runtime.listener import AsyncListener, Listener
+    from dblock._runtime.keepalive import KeepAlive
+    from dblock._runtime.listener import Listener
     from dblock._runtime.runner import AsyncRunner, Install, Runner
 
 T = TypeVar("T")
@@ -198,11 +198,11 @@ class ThreadRuntime(_OpensLater):
 
 
 class TaskRuntime(_OpensLater):
-    """Runs flows in the event loop of its first call; keep-alive and listener have tasks of their own."""
+    """Runs flows in the event loop of its first call; keep-alive and listener have threads of their own."""
 
     runner: AsyncRunner | None = None
-    keepalive: AsyncKeepAlive
-    listener: AsyncListener
+    keepalive: KeepAlive
+    listener: Listener
     callbacks: AsyncCallbackTimer
     _loop: asyncio.AbstractEventLoop | None = None
     _opening: asyncio.Lock
@@ -252,10 +252,12 @@ class TaskRuntime(_OpensLater):
         if self.runner is not None:
             return self.runner
         with importing:
-            from dblock._runtime.keepalive import AsyncKeepAlive
-            from dblock._runtime.listener import AsyncListener
+            from dblock._runtime.event_loop import LoopCalls, LoopKeepAliveRunner, LoopListenerRunner, LoopWatch
+            from dblock._runtime.keepalive import KeepAlive
+            from dblock._runtime.listener import Listener
             from dblock._runtime.runner import AsyncRunner
             from dblock._runtime.shutdown import TaskParts, close_without_loop
+            from dblock._runtime.wakeups import TaskWaiter
 
         async with self._opening:
             if self.closed:
@@ -269,18 +271,32 @@ class TaskRuntime(_OpensLater):
                 except BaseException:
                     runner.close()
                     raise
-                # Without prepared statements it needs fewer round trips to its first reply. Where the server has no
-                # room for another connection, leases are renewed over a connection of the pool.
-                keepalive_runner = AsyncRunner(target, schema, 1, patience, prepares=False, spare=runner)
-                self.keepalive = AsyncKeepAlive(keepalive_runner, self.flows)
-                self.listener = AsyncListener(
-                    runner, keepalive_runner, listen_target, self.flows, runner.installation, self.keepalive, grace
+                watch = LoopWatch(loop)
+                calls = LoopCalls(runner, watch)
+                # Two connections at most: while the loop is blocked, the listener's calls must not delay a renewal. The
+                # second one is opened only when both are needed at once.
+                keepalive_runner = LoopKeepAliveRunner(
+                    target.for_threads(), schema, 2, patience, prepares=False, loop=calls
                 )
+                self.keepalive = KeepAlive(keepalive_runner, self.flows, watch.look)
+                self.listener = Listener(
+                    LoopListenerRunner(calls, keepalive_runner),
+                    keepalive_runner,
+                    listen_target.for_threads(),
+                    self.flows,
+                    runner.installation,
+                    self.keepalive,
+                    grace,
+                    waiter=TaskWaiter,
+                    each_turn=watch.look,
+                    loop=loop,
+                )
+                self.listener.waiters.can_take_turns = watch.runs
                 runner.join_queue = self.listener.join_queue
                 self.callbacks = AsyncCallbackTimer(loop)
                 self._parts = TaskParts(runner, keepalive_runner, self.keepalive, self.listener, self.flows)
                 # Also without close(): when the runtime is garbage-collected, or the interpreter exits.
-                self.shutdown = weakref.finalize(self, close_without_loop, self._parts)
+                self.shutdown = watch.on_closed = weakref.finalize(self, close_without_loop, self._parts)
                 if self.closed:
                     self.shutdown()
                     raise ClientClosed

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import NamedTuple
 
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import GIVE_UP_WITHIN, Flow
 from dblock._runtime.callbacks import CallbackTimer
-from dblock._runtime.keepalive import AsyncKeepAlive, KeepAlive
-from dblock._runtime.listener import AsyncListener, Listener
-from dblock._runtime.runner import AsyncRunner, Runner
+from dblock._runtime.keepalive import KeepAlive
+from dblock._runtime.listener import Listener
+from dblock._runtime.runner import IDLE_POLL, AsyncRunner, Runner
 from dblock.errors import DblockError
 
 LISTENER_ENDS_WITHIN = 0.5
@@ -36,9 +37,9 @@ class TaskParts(NamedTuple):
     """What a TaskRuntime has opened. It does not refer to the runtime, which can so be garbage-collected."""
 
     runner: AsyncRunner
-    keepalive_runner: AsyncRunner
-    keepalive: AsyncKeepAlive
-    listener: AsyncListener
+    keepalive_runner: Runner
+    keepalive: KeepAlive
+    listener: Listener
     flows: LockFlows
 
 
@@ -60,6 +61,7 @@ async def aclose(parts: TaskParts) -> None:
     """End a client of asyncio while its event loop runs."""
     parts.keepalive.close()
     parts.listener.close()
+    await _ended(parts.listener, within=LISTENER_ENDS_WITHIN)
     parts.runner.close()
     parts.keepalive_runner.close()
     parts.listener.waiters.wake_all()  # each waiter asks again, and gets ClientClosed
@@ -71,17 +73,23 @@ async def aclose(parts: TaskParts) -> None:
             await last.run(_last_flow(parts))
     finally:
         last.close()
-    # They were cancelled. A loop that stops right after this should not find them half ended.
-    if tasks := parts.keepalive.tasks | parts.listener.tasks:
-        await asyncio.wait(tasks, timeout=CALLS_END_WITHIN)
+    await _ended(parts.keepalive, parts.listener, within=CALLS_END_WITHIN)
+
+
+async def _ended(*parts: KeepAlive | Listener, within: float) -> None:
+    """Wait until the threads of these parts have ended, but no longer than so many seconds."""
+    until = time.monotonic() + within
+    while any(part.running for part in parts) and time.monotonic() < until:  # noqa: ASYNC110
+        await asyncio.sleep(IDLE_POLL)
 
 
 def close_without_loop(parts: TaskParts) -> None:
     """End a client of asyncio that was not closed while its event loop ran."""
     parts.keepalive.close()
+    parts.listener.close()
+    parts.listener.join(LISTENER_ENDS_WITHIN)
     parts.runner.close()
     parts.keepalive_runner.close()
-    parts.listener.close()
     # If leases are still held, the event loop is gone: the last messages go over a connection that needs none.
     _release_remaining(parts)
 

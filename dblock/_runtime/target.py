@@ -121,6 +121,10 @@ class Target:
         self.needs_transactions = self.needs_transactions or found is Remedy.BEGIN
         return connection
 
+    def for_threads(self) -> Target:
+        """Return the target that threads of an AsyncClient use to reach the same database in the same way."""
+        return self
+
     def __str__(self) -> str:
         """Name the database, without the password."""
         parameters = self._parameters
@@ -214,6 +218,41 @@ class EngineTarget(Target):
             await connection.close()
             raise
         return await self._read_committed_async(connection)
+
+    def for_threads(self) -> Target:
+        return _AsyncEngineTarget(self) if self._pool is not None and self._is_async else self
+
+
+class _AsyncEngineTarget(Target):
+    """The database of an AsyncEngine, for threads.
+
+    Each connection is made by the engine, so that its creator and events apply, in an event loop of its own that ends
+    with the attempt. The application's event loop may be blocked.
+    """
+
+    def __init__(self, engine: EngineTarget) -> None:
+        self._engine = engine
+        self._parameters = engine._parameters
+
+    def conninfo(self) -> str:
+        return self._engine.conninfo()
+
+    def connect(self) -> psycopg.Connection[Any]:
+        import asyncio
+
+        import psycopg
+
+        # Not asyncio.run, which makes a loop on Windows that psycopg cannot use.
+        loop = asyncio.SelectorEventLoop()
+        try:
+            made = loop.run_until_complete(self._engine.connect_async())
+        finally:
+            loop.close()
+        connection: psycopg.Connection[Any] = psycopg.Connection(made.pgconn)
+        connection.autocommit = True
+        # Kept, because psycopg warns of an object that is dropped before it is closed.
+        connection.made_by = made  # type: ignore[attr-defined]
+        return connection
 
 
 class EmbeddedTarget(Target):

@@ -34,10 +34,12 @@ class ThreadWaiter(LocalWaiter):
 
 
 class TaskWaiter(LocalWaiter):
-    """A waiter that blocks its task."""
+    """A waiter that blocks its task. Any thread may wake it."""
 
     def __init__(self, waiters: LocalWaiters, name: str, attempt: str) -> None:
         super().__init__(waiters, name, attempt)
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._woken = False
         self._future: asyncio.Future[None] | None = None
 
@@ -46,13 +48,20 @@ class TaskWaiter(LocalWaiter):
         self._woken = False
 
     def wake(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._wake_now()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._wake_now)
+
+    def _wake_now(self) -> None:
         self._woken = True
         _resolve(self._future)
 
     async def wait(self, seconds: float) -> None:
         if self._woken:
             return
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         self._future = loop.create_future()
         timer = loop.call_later(seconds, _resolve, self._future) if seconds < math.inf else None
         try:

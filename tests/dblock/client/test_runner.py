@@ -14,6 +14,7 @@ import pytest
 import dblock
 from dblock._core.effects import Call, Flow
 from dblock._core.statements import WHICH_BACKEND
+from dblock._runtime.event_loop import LoopCalls, LoopKeepAliveRunner, LoopWatch
 from dblock._runtime.runner import AsyncRunner, Runner, _CallRetry
 from dblock._runtime.target import Target, resolve
 from tests.support.proxy import Proxy
@@ -176,7 +177,7 @@ def test_borrower_waits_no_longer_than_its_call_may_take(runner: Runner, borrowe
     runner._pool.give(wire)
 
 
-async def test_borrowing_task_waits_for_a_connection_and_opens_none(dsn: str) -> None:
+async def test_thread_that_borrows_of_a_loop_waits_for_a_connection_and_opens_none(dsn: str) -> None:
     class Crowded(Full):
         async def connect_async(self) -> psycopg.AsyncConnection[Any]:
             if not self.room:
@@ -187,11 +188,12 @@ async def test_borrowing_task_waits_for_a_connection_and_opens_none(dsn: str) ->
     full = Crowded(dsn)
     full.room = 1
     owner = AsyncRunner(full, "dblock", 3, 5.0)
-    borrower = AsyncRunner(full, "dblock", 1, 5.0, prepares=False, spare=owner)
+    watch = LoopWatch(asyncio.get_running_loop())
+    borrower = LoopKeepAliveRunner(full, "dblock", 1, 5.0, prepares=False, loop=LoopCalls(owner, watch))
     used = asyncio.ensure_future(owner.run(calling(Call(b"SELECT $1::text FROM pg_sleep(2 * 0.2)", ("1",)))))
-    while not owner._pool._slots:
+    while full.room:
         await asyncio.sleep(0)
-    assert await borrower.run(calling(ONE)) == ("1",)
+    assert await asyncio.to_thread(borrower.run, calling(ONE)) == ("1",)
     assert await used == ("1",)
     borrower.close()
     owner.close()

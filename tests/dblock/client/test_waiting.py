@@ -12,7 +12,6 @@ import pytest
 
 import dblock
 from dblock._core import listener_flow, waiters
-from dblock._runtime.target import Target
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
 from tests.support.stages import sync_first
@@ -386,22 +385,6 @@ async def test_repeated_closing_leaves_the_queue_empty(clients: Clients, owner: 
     await held.release()
 
 
-async def test_closed_listener_unregisters_its_socket(dsn: str) -> None:
-    client = dblock.AsyncClient(dsn)
-    await client.lock("a").acquire()
-    loop: Any = asyncio.get_running_loop()
-    deadline = time.monotonic() + 5
-    while client._runtime.listener.flow.connection is None:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.1)
-    connection: Any = client._runtime.listener.flow.connection
-    handle = connection.fileno()
-    assert handle in loop._selector.get_map()
-    await client.close()
-    assert handle not in loop._selector.get_map(), "the loop still watches the closed socket"
-
-
 async def test_client_without_waiters_does_not_listen(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,59 +403,3 @@ async def test_client_without_waiters_does_not_listen(
     while listeners[1].flow.listens:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
-
-
-@pytest.mark.parametrize("which", ["dblock listener", "dblock connecting"])
-async def test_listener_restarts_after_its_task_was_cancelled(
-    dsn: str, which: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect, reached = Target.connect_async, asyncio.Event()
-
-    async def slow(self: Target) -> Any:
-        task = asyncio.current_task()
-        if task is not None and task.get_name() == which and not reached.is_set():
-            reached.set()
-            await asyncio.sleep(60)
-        return await connect(self)
-
-    monkeypatch.setattr(Target, "connect_async", slow)
-
-    async def ready(client: dblock.AsyncClient) -> None:
-        deadline = time.monotonic() + 5
-        flow = client._runtime.listener.flow
-        while not (flow.connection and client._runtime.flows.presence and flow.waiters.notifications_work):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
-
-    async with dblock.AsyncClient(dsn) as holds, dblock.AsyncClient(dsn) as waits:
-        await (await waits.lock("b").acquire()).release()
-        held = await holds.lock("a").acquire()
-        waiting = asyncio.create_task(waits.lock("a").acquire())
-        if which == "dblock connecting":
-            await reached.wait()
-        else:
-            await ready(waits)
-        for task in asyncio.all_tasks():
-            if task.get_name() == which:
-                task.cancel()
-                await asyncio.wait([task])
-        again = asyncio.create_task(waits.lock("a").acquire())
-        await ready(waits)
-        await held.release()
-        for one in (waiting, again):
-            await (await one).release()
-
-
-async def test_connecting_task_cancelled_before_its_first_step_is_replaced(dsn: str) -> None:
-    """A task that is cancelled this early runs nothing of its flow, so the flow cannot ask for another attempt."""
-    async with dblock.AsyncClient(dsn) as client:
-        await client.lock("a").acquire()
-        deadline = time.monotonic() + 5
-        while not (tasks := [task for task in asyncio.all_tasks() if task.get_name() == "dblock connecting"]):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0)
-        assert tasks[0].get_coro().cr_frame.f_lasti <= 0, "the task has begun"  # type: ignore[union-attr]
-        tasks[0].cancel()
-        while client._runtime.listener.flow.connection is None:
-            assert time.monotonic() < deadline, "the listener has no connection"
-            await asyncio.sleep(0.01)

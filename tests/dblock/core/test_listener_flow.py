@@ -41,10 +41,6 @@ class FakeConnection:
         raise NotImplementedError
 
 
-class Cancelled(BaseException):
-    """Cancels a flow, as an event loop does."""
-
-
 class Listener:
     """A listener whose effects the test performs, with one lease that its client holds."""
 
@@ -230,46 +226,6 @@ def test_connection_that_the_loop_has_not_taken_is_closed_at_hang_up() -> None:
     listener.shake_hands(listener.start(), connection)
     listener.flow.hang_up()
     assert connection.closed
-
-
-def test_cancelled_attempt_to_connect_is_repeated() -> None:
-    listener = Listener()
-    connecting, connection = listener.start(), FakeConnection()
-    next(connecting)
-    connecting.send(connection)
-    with pytest.raises(Cancelled):
-        connecting.throw(Cancelled())
-    assert connection.closed
-    assert listener.woken == 1
-    assert isinstance(listener.loop.send(None), Spawn)
-
-
-def test_attempt_from_before_a_restart_has_no_say() -> None:
-    listener = Listener()
-    connecting, connection = listener.start(), FakeConnection()
-    listener.loop.close()
-    listener.flow.hang_up()
-    listener.flow.restart()
-    listener.loop = listener.flow.run()
-    assert isinstance(next(listener.loop), Spawn)
-    listener.shake_hands(connecting, connection)
-    assert connection.closed
-    assert listener.loop.send(None) == WaitForInput(None, math.inf), "it still waits for its own attempt"
-
-
-def test_restarted_loop_gives_up_the_leases_of_its_last_presence_in_time() -> None:
-    listener = Listener()
-    connection = listener.connect()
-    listener.loop.close()
-    listener.flow.hang_up()
-    assert connection.closed
-    listener.flow.restart()
-    assert listener.flows.presence is None, "no new lease is tied to it"
-    later = next(listener.flow.run())
-    assert isinstance(later, CallLater)
-    listener.now += GRACE * OWN_PART
-    later.function()
-    assert listener.lease.loss is not None
 
 
 def test_failed_attempts_to_connect_come_at_growing_intervals() -> None:
