@@ -8,9 +8,11 @@ Import this module in env.py, and pass `include_object` to `context.configure`:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import alembic.util
 from alembic.autogenerate import comparators, renderers
 from alembic.autogenerate.api import AutogenContext
 from alembic.operations import MigrateOperation, Operations
@@ -20,6 +22,13 @@ from sqlalchemy import text
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_key, check_schema, check_table, literal, quoted
 from fenced_store.integrations.orm import INFO_KEY
 from fenced_store.schema import quoted_for_text
+
+# Since Alembic 1.18 a comparator runs before those that find new tables, unless it asks to be the last.
+_LAST: dict[str, Any] = (
+    {"priority": alembic.util.DispatchPriority.LAST} if hasattr(alembic.util, "DispatchPriority") else {}
+)
+# Before Alembic 1.15 the default of fence_at is rendered without the prefix of SQLAlchemy's module.
+_RENDERS_BARE_NAME = tuple(map(int, re.findall(r"\d+", alembic.__version__)[:2])) < (1, 15)
 
 FENCE_COLUMNS = ("fence_token", "fence_at")
 OWN_SCHEMAS = ("fenced_store", "dblock")
@@ -68,6 +77,10 @@ class FenceTableOp(MigrateOperation):
         """Put a fence on a table; `schema` is the table's schema, `fences` that of fenced_store."""
         return operations.invoke(cls(table, key, per, strict, warn_only, schema, fences))
 
+    def to_diff_tuple(self) -> tuple[str, str, str | None]:
+        """Describe the operation, for `alembic check`."""
+        return "fence_table", self.table, self.schema
+
     def reverse(self) -> UnfenceTableOp:
         """Return the operation that removes the fence."""
         return UnfenceTableOp(self.table, self.schema, self.fences)
@@ -105,7 +118,7 @@ def _unfence(operations: Operations, operation: UnfenceTableOp) -> None:
     _execute(operations, f"SELECT {quoted(operation.fences)}.unprotect_table({_table_sql(operation)})")
 
 
-@comparators.dispatch_for("schema")
+@comparators.dispatch_for("schema", **_LAST)
 def _find_unfenced(context: AutogenContext, upgrade: UpgradeOps, schemas: Any) -> None:
     """Add `op.fence_table` to the migration for each table of a FencedMixin class that has no fence yet."""
     for table in context.sorted_tables:
@@ -138,6 +151,8 @@ def _operation_options(options: dict[str, Any]) -> dict[str, Any]:
 @renderers.dispatch_for(FenceTableOp)
 def _render_fence(context: AutogenContext, operation: FenceTableOp) -> str:
     context.imports.add("import fenced_store.integrations.alembic")
+    if _RENDERS_BARE_NAME:
+        context.imports.add("from sqlalchemy import FetchedValue")
     return (
         f"op.fence_table({operation.table!r}, key={operation.key!r}, per={operation.per!r},"
         f" strict={operation.strict!r}, warn_only={operation.warn_only!r}, schema={operation.schema!r},"

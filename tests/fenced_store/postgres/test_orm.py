@@ -178,6 +178,23 @@ def test_autogenerate_finds_classes_whose_tables_have_no_fence(engine: Engine, o
     Base.metadata.drop_all(engine)
 
 
+def test_autogenerate_creates_a_table_before_it_fences_the_table(engine: Engine, owner: psycopg.Connection) -> None:
+    owner.execute('CREATE SCHEMA "shop floor"')
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"include_schemas": True})
+        found = produce_migrations(context, Base.metadata)
+    assert found.upgrade_ops is not None
+    assert found.downgrade_ops is not None
+    for operations, first, then in (
+        (found.upgrade_ops.ops, ops.CreateTableOp, FenceTableOp),
+        (found.downgrade_ops.ops, UnfenceTableOp, ops.DropTableOp),
+    ):
+        kinds = [type(one) for one in operations]
+        assert max(n for n, kind in enumerate(kinds) if kind is first) < kinds.index(then)
+    # What `alembic check` lists.
+    assert ("fence_table", "whole", None) in found.upgrade_ops.as_diffs()
+
+
 @pytest.mark.parametrize("options", [{"strickt": True}, {"strict": "yes"}, {"key": 5}, {"key": []}], ids=repr)
 def test_invalid_options_of_the_mixin_are_refused(options: dict[str, Any]) -> None:
     class Other(DeclarativeBase):
