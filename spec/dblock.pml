@@ -230,7 +230,7 @@ inline free_row()
     for (k : 0 .. N - 1) { mine[k] = false }
 }
 
-/* try_acquire and enter_timeline: the token is minted while the row is locked, after its last check. */
+/* try_acquire and catch_up_tokens: the token is minted while the row is locked, after its last check. */
 inline grant(i)
 {
     /* Truth 7: first come, first served. */

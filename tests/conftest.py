@@ -28,6 +28,7 @@ from dblock.lease import TaskLease, ThreadLease
 from tests.support.facade import AsyncClients, Clients, SyncClients
 from tests.support.servers import private_server, running_server, tcp_server
 from tests.support.sessions import Sessions
+from tests.support.tokens import BASE
 
 pytest_plugins = ["tests.support.stages"]
 
@@ -127,6 +128,12 @@ def owner(dsn: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SET search_path TO dblock, public")
         yield connection
+
+
+@pytest.fixture
+def known_tokens(owner: psycopg.Connection) -> None:
+    """Make the tokens of this test T1, T2 and so on, of tests.support.tokens."""
+    owner.execute("SELECT raise_tokens(%s)", [BASE])
 
 
 @pytest.fixture

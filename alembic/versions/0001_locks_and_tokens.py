@@ -13,7 +13,10 @@ def upgrade() -> None:
     op.execute("SET LOCAL dblock.first_install = 'on'")
     # CACHE 1, because a session that caches tokens would issue old ones later. NO CYCLE, because a fence would refuse
     # tokens that start over.
-    op.execute("CREATE SEQUENCE token_sequence AS bigint START 1 CACHE 1 NO CYCLE")
+    # Below 2^53, so that every language with only floating-point numbers can carry a token.
+    op.execute(f"CREATE SEQUENCE token_sequence AS bigint START 1 MAXVALUE {2**53 - 1} CACHE 1 NO CYCLE")
+    # A sequence, because its value stays when the transaction that sets it is rolled back.
+    op.execute("CREATE SEQUENCE token_server_start AS bigint CACHE 1 NO CYCLE")
     op.execute(
         """
         CREATE TABLE distributed_locks (
@@ -33,9 +36,8 @@ def upgrade() -> None:
             presence uuid,
             waiting boolean NOT NULL DEFAULT false,
             last_served_ticket bigint NOT NULL DEFAULT 0,
-            -- The server start and the timeline under which the newest token was minted.
+            -- The server start under which the newest token was minted.
             minted_server_start timestamptz,
-            minted_timeline text COLLATE "C",
             CONSTRAINT distributed_locks_pkey PRIMARY KEY (name)
         ) WITH (
             -- Half of each page stays free and no column that changes is indexed, so every grant,
@@ -113,24 +115,24 @@ def upgrade() -> None:
         "COMMENT ON TABLE lock_presence IS"
         " 'One row per session that shows that its client is alive: the key of the advisory lock that it holds.'"
     )
-    # Always one row: the timeline on which tokens were last minted, and the UUID of this installation, which tells it
-    # from an installation in another database.
+    # Always one row: the UUID of this installation, which tells it from an installation in another database.
     op.execute(
-        "CREATE TABLE token_timeline"
-        " (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton), timeline bigint NOT NULL,"
+        "CREATE TABLE token_clock"
+        " (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),"
         " installation uuid NOT NULL DEFAULT gen_random_uuid())"
     )
+    op.execute("INSERT INTO token_clock DEFAULT VALUES")
     op.execute(
-        "INSERT INTO token_timeline (timeline)"
-        " SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
-    )
-    op.execute(
-        "COMMENT ON TABLE token_timeline IS"
-        " 'The timeline on which tokens were last minted. On another timeline tokens jump ahead.'"
+        "COMMENT ON TABLE token_clock IS"
+        " 'The UUID of this installation. Locked for a moment by the session that moves the tokens up to the clock.'"
     )
     op.execute(
         "COMMENT ON SEQUENCE token_sequence IS "
         "'Fencing tokens, in the order of the grants. Never lower it, cache it or let it cycle.'"
+    )
+    op.execute(
+        "COMMENT ON SEQUENCE token_server_start IS "
+        "'The start of the server that minted the last token, in microseconds since 1970.'"
     )
 
 
@@ -154,5 +156,5 @@ def downgrade() -> None:
     )
     op.execute("DROP TABLE distributed_locks")
     op.execute("DROP TABLE lock_tickets, lock_clients, lock_presence, lock_history")
-    op.execute("DROP TABLE token_timeline")
-    op.execute("DROP SEQUENCE token_sequence")
+    op.execute("DROP TABLE token_clock")
+    op.execute("DROP SEQUENCE token_sequence, token_server_start")

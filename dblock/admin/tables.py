@@ -32,7 +32,8 @@ from dblock._core.schema_version import DEFAULT_SCHEMA
 def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
     """Return a description of the tables at this version's revision."""
     tables = MetaData(schema=schema)
-    Sequence("token_sequence", metadata=tables, data_type=BigInteger, cache=1, cycle=False)
+    Sequence("token_sequence", metadata=tables, data_type=BigInteger, cache=1, cycle=False, maxvalue=2**53 - 1)
+    Sequence("token_server_start", metadata=tables, data_type=BigInteger, cache=1, cycle=False)
     Table(
         "distributed_locks",
         tables,
@@ -50,7 +51,6 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("waiting", Boolean, nullable=False, server_default=text("false")),
         Column("last_served_ticket", BigInteger, nullable=False, server_default=text("0")),
         Column("minted_server_start", DateTime(timezone=True)),
-        Column("minted_timeline", Text(collation="C")),
         comment="One row per lock: its newest grant. Free once expires_at has passed. A release sets it to -infinity.",
     )
     Table(
@@ -101,11 +101,11 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         comment="One row per session that shows that its client is alive: the key of the advisory lock that it holds.",
     )
     Table(
-        "token_timeline",
+        "token_clock",
         tables,
         Column("singleton", Boolean, CheckConstraint("singleton"), primary_key=True, server_default="true"),
-        Column("timeline", BigInteger, nullable=False),
         Column("installation", Uuid, nullable=False, server_default=text("gen_random_uuid()")),
-        comment="The timeline on which tokens were last minted. On another timeline tokens jump ahead.",
+        comment="The UUID of this installation."
+        " Locked for a moment by the session that moves the tokens up to the clock.",
     )
     return tables

@@ -1,8 +1,8 @@
 """Show the token sequence, and raise it.
 
-After a promotion or a point-in-time recovery you need not do anything: the database moves the tokens ahead by itself.
-After an operation that keeps the timeline and may have lost tokens (a dump restored elsewhere, a logical switchover),
-raise the tokens above the highest that any resource has seen, before anything is granted.
+Tokens follow the clock of the database server, in microseconds. So after a failover, a restore or a switchover you
+need not do anything, as long as the clocks of the old and the new server agree. If you cannot trust a clock, raise the
+tokens above the highest that any resource has seen, before anything is granted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Tokens:
 
     highest: int
     """The highest token that was issued, or that the sequence was raised to; 0 for none."""
-    timeline: int
+    behind: float
+    """The seconds by which `highest` is behind the database's clock; negative if it is ahead."""
 
 
 def show(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> Tokens:
@@ -37,8 +38,8 @@ def show(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> Tokens:
 
 def raise_above(target: Target | Where, above: int, schema: str = DEFAULT_SCHEMA) -> int:
     """Make every future token higher than `above`; return the lowest that the next can be. Never lowers tokens."""
-    if isinstance(above, bool) or not isinstance(above, int) or not 0 <= above < 2**63 - 2**40:
-        raise InvalidArgument(f"Tokens can be raised above an integer from 0 to 2^63 - 2^40; got {above!r}.")
+    if isinstance(above, bool) or not isinstance(above, int) or not 0 <= above < 2**53 - 2**40:
+        raise InvalidArgument(f"Tokens can be raised above an integer from 0 to 2^53 - 2^40; got {above!r}.")
     (next_token,) = _call(target, schema, "raise_tokens(%s)", above)
     return int(next_token)
 

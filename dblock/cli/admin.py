@@ -190,8 +190,10 @@ def _token_show(context: CommandContext) -> None:
     found = tokens.show(context.installed_target(), context.schema)
 
     def render() -> None:
-        click.echo(f"highest   {found.highest or 'none issued yet'}")
-        click.echo(f"timeline  {found.timeline}")
+        click.echo(f"highest  {found.highest or 'none issued yet'}")
+        if found.highest:
+            side = "behind" if found.behind > 0 else "ahead of"
+            click.echo(f"         {abs(found.behind):.1f} s {side} the database's clock")
 
     context.output(found, render)
 

@@ -51,9 +51,10 @@ DECLARE
     -- Only seconds: a day or a month of the calendar may last longer or shorter.
     lease_time interval;
     seconds double precision;
-    -- The server start and the timeline under which the lock's last token was minted.
+    -- The lock's last token, and the server start under which it was minted.
+    last_token bigint;
     minted_start timestamptz;
-    timeline text;
+    minted bigint;
     last_served bigint;
     -- Whether the last lease expired without a release.
     has_expired boolean;
@@ -92,8 +93,8 @@ BEGIN
         PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
     END IF;
     LOOP
-        SELECT l.minted_server_start, l.minted_timeline, l.last_served_ticket, l.expires_at > '-infinity'
-        INTO minted_start, timeline, last_served, has_expired
+        SELECT l.token, l.minted_server_start, l.last_served_ticket, l.expires_at > '-infinity'
+        INTO last_token, minted_start, last_served, has_expired
         FROM distributed_locks AS l
         WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND honours_queue)
         FOR UPDATE SKIP LOCKED;  -- the strongest lock: it also conflicts with the KEY SHARE of assert_held()
@@ -115,25 +116,23 @@ BEGIN
             IF has_expired THEN
                 PERFORM record_grant_end(try_acquire.name, 'expired');
             END IF;
-            -- A server mints on one timeline from its start on. If this start minted the lock's
-            -- last token, the timeline was entered then, and the record need not be read.
-            IF try_acquire.durable AND (
-                minted_start = pg_postmaster_start_time() AND timeline = left(pg_walfile_name(pg_current_wal_lsn()), 8)
-            ) IS NOT TRUE THEN
-                IF (SELECT t.timeline <> current_timeline() FROM token_timeline AS t) THEN
-                    PERFORM enter_timeline();
-                END IF;
-                minted_start := pg_postmaster_start_time();
-                timeline := left(pg_walfile_name(pg_current_wal_lsn()), 8);
+            IF try_acquire.durable THEN
+                LOOP
+                    IF minted_start = pg_postmaster_start_time() THEN
+                        minted := pg_catalog.nextval('token_sequence'::pg_catalog.regclass);
+                        -- Read after minting: if the server was frozen in between, discard it.
+                        moment := clock_timestamp();
+                        EXIT WHEN minted > last_token AND minted >= date_part('epoch', moment) * 1000000 - 1000000;
+                    END IF;
+                    minted_start := catch_up_tokens(last_token);
+                END LOOP;
+            ELSE
+                minted := -1 - floor(random() * (1::bigint << 52))::bigint;
+                moment := clock_timestamp();
             END IF;
-            moment := clock_timestamp();
             UPDATE distributed_locks AS l
-            SET token = CASE
-                    WHEN try_acquire.durable THEN pg_catalog.nextval('token_sequence'::pg_catalog.regclass)
-                    ELSE -1 - floor(random() * (1::bigint << 52))::bigint
-                END,
+            SET token = minted,
                 minted_server_start = minted_start,
-                minted_timeline = timeline,
                 attempt = try_acquire.attempt,
                 holder = try_acquire.holder,
                 meta = try_acquire.meta,

@@ -3,5 +3,5 @@
 CREATE OR REPLACE FUNCTION installation() RETURNS uuid
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
-    SELECT installation FROM token_timeline
+    SELECT installation FROM token_clock
 $$;

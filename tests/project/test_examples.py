@@ -42,7 +42,7 @@ PROGRAMS = {
     "paused_holder": [
         "the worker is stopped; waiting for its lease to expire",
         "this process acquired the lock and wrote 150",
-        "worker: refused, because 2 is higher than its token 1",
+        "worker: refused, because its token is lower than the stored one",
         "worker: its lease is lost",
         "stored: 150",
     ],

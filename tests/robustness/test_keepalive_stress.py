@@ -17,6 +17,7 @@ import dblock
 from dblock._core.effects import Flow
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
+from tests.support.sessions import hold_first_grant
 
 pytestmark = pytest.mark.second_stage
 
@@ -67,7 +68,7 @@ def test_leases_survive_a_busy_pool_and_a_slow_database(dsn: str, owner: psycopg
         for _ in range(3):
             pool.submit(hog)
         blocked = psycopg.connect(dsn)
-        blocked.execute("LOCK TABLE dblock.token_timeline")
+        hold_first_grant(blocked, "stuck")
         stuck = pool.submit(client.lock("stuck").acquire)
         try:
             until = time.monotonic() + seconds

@@ -41,8 +41,8 @@ MAY_CALL = {
         **dict.fromkeys(
             (
                 "check_request", "commit_durably", "commit_asynchronously", "free_lock",
-                "check_snapshot", "describe_session", "current_timeline",
-                "enter_timeline", "record_event", "record_grant_end", "record_grant_change",
+                "check_snapshot", "describe_session",
+                "catch_up_tokens", "record_event", "record_grant_end", "record_grant_change",
                 "record_grants", "lock_queue", "sees_latest_commits",
                 "remaining_grace", "free_dead_holder", "first_in_queue", "queue_is_empty", "wake_next", "wake_if_free",
                 "touch_client", "raise_tokens", "show_tokens", "reap",
@@ -78,7 +78,7 @@ MAY_CALL = {
 OWNERS_RELATIONS = {
     "dblock": {
         "distributed_locks", "lock_clients", "lock_history", "lock_history_number_seq", "lock_presence", "lock_tickets",
-        "installed_revision", "token_sequence", "token_timeline",
+        "installed_revision", "token_sequence", "token_server_start", "token_clock",
     },
     "fenced_store": {"fences", "versions", "protections", "rejections", "rejections_id_seq", "installed_revision"},
 }  # fmt: skip

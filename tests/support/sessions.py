@@ -60,6 +60,23 @@ class Session:
         self.connection.close()
 
 
+def hold_first_grant(keeper: psycopg.Connection, name: str) -> None:
+    """Stop every session that grants a new lock of this name, until the keeper's transaction ends."""
+    keeper.execute(
+        f"""
+        CREATE FUNCTION public.hold() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            PERFORM pg_advisory_xact_lock_shared({Gate.KEY});
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER hold BEFORE INSERT ON dblock.distributed_locks FOR EACH ROW
+            WHEN (NEW.name = '{name}') EXECUTE FUNCTION public.hold();
+        """.encode()
+    )
+    keeper.commit()
+    keeper.execute("SELECT pg_advisory_xact_lock(%s)", [Gate.KEY])
+
+
 class Gate:
     """Stops the sessions named `held` at a trigger until the gate is opened."""
 

@@ -8,9 +8,15 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dblock._core import clock
+from dblock._runtime.socket_timeout import bounded
 from dblock.admin.doctor.patient import Check, Finding, Patient, Sample, server_check
+from dblock.errors import DblockError
+
+if TYPE_CHECKING:
+    from dblock._runtime.target import Target
 
 AHEAD = 0.1
 """Seconds by which a row may lie in the future, because the clocks of two processors may differ slightly."""
@@ -23,6 +29,12 @@ STEP, DRIFT = 0.05, 0.01
 
 APART = 5.0
 """Seconds by which the server's time of day may differ from this machine's."""
+
+NODES_APART = 0.5
+"""Seconds by which the clocks of two nodes may differ. A failover rarely takes less."""
+
+NODE_TIMEOUT, MOST_NODES = 3, 8
+"""Seconds that a node may take to connect and to reply, and how many nodes are asked."""
 
 KEEP = (
     "On the server, check chronyc tracking (or timedatectl timesync-status), and let it slew the clock, never step it."
@@ -104,4 +116,67 @@ def deviation(first: Sample, last: Sample) -> float:
     return 0.0
 
 
-CHECKS = (Check(clock_set_back), clock_steps, clock_difference)
+@server_check
+def node_clocks(patient: Patient) -> Iterator[Finding]:
+    """Check that the servers of a DSN with several hosts agree on the time of day."""
+    offsets = [found for host in _hosts(patient.link.target) if (found := _offset(host))]
+    if len(offsets) < 2:
+        return
+    least, most = min(offsets), max(offsets)
+    apart = most.seconds - least.seconds
+    if apart - least.doubt - most.doubt > NODES_APART:
+        yield Finding(
+            "warning",
+            f"The clock of {most.host} is {apart:.1f} s ahead of that of {least.host}.",
+            f"Tokens follow the clock of the server. If {least.host} takes over within {apart + 1:.1f} s, its tokens "
+            "may repeat or be lower than tokens that were granted before.",
+            "Synchronize the clocks of all nodes: chronyc tracking, on each machine.",
+        )
+
+
+class _Offset(NamedTuple):
+    """The time of day on a server, less this machine's monotonic clock."""
+
+    seconds: float
+    doubt: float
+    """Half the time that the reply took."""
+    host: str
+
+
+def _hosts(target: Target) -> list[dict[str, Any]]:
+    """Return the connection parameters of each host that the DSN names, if it names several."""
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        given = dict(conninfo_to_dict(target.conninfo()))
+    except DblockError:
+        return []  # an engine that connects in a way of its own
+    several = {key: str(given.pop(key, None) or "").split(",") for key in ("host", "hostaddr", "port")}
+    count = max(len(several["host"]), len(several["hostaddr"]))
+    if count < 2:
+        return []
+    given |= {"target_session_attrs": "any", "connect_timeout": NODE_TIMEOUT}
+    each = [
+        {key: values[number] if len(values) > 1 else values[0] for key, values in several.items()}
+        for number in range(min(count, MOST_NODES))
+    ]
+    return [given | {key: value for key, value in one.items() if value} for one in each]
+
+
+def _offset(parameters: dict[str, Any]) -> _Offset | None:
+    """Read the clock of one host; None if the host does not reply."""
+    import psycopg
+
+    try:
+        with psycopg.connect("", autocommit=True, **parameters) as connection, bounded(connection, NODE_TIMEOUT):
+            before = clock.now()
+            row = connection.execute("SELECT date_part('epoch', pg_catalog.clock_timestamp())").fetchone()
+            after = clock.now()
+    except (psycopg.Error, DblockError):
+        return None
+    assert row is not None
+    where = ":".join(str(parameters[key]) for key in ("host", "port") if parameters.get(key))
+    return _Offset(row[0] - (before + after) / 2, (after - before) / 2, where or str(parameters.get("hostaddr")))
+
+
+CHECKS = (Check(clock_set_back), clock_steps, clock_difference, node_clocks)

@@ -1,4 +1,4 @@
-"""Check that tokens can only rise: the sequence is unaltered, and not behind any token that was seen."""
+"""Check that tokens can only rise: the sequence is unaltered, follows the clock, and is past every token seen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 from dblock._core.options import quoted
 from dblock.admin.doctor.patient import CannotCheck, Check, Finding, Patient
 
-MOST = 2**63 - 1
+MOST = 2**53 - 1
+
+AHEAD = 60.0
+"""Seconds by which the tokens may be ahead of the server's clock."""
+
+BEHIND = 2.0
+"""Seconds by which a token may be behind the time of its grant. A grant allows one."""
 
 
 def token_cache(patient: Patient) -> Iterator[Finding]:
@@ -18,10 +24,9 @@ def token_cache(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "error",
             f"The token sequence has CACHE {cache}.",
-            "Each session caches tokens and issues old ones after other sessions have issued newer: the fence then "
-            "refuses the rightful holder.",
-            # Raising restarts the sequence, which makes every session drop its cached tokens.
-            f"{_alter(patient)} CACHE 1; then: {patient.run('token raise --above', '0')}",
+            "Each session caches tokens and issues old ones after other sessions have issued newer. If a lock's row "
+            "was deleted in between, the fence refuses the rightful holder.",
+            f"{_alter(patient)} CACHE 1;",
         )
 
 
@@ -45,7 +50,7 @@ def token_increment(patient: Patient) -> Iterator[Finding]:
             f"The token sequence has INCREMENT {step}.",
             "Tokens fall: every new holder is refused by the fence."
             if step < 0
-            else "Tokens are used up faster than planned, and `token raise` assumes steps of one.",
+            else "Tokens run ahead of the clock, which then cannot keep their order in a failover.",
             f"{_alter(patient)} INCREMENT 1;",
         )
 
@@ -54,12 +59,45 @@ def token_maximum(patient: Patient) -> Iterator[Finding]:
     """Check that the sequence does not end too soon."""
     most = _sequence(patient, "seqmax")
     kind = _sequence(patient, "format_type(seqtypid, NULL)")
-    if most < MOST or kind != "bigint":
+    if most != MOST or kind != "bigint":
         yield Finding(
             "error",
             f"The token sequence is of type {kind} and ends at {most}.",
-            "Nothing can be granted after that, and a failover, which moves tokens 2^40 ahead, may go past it.",
+            "Tokens are microseconds of the clock, so nothing can be granted after that. Above 2^53 a language with "
+            "floating-point numbers only cannot tell two tokens apart.",
             f"{_alter(patient)} AS bigint MAXVALUE {MOST};",
+        )
+
+
+def token_ahead(patient: Patient) -> Iterator[Finding]:
+    """Check that the tokens are not far ahead of the server's clock."""
+    ((ahead,),) = patient.rows(f"SELECT {_highest(patient)} / 1e6 - date_part('epoch', clock_timestamp())")
+    if ahead > AHEAD:
+        yield Finding(
+            "warning",
+            f"The tokens are {_duration(ahead)} ahead of the server's clock. They were raised, or the clock was set "
+            "back.",
+            "Tokens still rise on this server. But after a failover that loses grants, a clock that is behind the lost "
+            "tokens cannot keep the order. Only a million tokens are skipped then.",
+            "On the server, check chronyc tracking. If the clock is right, this ends when it has passed the tokens. "
+            "Until then, run dblock token raise after each failover (docs/guides/after-a-restore.md).",
+        )
+
+
+def token_behind(patient: Patient) -> Iterator[Finding]:
+    """Check that grants were made under tokens that follow the clock."""
+    rows = patient.rows(
+        "SELECT l.name, l.token, date_part('epoch', l.granted_at) - l.token / 1e6"
+        f" FROM {patient.within('distributed_locks')} AS l"
+        " WHERE l.token > 0 AND date_part('epoch', l.granted_at) - l.token / 1e6 > $1 ORDER BY 3 DESC LIMIT 1",
+        BEHIND,
+    )
+    for name, token, behind in rows:
+        yield Finding(
+            "error",
+            f"Lock {name!r} was granted under token {token}, {_duration(behind)} behind the clock of its grant.",
+            "Only functions that are not this version's grant so. After a failover their tokens may repeat or fall.",
+            patient.run("install --repair"),
         )
 
 
@@ -68,7 +106,7 @@ def token_below_locks(patient: Patient) -> Iterator[Finding]:
     # The sequence is read as it is now, the locks as of the statement's start, so no grant can come between.
     locks = patient.within("distributed_locks")
     ((highest, seen),) = patient.rows(
-        f"SELECT {_highest(patient)}, (SELECT coalesce(max(l.token), 0) FROM {locks} AS l)"
+        f"SELECT {_reached(patient)}, (SELECT coalesce(max(l.token), 0) FROM {locks} AS l)"
     )
     if seen > highest:
         yield _below(patient, f"Lock rows have token {seen}", highest, seen)
@@ -92,7 +130,7 @@ def token_below_store(patient: Patient) -> Iterator[Finding]:
             f"the privileges of the owner of {patient.fences} and of the tables that it protects"
         ) from None
     # Read after the fences, so that no grant can come between.
-    ((highest,),) = patient.rows(f"SELECT {_highest(patient)}")
+    ((highest,),) = patient.rows(f"SELECT {_reached(patient)}")
     if seen > highest:
         yield _below(patient, f"The fences in schema {patient.fences!r} have seen token {seen}", highest, seen)
 
@@ -100,9 +138,10 @@ def token_below_store(patient: Patient) -> Iterator[Finding]:
 def _below(patient: Patient, what: str, highest: int, seen: int) -> Finding:
     return Finding(
         "error",
-        f"{what}, but the highest issued token is {highest or 'none'}.",
-        "Tokens went back, as after a restore. Until they have risen past that token, fences refuse new holders and "
-        "accept late writers. (If those tokens come from another lock service, ignore this.)",
+        f"{what}, but neither the sequence nor the server's clock has passed {highest}.",
+        "Tokens went back, as after a restore on a server whose clock is behind. Until they have risen past that "
+        "token, fences refuse new holders and accept late writers. (If those tokens come from another lock "
+        "service, ignore this.)",
         patient.run("token raise --above", str(seen)),
     )
 
@@ -112,6 +151,19 @@ def _highest(patient: Patient) -> str:
         "(SELECT CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END"
         f" FROM {patient.within('token_sequence')} AS s)"
     )
+
+
+def _reached(patient: Patient) -> str:
+    """Return SQL for the value that the next token exceeds, or comes within a second of."""
+    return f"greatest({_highest(patient)}, (date_part('epoch', clock_timestamp()) * 1000000)::bigint)"
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in the largest unit that fits."""
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _sequence(patient: Patient, what: str) -> Any:
@@ -129,5 +181,14 @@ def _alter(patient: Patient) -> str:
 
 CHECKS = tuple(
     Check(find)
-    for find in (token_cache, token_cycle, token_increment, token_maximum, token_below_locks, token_below_store)
+    for find in (
+        token_cache,
+        token_cycle,
+        token_increment,
+        token_maximum,
+        token_ahead,
+        token_behind,
+        token_below_locks,
+        token_below_store,
+    )
 )

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
@@ -22,11 +23,12 @@ import fenced_store
 from dblock import cli
 from dblock._core.options import quoted
 from dblock._runtime import target
-from dblock.admin import link, schema
+from dblock.admin import link, schema, tokens
 from dblock.admin.doctor import CHECKS, Finding, Limits, clocks, examine, patient, snapshots
 from dblock.admin.doctor.bodies import bodies
 from dblock.admin.doctor.patient import Sample
 from dblock.embedded import Server
+from tests.support import mutants
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.pretender import ADVISORY, NO_TIMELINE, pretend
 from tests.support.proxy import Proxy
@@ -202,15 +204,17 @@ TROUBLES = {
     "sequence cycles": ("token-cycle", "error", "ALTER SEQUENCE dblock.token_sequence CYCLE"),
     "sequence in fives": ("token-increment", "error", "ALTER SEQUENCE dblock.token_sequence INCREMENT 5"),
     "sequence ends": ("token-maximum", "error", "ALTER SEQUENCE dblock.token_sequence MAXVALUE 1000000"),
-    "sequence of integers": ("token-maximum", "error", "ALTER SEQUENCE dblock.token_sequence AS integer"),
+    "sequence of integers": ("token-maximum", "error", "ALTER SEQUENCE dblock.token_sequence AS integer MAXVALUE 1000"),
     "token ahead of the sequence": (
-        "token-below-locks", "error", "INSERT INTO dblock.distributed_locks VALUES ('a', 900, '-infinity')",
+        "token-below-locks", "error",
+        "INSERT INTO dblock.distributed_locks"
+        " VALUES ('a', (date_part('epoch', clock_timestamp() + interval '30 s') * 1000000)::bigint, '-infinity')",
     ),
     "function dropped": ("schema-functions", "error", "DROP FUNCTION dblock.queue(text)"),
     "function that tells the revision": ("schema-functions", "error", "DROP FUNCTION dblock.schema_revision()"),
     "function changed": (
         "schema-functions", "error",
-        "CREATE OR REPLACE FUNCTION dblock.current_timeline() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+        "CREATE OR REPLACE FUNCTION dblock.commit_durably() RETURNS boolean LANGUAGE sql AS 'SELECT true'",
     ),
     "function without its owner's rights": (
         "schema-functions", "error", "ALTER FUNCTION dblock.queue(text) SECURITY INVOKER",
@@ -473,27 +477,48 @@ def test_full_notification_queue_is_found(dsn: str) -> None:
 
 def test_fence_with_a_higher_token_is_found(dsn: str) -> None:
     store = fenced_store.FencedStore(dsn)
-    store.put("invoice:42", {"total": 1}, fence=4711)
+    store.put("invoice:41", {"total": 1}, fence=4711)
+    assert found(dsn) == [], "the clock has passed that token"
+    seen = int((time.time() + 30) * 1_000_000)
+    store.put("invoice:42", {"total": 1}, fence=seen)
     finding = only(dsn, "token-below-store", "error")
-    assert finding.command == "dblock token raise --above 4711"
+    assert finding.command == f"dblock token raise --above {seen}"
     apply_fix(dsn, finding)
     assert found(dsn) == []
     with dblock.Client(dsn) as client:
-        assert client.lock("a").acquire().token == 4712
+        assert client.lock("a").acquire().token == seen + 1
     store.close()
+
+
+def test_tokens_far_ahead_of_the_clock_are_found(dsn: str) -> None:
+    tokens.raise_above(target.resolve(dsn), int((time.time() + 7200) * 1_000_000))
+    assert "120 minutes ahead of the server's clock" in only(dsn, "token-ahead", "warning").what
+
+
+def test_grant_that_did_not_follow_the_clock_is_found(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        for body in mutants.tokens_that_ignore_the_clock(leap=0):
+            mutants.replace(owner, body)
+    with dblock.Client(dsn) as client:
+        client.lock("a").acquire().release()
+    findings = {one.id: one for one in found(dsn)}
+    assert set(findings) == {"schema-functions", "token-behind"}
+    apply_fix(dsn, findings["token-behind"])
+    assert [one.id for one in found(dsn)] == ["token-behind"], "until the lock is granted again"
+    with dblock.Client(dsn) as client:
+        client.lock("a").acquire().release()
+    assert found(dsn) == []
 
 
 def test_fix_of_the_token_cache_drops_cached_tokens(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as hoarder:
         play(dsn, "ALTER SEQUENCE dblock.token_sequence CACHE 20")
         granted = "SELECT token FROM dblock.try_acquire(%s)"
-        assert hoarder.execute(granted, ["a"]).fetchone() == (1,)
-        finding = only(dsn, "token-cache", "error")
-        apply_fix(dsn, finding)
-        assert cli.main(["--dsn", dsn, *shlex.split(finding.command.partition("dblock ")[2])]) == 0
-        row = hoarder.execute(granted, ["b"]).fetchone()
-        assert row is not None
-        assert row[0] > 20, "the cached tokens are not issued any more"
+        (first,) = hoarder.execute(granted, ["a"]).fetchone() or (0,)
+        apply_fix(dsn, only(dsn, "token-cache", "error"))
+        assert found(dsn) == []
+        (second,) = hoarder.execute(granted, ["b"]).fetchone() or (0,)
+        assert second >= first + 20, "the cached tokens are not issued any more"
 
 
 # Tables.
@@ -662,6 +687,39 @@ def test_disagreeing_clocks_are_found(
     done = shell.run("doctor", "--json")
     assert [one["id"] for one in done.json["findings"]] == [check]
     assert done.code == code
+
+
+def test_nodes_whose_clocks_differ_are_found(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = twice(dsn)
+    assert found(both) == [], "both hosts are the same server"
+    asked: list[str] = []
+
+    def offset(parameters: dict[str, Any]) -> Any:
+        found = read(parameters)
+        assert found is not None
+        asked.append(parameters["host"])
+        return found._replace(seconds=found.seconds + 3 * len(asked), host=f"node {len(asked)}")
+
+    read = clocks._offset
+    monkeypatch.setattr(clocks, "_offset", offset)
+    finding = only(both, "node-clocks", "warning")
+    assert "node 2 is 3.0 s ahead of that of node 1" in finding.what
+    assert len(asked) == 2
+    assert found(dsn) == [], "a DSN with one host has no other nodes"
+
+
+def test_node_that_does_not_reply_is_no_finding(dsn: str) -> None:
+    given = conninfo.conninfo_to_dict(dsn)
+    port = str(given.get("port") or 5432)
+    away = conninfo.make_conninfo(dsn, host=f"{given['host']},127.0.0.1", port=f"{port},1")
+    assert found(away) == []
+
+
+def twice(dsn: str) -> str:
+    """Return a DSN that names the same host twice."""
+    given = conninfo.conninfo_to_dict(dsn)
+    port = str(given.get("port") or 5432)
+    return conninfo.make_conninfo(dsn, host=f"{given['host']},{given['host']}", port=f"{port},{port}")
 
 
 def test_slow_reply_is_no_step_of_a_clock() -> None:

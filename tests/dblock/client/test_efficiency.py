@@ -35,6 +35,7 @@ async def test_efficiency_leases_have_no_token_and_a_type_of_their_own(clients: 
     assert "token" not in repr(inner[0])
 
 
+@pytest.mark.usefixtures("known_tokens")
 async def test_efficiency_locks_take_no_token_from_the_sequence(clients: Clients) -> None:
     client = clients()
     first = await client.lock("a").acquire()

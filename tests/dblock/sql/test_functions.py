@@ -12,6 +12,9 @@ from psycopg import errors
 
 from tests.support import mutants
 from tests.support.sessions import Sessions
+from tests.support.tokens import BASE, T1, T2
+
+pytestmark = pytest.mark.usefixtures("known_tokens")
 
 TRY = "SELECT granted, token FROM try_acquire(%s)"
 
@@ -27,7 +30,7 @@ def test_try_acquire_returns_the_deadline_to_winner_and_loser(owner: psycopg.Con
     lost = owner.execute("SELECT * FROM try_acquire('a', '60 s')").fetchone()
     assert won is not None
     assert lost is not None
-    assert (won[0], won[1], won[3]) == (True, 1, 10)
+    assert (won[0], won[1], won[3]) == (True, T1, 10)
     assert (lost[0], lost[1], lost[2]) == (False, None, won[2])
     assert 8 < lost[3] <= 10
 
@@ -39,7 +42,7 @@ def test_deadline_counts_from_the_clock_and_not_from_the_transactions_start(sess
     (late,) = session.do("SELECT expires_at >= now() + interval '10.3 s' FROM try_acquire('a', '10 s')")
     assert late
     session.do("SELECT pg_sleep(0.3)")
-    (later,) = session.do("SELECT expires_at >= now() + interval '10.6 s' FROM renew('a', 1, '10 s')")
+    (later,) = session.do(f"SELECT expires_at >= now() + interval '10.6 s' FROM renew('a', {T1}, '10 s')")
     assert later
     session.do("COMMIT")
 
@@ -48,7 +51,7 @@ def test_deadline_counts_from_the_clock_and_not_from_the_transactions_start(sess
 def test_ttl_is_exact_seconds_whatever_the_calendar(owner: psycopg.Connection, ttl: str) -> None:
     """In this time zone the clocks go forward within a day. A month has as many days as the present month."""
     owner.execute("SET timezone TO 'AAA0BBB,%s,300'" % (datetime.now(timezone.utc).timetuple().tm_yday - 1))
-    for call in ("try_acquire('a', %s)", "renew('a', 1, %s)"):
+    for call in ("try_acquire('a', %s)", f"renew('a', {T1}, %s)"):
         exact = one(
             owner,
             f"SELECT abs(remaining - extract(epoch FROM expires_at) + extract(epoch FROM clock_timestamp()))"
@@ -59,11 +62,11 @@ def test_ttl_is_exact_seconds_whatever_the_calendar(owner: psycopg.Connection, t
 
 
 def test_deadline_counts_from_after_every_wait(sessions: Sessions) -> None:
-    """A grant that had to wait, for example until a new timeline was entered, gives a lease of full length."""
+    """A grant that had to wait, for example until the tokens had caught up, gives a lease of full length."""
     keeper, waiter = sessions.open(), sessions.open()
-    keeper.do("UPDATE token_timeline SET timeline = 7")
+    keeper.do("SELECT setval('token_server_start', 1)")
     keeper.do("BEGIN")
-    keeper.do("SELECT 1 FROM token_timeline FOR UPDATE")
+    keeper.do("LOCK TABLE token_clock IN EXCLUSIVE MODE")
     waiting = waiter.start("SELECT granted FROM try_acquire('a', '10 s')")
     waiter.wait_until_blocked()
     (committed_at,) = keeper.do("SELECT clock_timestamp()")
@@ -78,8 +81,8 @@ def test_renewal_never_shortens_a_lease(sessions: Sessions) -> None:
     """Two concurrent renewals may arrive in either order. The client relies on the longer one."""
     session = sessions.open()
     session.do("SELECT * FROM try_acquire('a', '1 s')")
-    (far,) = session.do("SELECT expires_at FROM renew('a', 1, '60 s')")
-    assert session.do("SELECT expires_at, remaining FROM renew('a', 1, '1 s')") == (far, 1.0)
+    (far,) = session.do(f"SELECT expires_at FROM renew('a', {T1}, '60 s')")
+    assert session.do(f"SELECT expires_at, remaining FROM renew('a', {T1}, '1 s')") == (far, 1.0)
 
 
 def test_clock_set_back_does_not_leave_the_deadline_far_ahead(sessions: Sessions) -> None:
@@ -87,7 +90,7 @@ def test_clock_set_back_does_not_leave_the_deadline_far_ahead(sessions: Sessions
     session = sessions.open()
     session.do("SELECT * FROM try_acquire('a', '20 s')")
     session.do("UPDATE distributed_locks SET expires_at = expires_at + interval '1 hour'")
-    session.do("SELECT * FROM renew('a', 1, '10 s')")
+    session.do(f"SELECT * FROM renew('a', {T1}, '10 s')")
     (left,) = session.do("SELECT remaining FROM holder('a')")
     assert 19 < left <= 20
 
@@ -98,10 +101,10 @@ def test_lease_that_expired_within_a_transaction_is_over(sessions: Sessions) -> 
     session.do("BEGIN")
     session.do("SELECT * FROM try_acquire('a', '100 ms')")
     session.do("SELECT pg_sleep(0.15)")
-    assert session.do("SELECT count(*) FROM renew('a', 1)") == (0,)
+    assert session.do(f"SELECT count(*) FROM renew('a', {T1})") == (0,)
     assert session.do("SELECT count(*) FROM holder('a')") == (0,)
-    assert session.do("SELECT release('a', 1)") == (False,)
-    assert session.do(TRY, "a") == (True, 2)
+    assert session.do(f"SELECT release('a', {T1})") == (False,)
+    assert session.do(TRY, "a") == (True, T2)
 
 
 def renewal_that_waited_past_its_deadline(sessions: Sessions) -> bool:
@@ -109,7 +112,7 @@ def renewal_that_waited_past_its_deadline(sessions: Sessions) -> bool:
     renewing.do("SELECT * FROM try_acquire('a', '2 s')")
     keeper.do("BEGIN")
     keeper.do("SELECT 1 FROM distributed_locks WHERE name = 'a' FOR SHARE")
-    waiting = renewing.start("SELECT count(*) FROM renew('a', 1)")
+    waiting = renewing.start(f"SELECT count(*) FROM renew('a', {T1})")
     renewing.wait_until_blocked()
     keeper.do("SELECT pg_sleep(extract(epoch FROM expires_at - clock_timestamp()) + 0.05) FROM distributed_locks")
     keeper.do("COMMIT")
@@ -130,7 +133,7 @@ def test_interleaving_catches_a_renewal_that_checks_before_it_waits(
 
 def test_renew_and_release_act_on_one_exact_grant(owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a'), try_acquire('b')")
-    for name, token in (("a", 2), ("b", 1), ("a", 0), ("a", -1), ("c", 1), ("a", 2**63 - 1)):
+    for name, token in (("a", T2), ("b", T1), ("a", BASE), ("a", 0), ("a", -1), ("c", T1), ("a", 2**63 - 1)):
         assert one(owner, "SELECT release(%s, %s)", name, token) is False
         assert one(owner, "SELECT count(*) FROM renew(%s, %s)", name, token) == 0
     assert one(owner, "SELECT count(*) FROM distributed_locks WHERE expires_at > clock_timestamp()") == 2
@@ -139,17 +142,17 @@ def test_renew_and_release_act_on_one_exact_grant(owner: psycopg.Connection) -> 
 def test_release_returns_whether_it_has_freed_the_lock(owner: psycopg.Connection) -> None:
     """A retry returns false, and so does a release of a lock that was freed otherwise. The client knows which."""
     owner.execute("SELECT try_acquire('a')")
-    assert one(owner, "SELECT release('a', 1)") is True
-    assert one(owner, "SELECT release('a', 1)") is False
+    assert one(owner, f"SELECT release('a', {T1})") is True
+    assert one(owner, f"SELECT release('a', {T1})") is False
     owner.execute("SELECT try_acquire('a')")
-    assert one(owner, "SELECT release('a', 1)") is False
+    assert one(owner, f"SELECT release('a', {T1})") is False
     assert one(owner, "SELECT count(*) FROM holder('a')") == 1
 
 
 def test_release_of_an_expired_lease_is_false_though_the_lock_is_still_free(owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a')")
     owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
-    assert one(owner, "SELECT release('a', 1)") is False
+    assert one(owner, f"SELECT release('a', {T1})") is False
 
 
 def test_refused_try_takes_no_row_lock(sessions: Sessions) -> None:
@@ -167,12 +170,12 @@ def test_refused_try_takes_no_row_lock(sessions: Sessions) -> None:
 def test_retried_attempt_finds_its_own_grant(owner: psycopg.Connection) -> None:
     mine, other = uuid.uuid4(), uuid.uuid4()
     ask = "SELECT granted, token FROM try_acquire('a', '30 s', NULL, NULL, %s)"
-    assert owner.execute(ask, [mine]).fetchone() == (True, 1)
-    assert owner.execute(ask, [mine]).fetchone() == (True, 1)
+    assert owner.execute(ask, [mine]).fetchone() == (True, T1)
+    assert owner.execute(ask, [mine]).fetchone() == (True, T1)
     assert owner.execute(ask, [other]).fetchone() == (False, None)
     assert owner.execute(ask, [None]).fetchone() == (False, None)
-    owner.execute("SELECT release('a', 1)")
-    assert owner.execute(ask, [mine]).fetchone() == (True, 2)
+    owner.execute(f"SELECT release('a', {T1})")
+    assert owner.execute(ask, [mine]).fetchone() == (True, T2)
 
 
 def test_retried_attempt_returns_the_remaining_time_of_its_grant(owner: psycopg.Connection) -> None:
@@ -197,12 +200,12 @@ def test_abandoned_attempt_gives_back_its_own_grant_and_no_other(owner: psycopg.
 
 
 def test_requests_without_an_attempt_are_not_retries_of_each_other(owner: psycopg.Connection) -> None:
-    assert owner.execute(TRY, ["a"]).fetchone() == (True, 1)
+    assert owner.execute(TRY, ["a"]).fetchone() == (True, T1)
     assert owner.execute(TRY, ["a"]).fetchone() == (False, None)
 
 
 @pytest.mark.parametrize("default", ["off", "local", "remote_write", "on", "remote_apply"])
-@pytest.mark.parametrize("call", ["try_acquire('a')", "renew('b', 1)"])
+@pytest.mark.parametrize("call", ["try_acquire('a')", f"renew('b', {T1})"])
 def test_grants_and_renewals_commit_durably_whatever_the_default(
     sessions: Sessions, owner: psycopg.Connection, default: str, call: str
 ) -> None:
@@ -219,9 +222,9 @@ def test_grants_and_renewals_commit_durably_whatever_the_default(
 def test_release_leaves_synchronous_commit_alone_unless_not_durable(sessions: Sessions) -> None:
     session = sessions.open()
     session.do("BEGIN")
-    session.do("SELECT release('a', 1)")
+    session.do(f"SELECT release('a', {T1})")
     assert session.do("SHOW synchronous_commit") == ("on",)
-    session.do("SELECT release('a', 1, durable => false)")
+    session.do(f"SELECT release('a', {T1}, durable => false)")
     assert session.do("SHOW synchronous_commit") == ("off",)
     session.do("COMMIT")
     assert session.do("SHOW synchronous_commit") == ("on",)
@@ -239,7 +242,7 @@ def test_release_leaves_synchronous_commit_alone_unless_not_durable(sessions: Se
         ("try_acquire('a', '-1 s')", "between 100 ms and 24 h"),
         ("try_acquire('a', holder => repeat('x', 513))", "at most 512 bytes"),
         ("try_acquire('a', meta => to_jsonb(repeat('x', 8192)))", "at most 8192 bytes of JSON; this one has 8194"),
-        ("renew('a', 1, '1 ms')", "between 100 ms and 24 h"),
+        (f"renew('a', {T1}, '1 ms')", "between 100 ms and 24 h"),
     ],
 )
 def test_database_refuses_arguments_outside_the_limits(owner: psycopg.Connection, call: str, message: str) -> None:
@@ -280,8 +283,8 @@ def test_ttl_limit_applies_to_real_seconds_and_not_to_compared_intervals(owner: 
         f"try_acquire('a', '{ttl}')",
         f"try_acquire('a', '{ttl}', 'me')",
         f"acquire('a', '{ttl}', 'me', attempt => gen_random_uuid(), client => gen_random_uuid())",
-        f"renew('held', 1, '{ttl}')",
-        f"renew_all('{{held}}', '{{1}}', ARRAY[interval '{ttl}'])",
+        f"renew('held', {T1}, '{ttl}')",
+        f"renew_all('{{held}}', '{{{T1}}}', ARRAY[interval '{ttl}'])",
     ):
         with pytest.raises(errors.InvalidParameterValue, match="between 100 ms and 24 h"):
             owner.execute(f"SELECT * FROM {call}".encode())

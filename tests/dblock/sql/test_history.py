@@ -9,6 +9,9 @@ import pytest
 
 from tests.support import mutants
 from tests.support.sessions import Sessions
+from tests.support.tokens import T1, T2
+
+pytestmark = pytest.mark.usefixtures("known_tokens")
 
 
 def events(owner: psycopg.Connection, name: str | None = None) -> list[tuple[object, ...]]:
@@ -26,7 +29,7 @@ def test_next_grant_records_an_expired_lease(owner: psycopg.Connection) -> None:
     owner.execute("SELECT pg_sleep(0.11)")
     (deadline,) = owner.execute("SELECT expires_at FROM distributed_locks").fetchone() or (None,)
     owner.execute("SELECT try_acquire('a')")
-    assert events(owner) == [("expired", 1, "sleeper")]
+    assert events(owner) == [("expired", T1, "sleeper")]
     assert owner.execute("SELECT at FROM list_history('a')").fetchone() == (deadline,), (
         "the event has the time of the deadline"
     )
@@ -41,7 +44,7 @@ def test_takeover_records_that_the_holder_died(sessions: Sessions, owner: psycop
         owner.execute("SELECT pg_sleep(0.02)")
         if owner.execute("SELECT granted FROM try_acquire('a', attempt => gen_random_uuid())").fetchone() == (True,):
             break
-    assert events(owner) == [("died", 1, "mortal")]
+    assert events(owner) == [("died", T1, "mortal")]
 
 
 def test_record_grants_switches_events_of_grants_and_releases(owner: psycopg.Connection) -> None:
@@ -50,12 +53,12 @@ def test_record_grants_switches_events_of_grants_and_releases(owner: psycopg.Con
     owner.execute("SELECT record_grants(true)")
     assert owner.execute("SELECT grants_are_recorded()").fetchone() == (True,)
     owner.execute("SELECT try_acquire('a', holder => 'one')")
-    owner.execute("SELECT renew('a', 1)")
-    owner.execute("SELECT release('a', 1)")
+    owner.execute(f"SELECT renew('a', {T1})")
+    owner.execute(f"SELECT release('a', {T1})")
     owner.execute("SELECT try_acquire('a', holder => 'two')")
-    owner.execute("SELECT force_release('a', 2, now => true)")
+    owner.execute(f"SELECT force_release('a', {T2}, now => true)")
     assert events(owner) == [
-        ("forced_now", 2, "two"), ("granted", 2, "two"), ("released", 1, "one"), ("granted", 1, "one"),
+        ("forced_now", T2, "two"), ("granted", T2, "two"), ("released", T1, "one"), ("granted", T1, "one"),
     ]  # fmt: skip
     owner.execute("SELECT record_grants(false)")
     owner.execute("SELECT release('a', token) FROM try_acquire('a')")
@@ -98,7 +101,7 @@ def test_reaper_records_an_expired_lease_that_was_never_granted_again(owner: psy
     owner.execute("SELECT release('b', token) FROM try_acquire('b')")
     owner.execute("SELECT pg_sleep(0.11)")
     assert owner.execute("SELECT reap('0 s')").fetchone() == (2,)
-    assert events(owner) == [("expired", 1, "sleeper")]
+    assert events(owner) == [("expired", T1, "sleeper")]
 
 
 @pytest.mark.parametrize(

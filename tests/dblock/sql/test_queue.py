@@ -11,6 +11,9 @@ import pytest
 
 from tests.support import mutants
 from tests.support.sessions import Session, Sessions
+from tests.support.tokens import T1, T2
+
+pytestmark = pytest.mark.usefixtures("known_tokens")
 
 HERE, THERE = uuid.UUID(int=0xC1), uuid.UUID(int=0xC2)
 FIRST, SECOND, THIRD = (uuid.UUID(int=number) for number in (0xA1, 0xA2, 0xA3))
@@ -253,7 +256,7 @@ def test_acquire_does_not_wait_for_a_users_long_transaction(sessions: Sessions) 
     user, newcomer = sessions.open(), sessions.open()
     user.do("SELECT try_acquire('a')")
     user.do("BEGIN")
-    user.do("SELECT release('a', 1)")
+    user.do(f"SELECT release('a', {T1})")
     started = time.monotonic()
     assert newcomer.do(ACQUIRE, FIRST, HERE) == (False, None, False)
     assert time.monotonic() - started < 5
@@ -266,7 +269,7 @@ def test_open_proof_keeps_even_the_first_waiter_waiting(sessions: Sessions) -> N
     user, newcomer = sessions.open(), sessions.open()
     hold_with_three_waiters(newcomer)
     user.do("BEGIN")
-    assert user.do("SELECT assert_held('a', 1)") == (True,)
+    assert user.do(f"SELECT assert_held('a', {T1})") == (True,)
     newcomer.do("UPDATE distributed_locks SET expires_at = clock_timestamp()")
     assert newcomer.do(REDEEM, FIRST, 1) == (False,)
     assert newcomer.do(AGAIN, FIRST, HERE) == (False, 1, True)
@@ -278,7 +281,7 @@ def test_durable_release_sends_no_notification(sessions: Sessions) -> None:
     session, listener = sessions.open(), sessions.open()
     listen(listener, HERE)
     hold_with_three_waiters(session)
-    session.do("SELECT release('a', 1, durable => true)")
+    session.do(f"SELECT release('a', {T1}, durable => true)")
     assert notifications(listener) == []
     assert session.do("SELECT firsts, next_check FROM heartbeat(%s, '{a}')", HERE) == ([FIRST], [0]), (
         "the heartbeat finds the lock free"
@@ -331,7 +334,7 @@ def test_withdrawal_within_the_grace_keeps_the_lock_and_names_the_lost_ones(sess
     holder.close()
     while taker.do("SELECT remaining FROM try_acquire('a', attempt => gen_random_uuid())")[0] > 1:
         time.sleep(0.005)  # until the ended session is noticed
-    assert back.do("SELECT withdraw_presence(%s, '{a,b}', '{1,2}')", HERE) == ([2],)
+    assert back.do(f"SELECT withdraw_presence(%s, '{{a,b}}', '{{{T1},{T2}}}')", HERE) == ([2],)
     time.sleep(0.4)
     assert taker.do(TRY) == (False, False)
 
@@ -371,7 +374,7 @@ def test_withdrawal_after_the_grace_names_the_taken_lock(sessions: Sessions) -> 
     acquire_with_presence(holder, HERE)
     holder.close()
     eventually_granted(taker, 5)
-    assert back.do("SELECT withdraw_presence(%s, '{a}', '{1}')", HERE) == ([1],)
+    assert back.do(f"SELECT withdraw_presence(%s, '{{a}}', '{{{T1}}}')", HERE) == ([1],)
 
 
 def withdraw_during_a_takeover(sessions: Sessions) -> Any:
@@ -386,7 +389,7 @@ def withdraw_during_a_takeover(sessions: Sessions) -> Any:
     taker.do("UPDATE lock_presence SET gone_since = clock_timestamp() - interval '1 minute'")
     taker.do("BEGIN")
     assert taker.do(TRY) == (True, False)
-    withdrawal = back.start("SELECT withdraw_presence(%s, '{a}', '{1}')", HERE)
+    withdrawal = back.start(f"SELECT withdraw_presence(%s, '{{a}}', '{{{T1}}}')", HERE)
     time.sleep(0.2)
     taker.do("COMMIT")
     return withdrawal.result(20)
@@ -404,7 +407,7 @@ def test_withdrawal_on_an_old_snapshot_does_not_keep_a_taken_lock(sessions: Sess
     back.do("SELECT 1 FROM distributed_locks")
     eventually_granted(taker, 5)
     with pytest.raises(psycopg.errors.SerializationFailure):
-        back.do("SELECT withdraw_presence(%s, '{a}', '{1}')", HERE)
+        back.do(f"SELECT withdraw_presence(%s, '{{a}}', '{{{T1}}}')", HERE)
 
 
 def test_ticket_keeps_a_presence_that_was_registered_after_it(sessions: Sessions) -> None:
@@ -428,13 +431,13 @@ def test_presence_test_catches_a_withdrawal_that_does_not_wait(sessions: Session
 def test_lease_with_a_new_presence_is_not_freed_for_its_old_one(sessions: Sessions) -> None:
     session = sessions.open()
     acquire_with_presence(session, HERE)
-    session.do("SELECT renew_all('{a}', '{1}', '{30 s}')")
+    session.do(f"SELECT renew_all('{{a}}', '{{{T1}}}', '{{30 s}}')")
     assert session.do("SELECT presence FROM distributed_locks") == (HERE,), (
         "a renewal without a presence keeps the old one"
     )
-    session.do("SELECT renew_all('{a}', '{1}', '{30 s}', presence => %s)", THERE)
+    session.do(f"SELECT renew_all('{{a}}', '{{{T1}}}', '{{30 s}}', presence => %s)", THERE)
     assert session.do("SELECT presence FROM distributed_locks") == (THERE,)
-    assert session.do("SELECT free_dead_holder('a', 1, %s)", HERE) == (False,)
+    assert session.do(f"SELECT free_dead_holder('a', {T1}, %s)", HERE) == (False,)
     assert session.do("SELECT count(*) FROM holder('a')") == (1,)
 
 
@@ -520,7 +523,7 @@ def test_release_all_wakes_the_first_waiter_of_each_lock(sessions: Sessions) -> 
     for number, name in enumerate(("a", "b"), 1):
         session.do("SELECT try_acquire(%s)", name)
         session.do(f"SELECT acquire('{name}', '30 s', 'me', NULL, %s, %s)", uuid.UUID(int=number), HERE)
-    session.do("SELECT release_all('{a,b}', '{1,2}')")
+    session.do(f"SELECT release_all('{{a,b}}', '{{{T1},{T2}}}')")
     assert sorted(payload for _, payload in notifications(listener)) == [str(uuid.UUID(int=1)), str(uuid.UUID(int=2))]
 
 

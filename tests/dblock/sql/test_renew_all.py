@@ -7,6 +7,9 @@ import pytest
 
 from tests.support import mutants
 from tests.support.sessions import Sessions
+from tests.support.tokens import T1, T2, T3, T4
+
+pytestmark = pytest.mark.usefixtures("known_tokens")
 
 RENEW = "SELECT failed, reasons FROM renew_all(%s, %s, %s)"
 
@@ -20,11 +23,11 @@ def test_renew_all_extends_held_leases_and_names_the_others_with_reasons(session
     session = sessions.open()
     for name in ("kept", "released", "expired", "taken over"):
         session.do("SELECT try_acquire(%s, '5 s')", name)
-    session.do("SELECT release('released', 2)")
+    session.do(f"SELECT release('released', {T2})")
     session.do("UPDATE distributed_locks SET expires_at = clock_timestamp() WHERE name IN ('expired', 'taken over')")
     session.do("SELECT try_acquire('taken over', '5 s')")
     names = ["kept", "released", "expired", "taken over", "never was"]
-    assert session.do(RENEW, names, [1, 2, 3, 4, 99], ["60 s"] * 5) == (
+    assert session.do(RENEW, names, [T1, T2, T3, T4, 99], ["60 s"] * 5) == (
         [2, 3, 4, 5],
         ["released", "expired", "superseded", "superseded"],
     )
@@ -40,7 +43,7 @@ def renew_beside_a_busy_row(sessions: Sessions) -> object:
     keeper.do("BEGIN")
     keeper.do("SELECT 1 FROM distributed_locks WHERE name = 'busy' FOR SHARE")
     session.do("SET lock_timeout = '500 ms'")
-    reply = session.do(RENEW, ["busy", "other"], [1, 2], ["60 s", "60 s"])
+    reply = session.do(RENEW, ["busy", "other"], [T1, T2], ["60 s", "60 s"])
     assert left(session, "other") > 59
     return reply
 
@@ -58,7 +61,7 @@ def test_renew_all_test_catches_a_renewal_that_waits(sessions: Sessions, owner: 
 def test_renew_all_never_shortens_a_lease(sessions: Sessions) -> None:
     session = sessions.open()
     session.do("SELECT try_acquire('a', '60 s')")
-    assert session.do(RENEW, ["a"], [1], ["1 s"]) == (None, None)
+    assert session.do(RENEW, ["a"], [T1], ["1 s"]) == (None, None)
     assert left(session, "a") > 59
 
 
@@ -66,14 +69,14 @@ def test_renew_all_never_shortens_a_lease(sessions: Sessions) -> None:
 def test_any_name_can_be_renewed(sessions: Sessions, name: str) -> None:
     session = sessions.open()
     session.do("SELECT try_acquire(%s, '5 s')", name)
-    assert session.do(RENEW, [name, "another"], [1, 1], ["60 s", "60 s"]) == ([2], ["superseded"])
+    assert session.do(RENEW, [name, "another"], [T1, T1], ["60 s", "60 s"]) == ([2], ["superseded"])
     assert left(session, name) > 59
 
 
 def test_duplicate_lease_is_renewed_once(sessions: Sessions) -> None:
     session = sessions.open()
     session.do("SELECT try_acquire('a', '5 s')")
-    session.do(RENEW, ["a", "a"], [1, 1], ["30 s", "60 s"])
+    session.do(RENEW, ["a", "a"], [T1, T1], ["30 s", "60 s"])
     assert left(session, "a") > 29
 
 
@@ -93,6 +96,6 @@ def test_stale_renewal_does_not_lock_the_next_holders_row(sessions: Sessions) ->
     stale.do("UPDATE distributed_locks SET expires_at = clock_timestamp()")
     current.do("SELECT try_acquire('a', '5 s')")
     stale.do("BEGIN")
-    assert stale.do(RENEW, ["a"], [1], ["5 s"]) == ([1], ["superseded"])
-    assert current.do(RENEW, ["a"], [2], ["5 s"]) == (None, None)
+    assert stale.do(RENEW, ["a"], [T1], ["5 s"]) == ([1], ["superseded"])
+    assert current.do(RENEW, ["a"], [T2], ["5 s"]) == (None, None)
     stale.do("COMMIT")
