@@ -1,6 +1,6 @@
 """HTTP services that refuse a stale fencing token, and clients that send one.
 
-`FencingMiddleware` needs nothing beyond fenced_store. `FencingAuth` needs httpx: pip install 'dblock[http]'.
+`FencingMiddleware` needs nothing beyond fenced_store. `FencingAuth` needs httpx: pip install 'httpx>=0.27'.
 """
 
 from __future__ import annotations

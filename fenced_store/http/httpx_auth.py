@@ -2,7 +2,7 @@
 
     httpx.put(url, content=body, auth=FencingAuth(lease))  # StaleTokenError if a newer holder has come
 
-Needs httpx: pip install 'dblock[http]'.
+Needs httpx: pip install 'httpx>=0.27'.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 try:
     import httpx
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("fenced_store.http.FencingAuth needs httpx: pip install 'dblock[http]'") from error
+    raise ModuleNotFoundError("fenced_store.http.FencingAuth needs httpx: pip install 'httpx>=0.27'") from error
 
 from fenced_store.errors import StaleTokenError
 from fenced_store.tokens import HasToken, token_of, write_of

@@ -11,7 +11,7 @@ from typing import Any
 try:
     from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("fenced_store.objects needs obstore: pip install 'dblock[objects]'") from error
+    raise ModuleNotFoundError("fenced_store.objects needs obstore: pip install 'obstore>=0.9'") from error
 
 from fenced_store._calls import PATIENCE
 from fenced_store._postgres.identifiers import check_path, check_resource
