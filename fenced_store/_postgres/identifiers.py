@@ -128,7 +128,7 @@ def check_path(path: str) -> str:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         raise InvalidArgument(
-            f"The path {abbreviated(path)} has an empty part, '.' or '..'. Write it like 'reports/2026/july.csv'."
+            f"The path {abbreviated(path)} has an empty part, '.' or '..'. Write it like 'reports/2026/july.json'."
         )
     if any(ord(character) < 32 or ord(character) == 127 for character in path):
         raise InvalidArgument(f"The path {abbreviated(path)} holds a control character, which not every store accepts.")

@@ -1,10 +1,10 @@
 """Objects that refuse stale writers: on S3, Google Cloud Storage, Azure, or in local files.
 
     objects = FencedObjects(S3Store("reports"))
-    with client.lock("july", claims=[objects.claims("2026/july.csv")]) as lease:
-        objects.put("2026/july.csv", body, fence=lease)  # StaleTokenError if a newer holder wrote or claimed it
+    with client.lock("july", claims=[objects.claims("2026/july.json")]) as lease:
+        objects.put("2026/july.json", body, fence=lease)  # StaleTokenError if a newer holder wrote or claimed it
 
-Needs obstore: pip install 'dblock[objects]'.
+Needs obstore: pip install 'obstore>=0.9'.
 """
 
 from fenced_store.objects.fenced_objects import AsyncFencedObjects, FencedObjects, Object, StoredObject

@@ -168,8 +168,8 @@ def seal(tag: FenceTag) -> bytes:
     """Return the bytes that make a body unique: the pair, written in blanks and tabs.
 
     S3's ETag is a digest of the body. If the same bytes were stored under a higher token, the ETag would not change,
-    and a writer that had read the object before would be accepted after. Trailing blanks are harmless in most text
-    formats.
+    and a writer that had read the object before would be accepted after. JSON, XML and HTML ignore trailing blanks.
+    Formats that count lines do not.
     """
     bits = format(tag.token << 63 | tag.write, "0126b")
     return b"\n" + bits.translate({ord("0"): " ", ord("1"): "\t"}).encode()

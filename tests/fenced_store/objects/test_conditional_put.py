@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import csv
+import json
 import random
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from obstore.store import S3Store
 
-from fenced_store import (
-    StaleTokenError,
-)
+import fenced_store
+from fenced_store import StaleTokenError
 from fenced_store.objects import FencedObjects, conditional
+from fenced_store.objects.fence_tag import SEAL_BYTES
 from tests.fenced_store.conftest import Place
 from tests.support.s3 import accepted_in_order, bucket
 from tests.support.stepwise import Stepwise
@@ -191,3 +197,53 @@ def test_two_processes_that_race_for_one_version_end_with_the_higher_token(s3_ad
     assert len(set(told)) > 1, "both orders occurred"
     for racer in racers:
         racer.communicate()
+
+
+def example_of_the_docs() -> list[tuple[str, bytes]]:
+    """Return the path and the body of the first put in the guide."""
+    guide = (Path(fenced_store.__file__).parent.parent / "docs/guides/objects.md").read_text()
+    found = re.findall(r'objects\.put\("([^"]+)", (b(?:"[^"]*"|\'[^\']*\'))', guide)
+    return [(path, ast.literal_eval(body)) for path, body in found[:1]]
+
+
+READERS: dict[str, Callable[[bytes], object]] = {
+    "json": json.loads,
+    "html": lambda body: [part for part in re.split(rb"\s*(<[^>]+>)\s*", body) if part],
+    "svg": lambda body: ElementTree.tostring(ElementTree.fromstring(body)),
+    "xml": lambda body: ElementTree.tostring(ElementTree.fromstring(body)),
+    "csv": lambda body: list(csv.reader(body.decode().splitlines())),
+    "jsonl": lambda body: [json.loads(line) for line in body.splitlines()],
+}
+"""How a program that knows nothing of fences reads an object of this kind."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("a.json", b'{"total": 140}'),
+        ("a.json", b"[1, 2]\n"),
+        ("a.xml", b"<a><b>1</b></a>\n"),
+        ("a.svg", b'<svg xmlns="http://www.w3.org/2000/svg"/>'),
+        ("a.html", b"<p>1</p>"),
+        *example_of_the_docs(),
+    ],
+)
+def test_programs_that_bypass_the_fence_read_the_same_value(s3: S3Store, path: str, body: bytes) -> None:
+    FencedObjects(s3).put(path, body, fence=34)
+    stored = bytes(s3.get(path).bytes())
+    assert len(stored) == len(body) + SEAL_BYTES
+    read = READERS[path.rpartition(".")[2]]
+    assert read(stored) == read(body)
+
+
+@pytest.mark.parametrize(("path", "body"), [("a.csv", b"a,b\n1,2\n"), ("a.jsonl", b'{"a": 1}\n')])
+def test_formats_that_count_lines_are_not_kept_by_a_seal(s3: S3Store, path: str, body: bytes) -> None:
+    """The docs name these formats, and recommend pointers for them."""
+    FencedObjects(s3).put(path, body, fence=34)
+    stored = bytes(s3.get(path).bytes())
+    try:
+        same = READERS[path.rpartition(".")[2]](stored) == READERS[path.rpartition(".")[2]](body)
+    except ValueError:
+        same = False
+    assert not same
+    assert stored[: len(body)] == body
