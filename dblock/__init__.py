@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dblock.errors import (
         AccessDenied,
         ClientClosed,
+        ConfigurationError,
         DatabaseError,
         DblockError,
         EmbeddedError,
@@ -47,6 +48,7 @@ __all__ = [
     "AsyncLock",
     "Client",
     "ClientClosed",
+    "ConfigurationError",
     "DatabaseError",
     "DblockError",
     "EfficiencyLease",

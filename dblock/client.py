@@ -54,13 +54,15 @@ class _ClientBase:
         patience: Seconds = 5.0,
         listen_dsn: str | None = None,
         presence: Seconds | None = DEFAULT_PRESENCE,
+        embedded: bool = False,
     ) -> None:
         """Name the database. Nothing is opened yet.
 
         `where` is a DSN (several hosts are fine), or a SQLAlchemy Engine or AsyncEngine. Without it, $DBLOCK_DSN names
-        the database, and without that it is the embedded Postgres. `holder` is the name of this client that others see,
-        by default the machine and process. `patience` limits the wait for a free connection, and then the wait for the
-        database's reply, but never to less than one second.
+        the database. With `embedded=True` it is the embedded Postgres of this user, and without a DSN also if
+        DBLOCK_EMBEDDED=1 is set. Otherwise ConfigurationError is raised. `holder` is the name of this client that
+        others see, by default the machine and process. `patience` limits the wait for a free connection, and then the
+        wait for the database's reply, but never to less than one second.
 
         `listen_dsn` leads to the same database past a pooler, for the one connection over which waiters are woken.
         `presence` is the grace: how long other clients wait, once that connection has ended, before they take the locks
@@ -74,7 +76,7 @@ class _ClientBase:
         if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
             raise InvalidArgument(f"pool_size is a number of connections from 1; got {brief(pool_size)}.")
         with importing:  # psycopg, which reads a DSN
-            target = resolve(where)
+            target = resolve(where, embedded=embedded)
         flows = LockFlows(check_name(schema), _default_holder() if holder is None else holder)
         seconds = check_seconds("patience", patience)
         if not 0 <= seconds <= MOST_PATIENT:

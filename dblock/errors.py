@@ -2,6 +2,7 @@
 
     DblockError
     ├── InvalidArgument        (also a ValueError)   refused before anything was sent
+    │   └── ConfigurationError no database is named, or a setting cannot be used
     ├── LockTimeout            (also a TimeoutError) the lock was not acquired before the timeout
     ├── LeaseLost              the lease is no longer held, or can no longer be known to be held
     ├── NoFencingToken         an efficiency lock has no fencing token
@@ -35,6 +36,10 @@ class DblockError(Exception):
 
 class InvalidArgument(DblockError, ValueError):
     """An argument is outside its documented limits. Nothing was sent."""
+
+
+class ConfigurationError(InvalidArgument):
+    """No database is named, or a setting of the environment or of a file cannot be used. Nothing was sent."""
 
 
 class LockTimeout(DblockError, TimeoutError):
@@ -206,7 +211,7 @@ class SchemaTooNew(_SchemaMismatch):
     """The schema is newer than this client knows."""
 
     def __init__(self, schema: str, found: str, needed: str) -> None:
-        super().__init__(schema, found, needed, "Run: pip install --upgrade dblock")
+        super().__init__(schema, found, needed, "Upgrade it: pip install --upgrade dblock (in a checkout: git pull).")
 
 
 class EmbeddedError(DblockError):

@@ -51,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(autouse=True)
 def _no_dsn_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DBLOCK_DSN", raising=False)
+    monkeypatch.delenv("DBLOCK_EMBEDDED", raising=False)
 
 
 @pytest.fixture(autouse=True)

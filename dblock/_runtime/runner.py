@@ -24,7 +24,7 @@ from psycopg import errors as pg
 
 from dblock._core.acquire import LEAST_PATIENCE
 from dblock._core.effects import Call, Flow, JoinQueue, Row, Wait, drive, drive_async
-from dblock._core.schema_version import check_revision
+from dblock._core.schema_version import DEFAULT_SCHEMA, check_revision
 from dblock._core.statements import WHICH_BACKEND, Statements
 from dblock._core.waiters import LocalWaiter
 from dblock._runtime.connection import RawConnection
@@ -78,8 +78,12 @@ class _Base:
             self.prepares = False
 
     def must_install(self, error: DblockError) -> bool:
-        """Return whether to install the schema: only into the embedded server, which is dblock's own."""
-        return self.target.embedded and isinstance(error, (SchemaMissing, SchemaOutdated))
+        """Return whether to install the schema: only into the embedded server, which is dblock's own.
+
+        A missing schema of another name may be a mistyped one, so it is not installed.
+        """
+        missing = isinstance(error, SchemaMissing) and self.schema == DEFAULT_SCHEMA
+        return self.target.embedded and (missing or isinstance(error, SchemaOutdated))
 
 
 class _CallRetry:

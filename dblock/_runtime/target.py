@@ -1,4 +1,4 @@
-"""Where the database is: a DSN, a SQLAlchemy engine, or nothing.
+"""Where the database is: a DSN, a SQLAlchemy engine, the embedded server, or what the environment names.
 
 A target knows how to open connections and how to describe itself without the password. Nothing is opened, started or
 even imported before the first connection is requested.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dblock._core.options import is_text
 from dblock._core.statements import SET_READ_COMMITTED
 from dblock._runtime.isolation import Remedy, is_option_refused, remedy, with_option
-from dblock.errors import DblockError, InvalidArgument, Unavailable
+from dblock.errors import ConfigurationError, DblockError, InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
     import psycopg
@@ -25,9 +26,13 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     Where = str | Engine | AsyncEngine | None
-    """A DSN (URL or keywords), an Engine or AsyncEngine, or nothing: $DBLOCK_DSN, else the embedded Postgres."""
+    """A DSN (URL or keywords), an Engine or AsyncEngine, or nothing: then the environment names the database."""
+
+logger = logging.getLogger("dblock")
 
 DSN_VARIABLE = "DBLOCK_DSN"
+EMBEDDED_VARIABLE = "DBLOCK_EMBEDDED"
+FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _WHICH_SESSION = b"SELECT pg_backend_pid()::text, current_setting('default_transaction_isolation')"
 _SPEAK_UTF8 = "SET client_encoding TO 'UTF8'"
 CONNECT_TIMEOUT = 5
@@ -268,21 +273,37 @@ class EmbeddedTarget(Target):
         if self._dsn is None:
             from dblock import embedded
 
-            self._dsn = embedded.start().url
+            server = embedded.start()
+            logger.info("Using the embedded Postgres in %s. No other machine or user shares its locks.", server.folder)
+            self._dsn = server.url
         return self._dsn
 
     def __str__(self) -> str:
         return "the embedded Postgres"
 
 
-def resolve(where: Where | Target = None) -> Target:
-    """Return the target for a DSN, an engine or nothing, or raise InvalidArgument."""
+def resolve(where: Where | Target = None, *, embedded: bool = False) -> Target:
+    """Return the target for a DSN, an engine, the embedded server or the environment; or raise InvalidArgument.
+
+    On two hosts the embedded server is two databases, so a missing DSN never selects it: it must be asked for.
+    """
+    if embedded:
+        if where is not None:
+            raise InvalidArgument("embedded=True chooses the embedded Postgres. Do not name another database with it.")
+        return EmbeddedTarget()
     if isinstance(where, Target):
         return where
     if where is None:
         dsn = os.environ.get(DSN_VARIABLE)
-        # A variable that is set but empty is a mistake, such as a missing secret. It does not mean the embedded server.
-        return EmbeddedTarget() if dsn is None else Target(dsn)
+        if dsn is not None:
+            # A variable that is set but empty is a mistake, such as a missing secret.
+            return Target(dsn)
+        if is_on(os.environ.get(EMBEDDED_VARIABLE, "0"), "environment"):
+            return EmbeddedTarget()
+        raise ConfigurationError(
+            "No database is named. Pass a DSN or an engine, or set DBLOCK_DSN. For a Postgres of your own on this "
+            "machine alone, pass embedded=True or set DBLOCK_EMBEDDED=1."
+        )
     if isinstance(where, str):
         return Target(where)
     # A caller with an engine has imported SQLAlchemy. Other callers should not pay for the import.
@@ -295,6 +316,14 @@ def resolve(where: Where | Target = None) -> Target:
         if isinstance(sync_engine, Engine):
             return EngineTarget(sync_engine, is_async=True)
     raise InvalidArgument(f"A database is named by a DSN, an Engine or an AsyncEngine; got {type(where).__name__}.")
+
+
+def is_on(value: str, source: str) -> bool:
+    """Return whether the setting `embedded` is on; raise ConfigurationError if its value says neither."""
+    on = FLAGS.get(value.strip().lower())
+    if on is None:
+        raise ConfigurationError(f"{EMBEDDED_VARIABLE} is 1 or 0; got {value!r} (named by: {source}).")
+    return on
 
 
 def _parse(dsn: str) -> dict[str, Any]:

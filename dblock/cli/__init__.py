@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ import click
 from dblock.cli import exit_codes
 from dblock.cli.context import CommandContext, common_options
 from dblock.cli.output import printable, to_json
-from dblock.errors import DblockError, LeaseLost, LockTimeout, Unavailable
+from dblock.errors import DblockError, LockTimeout, Unavailable
 
 COMMANDS = {
     "run": "run.command:run",
@@ -83,6 +82,8 @@ class _LazyGroup(click.Group):
         return found
 
     def resolve_command(self, click_context: click.Context, args: list[str]) -> Any:
+        if isinstance(click_context.obj, CommandContext):
+            click_context.obj.command = args[0]
         try:
             return super().resolve_command(click_context, args)
         except click.UsageError as error:
@@ -96,8 +97,8 @@ class _LazyGroup(click.Group):
 @click.group(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Without --dsn, $DBLOCK_DSN, a .env file or [tool.dblock], dblock uses your embedded Postgres and starts it "
-    "if it is not running. For the exit codes, see docs/reference/cli.md.",
+    epilog="The database is named by --dsn, $DBLOCK_DSN, a .env file or [tool.dblock] in pyproject.toml, or is the one "
+    "that --embedded starts for you. For the exit codes, see docs/reference/cli.md.",
 )
 @click.version_option(None, "--version", package_name="dblock", message="dblock %(version)s")
 @common_options
@@ -107,7 +108,7 @@ def dblock() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    context = CommandContext()
+    context = CommandContext(own_process=arguments is None)
     # The library itself prints nothing; an operator at a terminal should see what it found wrong and repaired.
     handler = _LogNotices(context)
     handler.setLevel(logging.WARNING)
@@ -152,45 +153,44 @@ def _report_failure(context: CommandContext, error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(error)
+    run = context.command == "run"
     if isinstance(error, click.ClickException):
-        click_context = getattr(error, "ctx", None)
-        run = click_context is not None and click_context.command.name == "run"
         if run and isinstance(error, click.NoSuchOption) and "--" not in sys.argv:
             hint = "If this option belongs to the command, put -- before the command: dblock run NAME -- COMMAND…"
-            error = click.UsageError(f"{error.format_message()} {hint}", click_context)
-        if not context.as_json:
-            error.show()
-            return error.exit_code
+            error = click.UsageError(f"{error.format_message()} {hint}", getattr(error, "ctx", None))
         code, message = error.exit_code, error.format_message()
     elif isinstance(error, (DblockError, OSError)):
-        code, message = _exit_code(error), _message(context, error)
+        code, message = exit_codes.code_of(error), _message(context, error)
+    elif isinstance(error, ImportError) and "psycopg" in str(error):
+        code, message = exit_codes.NOT_CONFIGURED, _NO_LIBPQ
     else:
         code = exit_codes.BUG
         message = f"unexpected error, a bug: {type(error).__name__}: {error}. Run again with --debug and report it."
-    _print_error(context, message, type(error).__name__, code)
+    code = exit_codes.under_run(code) if run else code
+    if isinstance(error, click.ClickException) and not context.as_json:
+        error.show()
+    elif not (context.quiet and isinstance(error, LockTimeout)):
+        _print_error(context, message, type(error).__name__, code)
     if isinstance(error, OSError):
         _discard_output()
     return code
 
 
+_NO_LIBPQ = (
+    "psycopg finds no libpq on this machine. Install libpq (Debian: apt-get install libpq5), or the extra that brings "
+    "it: pip install 'dblock[binary]' (in a checkout: pip install -e '.[binary]')."
+)
+
+
 def _message(context: CommandContext, error: BaseException) -> str:
     if isinstance(error, LockTimeout):
         waited = f" within {error.timeout:g} s" if error.timeout else ""
-        name = printable(error.name)
-        return f"lock {name!r} was not acquired{waited}. To see its holder: dblock show {shlex.quote(error.name)}"
-    if isinstance(error, Unavailable) and context.dsn is None:
-        return f"{error} (The database was chosen by: {context.source}.)"
+        return f"lock {printable(error.name)!r} was not acquired{waited}{context.held_by}."
+    if isinstance(error, Unavailable) and context.source != "--dsn":
+        return f"{error} (The database is named by: {context.source}.)"
     if isinstance(error, OSError) and error.filename is None and error.strerror:
         return f"the output could not be written: {error.strerror}"
     return str(error)
-
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, LockTimeout):
-        return exit_codes.NOT_ACQUIRED
-    if isinstance(error, LeaseLost):
-        return exit_codes.LEASE_LOST
-    return exit_codes.UNREACHABLE if isinstance(error, Unavailable) else exit_codes.FAILED
 
 
 def _print_error(context: CommandContext, message: str, kind: str, code: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dblock._core.schema_version import DEFAULT_SCHEMA, REVISION
-from dblock.cli.context import CommandContext, command, start_embedded
+from dblock.cli.context import CommandContext, command, common_options, start_embedded
 from dblock.errors import DblockError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def uninstall(context: CommandContext, yes: bool) -> None:
 
 @command("status")
 def status(context: CommandContext) -> None:
-    """Show what is installed; exit code 1 unless it fits this version."""
+    """Show what is installed; exit code 78 unless it fits this version."""
     from dblock.admin import schema
 
     target = context.target()
@@ -178,6 +178,7 @@ def reaper(context: CommandContext, once: bool, idle: float, interval: float) ->
 
 
 @click.group("token", context_settings={"help_option_names": ["-h", "--help"]})
+@common_options
 def token() -> None:
     """Show the token sequence, or raise it."""
 
@@ -213,6 +214,7 @@ token.add_command(_token_raise)
 
 
 @click.group("embedded", context_settings={"help_option_names": ["-h", "--help"]})
+@common_options
 def embedded() -> None:
     """Start, stop or find your embedded Postgres."""
 
@@ -220,7 +222,7 @@ def embedded() -> None:
 @command("start")
 def _start(context: CommandContext) -> None:
     """Start the embedded Postgres, unless it is running."""
-    server = start_embedded()
+    server = start_embedded(context.notice)
     message = f"The embedded Postgres is running, process {server.pid}: {server.url}"
     context.output({"running": True, "pid": server.pid, "url": server.url}, lambda: click.echo(message))
 
@@ -254,7 +256,7 @@ def _embedded_status(context: CommandContext) -> int:
 @command("url")
 def _url(context: CommandContext) -> None:
     """Print the DSN of the embedded Postgres, after starting it if needed."""
-    url = start_embedded().url
+    url = start_embedded(context.notice).url
     context.output({"url": url}, lambda: click.echo(url))
 
 

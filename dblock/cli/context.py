@@ -1,6 +1,6 @@
 """The options that every command shares, and the ways to report its result.
 
-Every command takes --dsn, --schema, --json and --debug, before or after the command's name.
+Every command takes --dsn, --embedded, --schema, --json and --debug, before or after the command's name.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dblock.cli.config import setting
+from dblock.cli.config import Database, Sources
 from dblock.cli.output import print_json, printable, to_json
 
 if TYPE_CHECKING:
@@ -30,25 +31,57 @@ class CommandContext:
 
     dsn: str | None = None
     schema_option: str | None = None
+    embedded: bool = False
     as_json: bool = False
     debug: bool = False
+    quiet: bool = False
+    else_embedded: bool = False
+    """Whether the embedded Postgres is used if no database is named."""
+    own_process: bool = False
+    """Whether the command has this process to itself."""
+    command: str | None = None
+    """The name of the command."""
+    held_by: str = ""
+    """What is known of the holder of a lock that was not acquired."""
+    sources: Sources = field(default_factory=Sources)
 
     @property
     def schema(self) -> str:
         """The name of dblock's schema."""
-        return setting("schema", self.schema_option).value or ""
+        return self.sources.schema(self.schema_option)
+
+    @cached_property
+    def database(self) -> Database:
+        """The database to use, and its source."""
+        if self.embedded and self.dsn is not None:
+            raise click.UsageError("--dsn names a database, and --embedded chooses the embedded one. Use only one.")
+        return self.sources.database(self.dsn, self.embedded, self.else_embedded)
+
+    @property
+    def source(self) -> str:
+        """The source that named the database."""
+        return self.database.source
 
     def resolve_target(self) -> Target:
         """Return the database to use. An embedded server may not be running yet."""
         from dblock._runtime.target import resolve
+        from dblock.errors import ConfigurationError, InvalidArgument
 
-        return resolve(setting("dsn", self.dsn).value)
+        dsn, source = self.database
+        try:
+            return resolve(dsn, embedded=dsn is None)
+        except InvalidArgument as error:
+            if source == "--dsn":
+                raise
+            raise ConfigurationError(f"{error} (The database is named by: {source}.)") from None
 
     def target(self) -> Target:
         """Return the database to use, after starting it if it is an embedded server that is not running."""
         target = self.resolve_target()
+        for ignored in self.sources.ignored:
+            self.notice(f"{ignored}.")
         if target.embedded:
-            start_embedded()
+            start_embedded(None if self.quiet else self.notice)
         return target
 
     def installed_target(self) -> Target:
@@ -68,12 +101,6 @@ class CommandContext:
                 runner.close()
         return target
 
-    @property
-    def source(self) -> str:
-        """The source that named the database."""
-        found = setting("dsn", self.dsn)
-        return found.source if found.value is not None else "embedded"
-
     def notice(self, message: str) -> None:
         """Print a message beside the result, on standard error."""
         text = to_json({"notice": message}) if self.as_json else printable(f"dblock: {' '.join(message.splitlines())}")
@@ -88,15 +115,14 @@ class CommandContext:
             render()
 
 
-def start_embedded() -> Server:
-    """Return the embedded server, after starting it if it is not running."""
+def start_embedded(say: Callable[[str], None] | None) -> Server:
+    """Return the embedded server, after starting it if it is not running; say which server it is."""
     from dblock import embedded
 
     running = embedded.status()
-    if running:
-        return running
-    click.echo("Starting the embedded Postgres…", err=True)
-    return embedded.start()
+    if say is not None:
+        say(f"embedded Postgres in {embedded.default_folder()}{'' if running else ', starting it'}")
+    return running or embedded.start()
 
 
 def _store_option(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
@@ -115,6 +141,7 @@ def _complete_locks(click_context: click.Context, parameter: click.Parameter, in
 
     context = click_context.find_root().obj or CommandContext()
     context.dsn, context.schema_option = click_context.params.get("dsn"), click_context.params.get("schema")
+    context.embedded = bool(click_context.params.get("embedded"))
     try:
         target = context.resolve_target()
         if target.embedded and not _embedded_is_running():
@@ -122,7 +149,7 @@ def _complete_locks(click_context: click.Context, parameter: click.Parameter, in
         with overview(target, context.schema) as database:
             names = [lock.name for lock in database.locks(f"{incomplete}*", include_free=True, limit=50)]
             return [name for name in names if name.isprintable()]  # a shell would split the others
-    except (DblockError, OSError):
+    except (DblockError, OSError, ImportError, click.UsageError):
         return []
 
 
@@ -140,7 +167,14 @@ def common_options(function: Function) -> Function:
             metavar="DSN",
             expose_value=False,
             callback=_store_option("dsn"),
-            help="Database to use: a URL or libpq keywords. Default: $DBLOCK_DSN, .env, [tool.dblock], else embedded.",
+            help="Database to use: a URL or libpq keywords. Default: $DBLOCK_DSN, .env, [tool.dblock].",
+        ),
+        click.option(
+            "--embedded",
+            is_flag=True,
+            expose_value=False,
+            callback=_store_option("embedded"),
+            help="Use the embedded Postgres of your user on this machine. Default: $DBLOCK_EMBEDDED.",
         ),
         click.option(
             "--schema",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from dblock.cli import exit_codes
-from dblock.cli.config import setting
 from dblock.cli.context import CommandContext, command
 from dblock.cli.output import printable
 
@@ -66,7 +65,7 @@ def doctor(context: CommandContext, snapshot_age: float, listeners: int, fences:
     from dblock.admin.doctor import Limits, examine
 
     target, name, limits = context.target(), context.schema, Limits(snapshot_age, listeners)
-    accepted = _accepted(accept)
+    accepted = _accepted(context, accept)
     report = _BackgroundExamination(
         lambda on_check: examine(target, name, fences=fences, limits=limits, accept=accepted, on_check=on_check),
         shows_progress=not context.as_json and sys.stderr is not None and sys.stderr.isatty(),
@@ -86,9 +85,9 @@ def doctor(context: CommandContext, snapshot_age: float, listeners: int, fences:
     return codes.get(report.worst or "", exit_codes.OK)
 
 
-def _accepted(given: tuple[str, ...]) -> list[str]:
+def _accepted(context: CommandContext, given: tuple[str, ...]) -> list[str]:
     """Return the IDs of the accepted checks: those of the options and those of the setting."""
-    configured = setting("accept", None).value or ""
+    configured = context.sources.setting("accept").value or ""
     return [*given, *(one.strip() for one in configured.split(",") if one.strip())]
 
 

@@ -1,27 +1,79 @@
-"""The exit codes of the command line. Scripts rely on them, so they do not change (docs/reference/cli.md)."""
+"""The exit codes of the command line. Scripts rely on them, so they do not change (docs/reference/cli.md).
+
+`dblock run` exits with the code of its command. Its own errors are therefore all from 64 to 78, as in sysexits.h.
+"""
 
 from __future__ import annotations
 
+from dblock.errors import (
+    AccessDenied,
+    ConfigurationError,
+    DatabaseError,
+    EmbeddedError,
+    InvalidArgument,
+    LeaseLost,
+    LockTimeout,
+    NotWritable,
+    SchemaError,
+    Unavailable,
+)
+
 OK = 0
 FAILED = 1
-"""The command failed; standard error has the reason."""
+"""The command did nothing, because there was nothing to do or it was not confirmed; standard error has the reason."""
 USAGE_ERROR = 2
 """The command line is invalid."""
 DOCTOR_WARNING = 3
 """`dblock doctor`: the worst finding is a warning."""
 DOCTOR_ERROR = 4
 """`dblock doctor`: the worst finding is an error."""
+RUN_USAGE_ERROR = 64
+"""`dblock run`: the command line is invalid."""
 UNREACHABLE = 69
-"""The database could not be reached, or stopped replying."""
+"""The database could not be reached, stopped replying, or accepts no writes."""
 BUG = 70
 """An unexpected error in dblock; --debug shows where."""
+REFUSED = 71
+"""The database replied with an error."""
+NOT_WRITTEN = 74
+"""The output could not be written."""
 NOT_ACQUIRED = 75
 """`dblock run`: the lock was not acquired."""
 LEASE_LOST = 76
 """`dblock run`: the lease was lost, and the command was ended."""
+ACCESS_DENIED = 77
+"""The role lacks a privilege."""
+NOT_CONFIGURED = 78
+"""No database is named, a setting or the installation cannot be used, or the schema does not fit this version."""
 CANNOT_EXECUTE = 126
 """`dblock run`: the command exists but cannot be executed."""
 NOT_FOUND = 127
 """`dblock run`: the command was not found."""
 INTERRUPTED = 130
 """The command was interrupted by Ctrl-C."""
+
+_CODES: dict[type[BaseException], int] = {
+    LockTimeout: NOT_ACQUIRED,
+    LeaseLost: LEASE_LOST,
+    Unavailable: UNREACHABLE,
+    NotWritable: UNREACHABLE,
+    EmbeddedError: UNREACHABLE,
+    AccessDenied: ACCESS_DENIED,
+    SchemaError: NOT_CONFIGURED,
+    ConfigurationError: NOT_CONFIGURED,
+    ImportError: NOT_CONFIGURED,
+    InvalidArgument: USAGE_ERROR,
+    DatabaseError: REFUSED,
+    OSError: NOT_WRITTEN,
+}
+"""The exit code of each error; the first class that fits counts."""
+
+
+def code_of(error: BaseException) -> int:
+    """Return the exit code of an error."""
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), FAILED)
+
+
+def under_run(code: int) -> int:
+    """Return the exit code that `dblock run` uses instead, so that it is none of its command's usual codes."""
+    return {USAGE_ERROR: RUN_USAGE_ERROR, FAILED: REFUSED}.get(code, code)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dblock._runtime.error_mapping import translated
-from dblock.cli.context import CommandContext, command
+from dblock.cli.context import CommandContext, command, common_options
 from dblock.cli.output import printable, table
 from dblock.errors import DblockError
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.group("fence", context_settings={"help_option_names": ["-h", "--help"]})
+@common_options
 def fence() -> None:
     """Make tables refuse stale tokens (fenced_store)."""
 
@@ -42,6 +42,8 @@ def _fence_command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
 @contextmanager
 def _engine(context: CommandContext) -> Iterator[Engine]:
     from sqlalchemy import NullPool, create_engine
+
+    from dblock._runtime.error_mapping import translated
 
     target = context.target()
     engine = create_engine("postgresql+psycopg://", creator=target.connect, poolclass=NullPool)

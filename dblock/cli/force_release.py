@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import getpass
 import socket
+from typing import TYPE_CHECKING
 
 import click
 
-from dblock.admin.inspect import LockState, overview
 from dblock.cli.context import CommandContext, command, confirm, lock_name
 from dblock.cli.output import duration, printable
 from dblock.errors import DblockError
+
+if TYPE_CHECKING:
+    from dblock.admin.inspect import LockState
 
 
 @command("force-release")
@@ -32,6 +35,8 @@ def force_release_lock(
     it, or when its deadline passes. With --now the lock is free at once, and only a fence stops a holder that is still
     working.
     """
+    from dblock.admin.inspect import overview
+
     with overview(context.installed_target(), context.schema) as database:
         found = database.locks(name=name, include_free=True)
         if not found or found[0].state == "free":

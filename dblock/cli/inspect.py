@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dblock.admin.inspect import Event, LockState, overview
 from dblock.cli.context import CommandContext, command, lock_name
 from dblock.cli.output import duration, jsonable, printable, table
 from dblock.errors import DblockError
+
+if TYPE_CHECKING:
+    from dblock.admin.inspect import Event, LockState
 
 EVENTS = {
     "granted": "granted",
@@ -47,6 +49,8 @@ def list_locks(context: CommandContext, pattern: str, every: bool, limit: int) -
 
     PATTERN selects locks by name: * matches any text, ? any character.
     """
+    from dblock.admin.inspect import overview
+
     with overview(context.installed_target(), context.schema) as database:
         locks = database.locks(pattern, include_free=every, limit=limit + 1)
     more, locks = len(locks) > limit, locks[:limit]
@@ -87,6 +91,8 @@ def row_style(lock: LockState) -> str | None:
 @lock_name
 def show(context: CommandContext, name: str) -> None:
     """Show one lock: its holder, deadline, queue and history."""
+    from dblock.admin.inspect import overview
+
     with overview(context.installed_target(), context.schema) as database:
         found = database.locks(name=name, include_free=True)
         waiters = database.waiters(name)
@@ -154,6 +160,8 @@ def _print_history(events: list[Event], with_name: bool) -> None:
 )
 def history(context: CommandContext, name: str | None, limit: int, record: str | None) -> None:
     """Show the history of locks, the newest event first: expired leases, dead holders, forced releases."""
+    from dblock.admin.inspect import overview
+
     with overview(context.installed_target(), context.schema) as database:
         if record is not None:
             database.record_grants(record == "all")
@@ -176,6 +184,8 @@ def history(context: CommandContext, name: str | None, limit: int, record: str |
 @limit
 def waiters(context: CommandContext, name: str | None, limit: int) -> None:
     """List the waiters of each lock, in queue order, with their waiting times."""
+    from dblock.admin.inspect import overview
+
     with overview(context.installed_target(), context.schema) as database:
         found = database.waiters(name, limit=limit)
 

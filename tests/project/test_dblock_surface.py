@@ -35,9 +35,10 @@ DECIDES_WITHOUT = {"asyncio", "psycopg", "select", "socket", "sqlalchemy", "subp
 def test_the_public_names_are_these_and_no_more() -> None:
     assert sorted(dblock.__all__) == [
         "AccessDenied", "AsyncClient", "AsyncEfficiencyLease", "AsyncLease", "AsyncLock", "Client", "ClientClosed",
-        "DatabaseError", "DblockError", "EfficiencyLease", "EmbeddedError", "Holder", "InvalidArgument", "Lease",
-        "LeaseLost", "Lock", "LockTimeout", "NoFencingToken", "NotWritable", "Reason", "SchemaError", "SchemaMissing",
-        "SchemaOutdated", "SchemaTooNew", "Unavailable", "UnsuitableServer", "Waiter", "monotonic",
+        "ConfigurationError", "DatabaseError", "DblockError", "EfficiencyLease", "EmbeddedError", "Holder",
+        "InvalidArgument", "Lease", "LeaseLost", "Lock", "LockTimeout", "NoFencingToken", "NotWritable", "Reason",
+        "SchemaError", "SchemaMissing", "SchemaOutdated", "SchemaTooNew", "Unavailable", "UnsuitableServer",
+        "Waiter", "monotonic",
     ]  # fmt: skip
     for name in dblock.__all__:
         assert getattr(dblock, name).__doc__, name
@@ -71,6 +72,7 @@ def test_every_error_has_one_base_and_survives_pickling() -> None:
         dblock.Unavailable("gone"),
         dblock.AccessDenied("no"),
         dblock.InvalidArgument("off"),
+        dblock.ConfigurationError("no database"),
         dblock.SchemaMissing("dblock"),
         dblock.SchemaOutdated("dblock", "0001", "0002"),
         dblock.SchemaTooNew("dblock", "0003", "0002"),

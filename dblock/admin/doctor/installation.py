@@ -48,7 +48,7 @@ def schema_revision(patient: Patient) -> Iterator[Finding]:
             "error",
             f"Schema {patient.schema!r} is at revision {revision}, newer than the {REVISION} that this version needs.",
             "Clients of this version refuse to use it (SchemaTooNew).",
-            "pip install --upgrade dblock",
+            "pip install --upgrade dblock (in a checkout: git pull)",
         )
 
 

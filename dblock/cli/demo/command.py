@@ -34,6 +34,7 @@ def demo(context: CommandContext, svg: Path | None, force: bool) -> None:
     from dblock.cli.demo.timeline.lanes import panels
     from dblock.cli.demo.timeline.text import print_timeline
 
+    context.else_embedded = True
     with exit_on_first_signal(), _output_file(svg, force) as file, _temporary_server(context):
         target = context.target()
         schema.install(target, context.schema)

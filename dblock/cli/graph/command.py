@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from dblock.admin.inspect import overview
 from dblock.cli.context import CommandContext, command
 from dblock.cli.graph.text import Line, cycle_warnings, plain_text, wait_tree
 from dblock.cli.graph.waits import Graph, build_graph, graph_data, select
@@ -38,6 +37,8 @@ def graph(
     """
     if context.as_json and format_ is not None:
         raise click.UsageError("--json and --format each choose the output format. Use only one of them.")
+    from dblock.admin.inspect import overview
+
     with overview(context.installed_target(), context.schema) as database, database.one_moment():
         locks, waiters = database.locks(limit=MAX_ROWS + 1), database.waiters(limit=MAX_ROWS + 1)
     found = select(build_graph(locks, waiters), pattern, every=every)

@@ -7,11 +7,13 @@ that no name can move the cursor or start a new line.
 from __future__ import annotations
 
 import shlex
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dblock.admin.inspect import LockState, Waiter
 from dblock.cli.graph.waits import Graph, holder_of, roots
 from dblock.cli.output import duration, printable
+
+if TYPE_CHECKING:
+    from dblock.admin.inspect import LockState, Waiter
 
 
 class Part(NamedTuple):

@@ -14,9 +14,10 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dblock.admin.inspect import LockState, Waiter
+if TYPE_CHECKING:
+    from dblock.admin.inspect import LockState, Waiter
 
 
 class Step(NamedTuple):
@@ -77,6 +78,8 @@ def build_graph(locks: Iterable[LockState], waiters: Iterable[Waiter]) -> Graph:
             graph.holds.setdefault(holder, []).append(lock.name)
     for waiter in sorted(waiters, key=lambda waiter: (waiter.name, waiter.position)):
         if waiter.name not in graph.locks:
+            from dblock.admin.inspect import LockState
+
             graph.locks[waiter.name] = LockState(waiter.name, 0, None, None, None, None, None, None, 0.0, 0)
         graph.queues.setdefault(waiter.name, []).append(waiter)
         graph.waits.setdefault(waiter.holder, []).append(waiter)

@@ -300,7 +300,7 @@ def test_every_definer_function_fixes_its_search_path(owner: psycopg.Connection)
 
 def test_command_line_installs_reports_and_removes(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     at = ["--dsn", bare_dsn]
-    assert cli.main(["status", *at]) == 1
+    assert cli.main(["status", *at]) == 78
     assert "Run: dblock install" in capsys.readouterr().err
     assert cli.main(["install", *at]) == 0
     assert "Installed dblock in schema 'dblock'" in capsys.readouterr().out
@@ -308,7 +308,7 @@ def test_command_line_installs_reports_and_removes(bare_dsn: str, capsys: pytest
     assert "nothing to do" in capsys.readouterr().out
     assert cli.main(["status", *at]) == 0
     assert "current, revision 0001" in capsys.readouterr().out
-    assert cli.main(["grant", "ghost", *at]) == 1
+    assert cli.main(["grant", "ghost", *at]) == 2
     assert "no role 'ghost'" in capsys.readouterr().err
     assert cli.main(["uninstall", *at]) == 1
     assert "--yes" in capsys.readouterr().err
@@ -344,7 +344,7 @@ def test_uninstall_returns_the_highest_token_of_concurrent_grants(dsn: str, sess
 
 def test_invalid_dsn_is_an_error_without_a_traceback() -> None:
     for code, arguments in (
-        (1, ["install", "--dsn", "postgresql//u:hunter2@h"]),
+        (2, ["install", "--dsn", "postgresql//u:hunter2@h"]),
         (69, ["status", "--dsn", "host=127.0.0.1 port=1"]),
     ):
         done = subprocess.run([sys.executable, "-m", "dblock.cli", *arguments], capture_output=True, text=True)

@@ -128,7 +128,7 @@ def test_bench_gives_up_on_a_database_that_stops_replying(shell: Shell, dsn: str
 
 def test_missing_schema_suggests_the_install(shell: Shell, bare_dsn: str) -> None:
     done = shell.run("bench", dsn=bare_dsn)
-    assert done.code == 1
+    assert done.code == 78
     assert "dblock install" in done.err
 
 

@@ -74,7 +74,7 @@ def test_files_without_dblock_settings_are_ignored(bare: Shell, dsn: str) -> Non
 def test_invalid_file_is_an_error(bare: Shell, name: str, text: str, says: str) -> None:
     (bare.folder / name).write_text(text)
     done = bare.run("ls")
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (78, "")
     assert says in done.err
 
 
@@ -89,8 +89,9 @@ def test_library_reads_no_files(bare: Shell) -> None:
     """Only the command reads files: a file that happens to be there must not choose an application's database."""
     (bare.folder / ".env").write_text("DBLOCK_DSN=host=/nowhere\n")
     script = "from dblock._runtime.target import resolve; print(resolve(None))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=bare.folder, capture_output=True, text=True)
-    assert done.stdout == "the embedded Postgres\n"
+    environment = os.environ | {"DBLOCK_EMBEDDED": "1"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=bare.folder, env=environment, stdout=subprocess.PIPE)
+    assert done.stdout == b"the embedded Postgres\n"
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
@@ -130,6 +131,17 @@ def test_invalid_command_line_is_exit_code_2(bare: Shell, arguments: list[str], 
     assert says in done.out + done.err
 
 
+def test_value_that_the_library_refuses_is_exit_code_2(shell: Shell, role: str) -> None:
+    for arguments in (["ls", "--schema", ""], ["grant", "ghost"], ["reaper", "--once", "--idle", "-1"]):
+        assert shell.run(*arguments).code == 2, arguments
+
+
+def test_shared_options_work_between_a_group_and_its_command(bare: Shell, dsn: str) -> None:
+    assert bare.run("token", "--json", "--dsn", dsn, "show").json["highest"] == 0
+    assert bare.run("fence", "--dsn", dsn, "list", "--json").json == []
+    assert bare.run("embedded", "--json", "status", env={"DBLOCK_HOME": "/nowhere"}).json["running"] is False
+
+
 def test_invalid_command_line_is_reported_in_json(bare: Shell) -> None:
     told = json.loads(bare.run("--json", "nope").err)
     assert told["exit_code"] == 2
@@ -152,7 +164,7 @@ def test_unexpected_error_is_reported_as_a_bug(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(config, "_sources", broken)
+    monkeypatch.setattr(config.Sources, "setting", broken)
     assert cli.main(["ls"]) == 70
     said = capsys.readouterr().err
     assert "ZeroDivisionError: oh" in said

@@ -295,7 +295,10 @@ def test_missing_schema_is_an_error_and_only_the_server_is_checked(shell: Shell,
     assert not {"token-cache", "schema-tables", "bloat"} & set(done.json["checked"])
 
 
-@pytest.mark.parametrize(("revision", "says"), [("0000", "dblock install"), ("9999", "pip install --upgrade dblock")])
+@pytest.mark.parametrize(
+    ("revision", "says"),
+    [("0000", "dblock install"), ("9999", "pip install --upgrade dblock (in a checkout: git pull)")],
+)
 def test_other_revision_is_an_error(dsn: str, revision: str, says: str) -> None:
     play(dsn, f"UPDATE dblock.installed_revision SET version_num = '{revision}'", "DROP TABLE dblock.lock_history")
     assert only(dsn, "schema-revision", "error").command == says

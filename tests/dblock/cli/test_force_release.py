@@ -196,7 +196,7 @@ def test_force_release_gives_up_behind_an_open_transaction(shell: Shell, lease: 
     with psycopg.connect(dsn) as other:
         other.execute("SELECT 1 FROM dblock.distributed_locks WHERE name = 'job' FOR UPDATE")
         done = shell.run("force-release", "job", "--yes")
-    assert done.code == 1
+    assert done.code == 71
     assert "Another transaction is in the way" in done.err
 
 
@@ -206,7 +206,7 @@ def test_role_without_the_privilege_cannot_force_release(
     as_role = conninfo.make_conninfo(dsn, user=role, password="app")
     schema.grant(dsn, role, may=["lock", "see"])
     refused = shell.run("force-release", "job", "--yes", "--now", dsn=as_role)
-    assert refused.code == 1
+    assert refused.code == 77
     assert "--may force-release" in refused.err
     assert holds(owner)
     schema.grant(dsn, role, may=["see", "force-release"])

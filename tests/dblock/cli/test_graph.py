@@ -193,5 +193,5 @@ def test_unreachable_database_leaves_no_file(shell: Shell) -> None:
 def test_output_that_cannot_be_written_is_an_error(shell: Shell) -> None:
     with open("/dev/full", "w") as full:
         done = ended(shell.start("graph", stdout=full))
-    assert done.code == 1
+    assert done.code == 74
     assert "No space" in done.err

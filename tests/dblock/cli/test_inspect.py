@@ -156,7 +156,7 @@ def test_ctrl_c_ends_a_command_whose_database_stops_replying(shell: Shell, dsn: 
 
 def test_missing_schema_suggests_the_install(shell: Shell, bare_dsn: str) -> None:
     done = shell.run("ls", dsn=bare_dsn)
-    assert done.code == 1
+    assert done.code == 78
     assert "dblock install" in done.err
 
 
@@ -168,7 +168,7 @@ def test_role_without_the_privilege_learns_its_name(shell: Shell, dsn: str, role
     as_role = conninfo.make_conninfo(dsn, user=role, password="app")
     schema.grant(dsn, role)
     refused = shell.run("ls", dsn=as_role)
-    assert refused.code == 1
+    assert refused.code == 77
     assert "--may see" in refused.err
     schema.grant(dsn, role, may=["see"])
     assert shell.run("ls", dsn=as_role).code == 0
@@ -179,7 +179,7 @@ def test_output_that_cannot_be_written_is_an_error(shell: Shell, client: dblock.
     with open("/dev/full", "w") as full:
         process = shell.start("ls", stdout=full)
         done = ended(process)
-    assert done.code == 1
+    assert done.code == 74
     assert "No space" in done.err
 
 

@@ -162,28 +162,29 @@ def test_json_reports_why_the_command_did_not_run(shell: Shell, client: dblock.C
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["job"], 2, "The command is missing"),
-        (["job", "--"], 2, "The command is missing"),
+        (["job"], 64, "The command is missing"),
+        (["job", "--"], 64, "The command is missing"),
         (["job", "--", "/no/such/command"], 127, "was not found"),
         (["job", "--", "/etc/passwd"], 126, "cannot be executed"),
         (["job", "--", "/"], 126, "cannot be executed"),
-        (["job", "--grace", "20", "--", "true"], 2, "of the ttl"),
-        (["job", "--ttl", "0.5", "--", "true"], 2, "--ttl must be from 1 s"),
-        (["job", "--ttl", "nan", "--", "true"], 2, "--ttl must be from 1 s"),
-        (["job", "--ttl", "1e9", "--", "true"], 2, "to a day"),
-        (["job", "--ttl", "soon", "--", "true"], 2, "soon"),
-        (["job", "--timeout", "-1", "--", "true"], 2, "timeout"),
-        (["job", "ls", "-la"], 2, "put -- before the command"),
-        (["job", "--skip-if-held", "--timeout", "1", "--", "true"], 2, "Use only one of them"),
-        (["", "--", "true"], 1, "name"),
-        ([], 2, "NAME"),
+        (["job", "--grace", "20", "--", "true"], 64, "of the ttl"),
+        (["job", "--ttl", "0.5", "--", "true"], 64, "--ttl must be from 1 s"),
+        (["job", "--ttl", "nan", "--", "true"], 64, "--ttl must be from 1 s"),
+        (["job", "--ttl", "1e9", "--", "true"], 64, "to a day"),
+        (["job", "--ttl", "soon", "--", "true"], 64, "soon"),
+        (["job", "--timeout", "-1", "--", "true"], 64, "timeout"),
+        (["job", "ls", "-la"], 64, "put -- before the command"),
+        (["job", "--skip-if-held", "--timeout", "1", "--", "true"], 64, "Use only one of them"),
+        (["", "--", "true"], 64, "name"),
+        (["job", "--meta", "novalue", "--", "true"], 64, "KEY=VALUE"),
+        ([], 64, "NAME"),
     ],
 )
 def test_command_that_cannot_run_is_reported(
     shell: Shell, client: dblock.Client, arguments: list[str], code: int, says: str
 ) -> None:
     # An invalid command line is found before anything is started.
-    done = (shell.run_here if code == 2 else shell.run)("run", *arguments)
+    done = (shell.run_here if code == 64 and "" not in arguments else shell.run)("run", *arguments)
     assert done.code == code
     assert says in done.err
     assert client.lock("job").try_acquire() is not None, "the lock must be free"
@@ -192,7 +193,7 @@ def test_command_that_cannot_run_is_reported(
 @pytest.mark.parametrize("arguments", [[], ["job"]])
 def test_advice_on_options_needs_an_option_at_fault(shell: Shell, arguments: list[str]) -> None:
     done = shell.run_here("run", *arguments)
-    assert done.code == 2
+    assert done.code == 64
     assert "put -- before the command" not in done.err
 
 

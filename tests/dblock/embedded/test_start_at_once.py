@@ -30,7 +30,7 @@ def start_and_install(folder: str) -> tuple[int, int, str]:
         os.environ.pop(variable, None)
     with open(os.devnull, "w") as nowhere, _stderr(f"{folder}.{os.getpid()}.err") as said:
         sys.stdout = nowhere
-        codes = cli.main(["embedded", "start"]), cli.main(["install"])
+        codes = cli.main(["embedded", "start"]), cli.main(["install", "--embedded"])
     return (*codes, said.read_text())
 
 

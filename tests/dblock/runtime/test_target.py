@@ -5,7 +5,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import dblock
-from dblock._runtime.target import EmbeddedTarget, resolve
+from dblock._runtime.target import resolve
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,9 @@ def test_dsn_settings_override_the_defaults() -> None:
     assert "connect_timeout=1" in resolve("dbname=db connect_timeout=1").conninfo()
 
 
-def test_missing_dsn_means_the_environment_then_the_embedded_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(resolve(None), EmbeddedTarget)
+def test_missing_dsn_means_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(dblock.ConfigurationError):
+        resolve(None)
     monkeypatch.setenv("DBLOCK_DSN", "postgresql://h/db")
     assert str(resolve(None)) == "postgresql://h/db"
 
