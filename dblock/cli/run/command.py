@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import click
 from dblock.cli import exit_codes
 from dblock.cli.context import CommandContext, command, lock_name
 from dblock.cli.output import printable
+from dblock.cli.run.passwords import hide_passwords
 from dblock.cli.signals import exit_on_signal
 from dblock.errors import DatabaseError, LockTimeout
 
@@ -29,9 +31,13 @@ MAX_MARGIN = 0.5
 
 EPILOG = f"""\b
 Exit codes: the command's own, or 128 + N if signal N ended it; and
+  {exit_codes.RUN_USAGE_ERROR}   the command line is invalid
+  {exit_codes.UNREACHABLE}   the database could not be reached
+  {exit_codes.REFUSED}   the database replied with an error
   {exit_codes.NOT_ACQUIRED}   the lock was not acquired
   {exit_codes.LEASE_LOST}   the lease was lost, and the command was ended
-  {exit_codes.UNREACHABLE}   the database could not be reached
+  {exit_codes.ACCESS_DENIED}   the role lacks a privilege
+  {exit_codes.NOT_CONFIGURED}   no database is named, or dblock is not installed in it
   {exit_codes.CANNOT_EXECUTE}  the command cannot be executed
   {exit_codes.NOT_FOUND}  the command was not found
 
@@ -52,7 +58,18 @@ that it writes to."""
     "--skip-if-held", is_flag=True, help=f"Do not wait: exit with code {exit_codes.NOT_ACQUIRED} if the lock is held."
 )
 @click.option("--grace", type=float, metavar="S", help="Time from SIGTERM to SIGKILL (default: a quarter of the ttl).")
-@click.option("-q", "--quiet", is_flag=True, help="Do not report that the command waits for the lock.")
+@click.option("--holder", metavar="TEXT", help="Name of this run that others see (default: machine, process, program).")
+@click.option(
+    "--meta", multiple=True, metavar="KEY=VALUE", help="Text to show beside the holder; repeat for several keys."
+)
+@click.option(
+    "--listen-dsn",
+    metavar="DSN",
+    help="The same database past a pooler, for the connection over which a waiting run is woken.",
+)
+@click.option(
+    "-q", "--quiet", is_flag=True, help="Report neither that the command waits for the lock nor that it was not run."
+)
 @click.argument("command_line", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def run(
     context: CommandContext,
@@ -61,6 +78,9 @@ def run(
     timeout: float | None,
     skip_if_held: bool,
     grace: float | None,
+    holder: str | None,
+    meta: tuple[str, ...],
+    listen_dsn: str | None,
     quiet: bool,
     command_line: tuple[str, ...],
 ) -> int:
@@ -82,23 +102,32 @@ def run(
         raise click.UsageError(
             f"--grace must be from 0 to {MAX_GRACE:g} of the ttl, here {ttl * MAX_GRACE:g} s; got {grace:g}."
         )
+    # Only the program's name: its arguments may be secret.
+    program = _program_name(command_line[0])
+    shown = {"command": program} | _parsed(meta)
+    context.quiet = quiet
+    listen_dsn = hide_passwords(context, listen_dsn)
     supervisor = Supervisor()  # before this process has threads
     try:
         # No presence: if this process died, the next waiter would get the lock at once, while processes that it had
         # started may still run.
         with (
             exit_on_signal(),
-            Client(context.installed_target().conninfo(), schema=context.schema, presence=None) as client,
+            Client(
+                context.installed_target().conninfo(),
+                schema=context.schema,
+                holder=f"{socket.gethostname()} pid {os.getpid()} ({program})" if holder is None else holder,
+                listen_dsn=listen_dsn,
+                presence=None,
+            ) as client,
         ):
-            # Only the program's name: its arguments may be secret.
-            lock = client.lock(name, ttl=ttl, timeout=timeout, meta={"command": _program_name(command_line[0])})
-            lease = lock.try_acquire()
-            if lease is None and skip_if_held:
-                raise LockTimeout(name, 0.0)
-            if lease is None:
+            lock = client.lock(name, ttl=ttl, timeout=timeout, meta=shown)
+            try:
+                lease = _acquired(context, lock, waits=not skip_if_held and timeout != 0)
+            except LockTimeout:
                 if not quiet:
-                    context.notice(_describe_wait(lock))
-                lease = lock.acquire()
+                    context.held_by = _described_holder(lock)
+                raise
             try:
                 return _run_under(context, lease, supervisor, grace, list(command_line))
             finally:
@@ -112,6 +141,33 @@ def run(
 
 def _program_name(program: str) -> str:
     return os.fsencode(os.path.basename(program)).decode(errors="replace")
+
+
+def _parsed(meta: tuple[str, ...]) -> dict[str, str]:
+    for one in meta:
+        if "=" not in one:
+            raise click.UsageError(f"--meta takes KEY=VALUE; got {one!r}.")
+    return dict(one.split("=", 1) for one in meta)
+
+
+def _acquired(context: CommandContext, lock: Lock[Lease], waits: bool) -> Lease:
+    lease = lock.try_acquire()
+    if lease is not None:
+        return lease
+    if not waits:
+        raise LockTimeout(lock.name, 0.0)
+    if not context.quiet:
+        context.notice(_describe_wait(lock))
+    return lock.acquire()
+
+
+def _described_holder(lock: Lock[Lease]) -> str:
+    """Return what is known of the lock's holder. Any role that may lock may ask for it."""
+    try:
+        holder = lock.holder()
+    except DatabaseError:
+        return ""
+    return f"; it is held by {printable(holder.holder)}" if holder else ""
 
 
 def _describe_wait(lock: Lock[Lease]) -> str:
