@@ -6,17 +6,18 @@ finished, and runs the job again. So the job also records under the lock that to
     DBLOCK_DSN=postgresql://… python examples/run_once_cron.py     # the first run does the work
     DBLOCK_DSN=postgresql://… python examples/run_once_cron.py     # every other run today does nothing
 
-Without DBLOCK_DSN the example uses the embedded Postgres. On several machines, always set it.
+It insists on DBLOCK_DSN, because cron starts jobs with few variables, and each machine would otherwise use a database
+of its own. To try it on one machine: DBLOCK_DSN=$(dblock embedded url) python examples/run_once_cron.py
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from datetime import datetime, timezone
 
 import dblock
 import fenced_store
-from dblock import embedded
 from dblock.admin import schema
 
 
@@ -41,7 +42,7 @@ def run_nightly(client: dblock.Client, store: fenced_store.FencedStore) -> str:
 
 
 def main() -> None:
-    dsn = os.environ.get("DBLOCK_DSN") or embedded.start().url
+    dsn = os.environ.get("DBLOCK_DSN") or sys.exit("Set DBLOCK_DSN to the database that all machines share.")
     schema.install(dsn)
     fenced_store.install(dsn)
     with dblock.Client(dsn) as client, fenced_store.FencedStore(dsn) as store:

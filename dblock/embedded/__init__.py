@@ -1,7 +1,7 @@
 """A real Postgres without any setup: its programs come from a wheel, and dblock starts and stops it.
 
     server = dblock.embedded.start()      # finds the running server, or starts it
-    client = dblock.Client(server.url)    # or just dblock.Client()
+    client = dblock.Client(server.url)    # or dblock.Client(embedded=True)
     dblock.embedded.stop()
 
 All processes of one user share one server, and so contend for the same locks. The server keeps running when the
