@@ -1,0 +1,42 @@
+-- Describes each public function where an administrator looks: \df+ in psql, or a database browser.
+DO $$
+DECLARE
+    described CONSTANT jsonb := $json${
+"try_acquire": "Grants the lock if it is free and its queue is empty, and returns the token. Never waits for a holder. With `ticket`, claims the lock for a waiter whose turn it is.",
+"acquire": "Grants the lock if it is this attempt's turn, else leaves a ticket in its queue, first come, first served. Needs `attempt` and `client`.",
+"heartbeat": "Reports that a waiting client is alive, and returns which of its attempts are first in their queue. Call it every second while waiting.",
+"leave_queue": "Gives up the tickets of a client, its heartbeat and its presence. Locks that it holds stay held.",
+"abandon": "Gives back the grant and the ticket of an attempt, and wakes the next waiter. False: there was nothing to give back.",
+"queue": "Returns the live waiters of a lock in order, as JSON.",
+"renew": "Extends the lease of this exact grant. No row: the lease is lost, stop writing.",
+"renew_all": "Extends many leases in one statement, each under its exact token. `failed` has the positions of those that are not extended.",
+"release": "Frees the lock if this exact grant holds it, and wakes the first waiter. False: the grant does not hold it any more.",
+"release_all": "Frees many locks in one statement, each only if its exact grant holds it. `busy` has the positions to retry.",
+"register_presence": "Makes this session a presence: locks that are tied to it go to other clients after `grace` once the session has ended. Not through a pooler.",
+"withdraw_presence": "Reports that a process is alive although its presence has ended. `lost` has the positions of the grants that it does not hold any more.",
+"assert_held": "Proves in your transaction that this exact grant holds the lock. No other client is granted the lock until the transaction ends.",
+"holder": "Returns the current holder of a lock. No row: the lock is free.",
+"schema_revision": "Returns the installed revision of this schema.",
+"installation": "Returns the UUID of this installation, to tell it from one in another database.",
+"list_locks": "Returns locks by name or by LIKE pattern: those that are held or waited for, or with `include_free` all.",
+"list_waiters": "Returns the live waiters of one lock or of all, in queue order.",
+"list_history": "Returns the events of one lock or of all, newest first.",
+"grants_are_recorded": "Returns whether the history also has every grant and release.",
+"force_release": "Takes a lock from one exact grant, and records actor and reason. The lock is free when its holder releases it or its deadline passes; with `now` at once.",
+"wake_queue": "Wakes the first waiter of a free lock. Call it in its own transaction after force_release with `now`.",
+"raise_tokens": "For the owner: makes every later token higher than `above`, for example after a restore. Never lowers tokens.",
+"show_tokens": "For the owner: returns the highest token that was issued.",
+"record_grants": "For the owner: starts or stops recording every grant and release in the history.",
+"reap": "For the owner: deletes the rows of locks that have been free for longer than `idle`, and returns how many."
+}$json$;
+    thing record;
+BEGIN
+    FOR thing IN
+        SELECT p.oid::regprocedure AS name, described ->> p.proname AS text
+        FROM pg_proc AS p
+        WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND described ? p.proname
+    LOOP
+        EXECUTE format('COMMENT ON FUNCTION %s IS %L', thing.name, thing.text);
+    END LOOP;
+END
+$$;
