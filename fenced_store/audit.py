@@ -34,7 +34,7 @@ class Rejection:
     lock: str | None
     """The dblock lock granted with the stored token, if it is in this database and was not granted again since."""
     holder: str | None
-    """The holder of that lock."""
+    """The holder of that lock; None if the lock was released since."""
 
 
 def rejections(
@@ -68,8 +68,12 @@ def rejections(
         names, join = "NULL, NULL", ""
         if may_read:
             names = "l.name, l.holder"
-            # Join on the holder as well: a token of another lock service may equal the token of a dblock grant.
-            join = f"LEFT JOIN {grants} AS l ON l.token = r.stored_token AND starts_with(r.stored_by, l.holder)"
+            # Join on the holder as well: a token of another lock service may equal the token of a dblock grant. A lock
+            # that was released has no holder any more, but keeps its token.
+            join = (
+                f"LEFT JOIN {grants} AS l ON l.token = r.stored_token"
+                " AND (l.holder IS NULL OR starts_with(r.stored_by, l.holder))"
+            )
             join = join.replace(":", r"\:")
         found = connection.execute(
             text(

@@ -87,7 +87,8 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
     # call may have been executed.
     ended = error.diag.severity_nonlocalized in ("FATAL", "PANIC")
     if ended or isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
-        return Unavailable(f"The database could not be asked: {said.rstrip('.')}.")
+        # libpq's last line may be a question.
+        return Unavailable(f"The database could not be asked: {said}{'' if said.endswith(('.', '?')) else '.'}")
     return DatabaseError(f"The database refused: {said}")
 
 

@@ -16,6 +16,7 @@ from dblock.errors import (
     NotWritable,
     SchemaError,
     Unavailable,
+    UnsuitableServer,
 )
 
 OK = 0
@@ -60,6 +61,7 @@ _CODES: dict[type[BaseException], int] = {
     EmbeddedError: UNREACHABLE,
     AccessDenied: ACCESS_DENIED,
     SchemaError: NOT_CONFIGURED,
+    UnsuitableServer: NOT_CONFIGURED,
     ConfigurationError: NOT_CONFIGURED,
     ImportError: NOT_CONFIGURED,
     InvalidArgument: USAGE_ERROR,

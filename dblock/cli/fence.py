@@ -209,7 +209,8 @@ def _log(context: CommandContext, fences: str, resource: str | None, limit: int)
             offered = "no token" if rejection.offered is None else f"token {rejection.offered}"
             stored = f" against token {rejection.stored}" if rejection.stored is not None else ""
             by = f" by {rejection.stored_by}" if rejection.stored_by else ""
-            lock = f" (lock {rejection.lock!r}, held by {rejection.holder})" if rejection.lock else ""
+            held = f"held by {rejection.holder}" if rejection.holder else "released since"
+            lock = f" (lock {rejection.lock!r}, {held})" if rejection.lock else ""
             verdict = "refused" if rejection.refused else "would refuse"
             line = f"{rejection.resource} {verdict} {offered} of {rejection.rejected}{stored}{by}{lock}"
             click.echo(f"{rejection.rejected_at:%Y-%m-%d %H:%M:%S}  {printable(line)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import shlex
 import socket
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,8 @@ def force_release_lock(
     with overview(context.installed_target(), context.schema) as database:
         found = database.locks(name=name, include_free=True)
         if not found or found[0].state == "free":
-            raise DblockError(
-                f"Lock {name!r} is not held; there is nothing to release. See: dblock show {printable(name)!r}"
-            )
+            see = f" See: dblock show {shlex.quote(printable(name))}" if found else ""
+            raise DblockError(f"Lock {printable(name)!r} is not held; there is nothing to release.{see}")
         lock = found[0]
         if token is not None and lock.token != token:
             raise DblockError(f"Lock {name!r} is held under token {lock.token}, not {token}; nothing was done.")

@@ -74,7 +74,14 @@ def list_locks(context: CommandContext, pattern: str, every: bool, limit: int) -
 def lock_data(lock: LockState) -> dict[str, Any]:
     """Return a lock as JSON data."""
     data: dict[str, Any] = jsonable(lock)
-    return {"name": lock.name, "state": lock.state, "token": lock.token} | data
+    grant = data.pop("number")
+    return {"name": lock.name, "state": lock.state, "token": lock.token, "grant": grant} | data
+
+
+def event_data(event: Event) -> dict[str, Any]:
+    """Return an event of the history as JSON data."""
+    data: dict[str, Any] = jsonable(event)
+    return {"id": data.pop("number")} | data
 
 
 def time_left(lock: LockState) -> str:
@@ -118,7 +125,13 @@ def show(context: CommandContext, name: str) -> None:
 
     lock = found[0] if found else None
     context.output(
-        {"lock": lock and lock_data(lock), "waiters": waiters, "history": history, "grants_recorded": recorded}, render
+        {
+            "lock": lock and lock_data(lock),
+            "waiters": waiters,
+            "history": [event_data(event) for event in history],
+            "grants_recorded": recorded,
+        },
+        render,
     )
 
 
@@ -176,7 +189,7 @@ def history(context: CommandContext, name: str | None, limit: int, record: str |
         else:
             click.echo("No event is recorded yet." if recorded else "No incident is recorded.", err=True)
 
-    context.output(events, render)
+    context.output([event_data(event) for event in events], render)
 
 
 @command("waiters")

@@ -123,7 +123,7 @@ def test_stub_that_grants_every_advisory_lock_is_refused(bare_dsn: str, tmp_path
     shell = Shell(None, tmp_path)
     done = shell.run("install", "--dsn", bare_dsn)
     shell.close()
-    assert done.code == 1
+    assert done.code == 78
     assert "does not behave as Postgres does" in done.err
 
 

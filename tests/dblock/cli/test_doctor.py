@@ -428,7 +428,7 @@ def test_server_that_only_pretends_is_found(dsn: str, functions: dict[str, str |
 
 def test_accepted_check_must_exist(shell: Shell, dsn: str) -> None:
     done = shell.run("doctor", "--accept", "poolr")
-    assert done.code == 1
+    assert done.code == 2
     assert done.err == "dblock: The doctor has no check 'poolr' to accept. Did you mean 'pooler'?\n"
 
 

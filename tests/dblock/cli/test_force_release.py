@@ -144,8 +144,8 @@ def test_lock_with_a_new_holder_is_not_force_released(shell: Shell, lease: dbloc
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nope"], "not held"),
-        (["free"], "not held"),
+        (["nope"], "not held; there is nothing to release.\n"),
+        (["free"], "not held; there is nothing to release. See: dblock show free\n"),
         (["job", "--token", "999"], "not 999; nothing was done"),
     ],
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -73,6 +75,22 @@ def test_show_prints_the_holder_queue_and_history(shell: Shell, dsn: str, owner:
     assert data["lock"]["holder"] == "ann"
     assert [one["holder"] for one in data["waiters"]] == ["carol"]
     assert [one["event"] for one in data["history"]] == ["expired"]
+
+
+def test_json_keys_are_those_of_the_docs(shell: Shell, client: dblock.Client, owner: psycopg.Connection) -> None:
+    client.lock("a", ttl=60).acquire()
+    owner.execute("SELECT acquire('a', attempt => gen_random_uuid(), client => gen_random_uuid())")
+    owner.execute("SELECT record_event('a', 1, 'expired', 'ann', now())")
+    owner.execute(STILL_ALIVE)
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text()
+    rows = re.findall(r"^\| (lock|waiter|event) \| (`.*) \|$", page, re.MULTILINE)
+    listed = {kind: set(re.findall("`(\\w+)`", re.sub(r"\([^)]*\)", "", text))) for kind, text in rows}
+    printed = {"lock": shell.run("ls", "--json"), "waiter": shell.run("waiters", "--json")}
+    printed["event"] = shell.run("history", "--json")
+    assert {kind: {*done.json[0]} for kind, done in printed.items()} == listed
+    shown = shell.run("show", "a", "--json").json
+    assert {*shown} == {"lock", "waiters", "history", "grants_recorded"}
+    assert [{*shown["lock"]}, {*shown["waiters"][0]}, {*shown["history"][0]}] == list(listed.values())
 
 
 def test_unknown_lock_is_an_error(shell: Shell) -> None:

@@ -23,5 +23,11 @@ def test_server_that_gives_up_midway_leaves_the_outcome_unknown(severity: bytes)
     assert type(translate(internal_error(severity), "dblock")) is dblock.Unavailable
 
 
+def test_message_that_ends_in_a_question_gets_no_full_stop() -> None:
+    asked = errors.OperationalError("connection failed\nIs the server running?")
+    assert str(translate(asked, "dblock")).endswith("Is the server running?")
+    assert str(translate(errors.OperationalError("cut"), "dblock")).endswith(": cut.")
+
+
 def test_statement_refused_by_a_running_server_is_refused() -> None:
     assert type(translate(internal_error(b"ERROR"), "dblock")) is dblock.DatabaseError

@@ -104,7 +104,7 @@ def test_command_line_shows_and_raises_tokens(dsn: str, capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert f"highest  {BASE}" in shown
     assert "s ahead of the database's clock" in shown
-    assert cli.main(["token", "raise", "--above", "-1", "--dsn", dsn]) == 1
+    assert cli.main(["token", "raise", "--above", "-1", "--dsn", dsn]) == 2
     assert "from 0" in capsys.readouterr().err
 
 

@@ -43,6 +43,11 @@ async def test_grant_raises_the_fences(clients: Clients, owner: psycopg.Connecti
     assert noted.holder == noted.stored_by
     assert noted.holder is not None
     assert "pid" in noted.holder
+    await second.release()
+    (noted,) = fenced_store.rejections(clients.dsn)
+    assert (noted.lock, noted.holder) == ("a", None), "the log still names the lock after its release"
+    assert noted.stored_by is not None
+    assert "pid" in noted.stored_by
 
 
 async def test_grant_from_the_queue_raises_the_fences(clients: Clients, owner: psycopg.Connection) -> None:
