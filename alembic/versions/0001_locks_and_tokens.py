@@ -77,6 +77,19 @@ def upgrade() -> None:
     )
     op.execute("CREATE INDEX lock_tickets_client_idx ON lock_tickets (client)")
     op.execute("COMMENT ON TABLE lock_tickets IS 'One row per waiter: its position in the queue for a lock.'")
+    # A session that joins or prunes a queue locks its row. Unlogged, because the row only repeats what the tickets and
+    # the lock say: after a crash, on a promoted standby or in a restored copy, the next waiter creates it again.
+    op.execute(
+        "CREATE UNLOGGED TABLE lock_queues"
+        ' (name text COLLATE "C" NOT NULL, last_ticket bigint NOT NULL,'
+        " CONSTRAINT lock_queues_pkey PRIMARY KEY (name))"
+        " WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000,"
+        " autovacuum_vacuum_cost_delay = 0)"
+    )
+    op.execute(
+        "COMMENT ON TABLE lock_queues IS"
+        " 'One row per lock that a client has waited for: the number of the last ticket. It guards the queue.'"
+    )
     op.execute(
         "CREATE TABLE lock_clients (client uuid PRIMARY KEY, seen_until timestamptz NOT NULL)"
         " WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000)"
@@ -155,6 +168,6 @@ def downgrade() -> None:
         """
     )
     op.execute("DROP TABLE distributed_locks")
-    op.execute("DROP TABLE lock_tickets, lock_clients, lock_presence, lock_history")
+    op.execute("DROP TABLE lock_tickets, lock_queues, lock_clients, lock_presence, lock_history")
     op.execute("DROP TABLE token_clock")
     op.execute("DROP SEQUENCE token_sequence, token_server_start")

@@ -31,8 +31,8 @@ TRUST = 0.98
 """The part of a lease's time that its holder believes in. The rest covers clocks that run at unequal speeds."""
 
 POLL_FIRST = 0.01
-POLL_LONGEST = 0.05
-"""Seconds before the next request for a lock whose row another transaction has locked."""
+POLL_LONGEST = 0.2
+"""Seconds before the next request for a lock that another transaction keeps locked. The pause doubles each time."""
 
 LEAST_PATIENCE = 1.0
 """Seconds to wait for a reply at least, even for a caller with a shorter timeout."""
@@ -119,37 +119,56 @@ class LockFlows(GrantFlows):
         self, options: LockOptions, give_up_at: float, attempt: str, waiter: LocalWaiter
     ) -> Flow[Grant | None]:
         number: int | None = None
+        pause = POLL_FIRST
         while True:
-            within = max(give_up_at - self.clock(), LEAST_PATIENCE)
-            ticket = yield from self._enqueue(options, attempt, within, number is not None)
-            if isinstance(ticket, Grant):
-                return ticket
+            wait = math.inf
+            if waiter.take_turn():
+                within = max(give_up_at - self.clock(), LEAST_PATIENCE)
+                first_ask = pause == POLL_FIRST
+                ticket = yield from self._enqueue(options, attempt, within, number is not None, first_ask)
+                if isinstance(ticket, Grant):
+                    return ticket
+                if ticket is None:
+                    # Another transaction has locked the lock's row or its queue, perhaps for long.
+                    waiter.found_busy()
+                    wait, pause = self._next_pause(pause)
+                else:
+                    if number is not None and ticket.fresh:
+                        logger.warning(
+                            "waiter: heartbeat came too late, ticket replaced by a new one (lock %r)", options.name
+                        )
+                    number = ticket.ticket
+                    pause = POLL_FIRST
+                    waiter.ticket_issued(ticket.first, ticket.next_check, ticket.fresh)
             left = give_up_at - self.clock()
+            free = True
+            while free and left > 0:
+                yield Wait(waiter, min(wait, left))
+                waiter.ticket_redeemed()
+                left = give_up_at - self.clock()
+                if number is None or left <= 0:
+                    break
+                # Usually it is this waiter's turn, and a try is the shortest way.
+                reply = yield from self._try(options, attempt, max(left, LEAST_PATIENCE), number)
+                if isinstance(reply, Grant):
+                    return reply
+                # If the lock is free and no ticket is ahead, an open transaction has locked its row.
+                free = reply.held_for <= 0 and not reply.others_wait
+                wait, pause = self._next_pause(pause) if free else (math.inf, POLL_FIRST)
             if left <= 0:
                 break
-            if ticket is None:
-                # Another transaction has locked the lock's row, perhaps for long.
-                yield Sleep(min(self.uniform(POLL_FIRST, POLL_LONGEST), left))
-                continue
-            if number is not None and ticket.fresh:
-                logger.warning("waiter: heartbeat came too late, ticket replaced by a new one (lock %r)", options.name)
-            number = ticket.ticket
-            waiter.ticket_issued(ticket.first, ticket.next_check)
-            yield Wait(waiter, left)
-            waiter.ticket_redeemed()
-            left = give_up_at - self.clock()
-            if left <= 0:
-                break
-            # Usually it is this waiter's turn, and a try is the shortest way.
-            reply = yield from self._try(options, attempt, max(left, LEAST_PATIENCE), number)
-            if isinstance(reply, Grant):
-                return reply
+        if number is None:
+            return None
         # Other waiters would wait behind a ticket that is never redeemed.
         try:
             yield from self.abandon(options.name, attempt)
         except DatabaseError:
             waiter.defer_cleanup()
         return None
+
+    def _next_pause(self, pause: float) -> tuple[float, float]:
+        """Return how long to wait after this pause, and the pause after that."""
+        return self.uniform(pause / 2, pause), min(pause * 2, POLL_LONGEST)
 
     def _try(
         self, options: LockOptions, attempt: str, within: float = math.inf, ticket: int | None = None
@@ -181,11 +200,12 @@ class LockFlows(GrantFlows):
         return (yield from self._in_time(grant)) or NotGranted(left)
 
     def _enqueue(
-        self, options: LockOptions, attempt: str, within: float, had_ticket: bool
+        self, options: LockOptions, attempt: str, within: float, had_ticket: bool, wait: bool = True
     ) -> Flow[Grant | TicketStatus | None]:
         """Ask, and take a ticket unless granted. An attempt that had a ticket passes over dead waiters ahead of it.
 
-        The result is None when there is no ticket yet, because another transaction has locked the lock's row.
+        The result is None when there is no ticket yet, because another transaction has locked the lock's row or its
+        queue. With `wait` the call waits for that transaction, but only for a moment.
         """
         sent_at = self.clock()
         presence = self._valid_presence(sent_at)
@@ -200,6 +220,7 @@ class LockFlows(GrantFlows):
             "t" if options.fair else "f",
             presence.name if presence else None,
             "t" if had_ticket else "f",
+            "t" if wait else "f",
         )
         try:
             row = yield self._call(options, self.statements.acquire, args, None, within)

@@ -78,11 +78,11 @@ class Statements:
         self.acquire = (
             "SELECT (r).granted, (r).token, date_part('epoch', (r).expires_at), (r).remaining, (r).ticket, (r).first,"
             " (r).watched, (r).fresh FROM (SELECT"
-            f" {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS r OFFSET 0) AS a"
+            f" {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) AS r OFFSET 0) AS a"
         ).encode()
         self.claiming = {
             statement: _claiming(statement, argument)
-            for statement, argument in ((self.try_acquire, 10), (self.try_acquire_again, 10), (self.acquire, 11))
+            for statement, argument in ((self.try_acquire, 10), (self.try_acquire_again, 10), (self.acquire, 12))
         }
         """For each statement that grants, one that also raises fences: all of it, or nothing."""
         self.abandon = f"SELECT {prefix}.abandon($1, $2)".encode()

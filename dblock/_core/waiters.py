@@ -3,7 +3,12 @@
 A waiter sleeps until it is woken; it does not poll. Usually the release wakes it, by a notification. The rest of this
 module covers lost notifications. Once a second the client sends a heartbeat and asks for the positions of all its
 tickets, in one call. It checks more often for waiters that are first in their queue, because the holder's lease may
-expire, or the holder's process may die, without any notification.
+expire, or the holder's process may die, without any notification. It also checks soon after a ticket was issued: the
+holder or a waiter ahead may be dead already, and a release that came at the same moment may have seen no ticket.
+
+While another transaction keeps a lock or its queue locked, only one waiter of this client asks for that lock. The
+others wait here for their turn, in the order of their arrival. So a stuck lock does not occupy the connections that
+other locks need.
 """
 
 from __future__ import annotations
@@ -20,6 +25,9 @@ from dblock._core.grants import GrantFlows
 
 HEARTBEAT_INTERVAL = 1.0
 """Seconds between two heartbeats. The database drops the tickets of a client after three seconds without one."""
+
+EARLY_CHECK = 0.1
+"""Seconds from a new ticket to the first check of its queue. The interval then doubles, up to that of the heartbeat."""
 
 HOLDER_CHECK_INTERVAL = 0.075
 """Seconds between two checks, for the first waiter in a queue, of whether the holder's process is alive."""
@@ -45,10 +53,19 @@ class LocalWaiter:
         """Whether it ever had a ticket."""
         self._waiters = waiters
 
-    def ticket_issued(self, first: bool, next_check: float) -> None:
-        """Mark that it has a ticket, and schedule the next check of its queue."""
+    def take_turn(self) -> bool:
+        """Return whether it may ask for the lock now. If not, it is woken when it may."""
+        return self._waiters.take_turn(self)
+
+    def found_busy(self) -> None:
+        """Mark that another transaction keeps the lock locked: from here on, one waiter asks at a time."""
+        self._waiters.found_busy(self)
+
+    def ticket_issued(self, first: bool, next_check: float, fresh: bool = False) -> None:
+        """Mark that it has a ticket, schedule the next check of its queue, and let the next waiter ask."""
         self.has_ticket = self.had_ticket = True
-        self._waiters.plan(self.name, first, next_check)
+        self._waiters.pass_turn(self)
+        self._waiters.plan(self.name, first, next_check, fresh)
 
     def ticket_redeemed(self) -> None:
         """Mark that its ticket is about to be redeemed or given up, and forget earlier wake-ups."""
@@ -100,6 +117,10 @@ class LocalWaiters:
         """How many wait for each lock."""
         self._checks: dict[str, float] = {}
         """When to check each lock's queue."""
+        self._intervals: dict[str, float] = {}
+        """Seconds between two checks of queues in which this client has a new ticket."""
+        self._turns: dict[str, list[LocalWaiter]] = {}
+        """For each lock that was found locked, the waiters without a reply. Only the first of them asks."""
         self._deferred: dict[str, str] = {}
         """Attempts that could not be given up, and the names of their locks."""
         self._surplus = False
@@ -118,8 +139,41 @@ class LocalWaiters:
         if first and not self.notifications_work:
             self._wake_listener()  # it is not listening yet
 
+    def take_turn(self, waiter: LocalWaiter) -> bool:
+        """Return whether a waiter may ask for its lock: always, unless an earlier one has found it locked."""
+        with self._lock:
+            turns = self._turns.get(waiter.name)
+            if not turns:
+                return True
+            if waiter not in turns:
+                turns.append(waiter)
+            return turns[0] is waiter
+
+    def found_busy(self, waiter: LocalWaiter) -> None:
+        """Let one waiter of this lock ask at a time, from here on."""
+        with self._lock:
+            turns = self._turns.setdefault(waiter.name, [])
+            if waiter not in turns:
+                turns.append(waiter)
+
+    def pass_turn(self, waiter: LocalWaiter) -> None:
+        """Let the next waiter ask, if it was this one's turn."""
+        if not self._turns:
+            return
+        with self._lock:
+            turns = self._turns.get(waiter.name, [])
+            if waiter not in turns:
+                return
+            turns.remove(waiter)
+            if not turns:
+                del self._turns[waiter.name]
+                return
+            next_waiter = turns[0]
+        next_waiter.wake()
+
     def remove(self, waiter: LocalWaiter) -> None:
         """Forget a waiter that has stopped waiting."""
+        self.pass_turn(waiter)
         with self._lock:
             if self._waiters.pop(waiter.attempt, None) is None:
                 return
@@ -127,13 +181,21 @@ class LocalWaiters:
             if not self._waiting[waiter.name]:
                 del self._waiting[waiter.name]
                 self._checks.pop(waiter.name, None)
+                self._intervals.pop(waiter.name, None)
 
-    def plan(self, name: str, first: bool, next_check: float) -> None:
-        """Schedule the next check of a lock's queue, at most so many seconds from now if its waiter is first."""
+    def plan(self, name: str, first: bool, next_check: float, fresh: bool = False) -> None:
+        """Schedule the next check of a lock's queue, at most so many seconds from now if its waiter is first.
+
+        A new ticket (`fresh`) is checked early.
+        """
         now = self._now()
         most = HEARTBEAT_INTERVAL if self.notifications_work else POLL if first else POLL_INTERVAL_OF_OTHERS
         at = now + (min(max(next_check, SHORTEST), most) if first else most * self._uniform(0.8, 1.0))
+        if fresh:
+            at = min(at, now + EARLY_CHECK * self._uniform(0.8, 1.0))
         with self._lock:
+            if fresh and name in self._waiting:
+                self._intervals[name] = EARLY_CHECK
             if name in self._waiting and at < self._checks.get(name, math.inf):
                 self._checks[name] = at
             if at < self._asleep_until:
@@ -189,8 +251,10 @@ class LocalWaiters:
         with self._lock:
             # With the checks that would be due soon, so that they come to go together.
             names = [name for name, at in self._checks.items() if at <= now + HOLDER_CHECK_INTERVAL / 2]
+            longest = HEARTBEAT_INTERVAL if self.notifications_work else POLL_INTERVAL_OF_OTHERS
             for name in names:
-                self._checks[name] = now + (HEARTBEAT_INTERVAL if self.notifications_work else POLL_INTERVAL_OF_OTHERS)
+                self._intervals[name] = min(self._intervals.get(name, longest) * 2, longest)
+                self._checks[name] = now + self._intervals[name]
         if not self._waiters or not self.can_take_turns():
             return False
         has_ticket = self._count_tickets()

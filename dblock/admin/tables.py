@@ -68,6 +68,14 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         comment="One row per waiter: its position in the queue for a lock.",
     )
     Table(
+        "lock_queues",
+        tables,
+        Column("name", Text(collation="C"), primary_key=True),
+        Column("last_ticket", BigInteger, nullable=False),
+        prefixes=["UNLOGGED"],
+        comment="One row per lock that a client has waited for: the number of the last ticket. It guards the queue.",
+    )
+    Table(
         "lock_clients",
         tables,
         Column("client", Uuid, primary_key=True),

@@ -52,11 +52,23 @@ END
 $$;
 
 -- Returns whether each statement of this transaction sees what other transactions have committed
--- before it. An older snapshot is no reason to declare a client dead or a queue empty.
+-- before it. Under REPEATABLE READ and SERIALIZABLE it does not. A function then relies only on
+-- rows that it has locked: if such a row has changed since the snapshot, Postgres raises a
+-- serialization failure.
 CREATE OR REPLACE FUNCTION sees_latest_commits() RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
     SELECT current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+$$;
+
+-- Returns whether the snapshot of the current statement is less than a second old. A client sends a
+-- heartbeat every second that counts for three. So a snapshot of that age does not hide that a
+-- client is alive.
+CREATE OR REPLACE FUNCTION snapshot_is_fresh() RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    SELECT current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+        OR pg_catalog.clock_timestamp() < transaction_timestamp() + interval '1 second'
 $$;
 
 -- Names the calling session, for callers that gave no holder or actor.

@@ -1,3 +1,16 @@
+-- Returns whether no session has this process number. Any role may ask. The statistics that this
+-- transaction has read may be older than the session, so they are read again.
+CREATE OR REPLACE FUNCTION session_is_gone(session integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    ignored boolean;
+BEGIN
+    ignored := pg_stat_clear_snapshot() IS NULL;
+    RETURN NOT EXISTS (SELECT FROM pg_stat_get_activity(session_is_gone.session));
+END
+$$;
+
 -- Returns how many seconds of grace a presence has left after its session has ended. Zero or less
 -- means that other clients may take its locks. NULL means that the session is alive, or that
 -- nothing is known about it.
@@ -9,28 +22,46 @@
 -- session was closed has at least that long to withdraw its presence or to stop trusting its
 -- leases.
 --
+-- Any role may wait for a key that it has seen in pg_locks, and has the advisory lock when the
+-- session ends. For the presence of a holder (`of_holder`) it is therefore also enough that the
+-- session is gone. Only if another session has the same process number by then, the ttl decides.
+--
 -- A session that takes the locks of a presence (`for_takeover`) keeps the presence's row locked
 -- until the end of its transaction. A client that withdraws the presence (withdraw_presence) either
 -- waits for that and then sees which locks were taken, or locks the row first, and then no lock is
--- taken.
-CREATE OR REPLACE FUNCTION remaining_grace(presence uuid, for_takeover boolean) RETURNS double precision
+-- taken. In a transaction with an older snapshot, the row may have changed since: nothing is known
+-- then.
+CREATE OR REPLACE FUNCTION remaining_grace(presence uuid, for_takeover boolean, of_holder boolean)
+RETURNS double precision
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
     seen record;
 BEGIN
-    SELECT p.advisory_key, p.grace INTO seen
+    SELECT p.advisory_key, p.session INTO seen
     FROM lock_presence AS p
     WHERE p.presence = remaining_grace.presence AND p.incarnation = pg_postmaster_start_time()
       -- A session could lock its own key a second time, and so would find itself dead.
       AND p.session <> pg_backend_pid();
-    IF NOT FOUND OR NOT sees_latest_commits() OR NOT pg_try_advisory_xact_lock_shared(seen.advisory_key) THEN
+    IF NOT FOUND OR NOT (
+        pg_try_advisory_xact_lock_shared(seen.advisory_key) OR (of_holder AND session_is_gone(seen.session))
+    ) THEN
         RETURN NULL;
     END IF;
-    SELECT p.advisory_key, p.grace, p.gone_since INTO seen
-    FROM lock_presence AS p WHERE p.presence = remaining_grace.presence
-    FOR UPDATE SKIP LOCKED;
+    IF sees_latest_commits() THEN
+        SELECT p.grace, p.gone_since INTO seen
+        FROM lock_presence AS p WHERE p.presence = remaining_grace.presence
+        FOR UPDATE SKIP LOCKED;
+    ELSE
+        BEGIN
+            SELECT p.grace, p.gone_since INTO seen
+            FROM lock_presence AS p WHERE p.presence = remaining_grace.presence
+            FOR UPDATE SKIP LOCKED;
+        EXCEPTION WHEN serialization_failure THEN
+            RETURN NULL;
+        END;
+    END IF;
     IF NOT FOUND THEN
         RETURN CASE WHEN NOT for_takeover THEN 1 END;
     END IF;

@@ -1,26 +1,70 @@
 -- The queues of the locks: what the functions that grant, free and wait share.
 --
--- An advisory lock guards each queue. Lock order: the lock's row, then the queue lock. `acquire`
--- may wait for the row while it holds the queue lock, but only when the queue is empty, because
--- then no session that holds the row will ask for the queue lock. This prevents deadlocks.
+-- A row of lock_queues guards each queue. Only the owner of the tables can lock it, through these
+-- functions. A client that joins the queue locks the row and writes the number of its ticket there,
+-- until its transaction ends. So a session that has locked the row sees every ticket, or, in a
+-- transaction with an older snapshot, gets a serialization failure.
+--
+-- Lock order: the lock's row, then the row of its queue. `acquire` may wait for the lock's row
+-- while it has the queue locked, but only while the lock is not marked as waited for. A session
+-- that frees the lock does not ask for the queue then. Besides, no wait for either row is longer
+-- than 20 ms.
+--
+-- Waking a waiter is a courtesy: a waiter that is not notified finds out by itself. So a function
+-- that frees a lock neither fails nor waits for long because of a queue.
 
--- Takes the queue lock until the end of the transaction. If another session has it, waits, or
--- returns false without `wait`. Hot paths inline this function.
-CREATE OR REPLACE FUNCTION lock_queue(name text, wait boolean) RETURNS boolean
+-- Locks the queue until the end of the transaction, and waits for that at most so many
+-- milliseconds. Returns false if another transaction keeps the queue locked, or if the queue has
+-- changed since an older snapshot.
+CREATE OR REPLACE FUNCTION lock_queue(name text, milliseconds integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
+#variable_conflict use_column
 DECLARE
-    key CONSTANT bigint := hashtextextended(current_schema() || name, 1);
+    patience text := current_setting('lock_timeout');
+    ignored text;
 BEGIN
-    IF wait THEN
-        RETURN pg_advisory_xact_lock(key) IS NOT NULL;
+    IF sees_latest_commits() THEN
+        PERFORM 1 FROM lock_queues AS q WHERE q.name = lock_queue.name FOR NO KEY UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
     END IF;
-    RETURN pg_try_advisory_xact_lock(key);
+    BEGIN
+        ignored := set_config('lock_timeout', milliseconds || 'ms', true);
+        PERFORM lock_or_create_queue(lock_queue.name);
+        ignored := set_config('lock_timeout', patience, true);
+        RETURN true;
+    EXCEPTION WHEN lock_not_available OR serialization_failure THEN
+        RETURN false;
+    END;
+END
+$$;
+
+-- Locks the queue, and creates its row if there is none: after a crash, or because no client has
+-- waited for the lock before. Waits as long as lock_timeout allows.
+CREATE OR REPLACE FUNCTION lock_or_create_queue(name text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+BEGIN
+    LOOP
+        PERFORM 1 FROM lock_queues AS q WHERE q.name = lock_or_create_queue.name FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO lock_queues (name, last_ticket)
+        SELECT lock_or_create_queue.name,
+               greatest(
+                   (SELECT l.last_served_ticket FROM distributed_locks AS l WHERE l.name = lock_or_create_queue.name),
+                   (SELECT max(t.number) FROM lock_tickets AS t WHERE t.name = lock_or_create_queue.name),
+                   0
+               )
+        ON CONFLICT DO NOTHING;
+    END LOOP;
 END
 $$;
 
 -- Returns the first live ticket in the queue. With `prune`, deletes the tickets before it whose
--- clients are dead. The caller must hold the queue lock for that. A ticket whose presence is gone
+-- clients are dead. The caller must have locked the queue for that. A ticket whose presence is gone
 -- but still has grace left is skipped, and stays in the queue.
 CREATE OR REPLACE FUNCTION first_in_queue(
     name text, prune boolean, OUT number bigint, OUT attempt uuid, OUT client uuid
@@ -43,10 +87,10 @@ BEGIN
     LOOP
         CONTINUE WHEN seen.presence = ANY (away);
         IF (seen.client = ANY (dead) OR seen.presence = ANY (dead)) IS NOT TRUE THEN
-            IF (seen.seen_until > clock_timestamp()) IS NOT TRUE THEN
+            IF (seen.seen_until > clock_timestamp()) IS NOT TRUE AND snapshot_is_fresh() THEN
                 dead := dead || seen.client;
             ELSE
-                grace := CASE WHEN seen.presence IS NOT NULL THEN remaining_grace(seen.presence, false) END;
+                grace := CASE WHEN seen.presence IS NOT NULL THEN remaining_grace(seen.presence, false, false) END;
                 IF grace IS NULL THEN
                     number := seen.number;
                     attempt := seen.attempt;
@@ -67,47 +111,53 @@ END
 $$;
 
 -- Returns whether the queue of a lock has no live ticket, and then marks the lock as not waited
--- for. Waits for no row: returns false while another transaction has locked it.
+-- for. Waits for no row: returns false while another transaction has locked the lock or its queue,
+-- or if one of them has changed since an older snapshot.
 CREATE OR REPLACE FUNCTION queue_is_empty(name text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM 1 FROM distributed_locks AS l WHERE l.name = queue_is_empty.name FOR NO KEY UPDATE SKIP LOCKED;
-    IF NOT FOUND OR NOT sees_latest_commits() OR NOT lock_queue(queue_is_empty.name, false)
-        OR (SELECT f.number FROM first_in_queue(queue_is_empty.name, true) AS f) IS NOT NULL
-    THEN
+    BEGIN
+        PERFORM 1 FROM distributed_locks AS l WHERE l.name = queue_is_empty.name FOR NO KEY UPDATE SKIP LOCKED;
+        IF NOT FOUND OR NOT lock_queue(queue_is_empty.name, 1)
+            OR (SELECT f.number FROM first_in_queue(queue_is_empty.name, true) AS f) IS NOT NULL
+        THEN
+            RETURN false;
+        END IF;
+        -- A new statement, because the one above still sees the tickets that it pruned.
+        IF EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = queue_is_empty.name) THEN
+            RETURN false;
+        END IF;
+        UPDATE distributed_locks AS l SET waiting = false WHERE l.name = queue_is_empty.name;
+        RETURN true;
+    EXCEPTION WHEN serialization_failure THEN
         RETURN false;
-    END IF;
-    -- A new statement, because the one above still sees the tickets that it pruned.
-    IF EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = queue_is_empty.name) THEN
-        RETURN false;
-    END IF;
-    UPDATE distributed_locks AS l SET waiting = false WHERE l.name = queue_is_empty.name;
-    RETURN true;
+    END;
 END
 $$;
 
--- Notifies the first waiter of a lock that was freed just now. The caller has locked the row. Takes
--- the queue lock, so that no client joins the queue unseen.
+-- Notifies the first waiter of a lock that was freed just now. The caller has locked the row.
+--
+-- The first live ticket can be notified without the queue's lock, because the ticket of a client
+-- that is joining has a higher number. Only if no live ticket is first, wake_past_the_dead() needs
+-- the queue.
 --
 -- Notifies only in a transaction that commits asynchronously. A NOTIFY holds a lock of the whole
 -- cluster until its commit is finished, so a durable commit would make every other notifier wait
--- for the disk. Without a notification the first waiter finds out by itself. Returns false then.
+-- for the disk. And notifies only while the cluster's queue of notifications has room: otherwise
+-- the commit would fail. Without a notification the first waiter finds out by itself. Returns false
+-- then.
 CREATE OR REPLACE FUNCTION wake_next(name text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
     next record;
-    ignored boolean;
 BEGIN
     IF current_setting('synchronous_commit') <> 'off' THEN
         RETURN false;
     END IF;
-    -- Hot path: lock_queue() inlined, and called in an assignment, which PL/pgSQL evaluates without
-    -- a query. The same holds for pg_notify() below.
-    ignored := pg_advisory_xact_lock(hashtextextended(current_schema() || wake_next.name, 1)) IS NOT NULL;
     SELECT t.number, t.attempt, t.client, c.seen_until, p.advisory_key INTO next
     FROM lock_tickets AS t
     LEFT JOIN lock_clients AS c ON c.client = t.client
@@ -116,19 +166,67 @@ BEGIN
     WHERE t.name = wake_next.name
     ORDER BY t.number
     LIMIT 1;
-    IF FOUND AND NOT (
+    IF FOUND AND (
         next.seen_until > clock_timestamp()
         AND (next.advisory_key IS NULL OR NOT pg_try_advisory_xact_lock_shared(next.advisory_key))
     ) IS TRUE THEN
-        next := first_in_queue(wake_next.name, true);
+        -- Hot path: notify_waiter() inlined, and called in an assignment, which PL/pgSQL evaluates
+        -- without a query.
+        RETURN pg_notification_queue_usage() < 0.9
+            AND pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;
     END IF;
+    IF sees_latest_commits() THEN
+        IF NOT FOUND THEN
+            -- Hot path: wake_past_the_dead() inlined for a queue that is empty.
+            PERFORM 1 FROM lock_queues AS q WHERE q.name = wake_next.name FOR NO KEY UPDATE SKIP LOCKED;
+            IF FOUND AND NOT EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = wake_next.name) THEN
+                UPDATE distributed_locks AS l SET waiting = false WHERE l.name = wake_next.name;
+                RETURN true;
+            END IF;
+        END IF;
+        RETURN wake_past_the_dead(wake_next.name);
+    END IF;
+    BEGIN
+        RETURN wake_past_the_dead(wake_next.name);
+    EXCEPTION WHEN serialization_failure THEN
+        RETURN false;
+    END;
+END
+$$;
+
+-- Notifies the first live waiter of a lock and deletes the tickets of the dead ones before it, or
+-- marks the lock as not waited for if its queue is empty. The caller has locked the row. A client
+-- that is joining usually has finished within the 10 ms for which this waits.
+CREATE OR REPLACE FUNCTION wake_past_the_dead(name text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+#variable_conflict use_column
+DECLARE
+    next record;
+BEGIN
+    IF NOT lock_queue(wake_past_the_dead.name, 10) THEN
+        RETURN false;
+    END IF;
+    next := first_in_queue(wake_past_the_dead.name, true);
     IF next.number IS NOT NULL THEN
-        -- Each client has its own channel, which reveals only a random number.
-        ignored := pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;
-    ELSIF sees_latest_commits() AND NOT EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = wake_next.name) THEN
-        UPDATE distributed_locks AS l SET waiting = false WHERE l.name = wake_next.name;
+        RETURN notify_waiter(next.client, next.attempt);
+    END IF;
+    IF NOT EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = wake_past_the_dead.name) THEN
+        UPDATE distributed_locks AS l SET waiting = false WHERE l.name = wake_past_the_dead.name;
     END IF;
     RETURN true;
+END
+$$;
+
+-- Notifies a waiter, unless the cluster's queue of notifications is nearly full. Each client has
+-- its own channel, which reveals only a random number.
+CREATE OR REPLACE FUNCTION notify_waiter(client uuid, attempt uuid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    RETURN pg_notification_queue_usage() < 0.9
+        AND pg_notify('dblock_' || replace(notify_waiter.client::text, '-', ''), notify_waiter.attempt::text)
+            IS NOT NULL;
 END
 $$;
 

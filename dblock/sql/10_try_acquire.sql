@@ -10,12 +10,13 @@
 --
 -- `attempt` identifies this request. If its reply is lost, a retry finds the grant that it already
 -- made, instead of an unknown holder. With `retry` the call waits for a transaction that has locked
--- the row, because that may be the first call, not yet committed.
+-- the row, because that may be the first call, not yet committed. After two seconds it fails.
 --
 -- A holder whose process is known to be gone (see remaining_grace) holds nothing. `presence` ties
--- the grant to the caller's session in the same way. Without it, only the ttl decides. Only a call
--- with an `attempt` checks whether the holder and the waiters are alive, because what it finds and
--- records should be committed at once.
+-- the grant to the caller's session in the same way. Without it, only the ttl decides. A queue of
+-- dead waiters does not count either. What a call finds and records about a holder should be
+-- committed at once. So a call without an `attempt` checks the holder only outside of a longer
+-- transaction, and the waiters only if no heartbeat of theirs counts.
 --
 -- With `fair => false` the call takes a free lock ahead of its queue. With a `ticket`, which
 -- acquire() gave to the same attempt, it redeems the ticket if no ticket is ahead. `waiting` in the
@@ -59,7 +60,10 @@ DECLARE
     -- Whether the last lease expired without a release.
     has_expired boolean;
     checks integer := 0;
-    seeding boolean;
+    patience text;
+    -- Whether this call is likely to be a transaction of its own. (A driver may send the call in
+    -- two messages, of which the first starts the transaction.)
+    alone boolean;
     moment timestamptz;
     seen record;
     -- Whether a ticket in the queue comes first.
@@ -89,8 +93,13 @@ BEGIN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
     IF try_acquire.retry THEN
-        seeding := pg_advisory_xact_lock(hashtextextended(current_schema() || try_acquire.name, 0)) IS NULL;
+        patience := current_setting('lock_timeout');
+        ignored := set_config('lock_timeout', '2s', true);
+        INSERT INTO distributed_locks (name, token, expires_at)
+        VALUES (try_acquire.name, 0, '-infinity')
+        ON CONFLICT DO NOTHING;
         PERFORM 1 FROM distributed_locks AS l WHERE l.name = try_acquire.name FOR KEY SHARE;
+        ignored := set_config('lock_timeout', patience, true);
     END IF;
     LOOP
         SELECT l.token, l.minted_server_start, l.last_served_ticket, l.expires_at > '-infinity'
@@ -155,17 +164,21 @@ BEGIN
         INTO seen
         FROM distributed_locks AS l WHERE l.name = try_acquire.name;
         IF NOT FOUND THEN
-            -- Two sessions that insert the same row would wait for each other's commit. So the
-            -- second one is not granted instead.
-            IF NOT pg_try_advisory_xact_lock(hashtextextended(current_schema() || try_acquire.name, 0)) THEN
+            -- The INSERT waits for another session that has inserted the same row and not yet
+            -- committed. After a moment the lock is not granted instead.
+            patience := current_setting('lock_timeout');
+            BEGIN
+                ignored := set_config('lock_timeout', '10ms', true);
+                INSERT INTO distributed_locks (name, token, expires_at)
+                VALUES (try_acquire.name, 0, '-infinity')
+                ON CONFLICT DO NOTHING;
+                ignored := set_config('lock_timeout', patience, true);
+            EXCEPTION WHEN lock_not_available THEN
                 granted := false;
                 remaining := 0;
                 waiting := false;
                 RETURN;
-            END IF;
-            INSERT INTO distributed_locks (name, token, expires_at)
-            VALUES (try_acquire.name, 0, '-infinity')
-            ON CONFLICT DO NOTHING;
+            END;
             CONTINUE;
         END IF;
 
@@ -173,16 +186,21 @@ BEGIN
         granted := coalesce(remaining > 0 AND seen.attempt = try_acquire.attempt, false);
         waiting := remaining = 0 AND seen.waiting AND honours_queue;
         checks := checks + 1;
+        alone := try_acquire.attempt IS NOT NULL
+            OR statement_timestamp() < transaction_timestamp() + interval '100 microseconds';
         IF checks = 1 AND waiting THEN
             -- Free and reserved for its queue, unless no client in the queue is alive.
-            IF try_acquire.attempt IS NOT NULL THEN
+            IF alone OR NOT EXISTS (
+                SELECT FROM lock_tickets AS t JOIN lock_clients AS c ON c.client = t.client
+                WHERE t.name = try_acquire.name AND c.seen_until > clock_timestamp()
+            ) THEN
                 CONTINUE WHEN queue_is_empty(try_acquire.name);
             END IF;
         ELSIF checks = 1 AND remaining = 0 THEN
             -- Freed after the first query, or free and locked by another transaction.
             CONTINUE;
-        ELSIF checks = 1 AND NOT granted AND seen.presence IS NOT NULL AND try_acquire.attempt IS NOT NULL THEN
-            grace := remaining_grace(seen.presence, true);
+        ELSIF checks = 1 AND NOT granted AND seen.presence IS NOT NULL AND alone THEN
+            grace := remaining_grace(seen.presence, true, true);
             IF grace <= 0 THEN
                 PERFORM free_dead_holder(try_acquire.name, seen.token, seen.presence);
                 CONTINUE;

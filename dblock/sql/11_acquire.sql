@@ -6,19 +6,22 @@
 -- `client` identifies the waiting process, which must call heartbeat() every second, or its tickets
 -- are pruned. `had_ticket` is for a waiter that asks again: the call then skips dead waiters ahead.
 --
--- The ticket is inserted under the queue lock, after a check whether the lock is free. An
--- asynchronous release of a lock with a queue takes the queue lock too. So it either precedes the
--- check, which sees the free lock, or it sees the ticket. If the queue is empty, a release does not
--- look at it: therefore the call then also locks the row, which every release needs, and marks the
--- lock as waited for. After a durable release, the waiter's heartbeat finds the free lock. Tickets
--- are numbered under the queue lock, so their order is the order of arrival. Redeeming a ticket
--- does not take the queue lock, so that other clients can join while the grant is written to disk.
--- Only try_acquire() grants, because it is the one place where tokens are minted.
+-- The ticket is inserted while the queue is locked, after a check whether the lock is free. An
+-- asynchronous release of a lock with a queue looks for the first ticket, and if it finds none, it
+-- waits a moment for the queue. So it either precedes the check, which sees the free lock, or it
+-- sees the ticket. If the queue is empty, a release does not look at it: therefore the call then
+-- also locks the row, which every release needs, and marks the lock as waited for. After a durable
+-- release, and after one that did not get the queue, the waiter's heartbeat finds the free lock.
+-- Tickets are numbered while the queue is locked, so their order is the order of arrival. Redeeming
+-- a ticket does not lock the queue, so that other clients can join while the grant is written to
+-- disk. Only try_acquire() grants, because it is the one place where tokens are minted.
 --
--- The call waits up to 200 ms for another transaction that uses the lock. If that is not enough,
--- `remaining` is 0 and `ticket` is NULL. `fresh` means that the ticket is new. `first` is true only
--- if this waiter is known to be next; false can also mean that this was not checked. `watched`
--- means that the holder has a presence, so that frequent checks are worth it.
+-- The call waits up to 20 ms for another transaction that uses the lock, or with `wait => false`
+-- not at all. If the lock or its queue stays locked, `remaining` is 0 and `ticket` is NULL: ask
+-- again a little later. If the queue has changed since an older snapshot, the call fails to
+-- serialize. `fresh` means that the ticket is new. `first` is true only if this waiter is known to
+-- be next; false can also mean that this was not checked. `watched` means that the holder has a
+-- presence, so that frequent checks are worth it.
 CREATE OR REPLACE FUNCTION acquire(
     name text,
     ttl interval DEFAULT '30 seconds',
@@ -30,6 +33,7 @@ CREATE OR REPLACE FUNCTION acquire(
     fair boolean DEFAULT true,
     presence uuid DEFAULT NULL,
     had_ticket boolean DEFAULT false,
+    wait boolean DEFAULT true,
     OUT granted boolean,
     OUT token bigint,
     OUT expires_at timestamptz,
@@ -46,7 +50,6 @@ DECLARE
     ready boolean;
     alone boolean := pg_current_xact_id_if_assigned() IS NULL;
     patience text := current_setting('lock_timeout');
-    queue_key bigint := hashtextextended(current_schema() || acquire.name, 1);
     seen record;
     free boolean;
     at_once boolean;
@@ -71,17 +74,26 @@ BEGIN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
 
-    -- Take the queue lock and, while the queue is empty, the row lock too.
-    at_once := pg_try_advisory_xact_lock(queue_key);
+    -- Lock the queue and, while it is empty, the lock's row too.
+    at_once := sees_latest_commits();
+    IF at_once THEN
+        PERFORM 1 FROM lock_queues AS q WHERE q.name = acquire.name FOR NO KEY UPDATE SKIP LOCKED;
+        at_once := FOUND;
+    END IF;
     IF at_once THEN
         SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting INTO seen
         FROM distributed_locks AS l WHERE l.name = acquire.name;
-        at_once := FOUND AND seen.waiting;
+        IF FOUND AND NOT seen.waiting THEN
+            SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting INTO seen
+            FROM distributed_locks AS l WHERE l.name = acquire.name
+            FOR NO KEY UPDATE SKIP LOCKED;
+        END IF;
+        at_once := FOUND;
     END IF;
     IF NOT at_once THEN
         BEGIN
-            ignored := set_config('lock_timeout', '200ms', true);
-            PERFORM pg_advisory_xact_lock(queue_key);
+            ignored := set_config('lock_timeout', CASE WHEN acquire.wait THEN '20ms' ELSE '1ms' END, true);
+            PERFORM lock_or_create_queue(acquire.name);
             LOOP
                 SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting INTO seen
                 FROM distributed_locks AS l WHERE l.name = acquire.name;
@@ -109,7 +121,7 @@ BEGIN
     IF NOT free AND seen.presence IS NOT NULL AND seen.attempt IS DISTINCT FROM acquire.attempt
         AND (acquire.had_ticket OR NOT seen.waiting)
     THEN
-        grace := remaining_grace(seen.presence, true);
+        grace := remaining_grace(seen.presence, true, true);
         IF grace <= 0 THEN
             free := free_dead_holder(acquire.name, seen.token, seen.presence);
         END IF;
@@ -143,27 +155,32 @@ BEGIN
         END IF;
     END IF;
 
-    INSERT INTO lock_tickets AS t (name, number, attempt, client, presence, holder, since)
-    SELECT acquire.name,
-           -- Read here, because a ticket may have been redeemed since.
-           1 + greatest(
-               (SELECT l.last_served_ticket FROM distributed_locks AS l WHERE l.name = acquire.name), max(o.number)
-           ),
-           acquire.attempt, acquire.client, acquire.presence, coalesce(acquire.holder, describe_session()),
-           clock_timestamp()
-    FROM lock_tickets AS o WHERE o.name = acquire.name
-    -- The attempt's own ticket, after a lost reply. In a transaction with an older snapshot it may
-    -- be the ticket of another attempt: the statement then fails to serialize, and the client
-    -- retries.
-    ON CONFLICT DO NOTHING
-    RETURNING t.number INTO ticket;
-    fresh := FOUND;
-    IF NOT fresh THEN
+    IF acquire.had_ticket THEN
         -- Add a presence that was registered after the ticket was issued, so that its end is
         -- noticed.
         UPDATE lock_tickets AS t SET presence = coalesce(acquire.presence, t.presence)
         WHERE t.attempt = acquire.attempt AND t.name = acquire.name
         RETURNING t.number INTO ticket;
+    END IF;
+    fresh := ticket IS NULL;
+    IF fresh THEN
+        WITH joined AS (
+            UPDATE lock_queues AS q SET last_ticket = q.last_ticket + 1 WHERE q.name = acquire.name
+            RETURNING q.last_ticket
+        )
+        INSERT INTO lock_tickets AS t (name, number, attempt, client, presence, holder, since)
+        SELECT acquire.name, j.last_ticket, acquire.attempt, acquire.client, acquire.presence,
+               coalesce(acquire.holder, describe_session()), clock_timestamp()
+        FROM joined AS j
+        -- The attempt's own ticket, after a lost reply. The number of the new one is skipped.
+        ON CONFLICT ON CONSTRAINT lock_tickets_attempt_key DO NOTHING
+        RETURNING t.number INTO ticket;
+        fresh := FOUND;
+        IF NOT fresh THEN
+            UPDATE lock_tickets AS t SET presence = coalesce(acquire.presence, t.presence)
+            WHERE t.attempt = acquire.attempt AND t.name = acquire.name
+            RETURNING t.number INTO ticket;
+        END IF;
     END IF;
     IF seen.waiting THEN
         -- Whether a live waiter is ahead is not worth a check here. The waiter's heartbeat finds

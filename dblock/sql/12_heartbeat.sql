@@ -38,7 +38,7 @@ BEGIN
             date_part('epoch', seen.expires_at) - date_part('epoch', clock_timestamp()),
             0
         );
-        grace := CASE WHEN wait > 0 AND seen.presence IS NOT NULL THEN remaining_grace(seen.presence, false) END;
+        grace := CASE WHEN wait > 0 AND seen.presence IS NOT NULL THEN remaining_grace(seen.presence, false, true) END;
         firsts := firsts || next.attempt;
         next_check := next_check || greatest(least(wait, grace), 0);
         watched := watched || (wait > 0 AND seen.presence IS NOT NULL);

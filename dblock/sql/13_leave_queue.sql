@@ -7,16 +7,22 @@ AS $$
 #variable_conflict use_column
 DECLARE
     one text;
+    row_locked boolean;
+    patience text := current_setting('lock_timeout');
+    ignored text;
     ready boolean;
 BEGIN
+    -- A ticket that is being redeemed is locked until that grant is on disk.
+    ignored := set_config('lock_timeout', '500ms', true);
     ready := commit_asynchronously();
     FOR one IN SELECT DISTINCT t.name FROM lock_tickets AS t WHERE t.client = leave_queue.client ORDER BY t.name LOOP
-        PERFORM lock_queue(one, true);
+        -- As in abandon().
+        row_locked := lock_row_briefly(one);
         DELETE FROM lock_tickets AS t
         WHERE t.client = leave_queue.client AND t.name = one AND t.attempt <> ALL (leave_queue.keep)
           -- A ticket that was issued after the client sent this call could not be named in it.
           AND (leave_queue.keep = '{}' OR t.since < clock_timestamp() - interval '3 seconds');
-        IF FOUND THEN
+        IF FOUND AND row_locked THEN
             PERFORM wake_if_free(one);
         END IF;
     END LOOP;
@@ -24,5 +30,6 @@ BEGIN
         DELETE FROM lock_clients AS c WHERE c.client = leave_queue.client;
         DELETE FROM lock_presence AS p WHERE p.presence = leave_queue.presence;
     END IF;
+    ignored := set_config('lock_timeout', patience, true);
 END
 $$;

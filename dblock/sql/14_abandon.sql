@@ -8,7 +8,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     gave_back boolean;
-    queued boolean;
+    row_locked boolean;
     patience text := current_setting('lock_timeout');
     ignored text;
     ready boolean;
@@ -16,20 +16,26 @@ BEGIN
     -- Wait only briefly, because the client can retry.
     ignored := set_config('lock_timeout', '500ms', true);
     ready := commit_asynchronously();
-    PERFORM 1 FROM distributed_locks AS l
-    WHERE l.name = abandon.name AND l.attempt = abandon.attempt AND l.expires_at > clock_timestamp()
-      AND NOT only_ticket
-    FOR NO KEY UPDATE;
+    -- With the row locked, a release either has finished, and wake_if_free() sees the free lock, or
+    -- comes later and does not see this ticket. If another transaction keeps the row locked, no
+    -- waiter is woken: the next one finds out by itself.
+    row_locked := lock_row_briefly(abandon.name);
+    DELETE FROM lock_tickets AS t WHERE t.attempt = abandon.attempt AND t.name = abandon.name;
     gave_back := FOUND;
-    IF gave_back THEN
-        queued := free_lock(abandon.name);
+    IF NOT only_ticket AND EXISTS (
+        SELECT FROM distributed_locks AS l
+        WHERE l.name = abandon.name AND l.attempt = abandon.attempt AND l.expires_at > clock_timestamp()
+    ) THEN
+        PERFORM 1 FROM distributed_locks AS l
+        WHERE l.name = abandon.name AND l.attempt = abandon.attempt AND l.expires_at > clock_timestamp()
+        FOR NO KEY UPDATE;
+        IF FOUND THEN
+            PERFORM free_lock(abandon.name);
+            row_locked := true;
+            gave_back := true;
+        END IF;
     END IF;
-    IF queued OR EXISTS (SELECT FROM lock_tickets AS t WHERE t.attempt = abandon.attempt AND t.name = abandon.name) THEN
-        -- Under the queue lock, so that a transaction that frees the lock either sees this ticket
-        -- or has finished, and wake_if_free() sees the free lock.
-        PERFORM lock_queue(abandon.name, true);
-        DELETE FROM lock_tickets AS t WHERE t.attempt = abandon.attempt AND t.name = abandon.name;
-        gave_back := true;
+    IF gave_back AND row_locked THEN
         PERFORM wake_if_free(abandon.name);
     END IF;
     ignored := set_config('lock_timeout', patience, true);

@@ -48,6 +48,9 @@ BEGIN
             RETURNING d.name, d.token, d.holder, d.expires_at
         LOOP
             deleted := deleted + 1;
+            DELETE FROM lock_queues AS q
+            USING (SELECT o.name FROM lock_queues AS o WHERE o.name = seen.name FOR UPDATE SKIP LOCKED) AS idle_queue
+            WHERE q.name = idle_queue.name;
             -- The lease expired, and no later grant has recorded that.
             IF seen.expires_at > '-infinity' THEN
                 PERFORM record_event(seen.name, seen.token, 'expired', seen.holder, seen.expires_at);
@@ -62,6 +65,15 @@ BEGIN
         WHERE h.number = ANY (ARRAY(
             SELECT o.number FROM lock_history AS o
             WHERE o.at <= clock_timestamp() - greatest(idle, '30 days')
+            FOR UPDATE SKIP LOCKED
+        ));
+        -- Queues whose locks have no row any more, because they were locked when the row was
+        -- deleted.
+        DELETE FROM lock_queues AS q
+        WHERE q.name = ANY (ARRAY(
+            SELECT o.name FROM lock_queues AS o
+            WHERE NOT EXISTS (SELECT FROM distributed_locks AS l WHERE l.name = o.name)
+              AND NOT EXISTS (SELECT FROM lock_tickets AS t WHERE t.name = o.name)
             FOR UPDATE SKIP LOCKED
         ));
         FOR queued IN
@@ -80,8 +92,8 @@ BEGIN
     UPDATE lock_presence AS p SET gone_since = clock_timestamp()
     FROM (
         SELECT o.presence FROM lock_presence AS o
-        WHERE o.gone_since IS NULL AND o.session <> pg_backend_pid() AND o.advisory_key NOT IN (
-            SELECT (k.classid::bigint << 32) | k.objid::bigint
+        WHERE o.gone_since IS NULL AND o.session <> pg_backend_pid() AND (o.advisory_key, o.session) NOT IN (
+            SELECT (k.classid::bigint << 32) | k.objid::bigint, k.pid
             FROM pg_locks AS k JOIN pg_database AS d ON d.oid = k.database AND d.datname = current_database()
             WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted
         )

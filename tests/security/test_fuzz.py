@@ -87,6 +87,8 @@ AFTERWARDS = {
     "a token above the sequence": "SELECT * FROM dblock.distributed_locks, dblock.show_tokens() WHERE token > highest",
     "two grants of one token": "SELECT token FROM dblock.distributed_locks"
     " WHERE token > 0 GROUP BY 1 HAVING count(*) > 1",
+    "a ticket above the last number of its queue": "SELECT * FROM dblock.lock_tickets AS t"
+    " JOIN dblock.lock_queues AS q ON q.name = t.name WHERE t.number > q.last_ticket",
     "two tickets of one number": "SELECT name, number FROM dblock.lock_tickets GROUP BY 1, 2 HAVING count(*) > 1",
     "a lock without a name": "SELECT * FROM dblock.distributed_locks WHERE octet_length(name) NOT BETWEEN 1 AND 512",
     "a ticket for no lock": "SELECT * FROM dblock.lock_tickets AS t"

@@ -43,7 +43,8 @@ MAY_CALL = {
                 "check_request", "commit_durably", "commit_asynchronously", "free_lock",
                 "check_snapshot", "describe_session",
                 "catch_up_tokens", "record_event", "record_grant_end", "record_grant_change",
-                "record_grants", "lock_queue", "sees_latest_commits",
+                "record_grants", "lock_queue", "lock_or_create_queue", "lock_row_briefly", "sees_latest_commits",
+                "snapshot_is_fresh", "session_is_gone", "wake_past_the_dead", "notify_waiter",
                 "remaining_grace", "free_dead_holder", "first_in_queue", "queue_is_empty", "wake_next", "wake_if_free",
                 "touch_client", "raise_tokens", "show_tokens", "reap",
             ),
@@ -77,7 +78,8 @@ MAY_CALL = {
 
 OWNERS_RELATIONS = {
     "dblock": {
-        "distributed_locks", "lock_clients", "lock_history", "lock_history_number_seq", "lock_presence", "lock_tickets",
+        "distributed_locks", "lock_clients", "lock_history", "lock_history_number_seq", "lock_presence",
+        "lock_queues", "lock_tickets",
         "installed_revision", "token_sequence", "token_server_start", "token_clock",
     },
     "fenced_store": {"fences", "versions", "protections", "rejections", "rejections_id_seq", "installed_revision"},

@@ -316,20 +316,15 @@ def test_attackers_objects_never_run_with_the_owners_privileges(
     assert tripped(owner)
 
 
-def test_no_session_setting_changes_the_key_of_a_queue(connect: Connect, owner: psycopg.Connection) -> None:
-    """With different keys, two sessions would both believe that they hold the queue lock."""
-    keys = []
+def test_no_session_setting_changes_which_queue_is_locked(connect: Connect, owner: psycopg.Connection) -> None:
+    """Two sessions that lock different rows would both believe that they have the queue locked."""
+    owner.execute("SELECT try_acquire('a')")
     for settings in ({}, HOSTILE_SETTINGS):
         session = connect("lock")
         for name, value in settings.items():
             session.execute(sql.SQL("SET {} TO {}").format(sql.SQL(name), sql.SQL(value)))
         with session.transaction(force_rollback=True):
             session.execute(f"SELECT * FROM dblock.acquire('a', attempt => '{ATTEMPT}', client => '{CLIENT}')".encode())
-            keys.append(
-                owner.execute(
-                    "SELECT classid, objid FROM pg_locks WHERE locktype = 'advisory' AND pid = %s ORDER BY 1, 2",
-                    [session.info.backend_pid],
-                ).fetchall()
-            )
-    assert keys[0] == keys[1]
-    assert keys[0]
+            assert owner.execute("SELECT lock_queue('a', 1)").fetchone() == (False,)
+            assert owner.execute("SELECT lock_queue('b', 1)").fetchone() == (True,)
+        assert owner.execute("SELECT lock_queue('a', 1)").fetchone() == (True,)

@@ -87,7 +87,7 @@ class Gate:
         keeper.execute("SELECT pg_advisory_lock(%s)", [self.KEY])
         keeper.execute(
             f"""
-            CREATE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql AS $$
+            CREATE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS $$
             BEGIN
                 IF current_setting('application_name') = 'held' THEN
                     PERFORM pg_advisory_xact_lock_shared({self.KEY});

@@ -337,7 +337,7 @@ async def test_application_role_can_lock_and_touch_no_table(clients: Clients, ro
             "SELECT relname FROM pg_class WHERE relnamespace = 'dblock'::regnamespace AND relkind IN ('r', 'S')"
         ).fetchall()
         assert {name for (name,) in relations} == {
-            "distributed_locks", "lock_clients", "lock_presence", "lock_tickets",
+            "distributed_locks", "lock_clients", "lock_presence", "lock_queues", "lock_tickets",
             "lock_history", "lock_history_number_seq",
             "token_sequence", "token_server_start", "installed_revision", "token_clock",
         }  # fmt: skip

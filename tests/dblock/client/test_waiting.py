@@ -341,7 +341,7 @@ async def test_ticket_that_could_not_be_abandoned_is_abandoned_later(
     await wait_for_tickets(owner, 2)
     with psycopg.connect(clients.dsn) as user:
         user.execute("SET search_path TO dblock")
-        user.execute("SELECT lock_queue('a', true)")
+        user.execute("SELECT FROM lock_tickets WHERE name = 'a' FOR KEY SHARE")
         with pytest.raises(dblock.LockTimeout):
             await asyncio.wait_for(giving_up, 20)
         assert owner.execute("SELECT count(*) FROM lock_tickets WHERE name = 'a'").fetchone() == (1,)

@@ -12,9 +12,13 @@ from dblock._core.effects import Call, JoinQueue, Sleep, Wait
 from dblock._core.options import LockOptions, lock_options
 from dblock._core.replies import new_attempt
 from dblock._core.waiters import HOLDER_CHECK_INTERVAL, LocalWaiter, LocalWaiters
+from dblock._runtime.wakeups import ThreadWaiter
 
 GRANTED = ("t", "7", "1000.5", "30", None)
 HELD = ("f", None, "1000.5", "12.5", "f")
+FREE = ("f", None, None, "0", "f")
+OTHERS_FIRST = ("f", None, None, "0", "t")
+BUSY = ("f", None, None, "0", None, "f", "f", None)
 QUEUED = ("f", None, "1000.5", "12.5", "3", "t", "f", "f")
 
 
@@ -104,8 +108,8 @@ class Waiter(LocalWaiter):
         super().__init__(LocalWaiters(LockFlows("dblock", "me")), "a", "aa")
         self.events: list[Any] = []
 
-    def ticket_issued(self, first: bool, next_check: float) -> None:
-        super().ticket_issued(first, next_check)
+    def ticket_issued(self, first: bool, next_check: float, fresh: bool = False) -> None:
+        super().ticket_issued(first, next_check, fresh)
         self.events.append((first, next_check))
 
     def ticket_redeemed(self) -> None:
@@ -150,7 +154,7 @@ def test_waiter_woken_too_early_asks_again_and_keeps_its_position(flows: LockFlo
     steps.send(None)
     again: Any = steps.send(HELD)
     assert b'"dblock".acquire(' in again.sql
-    assert again.args[-1] == "t", "the waiter had a ticket before, so it skips dead waiters ahead"
+    assert again.args[-2] == "t", "the waiter had a ticket before, so it skips dead waiters ahead"
     assert steps.send(QUEUED) == Wait(waiter, math.inf)
 
 
@@ -183,11 +187,105 @@ def test_acquire_on_a_crowded_lock_joins_the_queue_without_a_try(flows: LockFlow
     assert b'"dblock".acquire(' in call.sql
 
 
-def test_waiter_without_a_ticket_asks_again_soon(flows: LockFlows, options: LockOptions) -> None:
+def test_waiter_without_a_ticket_asks_again_soon_and_then_less_often(flows: LockFlows, options: LockOptions) -> None:
+    steps = flows.acquire(options, None, "aa")
+    next(steps)
+    waits, pauses = [], []
+    call = join(steps)
+    for _ in range(8):
+        waits.append(call.args[-1])
+        pause = steps.send(BUSY)
+        assert isinstance(pause, Wait)
+        pauses.append(pause.seconds)
+        call = steps.send(None)
+    assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.2, 0.2, 0.2]
+    assert waits == ["t"] + ["f"] * 7, "only the first request waits inside the database"
+
+
+def test_waiter_with_a_ticket_tries_it_again_while_the_queue_is_locked(flows: LockFlows, options: LockOptions) -> None:
     steps = flows.acquire(options, None, "aa")
     next(steps)
     join(steps)
-    assert isinstance(steps.send(("f", None, None, "0", None, "f", "f", None)), Sleep)
+    steps.send(QUEUED)
+    steps.send(None)
+    again: Any = steps.send(OTHERS_FIRST)
+    assert b'"dblock".acquire(' in again.sql
+    assert isinstance(steps.send(BUSY), Wait)
+    tried: Any = steps.send(None)
+    assert b'"dblock".try_acquire(' in tried.sql
+    assert tried.args[-1] == "3"
+    assert finish(steps, GRANTED).token == 7
+
+
+def test_first_waiter_of_a_free_lock_whose_row_is_locked_polls_less_and_less(
+    flows: LockFlows, options: LockOptions
+) -> None:
+    """An open transaction may prove the lease for long after its holder has released it."""
+    steps = flows.acquire(options, None, "aa")
+    next(steps)
+    join(steps)
+    steps.send(QUEUED)
+    effect: Any = steps.send(None)
+    pauses = []
+    for _ in range(8):
+        assert b'"dblock".try_acquire(' in effect.sql, "one call for each look"
+        pause: Any = steps.send(FREE)
+        pauses.append(pause.seconds)
+        effect = steps.send(None)
+    assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.2, 0.2, 0.2]
+    assert b'"dblock".acquire(' in steps.send(HELD).sql
+
+
+def test_only_one_waiter_of_a_client_asks_for_a_locked_queue(flows: LockFlows, options: LockOptions) -> None:
+    waiters = LocalWaiters(flows)
+    first, second, third = (ThreadWaiter(waiters, "a", attempt) for attempt in ("aa", "bb", "cc"))
+    running = []
+    for waiter in (first, second, third):
+        waiters.add(waiter)
+        steps: Any = flows.acquire(options, None, waiter.attempt)
+        next(steps)
+        steps.send(HELD)
+        running.append((steps, steps.send(waiter)))
+    (one, asking), (two, _), (three, waiting) = running[0], running[1], running[2]
+    assert b'"dblock".acquire(' in asking.sql
+    # All three ask at once. The first reply to find the queue locked decides the order.
+    assert one.send(BUSY).seconds == 0.01
+    assert two.send(BUSY).seconds == 0.01
+    assert isinstance(waiting, Call)
+    assert three.send(BUSY).seconds == 0.01
+    assert two.send(None) == Wait(second, math.inf), "the second waits for its turn"
+    assert three.send(None) == Wait(third, math.inf)
+    newcomer: Any = flows.acquire(options, None, "dd")
+    next(newcomer)
+    fourth = ThreadWaiter(waiters, "a", "dd")
+    waiters.add(fourth)
+    newcomer.send(HELD)
+    assert newcomer.send(fourth) == Wait(fourth, math.inf), "a new waiter does not ask either"
+    other = ThreadWaiter(waiters, "b", "ee")
+    waiters.add(other)
+    assert other.take_turn(), "another lock is not affected"
+
+    one.send(None)
+    assert isinstance(one.send(QUEUED), Wait)
+    second.wait(0)
+    asks = two.send(None)
+    assert b'"dblock".acquire(' in asks.sql, "the first got through, and the second follows"
+    assert three.send(None) == Wait(third, math.inf), "woken too early"
+    two.close()
+    assert b'"dblock".acquire(' in three.send(None).sql, "the second has left"
+    assert isinstance(three.send(QUEUED), Wait)
+    assert b'"dblock".acquire(' in newcomer.send(None).sql
+    assert isinstance(newcomer.send(QUEUED), Wait)
+    assert other.take_turn()
+    assert first.take_turn()
+
+
+def test_waiter_that_never_had_a_ticket_abandons_nothing(flows: LockFlows, options: LockOptions, clock: Clock) -> None:
+    steps = flows.acquire(options, 1.0, "aa")
+    next(steps)
+    join(steps)
+    clock.now += 1
+    assert finish(steps, BUSY) is None
 
 
 def test_wait_ends_with_its_timeout_and_leaves_no_ticket(flows: LockFlows, options: LockOptions, clock: Clock) -> None:

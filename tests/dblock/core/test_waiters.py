@@ -14,7 +14,14 @@ from dblock._core.acquire import LockFlows
 from dblock._core.effects import Call
 from dblock._core.listener_flow import ListenerFlow
 from dblock._core.statements import PROBE
-from dblock._core.waiters import HEARTBEAT_INTERVAL, HOLDER_CHECK_INTERVAL, POLL, POLL_INTERVAL_OF_OTHERS, LocalWaiters
+from dblock._core.waiters import (
+    EARLY_CHECK,
+    HEARTBEAT_INTERVAL,
+    HOLDER_CHECK_INTERVAL,
+    POLL,
+    POLL_INTERVAL_OF_OTHERS,
+    LocalWaiters,
+)
 from dblock._runtime.wakeups import ThreadWaiter
 
 
@@ -108,6 +115,23 @@ def test_next_check_depends_on_position_and_notifications(
     waiters.notifications_work = notifications_work
     wait_for(waiters, "aa", first, next_check)
     assert waiters.due_at() == pytest.approx(clock.now + due_in)
+
+
+def test_new_ticket_is_checked_early_and_then_less_often(waiters: LocalWaiters, clock: Clock) -> None:
+    """The holder or a waiter ahead may have died before, and a release may have missed the ticket."""
+    waiter = wait_for(waiters, "aa")
+    waiter.ticket_issued(False, 30, fresh=True)
+    intervals = []
+    for _ in range(6):
+        intervals.append(waiters.due_at() - clock.now)
+        clock.now = waiters.due_at()
+        steps = waiters.check(5)
+        next(steps)
+        reply(steps, "1", None, None, None)
+    assert intervals == pytest.approx([EARLY_CHECK, 0.2, 0.4, 0.8, HEARTBEAT_INTERVAL, HEARTBEAT_INTERVAL])
+    waiters.add(Waiter(waiters, "a", "bb"))
+    waiter.ticket_issued(True, 30, fresh=True)
+    assert waiters.due_at() == pytest.approx(clock.now + EARLY_CHECK), "also for a waiter that is first"
 
 
 def test_listener_is_woken_only_for_an_earlier_check(waiters: LocalWaiters, wakes: list[bool]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from concurrent import futures
 from typing import Any
 
 import psycopg
@@ -193,8 +194,8 @@ def test_heartbeat_returns_first_waiters_and_their_next_check(sessions: Sessions
 # Interleavings: two sessions, one of them held at the decisive step.
 
 
-def join_during_a_release(sessions: Sessions) -> Any:
-    """Let a waiter join the queue while a release is uncommitted, and return the waiter's reply.
+def join_during_a_release(sessions: Sessions) -> tuple[Any, Any]:
+    """Let a waiter join the queue while a release is uncommitted. Return the replies during and after the release.
 
     An earlier waiter has joined and left, so the lock is marked as waited for.
     """
@@ -204,28 +205,31 @@ def join_during_a_release(sessions: Sessions) -> Any:
     releaser.do("SELECT abandon('a', %s)", FIRST)
     releaser.do("BEGIN")
     releaser.do(FREE)
-    joining = newcomer.start(
-        "SELECT granted, ticket, first, remaining FROM acquire('a', '30 s', 'x', NULL, %s, %s)", SECOND, THERE
-    )
-    time.sleep(0.05)
+    joining = newcomer.start(ACQUIRE, SECOND, THERE)
+    futures.wait([joining], 0.5)
     releaser.do("COMMIT")
-    return joining.result(20)
+    return joining.result(20), newcomer.do(ACQUIRE, SECOND, THERE)
 
 
 def test_waiter_that_joins_during_a_release_sees_the_release(sessions: Sessions) -> None:
-    assert join_during_a_release(sessions)[0] is True, "the queue was empty, and the lock is free"
+    during, afterwards = join_during_a_release(sessions)
+    assert during == (False, None, False), "a ticket would wait for a release that is already over"
+    assert afterwards[0] is True, "the queue was empty, and the lock is free"
 
 
 def test_queue_test_catches_a_check_before_the_queue_is_locked(sessions: Sessions, owner: psycopg.Connection) -> None:
-    held, waited_for = "at_once := pg_try_advisory_xact_lock(queue_key);", "PERFORM pg_advisory_xact_lock(queue_key);"
-    wrong = mutants.altered("11_acquire.sql", held, "at_once := true;")
+    tried, waited_for = "        at_once := FOUND;\n    END IF;\n    IF at_once THEN", "PERFORM lock_or_create_queue("
+    wrong = mutants.altered("11_acquire.sql", tried, "        at_once := true;\n    END IF;\n    IF at_once THEN")
     assert waited_for in wrong
-    mutants.replace(owner, wrong.replace(waited_for, "").replace("FOR NO KEY UPDATE;", ";"))
-    granted, ticket, _, _ = join_during_a_release(sessions)
-    assert (granted, ticket is not None) == (False, True), "the mutant waits for a release that is already over"
+    mutants.replace(owner, wrong.replace(waited_for, "PERFORM length("))
+    owner.execute("INSERT INTO lock_queues VALUES ('a', 0)")
+    during, _ = join_during_a_release(sessions)
+    assert during[1] is not None, "the mutant waits for a release that is already over"
 
 
-def test_release_during_a_join_wakes_the_new_waiter(sessions: Sessions) -> None:
+def test_release_during_a_join_wakes_the_new_waiter(sessions: Sessions, owner: psycopg.Connection) -> None:
+    # A release waits only 10 ms for the client that joins: too short for a test to see it wait.
+    mutants.replace(owner, mutants.altered("07_queue.sql", "(wake_past_the_dead.name, 10)", "(name, 20000)"))
     newcomer, releaser, listener = sessions.open(), sessions.open(), sessions.open()
     listen(listener, HERE, THERE)
     releaser.do("SELECT try_acquire('a')")
@@ -421,8 +425,8 @@ def test_ticket_keeps_a_presence_that_was_registered_after_it(sessions: Sessions
 
 
 def test_presence_test_catches_a_withdrawal_that_does_not_wait(sessions: Sessions, owner: psycopg.Connection) -> None:
-    held, written = "remaining_grace.presence\n    FOR UPDATE SKIP LOCKED;", "    IF for_takeover AND seen.gone_since"
-    wrong = mutants.altered("05_presence.sql", held, "remaining_grace.presence;")
+    held, written = "        FOR UPDATE SKIP LOCKED;", "    IF for_takeover AND seen.gone_since"
+    wrong = mutants.altered("05_presence.sql", held, "        ;")
     assert written in wrong
     mutants.replace(owner, wrong.replace(written, "    IF false AND seen.gone_since"))
     assert withdraw_during_a_takeover(sessions) == (None,)
@@ -475,14 +479,17 @@ def test_new_ticket_number_is_never_below_a_served_one(sessions: Sessions, owner
 
 
 def test_transaction_with_an_old_snapshot_declares_no_holder_dead(sessions: Sessions) -> None:
-    holder, taker = sessions.open(), sessions.open()
+    """The holder has withdrawn its presence since the snapshot, so only its ttl decides."""
+    holder, back, taker = sessions.open(), sessions.open(), sessions.open()
     acquire_with_presence(holder, HERE)
     holder.close()
     taker.do("UPDATE lock_presence SET gone_since = clock_timestamp() - interval '1 minute'")
     taker.do("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    taker.do("SELECT FROM distributed_locks")
+    back.do("SELECT withdraw_presence(%s, '{a}', '{1}')", HERE)
     assert taker.do(TRY) == (False, False)
     taker.do("COMMIT")
-    eventually_granted(taker, 5)
+    assert taker.do(TRY) == (False, False)
 
 
 def test_skipped_waiter_keeps_its_position_if_it_withdraws_in_time(sessions: Sessions) -> None:
@@ -567,13 +574,13 @@ def test_reaper_keeps_a_lock_with_waiters_and_removes_dead_ones(sessions: Sessio
         assert session.do(f"SELECT count(*) FROM {table}") == (0,), table
 
 
-def test_no_session_setting_changes_the_key_of_a_queue(sessions: Sessions) -> None:
-    """With different keys, two sessions would both believe that they hold the queue lock."""
+def test_no_session_setting_changes_which_queue_is_locked(sessions: Sessions) -> None:
     one, other = sessions.open(), sessions.open()
     other.do("SET quote_all_identifiers = on")
     one.do("BEGIN")
-    one.do("SELECT lock_queue('a', true)")
-    assert other.do("SELECT lock_queue('a', false)") == (False,)
+    assert one.do("SELECT lock_queue('a', 1)") == (True,)
+    assert other.do("SELECT lock_queue('a', 1)") == (False,)
+    assert other.do("SELECT lock_queue('b', 1)") == (True,)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from tests.robustness.mutations import Bug, Edit
 
 QUEUE = "07_queue.sql"
 WAKING = (
-    "        ignored := pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;\n"
+    "        RETURN pg_notification_queue_usage() < 0.9\n"
+    "            AND pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;\n"
 )
 CROWD = {"locks": 1, "long": 0.0, "kept_alive": 1.0}
 
@@ -17,7 +18,7 @@ BUGS = (
         ("hand-over in time",),
         seconds=4.0,
         options=CROWD,
-        edits=(Edit(QUEUE, WAKING, "        NULL;\n"),),
+        edits=(Edit(QUEUE, WAKING, "        RETURN false;\n"),),
     ),
     Bug(
         "release wakes all waiters",
@@ -30,7 +31,7 @@ BUGS = (
                 QUEUE,
                 WAKING,
                 "        PERFORM pg_notify('dblock_' || replace(t.client::text, '-', ''), t.attempt::text)\n"
-                "        FROM lock_tickets AS t WHERE t.name = wake_next.name;\n",
+                "        FROM lock_tickets AS t WHERE t.name = wake_next.name;\n        RETURN true;\n",
             ),
         ),
     ),
@@ -44,10 +45,14 @@ BUGS = (
         edits=(
             Edit(
                 QUEUE,
-                "            IF (seen.seen_until > clock_timestamp()) IS NOT TRUE THEN\n",
+                "            IF (seen.seen_until > clock_timestamp()) IS NOT TRUE AND snapshot_is_fresh() THEN\n",
                 "            IF false THEN\n",
             ),
-            Edit(QUEUE, "CASE WHEN seen.presence IS NOT NULL THEN remaining_grace(seen.presence, false) END;", "NULL;"),
+            Edit(
+                QUEUE,
+                "CASE WHEN seen.presence IS NOT NULL THEN remaining_grace(seen.presence, false, false) END;",
+                "NULL;",
+            ),
             Edit(
                 QUEUE,
                 "        next.seen_until > clock_timestamp()\n        AND (next.advisory_key IS NULL",

@@ -70,4 +70,5 @@ class Database:
     def _restart(self) -> None:
         self.store.incarnation += 1
         self.store.marks.clear()
+        self.store.queues.clear()
         self.store.sessions.clear()

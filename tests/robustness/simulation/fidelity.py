@@ -103,6 +103,7 @@ class Both:
         self.now += TICK * chance.choice([0, 0, 0, 1, 2, 8, 32, 64, 64, 200])
         acts = {
             self._try_acquire: 7,
+            self._plain_try: 1,
             self._acquire: 10,
             self._renew: 4,
             self._release: 4,
@@ -115,7 +116,7 @@ class Both:
             self._wake_queue: 0.5,
             self._register_presence: 1,
             self._end_session: 0.8,
-            self._withdraw_presence: 0.5,
+            self._withdraw_presence: 0.8,
         }
         chance.choices(list(acts), list(acts.values()))[0]()
 
@@ -255,6 +256,12 @@ class Both:
         self.kinds.add(statement.partition(".")[2].partition("(")[0])
         return row[0]
 
+    def _plain_try(self) -> None:
+        """Try without an attempt, as a user does from psql."""
+        name = self.chance.choice(self._names)
+        real = self._owner(f"granted FROM dblock.try_acquire('{name}', '5 s')")
+        assert real == self.store.try_acquire(name, 5.0, None).granted, self._story("in memory otherwise")
+
     def _force(self) -> None:
         for one in self._some()[:1]:
             now = self.chance.random() < 0.5
@@ -335,6 +342,8 @@ class Both:
             for _, line in sorted(self.store.tables.tickets.items())
             for t in line
         ], self._story(f"Postgres has {tickets}, memory {self.store.tables.tickets}")
+        queues = self._connection.execute("SELECT name, last_ticket FROM dblock.lock_queues").fetchall()
+        assert dict(queues) == self.store.queues, self._story(f"{queues} {self.store.queues}")
         heard = self._connection.execute(
             "SELECT replace(client::text, '-', ''), date_part('epoch', seen_until) FROM dblock.lock_clients"
         ).fetchall()

@@ -51,6 +51,8 @@ class Queues:
         self.notify = notify
         """Sends an attempt's name over the channel of a client."""
         self.tables = Tables()
+        self.queues: dict[str, int] = {}
+        """The number of the last ticket of each queue. Unlogged: a crash forgets them."""
         self.marks: dict[str, Mark] = {}
         self.sessions: set[int] = set()
         """Sessions that hold a presence and have not ended."""
@@ -90,7 +92,13 @@ class Queues:
                 self.remove(ticket, "dead")
         return None
 
+    def lock_or_create_queue(self, name: str) -> None:
+        if name not in self.queues:
+            line, row = self.tables.tickets.get(name), self.tables.rows.get(name)
+            self.queues[name] = max(row.last_served_ticket if row else 0, line[-1].number if line else 0)
+
     def queue_is_empty(self, name: str) -> bool:
+        self.lock_or_create_queue(name)
         if self.first_in_queue(name, prune=True) is not None or self.tables.tickets.get(name):
             return False
         self.tables.rows[name].waiting = False
@@ -100,11 +108,20 @@ class Queues:
         """Wake the first waiter of a lock that was freed just now."""
         if self.durable:
             return
+        line = self.tables.tickets.get(name)
+        if not line or not self.is_live(line[0]):
+            self.lock_or_create_queue(name)
         found = self.first_in_queue(name, prune=True)
         if found is not None:
             self.notify(found.client, found.attempt)
         elif not self.tables.tickets.get(name):
             self.tables.rows[name].waiting = False
+
+    def is_live(self, ticket: Ticket) -> bool:
+        mark = self.marks.get(ticket.presence or "")
+        counts = mark is not None and mark.incarnation == self.incarnation and mark.session != self.session
+        ended = mark is not None and counts and mark.session not in self.sessions
+        return self.tables.clients.get(ticket.client, float("-inf")) > self.now() and not ended
 
     def wake_if_free(self, name: str) -> None:
         row = self.tables.rows.get(name)

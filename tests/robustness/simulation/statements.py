@@ -100,7 +100,7 @@ def _try_acquire(store: Store, fence: Fence | None, args: Args) -> Row:
 
 
 def _acquire(store: Store, fence: Fence | None, args: Args) -> Row:
-    name, ttl, _, _, attempt, client, durable, fair, presence, had_ticket, *claims = args
+    name, ttl, _, _, attempt, client, durable, fair, presence, had_ticket, _, *claims = args
     answer = store.acquire(
         _text(name),
         _seconds(ttl),

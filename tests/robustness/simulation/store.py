@@ -70,11 +70,11 @@ class Store(Queues):
             waiting = remaining == 0 and row.waiting and in_line
             looks += 1
             if looks == 1 and waiting:
-                if attempt is not None and self.queue_is_empty(name):
+                if self.queue_is_empty(name):
                     continue
             elif looks == 1 and remaining == 0:
                 continue
-            elif looks == 1 and not granted and row.presence is not None and attempt is not None:
+            elif looks == 1 and not granted and row.presence is not None:
                 grace = self.remaining_grace(row.presence)
                 if grace is not None and grace <= 0:
                     self.free(row, "died", row.presence)
@@ -145,6 +145,7 @@ class Store(Queues):
         presence: str | None = None,
         had_ticket: bool = False,
     ) -> Asked:
+        self.lock_or_create_queue(name)
         row = self.tables.rows.setdefault(name, Row(name))
         was_held_by, until, was_waiting, mark = row.attempt, row.expires_at, row.waiting, row.presence
         free = until <= self.now()
@@ -171,6 +172,7 @@ class Store(Queues):
         own = self.tickets_of(name, attempt)
         if own:
             (ticket,) = own
+            self.queues[name] += not had_ticket
             ticket.presence = presence if presence is not None else ticket.presence
         else:
             ticket = self.line_up(row, attempt, client, presence)
@@ -189,8 +191,8 @@ class Store(Queues):
     def line_up(self, row: Row, attempt: str, client: str, presence: str | None) -> Ticket:
         """Add a ticket at the end of the queue."""
         line = self.tables.tickets.setdefault(row.name, [])
-        number = 1 + max(row.last_served_ticket, line[-1].number if line else 0)
-        line.append(Ticket(row.name, number, attempt, client, presence, self.now()))
+        self.queues[row.name] += 1
+        line.append(Ticket(row.name, self.queues[row.name], attempt, client, presence, self.now()))
         return line[-1]
 
     # Extending and freeing.
@@ -288,6 +290,7 @@ class Store(Queues):
         for row in gone:
             self.observer.reaped(row)
             del tables.rows[row.name]
+            self.queues.pop(row.name, None)
         self.durable = True
         return len(gone)
 
