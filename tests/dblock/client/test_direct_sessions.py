@@ -55,6 +55,7 @@ def test_proxy_that_changes_addresses_gets_no_presence(dsn: str, owner: psycopg.
         assert presences(owner) == (0,)
 
 
+@pytest.mark.needs_presence
 @pytest.mark.parametrize("end", range(5))
 def test_connection_is_direct_only_if_each_end_matches(dsn: str, end: int) -> None:
     """Over TCP a proxy shows by the client's end, and a translated address of the server by the server's."""

@@ -87,6 +87,7 @@ async def test_waiters_are_served_through_a_pooler_that_drops_notifications(
     assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (0,), "a pooled session is no presence"
 
 
+@pytest.mark.needs_presence
 async def test_listen_dsn_past_the_pooler_brings_notifications_and_presence(
     clients: Clients, pooled_dsn: str, owner: psycopg.Connection
 ) -> None:

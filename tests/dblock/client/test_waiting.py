@@ -306,6 +306,7 @@ async def test_ticket_without_a_waiter_blocks_no_other_waiter(clients: Clients, 
     assert (await asyncio.wait_for(waiting, 5)).token > held.token
 
 
+@pytest.mark.needs_presence
 @sync_first
 async def test_wait_logs_no_warning(
     clients: Clients, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture

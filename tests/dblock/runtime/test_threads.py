@@ -88,6 +88,7 @@ def test_failed_start_leaves_no_socket_open(client: dblock.Client, fail: Fail) -
         assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
+@pytest.mark.needs_presence
 def test_listener_connects_again_when_its_connecting_thread_could_not_start(
     client: dblock.Client, owner: psycopg.Connection[Any], fail: Fail
 ) -> None:
@@ -100,6 +101,7 @@ def test_listener_connects_again_when_its_connecting_thread_could_not_start(
     lease.release()
 
 
+@pytest.mark.needs_presence
 def test_lost_presence_is_noticed_without_a_timer(
     client: dblock.Client, owner: psycopg.Connection[Any], fail: Fail
 ) -> None:
