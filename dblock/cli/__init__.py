@@ -36,6 +36,7 @@ COMMANDS = {
     "uninstall": "admin",
     "status": "admin",
     "doctor": "doctor",
+    "certify": "certify.command:certify",
     "grant": "admin",
     "revoke": "admin",
     "reaper": "admin",

@@ -25,7 +25,7 @@ FAILED = 1
 USAGE_ERROR = 2
 """The command line is invalid."""
 DOCTOR_WARNING = 3
-"""`dblock doctor`: the worst finding is a warning."""
+"""`dblock doctor`: the worst finding is a warning. `dblock certify`: a guarantee does not hold, or is weaker."""
 DOCTOR_ERROR = 4
 """`dblock doctor`: the worst finding is an error."""
 RUN_USAGE_ERROR = 64

@@ -34,14 +34,6 @@ def address_translation(patient: Patient) -> Iterator[Finding]:
         )
 
 
-@server_check
-def timeline(patient: Patient) -> Iterator[Finding]:
-    """Check that a failover shows by the server's timeline."""
-    yield from _weaker(
-        patient, "timeline", "Keep the clocks of all nodes synchronized (docs/concepts/protocol.md), or accept this."
-    )
-
-
 def _weaker(patient: Patient, behaviour: str, fix: str) -> Iterator[Finding]:
     for one in _outcomes(patient):
         if one.id == behaviour and one.holds is False:
@@ -62,4 +54,4 @@ def _outcomes(patient: Patient) -> list[Outcome]:
     return patient.outcomes
 
 
-CHECKS = (behaviour, address_translation, timeline)
+CHECKS = (behaviour, address_translation)

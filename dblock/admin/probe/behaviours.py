@@ -10,12 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from psycopg import errors as pg
-
 from dblock._core.options import quoted
 from dblock.admin.probe.bench import Bench, Unknown
 
-INSTALL, PRESENCE, WAKE_UPS, TOKENS = "install", "presence", "wake-ups", "tokens"
+INSTALL, PRESENCE, WAKE_UPS = "install", "presence", "wake-ups"
 
 ARRIVES_WITHIN = 2.0
 """Seconds after which a notification has not arrived, or the lock of a closed session has not become free."""
@@ -32,7 +30,7 @@ class Behaviour:
 
     find: Callable[[Bench], str | None]
     needed_by: str
-    """What depends on it: the whole `install`, or only `presence`, `wake-ups` or the order of `tokens`."""
+    """What depends on it: the whole `install`, or only `presence` or `wake-ups`."""
     without: str
     """What follows where it does not hold."""
     writes: bool = False
@@ -149,6 +147,17 @@ def clock(bench: Bench) -> str | None:
     return None
 
 
+def server_start(bench: Bench) -> str | None:
+    """pg_postmaster_start_time() is the same in all sessions, and in the past."""
+    first, second = (
+        session.value("SELECT pg_postmaster_start_time() FROM pg_sleep(0.001)") for session in (bench.one, bench.other)
+    )
+    if first != second:
+        return "two sessions read different starts of the server"
+    ahead = bench.one.value("SELECT pg_postmaster_start_time() > clock_timestamp() + interval '1 hour'")
+    return "the start of the server is in the future" if ahead else None
+
+
 def synchronous_commit(bench: Bench) -> str | None:
     """A transaction can choose whether its commit waits for the disk."""
     one = bench.one
@@ -237,22 +246,12 @@ def notification(bench: Bench) -> str | None:
     return None if arrived else f"a notification had not arrived after {ARRIVES_WITHIN:g} s"
 
 
-def timeline(bench: Bench) -> str | None:
-    """The server's timeline can be read."""
-    try:
-        name = bench.one.value("SELECT pg_walfile_name(pg_current_wal_lsn())")
-    except (pg.ObjectNotInPrerequisiteState, pg.FeatureNotSupported, pg.UndefinedFunction) as error:
-        said = (error.diag.message_primary or "").rstrip(".")
-        return f"pg_current_wal_lsn() was refused: {said} ({error.sqlstate})"
-    return None if len(name) == 24 else f"pg_walfile_name() returned {name!r}"
-
-
 def _plain(address: str | None) -> str:
     return (address or "").removeprefix("::ffff:").partition("%")[0]
 
 
 def _pair(end: list[str] | list[str | None]) -> str:
-    return ":".join(one or "?" for one in end) or "a Unix socket"
+    return ":".join(one or "" for one in end) if any(end) else "a Unix socket"
 
 
 BEHAVIOURS = (
@@ -263,6 +262,11 @@ BEHAVIOURS = (
     Behaviour(read_committed, INSTALL, NO_EXCLUSION, writes=True),
     Behaviour(sequence, INSTALL, LATE_TOKENS, writes=True),
     Behaviour(clock, INSTALL, "Leases would not expire when they should, and two clients could hold the same lock."),
+    Behaviour(
+        server_start,
+        INSTALL,
+        "After a failover the tokens could go back. Grants would be slow, because each would look for a failover.",
+    ),
     Behaviour(synchronous_commit, INSTALL, "A crash could forget grants that were acknowledged."),
     Behaviour(definer_function, INSTALL, "dblock's functions would not work, or could be misled.", writes=True),
     Behaviour(unlogged_table, INSTALL, "After a crash a client that lives could be taken for dead.", writes=True),
@@ -278,12 +282,6 @@ BEHAVIOURS = (
         WAKE_UPS,
         "Wake-ups are off: waiters poll several times a second instead of being woken.",
         writes=True,
-    ),
-    Behaviour(
-        timeline,
-        TOKENS,
-        "Failovers and restores are recognised by the server's start and its clock alone. If the clock of the new "
-        "server is behind that of the old one, raise the tokens yourself: dblock token raise --above N.",
     ),
 )
 """In the order in which they are tried: those that matter most come first."""

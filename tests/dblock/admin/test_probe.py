@@ -40,7 +40,9 @@ PRETENDERS: dict[str, dict[str, str | None]] = {
     "clock": {"clock_timestamp()": "RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'"},
     "synchronous-commit": {"set_config(text, text, boolean)": "RETURNS text LANGUAGE sql AS 'SELECT $2'"},
     "notification": {"pg_notify(text, text)": "RETURNS void LANGUAGE sql AS 'SELECT NULL::void'"},
-    "timeline": dict(NO_TIMELINE),
+    "server-start": {
+        "pg_postmaster_start_time()": "RETURNS timestamptz LANGUAGE sql AS 'SELECT pg_catalog.clock_timestamp()'"
+    },
 }
 """What to replace in the catalog, so that the behaviour does not hold."""
 
@@ -133,20 +135,23 @@ def test_advisory_functions_that_are_missing_are_named(bare_dsn: str) -> None:
         schema.install(bare_dsn)
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "says"),
-    [
-        ("notification", "Wake-ups are off: waiters poll"),
-    ],
-)
-def test_install_goes_ahead_without_what_it_can_do_without(
-    bare_dsn: str, caplog: pytest.LogCaptureFixture, behaviour: str, says: str
-) -> None:
-    pretend(bare_dsn, PRETENDERS[behaviour])
+def test_install_goes_ahead_without_notifications(bare_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    pretend(bare_dsn, PRETENDERS["notification"])
     assert schema.install(bare_dsn) is None
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert f"probe: {behaviour}: " in record.getMessage()
-    assert says in record.getMessage()
+    assert "probe: notification: a notification had not arrived" in record.getMessage()
+    assert "Wake-ups are off: waiters poll" in record.getMessage()
+
+
+def test_server_without_wal_of_its_own_needs_no_timeline(bare_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Such a server refuses pg_current_wal_lsn(). Tokens follow its clock and its start instead."""
+    pretend(bare_dsn, dict(NO_TIMELINE))
+    assert schema.install(bare_dsn) is None
+    assert caplog.records == []
+    with dblock.Client(bare_dsn, presence=None) as client:
+        first = client.lock("a").acquire()
+        first.release()
+        assert client.lock("a").acquire().token > first.token
 
 
 @needs_pgbouncer

@@ -18,8 +18,8 @@ from dblock.cli import config
 from tests.support.shell import Shell, ended
 
 COMMANDS = [
-    "run", "ls", "show", "history", "waiters", "graph", "watch", "force-release", "doctor", "install", "uninstall",
-    "status", "grant", "revoke", "reaper", "token", "embedded", "fence", "demo", "bench", "completion",
+    "run", "ls", "show", "history", "waiters", "graph", "watch", "force-release", "doctor", "certify", "install",
+    "uninstall", "status", "grant", "revoke", "reaper", "token", "embedded", "fence", "demo", "bench", "completion",
 ]  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""`dblock certify`: what is guaranteed on this database, by trying it."""
