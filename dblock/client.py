@@ -55,6 +55,7 @@ class _ClientBase:
         listen_dsn: str | None = None,
         presence: Seconds | None = DEFAULT_PRESENCE,
         embedded: bool = False,
+        fences: str | None = None,
     ) -> None:
         """Name the database. Nothing is opened yet.
 
@@ -66,7 +67,8 @@ class _ClientBase:
 
         `listen_dsn` leads to the same database past a pooler, for the one connection over which waiters are woken.
         `presence` is the grace: how long other clients wait, once that connection has ended, before they take the locks
-        that this process holds. With None they wait until the leases expire.
+        that this process holds. With None they wait until the leases expire. `fences` is the schema of fenced_store in
+        which `claims` are names. It is needed only if the database has several.
         """
         with importing:
             from dblock._core.schema_version import check_name
@@ -77,7 +79,11 @@ class _ClientBase:
             raise InvalidArgument(f"pool_size is a number of connections from 1; got {brief(pool_size)}.")
         with importing:  # psycopg, which reads a DSN
             target = resolve(where, embedded=embedded)
-        flows = LockFlows(check_name(schema), _default_holder() if holder is None else holder)
+        flows = LockFlows(
+            check_name(schema),
+            _default_holder() if holder is None else holder,
+            fences=None if fences is None else check_name(fences),
+        )
         seconds = check_seconds("patience", patience)
         if not 0 <= seconds <= MOST_PATIENT:
             raise InvalidArgument(f"The patience is from 0 s to a day; got {seconds:g} s.")

@@ -22,8 +22,9 @@ from dblock._core.grants import GrantFlows
 from dblock._core.options import LockOptions
 from dblock._core.presence import Presence
 from dblock._core.replies import Grant, TicketStatus, array, new_attempt
+from dblock._core.statements import DEFAULT_FENCES, FENCED_STORES
 from dblock._core.waiters import HOLDER_CHECK_INTERVAL, LocalWaiter
-from dblock.errors import ClaimBusy, DatabaseError
+from dblock.errors import ClaimBusy, DatabaseError, InvalidArgument
 
 logger = logging.getLogger("dblock")
 
@@ -71,13 +72,20 @@ class LockFlows(GrantFlows):
         clock: Callable[[], float] = clocks.now,
         uniform: Callable[[float, float], float] = random.uniform,
         new_name: Callable[[], str] = new_attempt,
+        fences: str | None = DEFAULT_FENCES,
     ) -> None:
-        """`holder` is the name that other clients see, or a function that returns it for each request."""
-        super().__init__(schema, clock, uniform, new_name)
+        """`holder` is the name that other clients see, or a function that returns it for each request.
+
+        `fences` is the schema of fenced_store. With None it is the usual one, if the database has no other.
+        """
+        super().__init__(schema, clock, uniform, new_name, fences or DEFAULT_FENCES)
         self._holder = holder
+        self._knows_fences = fences is not None
 
     def try_acquire(self, options: LockOptions, attempt: str) -> Flow[Grant | None]:
         """Ask once. The result is None when another holder has the lock, or other waiters queue for it."""
+        if options.claims and not self._knows_fences:
+            yield from self._check_fences(options.name)
         for _ in range(TRIES_WHILE_BUSY):
             reply = yield from self._try(options, attempt)
             if isinstance(reply, Grant):
@@ -95,6 +103,8 @@ class LockFlows(GrantFlows):
 
         Where contention is expected, queue at once without a try.
         """
+        if options.claims and not self._knows_fences:
+            yield from self._check_fences(options.name)
         contention = contention or Contention()
         crowded, contention.expected = contention.expected, False
         give_up_at = math.inf if timeout is None else self.clock() + timeout
@@ -114,6 +124,16 @@ class LockFlows(GrantFlows):
         finally:
             waiter.leave()
             contention.expected = waiter.had_ticket
+
+    def _check_fences(self, name: str) -> Flow[None]:
+        """Refuse claims that could mean the resources of several stores: a claim in the wrong one protects nothing."""
+        found = yield FENCED_STORES
+        if found is not None:
+            raise InvalidArgument(
+                f"The claims of lock {name!a:.80} are names in one fenced_store, and this database has several: "
+                f"{found[0]}. Choose one with fences= of the client, or pass store.claims(…)."
+            )
+        self._knows_fences = True
 
     def _wait_in_queue(
         self, options: LockOptions, give_up_at: float, attempt: str, waiter: LocalWaiter

@@ -25,7 +25,7 @@ from dblock._core.replies import (
     moment,
     new_attempt,
 )
-from dblock._core.statements import Statements
+from dblock._core.statements import DEFAULT_FENCES, Statements
 
 BRISK = 1 / 8
 """The part of a renewal's time that each step of giving it up may take, so that there is time for a retry."""
@@ -40,8 +40,9 @@ class GrantFlows:
         clock: Callable[[], float] = clocks.now,
         uniform: Callable[[float, float], float] = random.uniform,
         new_name: Callable[[], str] = new_attempt,
+        fences: str = DEFAULT_FENCES,
     ) -> None:
-        self.statements = Statements(schema)
+        self.statements = Statements(schema, fences)
         self.new_name = new_name
         """Returns a new UUID that cannot be guessed."""
         self.client = new_name()

@@ -62,10 +62,27 @@ def listen(channel: str) -> Call:
     return Call(f"LISTEN {quoted(channel)}".encode(), ())
 
 
+DEFAULT_FENCES = "fenced_store"
+"""The schema of fenced_store, unless the client names another."""
+
+FENCED_STORES = Call(
+    (
+        b"SELECT string_agg(quote_ident(n.nspname), ', ' ORDER BY n.nspname = 'fenced_store' DESC, n.nspname)"
+        b" FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace"
+        b" WHERE p.proname = 'claim' AND pg_catalog.oidvectortypes(p.proargtypes) ="
+        b" 'text[], bigint, text, double precision' AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
+        b" HAVING count(*) > 1"
+    ),
+    (),
+)
+"""Returns the schemas with fenced_store that this role may use, if there are several. Else there is no row."""
+
+
 class Statements:
     """The statements for one schema."""
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, fences: str = DEFAULT_FENCES) -> None:
+        """`fences` is the schema of fenced_store, in which a grant claims resources."""
         prefix = quoted(schema)
         # The function is called as a column, because Postgres would first store the rows of a function in FROM.
         # OFFSET 0 makes sure that the function is called once.
@@ -81,7 +98,7 @@ class Statements:
             f" {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) AS r OFFSET 0) AS a"
         ).encode()
         self.claiming = {
-            statement: _claiming(statement, argument)
+            statement: _claiming(statement, argument, fences)
             for statement, argument in ((self.try_acquire, 10), (self.try_acquire_again, 10), (self.acquire, 12))
         }
         """For each statement that grants, one that also raises fences: all of it, or nothing."""
@@ -112,9 +129,10 @@ class Statements:
         self.installation = Call(f"SELECT {prefix}.installation()".encode(), ())
 
 
-def _claiming(statement: bytes, argument: int) -> bytes:
+def _claiming(statement: bytes, argument: int, fences: str) -> bytes:
     """Return a statement that grants, extended to raise the fences of the resources in the argument of that number."""
-    claim = b", CASE WHEN (r).granted THEN fenced_store.claim($%d, (r).token, $3, $%d)::text END FROM" % (
+    claim = b", CASE WHEN (r).granted THEN %b.claim($%d, (r).token, $3, $%d)::text END FROM" % (
+        quoted(fences).encode(),
         argument,
         argument + 1,
     )

@@ -66,9 +66,8 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
         return ClaimBusy(said)
     if error.sqlstate == "FEN04":
         return DatabaseError(f"Lock not granted: its claims failed. {said} {error.diag.message_hint}")
-    if "fenced_store" in said and isinstance(
-        error, (pg.UndefinedFunction, pg.InvalidSchemaName, pg.InsufficientPrivilege)
-    ):
+    is_about_fences = "fenced_store" in said or "claim" in said or (" schema " in f" {said}" and schema not in said)
+    if is_about_fences and isinstance(error, (pg.UndefinedFunction, pg.InvalidSchemaName, pg.InsufficientPrivilege)):
         return SchemaError(
             f"A claim needs fenced_store in the lock's own database, and the privilege to use it: {said}. As its owner "
             "run: dblock fence setup, and for each role: dblock fence grant ROLE."

@@ -95,7 +95,7 @@ async def test_grant_with_claims_whose_reply_was_lost_is_retried(clients: Client
     with Proxy(clients.dsn) as proxy:
         lock = clients(proxy.dsn).lock("the lock in question", claims=["r"])
         await lock.holder()
-        proxy.lose_reply_to(b"fenced_store.claim")
+        proxy.lose_reply_to(b".claim(")
         lease = await lock.try_acquire()
         assert proxy.lost == 1
         assert fences(owner) == {"r": lease.token}
@@ -294,3 +294,55 @@ async def test_hostile_names_are_claimed_as_they_are(clients: Clients, owner: ps
     names = ["'; DROP TABLE x; --", 'a"b', "a,b", "{}", "\\", "ü\N{SNOWMAN}", "NULL", "x" * 1024, " "]
     lease = await clients().lock("a", claims=names).acquire()
     assert fences(owner) == dict.fromkeys(names, lease.token)
+
+
+@sync_first
+async def test_claims_name_the_store_of_the_client(clients: Clients, owner: psycopg.Connection, dsn: str) -> None:
+    fenced_store.install(dsn, schema='other "store"')
+    lease = await clients(fences='other "store"').lock("a", claims=["ledger"]).acquire()
+    found = owner.execute('SELECT resource, token FROM "other ""store""".fences').fetchall()
+    assert found == [("ledger", lease.token)]
+    assert owner.execute("SELECT count(*) FROM fenced_store.fences").fetchone() == (0,)
+
+
+@sync_first
+async def test_claims_that_could_mean_two_stores_are_refused(
+    clients: Clients, owner: psycopg.Connection, dsn: str
+) -> None:
+    """Otherwise a claim in another store than the writers' would protect nothing."""
+    fenced_store.install(dsn, schema="other")
+    client = clients()
+    for acquire in (client.lock("a", claims=["ledger"]).try_acquire, client.lock("a", claims=["ledger"]).acquire):
+        with pytest.raises(dblock.InvalidArgument, match=r"fenced_store, other.*fences="):
+            await acquire()
+    assert await client.lock("a").holder() is None
+    for fenced in ("fenced_store", "other"):
+        async with clients(fences=fenced).lock("a", claims=["ledger"]) as lease:
+            found = owner.execute(f"SELECT token FROM {fenced}.fences WHERE resource = 'ledger'".encode()).fetchone()
+            assert found == (lease.token,)
+    # A lock without claims, and claims that name their store, need no choice.
+    async with client.lock("b"):
+        pass
+
+
+async def test_store_that_a_role_cannot_use_is_no_second_meaning(
+    clients: Clients, dsn: str, role: str, owner: psycopg.Connection
+) -> None:
+    fenced_store.install(dsn, schema="other")
+    fenced_store.grant(dsn, role)
+    owner.execute(sql.SQL("GRANT USAGE ON SCHEMA dblock TO {0}").format(sql.Identifier(role)))
+    owner.execute(sql.SQL("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA dblock TO {0}").format(sql.Identifier(role)))
+    client = clients(conninfo.make_conninfo(dsn, user=role, password="app"))
+    async with client.lock("a", claims=["ledger"]):
+        pass
+
+
+async def test_missing_store_of_the_client_names_the_command_to_run(clients: Clients) -> None:
+    with pytest.raises(dblock.SchemaError, match='"nowhere" does not exist.*dblock fence setup'):
+        await clients(fences="nowhere").lock("a", claims=["ledger"]).acquire()
+
+
+@pytest.mark.parametrize("fences", ["", "pg_catalog", "public", 5, "a\0"])
+def test_invalid_schema_of_fences_is_refused(fences: Any) -> None:
+    with pytest.raises(dblock.InvalidArgument):
+        dblock.Client("host=/nowhere", fences=fences)

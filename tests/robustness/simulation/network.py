@@ -131,7 +131,7 @@ class Network:
 
     def _do(self, process: Process, sql: bytes, args: Args, connection: Connection | None) -> Any:
         weather, database = self.weather, self.database
-        if weather.claim_busy and b"fenced_store.claim(" in sql and self.world.chance(weather.claim_busy):
+        if weather.claim_busy and b".claim(" in sql and self.world.chance(weather.claim_busy):
             row = database.store.tables.rows.get(args[0] or "")
             if row is None or row.expires_at <= self.world.now:
                 return ClaimBusy("a transaction is past the fence")

@@ -53,7 +53,7 @@ def _performer(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
         name = "leave_queue_but"
     elif name == "abandon" and b"only_ticket" in sql:
         name = "abandon_ticket"
-    claims = b"fenced_store.claim(" in sql
+    claims = b".claim(" in sql
     act = _FUNCTIONS[name]
     return lambda store, fence, args: act(store, fence if claims else None, args)
 
