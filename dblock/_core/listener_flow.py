@@ -240,8 +240,18 @@ class ListenerFlow:
         needed = self.waiters.in_use
         if needed:
             self._awaited_at = self._now()
-        if needed and not self.listens:
-            yield statements.listen(self.channel)
+        if needed and not self.listens and self._now() >= self._listen_at:
+            try:
+                yield statements.listen(self.channel)
+            except ConnectionFailed as error:
+                if error.failure is not Failure.REFUSED:
+                    raise
+                # The waiters' heartbeat must not depend on it: without one they lose their positions.
+                self._listen_at = self._now() + LISTEN_FOR
+                self._warn_once(
+                    f"listener: the server refused to listen: {error}. Waiters poll several times a second instead."
+                )
+                return
             self.listens = True
         elif self.listens and self._now() >= self._awaited_at + LISTEN_FOR:
             yield statements.STOP_LISTENING

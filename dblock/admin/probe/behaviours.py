@@ -21,6 +21,7 @@ ARRIVES_WITHIN = 2.0
 POOLED = "the connection goes through a pooler, which keeps no session between two transactions"
 
 NO_EXCLUSION = "Two clients could hold the same lock."
+TAKEN_FOR_DEAD = "A client that lives could be taken for dead, and two clients could hold the same lock."
 LATE_TOKENS = "A later grant could get a lower token, and fences would refuse the rightful holder."
 
 
@@ -230,6 +231,12 @@ def direct_connection(bench: Bench) -> str | None:
     )
 
 
+def notify_call(bench: Bench) -> str | None:
+    """A session can send a notification, and can ask how full their queue is."""
+    bench.one.value("SELECT pg_notify($1, 'probe'), pg_notification_queue_usage()", f"dblock_probe_{bench.key}")
+    return None
+
+
 def notification(bench: Bench) -> str | None:
     """A notification reaches another session."""
     if bench.pooled:
@@ -255,9 +262,9 @@ def _pair(end: list[str] | list[str | None]) -> str:
 
 
 BEHAVIOURS = (
-    Behaviour(advisory_lock, INSTALL, NO_EXCLUSION),
-    Behaviour(advisory_transaction, INSTALL, NO_EXCLUSION),
-    Behaviour(advisory_shared, INSTALL, "A client that lives could be taken for dead, and its locks given away."),
+    Behaviour(advisory_lock, INSTALL, TAKEN_FOR_DEAD),
+    Behaviour(advisory_transaction, INSTALL, "Two installs, or two writers at a fence, could run at the same time."),
+    Behaviour(advisory_shared, INSTALL, TAKEN_FOR_DEAD),
     Behaviour(row_lock, INSTALL, NO_EXCLUSION, writes=True),
     Behaviour(read_committed, INSTALL, NO_EXCLUSION, writes=True),
     Behaviour(sequence, INSTALL, LATE_TOKENS, writes=True),
@@ -270,6 +277,7 @@ BEHAVIOURS = (
     Behaviour(synchronous_commit, INSTALL, "A crash could forget grants that were acknowledged."),
     Behaviour(definer_function, INSTALL, "dblock's functions would not work, or could be misled.", writes=True),
     Behaviour(unlogged_table, INSTALL, "After a crash a client that lives could be taken for dead.", writes=True),
+    Behaviour(notify_call, INSTALL, "A release that wakes a waiter would fail.", writes=True),
     Behaviour(session_end, PRESENCE, "The lock of a holder that dies stays held until its lease expires."),
     Behaviour(
         direct_connection,

@@ -87,7 +87,7 @@ CLAIMS = (
     _Claim(
         "exclusion",
         "At most one client holds a lock.",
-        ("row-lock", "read-committed", "advisory-transaction", "clock", "grant", "contention"),
+        ("row-lock", "read-committed", "advisory-lock", "advisory-shared", "clock", "grant", "contention"),
     ),
     _Claim("token-order", "Token order is grant order.", ("sequence", "row-lock", "grant", "contention")),
     _Claim(
@@ -108,7 +108,7 @@ CLAIMS = (
         ("advisory-lock", "advisory-shared", "session-end", "unlogged-table", "direct-connection", "takeover"),
         True,
     ),
-    _Claim("fence", "A fence refuses a stale token.", ("stale-write",)),
+    _Claim("fence", "A fence refuses a stale token.", ("advisory-transaction", "stale-write")),
 )
 
 

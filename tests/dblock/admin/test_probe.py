@@ -39,6 +39,7 @@ PRETENDERS: dict[str, dict[str, str | None]] = {
     "sequence": {"nextval(regclass)": "RETURNS bigint LANGUAGE sql AS 'SELECT 7::bigint'"},
     "clock": {"clock_timestamp()": "RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'"},
     "synchronous-commit": {"set_config(text, text, boolean)": "RETURNS text LANGUAGE sql AS 'SELECT $2'"},
+    "notify-call": {"pg_notification_queue_usage()": None},
     "notification": {"pg_notify(text, text)": "RETURNS void LANGUAGE sql AS 'SELECT NULL::void'"},
     "server-start": {
         "pg_postmaster_start_time()": "RETURNS timestamptz LANGUAGE sql AS 'SELECT pg_catalog.clock_timestamp()'"
@@ -120,7 +121,9 @@ def test_stub_that_grants_every_advisory_lock_is_refused(bare_dsn: str, tmp_path
         schema.install(bare_dsn)
     failed = [name for name, _, _ in refused.value.failed]
     assert failed == ["advisory-lock", "advisory-transaction", "advisory-shared"]
-    assert "two sessions held the same advisory lock. Two clients could hold the same lock." in str(refused.value)
+    assert "two sessions held the same advisory lock. A client that lives could be taken for dead, and two" in str(
+        refused.value
+    )
     assert left(bare_dsn) == [], "nothing was created"
     shell = Shell(None, tmp_path)
     done = shell.run("install", "--dsn", bare_dsn)

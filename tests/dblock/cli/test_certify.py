@@ -70,7 +70,7 @@ def test_certificate_is_printed_and_accepted(shell: Shell, bare_dsn: str) -> Non
 
 def test_accepted_guarantee_must_exist(shell: Shell, bare_dsn: str) -> None:
     done = shell.run("certify", "--dsn", bare_dsn, "--accept", "fences")
-    assert (done.code, "Did you mean 'fence'?" in done.err) == (1, True)
+    assert (done.code, "Did you mean 'fence'?" in done.err) == (2, True)
 
 
 def test_server_that_only_pretends_gets_no_schema(bare_dsn: str) -> None:

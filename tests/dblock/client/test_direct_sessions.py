@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import dblock
 from dblock._core import statements
 from dblock._runtime.listener_connection import ListenerConnection
 from tests.support.emulator import EmulatingPooler
+from tests.support.pretender import pretend
 from tests.support.proxy import Proxy
 
 
@@ -79,3 +81,28 @@ def _names(connection: psycopg.Connection) -> tuple[list[str], list[str]]:
 
     with socket.socket(fileno=os.dup(connection.fileno())) as opened:
         return [str(one) for one in opened.getsockname()], [str(one) for one in opened.getpeername()]
+
+
+@pytest.mark.parametrize("what", ["LISTEN", pytest.param("NOTIFY", marks=pytest.mark.second_stage)])
+def test_waiters_are_served_by_a_server_without_notifications(
+    dsn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """The waiter once got no turn at all where LISTEN is refused, because its heartbeat was sent after it."""
+    with Proxy(dsn, tmp_path) as proxy, dblock.Client(dsn) as holder, dblock.Client(proxy.dsn) as client:
+        if what == "LISTEN":
+            proxy.rewrites = {b'LISTEN "dblock_': b'LISTXX "dblock_'}
+        else:
+            pretend(dsn, {"pg_notify(text, text)": "RETURNS void LANGUAGE sql AS 'SELECT NULL::void'"})
+        lease = holder.lock("a").acquire()
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(client.lock("a", timeout=20).acquire)
+            until(lambda: holder.lock("a").queue())
+            sent = proxy.requests
+            time.sleep(0.5)
+            assert proxy.requests - sent < 40, "requests in half a second"
+            released = time.monotonic()
+            lease.release()
+            assert waiting.result().token > lease.token
+            assert time.monotonic() - released < 1.5
+    refused = [record for record in caplog.records if "refused" in record.getMessage()]
+    assert len(refused) == (what == "LISTEN"), "said once"
