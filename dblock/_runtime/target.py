@@ -68,14 +68,16 @@ class Target:
         """Open a connection of its own, in autocommit."""
         import psycopg
 
+        from dblock._runtime.fork_safe import ForkSafeConnection
+
         if self.takes_option:
             try:
-                return psycopg.connect(self._conninfo_with_option(), autocommit=True)
+                return ForkSafeConnection.connect(self._conninfo_with_option(), autocommit=True)
             except psycopg.OperationalError as error:
                 if not is_option_refused(error):
                     raise
                 self.takes_option = False
-        return self._read_committed(psycopg.connect(self.conninfo(), autocommit=True))
+        return self._read_committed(ForkSafeConnection.connect(self.conninfo(), autocommit=True))
 
     def _conninfo_with_option(self) -> str:
         from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -101,14 +103,16 @@ class Target:
         """Open an asynchronous connection of its own, in autocommit."""
         import psycopg
 
+        from dblock._runtime.fork_safe import AsyncForkSafeConnection
+
         if self.takes_option:
             try:
-                return await psycopg.AsyncConnection.connect(self._conninfo_with_option(), autocommit=True)
+                return await AsyncForkSafeConnection.connect(self._conninfo_with_option(), autocommit=True)
             except psycopg.OperationalError as error:
                 if not is_option_refused(error):
                     raise
                 self.takes_option = False
-        connection = await psycopg.AsyncConnection.connect(self.conninfo(), autocommit=True)
+        connection = await AsyncForkSafeConnection.connect(self.conninfo(), autocommit=True)
         return await self._read_committed_async(connection)
 
     async def _read_committed_async(self, connection: psycopg.AsyncConnection[Any]) -> psycopg.AsyncConnection[Any]:
