@@ -11,7 +11,7 @@ import click
 
 from dblock.cli.context import CommandContext, command, common_options
 from dblock.cli.output import printable, table
-from dblock.errors import DblockError
+from dblock.errors import DblockError, Unavailable
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -54,11 +54,13 @@ def _engine(context: CommandContext) -> Iterator[Engine]:
 @contextmanager
 def _as_dblock_errors() -> Iterator[None]:
     from fenced_store import FencedStoreError
+    from fenced_store import Unavailable as FencesUnavailable
 
     try:
         yield
     except FencedStoreError as error:
-        raise DblockError(str(error)) from error
+        kind = Unavailable if isinstance(error, FencesUnavailable) else DblockError
+        raise kind(str(error)) from error
 
 
 @_fence_command("setup")

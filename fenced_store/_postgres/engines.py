@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from psycopg.conninfo import make_conninfo
 from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -36,9 +38,11 @@ def engine_of(database: Database, within: float = REPLY_TIMEOUT, **options: Any)
     """
     if isinstance(database, Engine):
         return _check_dialect(database), False
-    if (behind := _sync_engine_of(database)) is not None:
-        return create_engine(_check_dialect(behind).url, poolclass=NullPool), True
-    parameters = parameters_of(database)
+    behind = _sync_engine_of(database)
+    if behind is None:
+        parameters = parameters_of(database)
+    else:
+        parameters, options = parameters_of(_conninfo_of(_check_dialect(behind))), {"poolclass": NullPool}
     return create_engine("postgresql+psycopg://", creator=lambda: connect(parameters, within), **options), True
 
 
@@ -90,6 +94,29 @@ def _sync_engine_of(database: object) -> Engine | None:
         return None
     engine: Engine = database.sync_engine
     return engine
+
+
+def _conninfo_of(engine: Engine) -> str:
+    """Return the DSN that an engine connects to, with its connect_args; raise if the engine connects in another way."""
+    from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+    dialect: Any = PGDialect_psycopg
+    from_url = dialect().create_connect_args(engine.url)[1]
+    pool: Any = engine.pool
+    events: Any = engine.dialect.dispatch
+    arguments = None
+    if not len(events.do_connect) and getattr(pool._creator, "__module__", "") == "sqlalchemy.engine.create":
+        arguments = inspect.getclosurevars(pool._creator).nonlocals.get("cparams")
+    if arguments is not None and engine.dialect.driver not in ("psycopg", "psycopg_async"):
+        # Another driver spells its parameters differently. The URL says the same, unless there are connect_args.
+        arguments = from_url if arguments == engine.dialect.create_connect_args(engine.url)[1] else None
+    if arguments is None:
+        raise InvalidArgument(
+            "This AsyncEngine connects in a way of its own (a creator, connect_args of another driver than psycopg, a "
+            "do_connect event), which a synchronous call cannot use. Give a DSN or an Engine."
+        )
+    ours = ("autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory")
+    return make_conninfo("", **{name: value for name, value in arguments.items() if name not in ours})
 
 
 def _check_dialect(engine: Engine) -> Engine:

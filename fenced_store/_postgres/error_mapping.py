@@ -51,7 +51,7 @@ def unavailable(error: BaseException) -> Unavailable | None:
     if not is_lost(error) and not isinstance(error, TimeoutError) and type(error).__name__ != "TimeoutError":
         return None
     said = str(getattr(error, "orig", None) or error).strip().splitlines()[0].rstrip(".")
-    return Unavailable(f"The database cannot be reached, or has not answered: {said}. Try again later.")
+    return Unavailable(f"The database could not be asked: {said}.")
 
 
 def not_usable(error: BaseException, schema: str) -> FencedStoreError | None:

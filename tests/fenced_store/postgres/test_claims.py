@@ -19,6 +19,9 @@ from tests.support.proxy import Proxy
 from tests.support.sessions import Sessions
 from tests.support.stages import sync_first
 
+AHEAD = 2**52
+"""A token above those that follow the clock of this century."""
+
 
 def elsewhere(clients: Clients, dsn: str) -> Any:
     return AsyncFencedStore(dsn) if isinstance(clients, AsyncClients) else FencedStore(dsn)
@@ -78,17 +81,17 @@ async def test_refused_acquire_claims_nothing(clients: Clients, owner: psycopg.C
 
 
 async def test_failed_claim_undoes_the_grant(clients: Clients, store: FencedStore, owner: psycopg.Connection) -> None:
-    store.put("r", 1, fence=900)
+    store.put("r", 1, fence=AHEAD)
     lock = clients().lock("a", claims=["before", "r"])
     for _ in range(2):
-        with pytest.raises(dblock.DatabaseError, match="dblock token raise --above 900"):
+        with pytest.raises(dblock.DatabaseError, match=f"dblock token raise --above {AHEAD}"):
             await lock.try_acquire()
-        with pytest.raises(dblock.DatabaseError, match="dblock token raise --above 900"):
+        with pytest.raises(dblock.DatabaseError, match=f"dblock token raise --above {AHEAD}"):
             await lock.acquire(timeout=5)
     assert await lock.holder() is None
-    assert fences(owner) == {"r": 900}
-    owner.execute("SELECT dblock.raise_tokens(900)")
-    assert (await lock.acquire(timeout=5)).token > 900
+    assert fences(owner) == {"r": AHEAD}
+    owner.execute("SELECT dblock.raise_tokens(%s)", (AHEAD,))
+    assert (await lock.acquire(timeout=5)).token > AHEAD
 
 
 async def test_grant_with_claims_whose_reply_was_lost_is_retried(clients: Clients, owner: psycopg.Connection) -> None:
@@ -208,7 +211,7 @@ async def test_fence_in_another_database_is_claimed_before_acquire_returns(clien
         lease = await lock.acquire()
         assert fences(there) == {"r": lease.token, "s": lease.token}
         await lease.release()
-        there.execute("SELECT fenced_store.raise_fence('s', 900)")
+        there.execute("SELECT fenced_store.raise_fence('s', %s)", (AHEAD,))
         for _ in range(2):
             with pytest.raises(fenced_store.FenceAhead):
                 await lock.acquire()

@@ -204,14 +204,11 @@ def test_command_line_reports_errors(bare_dsn: str, capsys: pytest.CaptureFixtur
 
 
 def test_tokens_are_raised_above_every_fence_after_a_restore(
-    dsn: str, owner: psycopg.Connection, store: fenced_store.FencedStore, capsys: pytest.CaptureFixture[str]
+    dsn: str, store: fenced_store.FencedStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A dump was restored elsewhere: the locks went back in time, the resources did not."""
+    """A dump was restored on a server whose clock is behind: the tokens went back, the resources did not."""
     with dblock.Client(dsn) as client:
-        for _ in range(3):
-            with client.lock("a") as lease:
-                store.put("k", 1, fence=lease)
-        owner.execute("SELECT setval('dblock.token_sequence', 1)")
+        store.put("k", 1, fence=2**52)
         with client.lock("a") as lease, pytest.raises(fenced_store.StaleTokenError):
             store.put("k", 2, fence=lease)
         assert run(dsn, "high-water") == 0

@@ -11,7 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import conninfo, sql
-from sqlalchemy import create_engine
+from sqlalchemy import URL, create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import fenced_store
@@ -179,3 +180,20 @@ async def test_write_behind_an_open_fence_times_out_and_stores_nothing(stores: S
 def test_invalid_patience_is_refused(patience: Any) -> None:
     with pytest.raises(InvalidArgument, match="patience"):
         FencedStore("host=/nowhere", patience=patience)
+
+
+async def test_administration_by_an_async_engine_uses_the_database_of_the_engine(dsn: str, bare_dsn: str) -> None:
+    """The URL alone may lead to another database, as another role, or nowhere."""
+    given = conninfo.conninfo_to_dict(dsn)
+    elsewhere = URL.create("postgresql+psycopg", query={k: str(v) for k, v in given.items()} | {"dbname": "nowhere"})
+    engine = create_async_engine(elsewhere, connect_args={"dbname": given["dbname"], "prepare_threshold": None})
+    assert fenced_store.high_water(engine) == 0
+
+    async def connect() -> Any:
+        return await psycopg.AsyncConnection.connect(bare_dsn)
+
+    own = create_async_engine("postgresql+psycopg://", async_creator=connect)
+    with pytest.raises(InvalidArgument, match="way of its own"):
+        fenced_store.install(own)
+    for each in (engine, own):
+        await each.dispose()
