@@ -1,4 +1,4 @@
-"""Calls of dblock's functions inside the user's own transaction, of psycopg or SQLAlchemy.
+"""Calls of dblock's functions inside the user's own transaction, of psycopg, SQLAlchemy or Django.
 
 Database errors come through as the user's library raises them. The transaction belongs to the user, and so does the
 decision how to handle them.
@@ -19,6 +19,9 @@ class UserTransaction:
     def __init__(self, connection: Any, schema: str, installation: str, *, wants_async: bool) -> None:
         if hasattr(connection, "registry") and callable(connection):
             connection = connection()  # the current session of a scoped_session
+        if hasattr(connection, "ensure_connection"):
+            connection.ensure_connection()
+            connection = connection.connection  # the driver's, behind Django's
         self._connection = connection
         self._schema = quoted(schema)
         self._installation = installation
@@ -27,8 +30,9 @@ class UserTransaction:
         if not isinstance(connection, kinds):
             which = "an asynchronous" if wants_async else "a synchronous"
             raise InvalidArgument(
-                f"This lease needs {which} connection with an open transaction, psycopg's or a SQLAlchemy "
-                f"Connection or Session; got {type(connection).__module__}.{type(connection).__name__}."
+                f"This lease needs {which} connection with an open transaction: psycopg's, a SQLAlchemy "
+                f"Connection or Session, or Django's over psycopg 3; got {type(connection).__module__}."
+                f"{type(connection).__name__}."
             )
 
     def call(self, function: str, name: str, token: int) -> bool:

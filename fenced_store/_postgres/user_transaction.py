@@ -24,6 +24,9 @@ class UserTransaction:
     def __init__(self, connection: Any, schema: str) -> None:
         if hasattr(connection, "registry") and callable(connection):
             connection = connection()  # the session that a scoped_session stands for
+        if hasattr(connection, "ensure_connection"):
+            connection.ensure_connection()
+            connection = connection.connection  # the driver's, behind Django's
         self._connection = connection
         self._schema = quoted(schema)
         self._driver: Any = None
@@ -33,8 +36,8 @@ class UserTransaction:
                 self.is_async, self._is_sqlalchemy, self._is_session = is_async, is_sqlalchemy, is_session
                 return
         raise InvalidArgument(
-            "A fence needs a connection with an open transaction: psycopg's, or a SQLAlchemy Connection or Session; "
-            f"got {type(connection).__module__}.{type(connection).__name__}."
+            "A fence needs a connection with an open transaction: psycopg's, a SQLAlchemy Connection or Session, or "
+            f"Django's over psycopg 3; got {type(connection).__module__}.{type(connection).__name__}."
         )
 
     @property

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import psycopg
 import pytest
 from obstore.store import MemoryStore
+from psycopg import conninfo
 from sqlalchemy import create_engine
 
 import fenced_store
@@ -135,6 +138,26 @@ def run_program(name: str, dsn: str) -> list[str]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_program_prints_its_expected_output(name: str, dsn: str) -> None:
     assert run_program(name, dsn) == PROGRAMS[name]
+
+
+@pytest.mark.second_stage
+def test_program_for_node_prints_its_expected_output(dsn: str) -> None:
+    """If node finds the driver `pg`; NODE_PATH may name its folder."""
+    found = shutil.which("node") and subprocess.run(["node", "-e", "require.resolve('pg')"], stderr=subprocess.DEVNULL)
+    if not found or found.returncode:
+        pytest.skip("needs Node.js with the package pg")
+    given = {name: quote(str(value), safe="") for name, value in conninfo.conninfo_to_dict(dsn).items()}
+    url = "postgresql://{user}@/{dbname}?host={host}&port={port}".format(**{"port": "5432"} | given)
+    program = ROOT / "examples" / "lock_from_node.js"
+    done = subprocess.run(
+        ["node", program], env={**os.environ, "DBLOCK_DSN": url}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == [
+        "a second client gives up after 0.3 s: null",
+        "released: true",
+        "the waiter was granted a higher token: true",
+        "lost: false",
+    ], done.stderr
 
 
 def test_second_run_of_the_cron_job_does_nothing(dsn: str) -> None:

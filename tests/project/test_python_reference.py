@@ -1,0 +1,64 @@
+"""docs/reference/python.md lists every public member of the main classes, with its real signature."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dblock
+from dblock.lease import AsyncLostEvent, LostEvent
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text()
+
+
+def parameters(function: Any) -> list[str]:
+    """Return the parameters as the page writes them. A default that is a mark of its own is written as …"""
+    written = []
+    for one in list(inspect.signature(function).parameters.values())[1:]:
+        if one.kind is one.KEYWORD_ONLY and "*" not in written:
+            written.append("*")
+        default = "…" if type(one.default) is object else repr(one.default)
+        written.append(one.name if one.default is one.empty else f"{one.name}={default}")
+    return written
+
+
+def members(kind: type) -> dict[str, Any]:
+    return {name: member for name, member in inspect.getmembers(kind) if not name.startswith("_")}
+
+
+def rows(heading: str, table: str) -> dict[str, str]:
+    """Return the first two cells of each row of a table in a section."""
+    section = PAGE.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    body = section.split(f"| {table} |", 1)[1].split("\n\n", 1)[0]
+    return dict(re.findall(r"^\| `(.+?)` \| (.*) \|$", body, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("heading", "kinds"),
+    [
+        ("Client and AsyncClient", (dblock.Client, dblock.AsyncClient)),
+        ("Lock and AsyncLock", (dblock.Lock, dblock.AsyncLock)),
+        ("Lease and AsyncLease", (dblock.Lease, dblock.AsyncLease)),
+        ("The event `lost`", (LostEvent, AsyncLostEvent)),
+    ],
+)
+def test_reference_lists_every_member_with_its_signature(heading: str, kinds: tuple[type, type]) -> None:
+    listed = rows(heading, "member")
+    real = {
+        f"{name}({', '.join(parameters(member))})" if callable(member) else name
+        for name, member in members(kinds[0]).items()
+    }
+    assert set(listed) == real
+    awaited = {row.split("(")[0] for row, text in listed.items() if "**await**" in text}
+    assert awaited == {name for name, member in members(kinds[1]).items() if inspect.iscoroutinefunction(member)}
+
+
+def test_reference_lists_every_argument_of_a_client() -> None:
+    for kind in (dblock.Client, dblock.AsyncClient):
+        assert list(rows("Client and AsyncClient", "argument")) == [
+            one for one in parameters(kind.__init__) if one != "*"
+        ]
