@@ -14,7 +14,8 @@
 -- server the order of tokens holds whatever the clock does.
 
 -- Moves the tokens up, if necessary: to the server's clock, and above `above`. Returns the start of
--- this server, to be recorded in the row of the lock.
+-- this server, to be recorded in the row of the lock. `minted_start` is the start that is recorded
+-- there.
 --
 -- Nothing but this function sets the sequence. Sessions take turns by a lock of the table
 -- token_clock. Without it, a session that is delayed before `setval` would set the sequence back to
@@ -27,7 +28,7 @@
 -- sequence cannot get a token above the new value. Either no session grants at that moment (until
 -- token_server_start has the start of this server), or the new value is a million above the old one
 -- at least, and more than a million grants would have to come between the two statements.
-CREATE OR REPLACE FUNCTION catch_up_tokens(above bigint) RETURNS timestamptz
+CREATE OR REPLACE FUNCTION catch_up_tokens(above bigint, minted_start timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
@@ -37,17 +38,21 @@ DECLARE
     highest bigint;
     clock bigint;
     target bigint;
+    ignored text;
 BEGIN
-    -- First without the lock, because another session may have moved the tokens a moment ago, or
-    -- only the lock's row is new.
-    SELECT t.last_value, s.last_value = server_start INTO highest, started
-    FROM token_sequence AS t, token_server_start AS s;
-    IF started AND highest > above AND highest >= date_part('epoch', clock_timestamp()) * second - second THEN
-        RETURN pg_postmaster_start_time();
+    IF minted_start = pg_postmaster_start_time() THEN
+        -- Hot path: the caller has found the tokens too low, and need not look again.
+    ELSE
+        -- If only the row is new, or older than the server, the tokens are as they should be.
+        SELECT t.last_value, s.last_value = server_start INTO highest, started
+        FROM token_sequence AS t, token_server_start AS s;
+        IF started AND highest > above AND highest >= date_part('epoch', clock_timestamp()) * second - second THEN
+            RETURN pg_postmaster_start_time();
+        END IF;
     END IF;
     BEGIN
-        IF current_setting('lock_timeout')::interval NOT BETWEEN '1 ms' AND '2 s' THEN
-            PERFORM set_config('lock_timeout', '2s', true);
+        IF current_setting('lock_timeout') = '0' THEN
+            ignored := set_config('lock_timeout', '2s', true);
         END IF;
         LOCK TABLE token_clock IN SHARE UPDATE EXCLUSIVE MODE;
         SELECT t.last_value, s.last_value = server_start INTO highest, started
@@ -69,10 +74,12 @@ BEGIN
                 RAISE EXCEPTION 'No token can be minted: the next one would be %, and tokens end at 2^53.', target
                     USING HINT = 'Check the clock of the server, and whether tokens were raised too far.';
             END IF;
-            PERFORM pg_catalog.setval('token_sequence'::pg_catalog.regclass, target);
+            target := pg_catalog.setval('token_sequence'::pg_catalog.regclass, target);
         END IF;
         -- After the tokens, because a session that finds this start grants.
-        PERFORM pg_catalog.setval('token_server_start'::pg_catalog.regclass, server_start) WHERE NOT started;
+        IF NOT started THEN
+            PERFORM pg_catalog.setval('token_server_start'::pg_catalog.regclass, server_start);
+        END IF;
         RAISE EXCEPTION USING ERRCODE = 'DBL00';
     EXCEPTION
         WHEN SQLSTATE 'DBL00' THEN

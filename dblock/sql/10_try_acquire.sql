@@ -133,7 +133,7 @@ BEGIN
                         moment := clock_timestamp();
                         EXIT WHEN minted > last_token AND minted >= date_part('epoch', moment) * 1000000 - 1000000;
                     END IF;
-                    minted_start := catch_up_tokens(last_token);
+                    minted_start := catch_up_tokens(last_token, minted_start);
                 END LOOP;
             ELSE
                 minted := -1 - floor(random() * (1::bigint << 52))::bigint;

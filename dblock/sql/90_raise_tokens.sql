@@ -14,7 +14,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     ready := commit_durably();
-    PERFORM catch_up_tokens(above);
+    PERFORM catch_up_tokens(above, NULL);
     -- Writes something in any case, so that the commit of this call waits for the disk. Another
     -- session may have raised the tokens and not have committed yet.
     PERFORM pg_catalog.setval('token_server_start'::pg_catalog.regclass, s.last_value) FROM token_server_start AS s;

@@ -20,7 +20,7 @@ GRANT = "SELECT token FROM try_acquire(%s)"
 CLOCK = "SELECT (date_part('epoch', clock_timestamp()) * 1000000)::bigint"
 SET = "SELECT setval('token_sequence', (date_part('epoch', clock_timestamp()) * 1000000)::bigint + %s)"
 RESTART = "SELECT setval('token_server_start', 1)"
-BEFORE_SETVAL = "            PERFORM pg_catalog.setval('token_sequence'"
+BEFORE_SETVAL = "            target := pg_catalog.setval('token_sequence'"
 SECOND = 1_000_000
 GATE = 815
 
