@@ -32,6 +32,12 @@ def _long_runs() -> list[Entry]:
     runs += [Scenario(name, "promotion-sync", strikes=25) for name in ("mutex", "set_add:key")]
     # A resource in the same database as the lock would be lost together with the lock.
     runs += [Scenario(name, "promotion-async", strikes=25) for name in ("mutex", "set_add:s3")]
+    # What a promoted server granted is lost, and the next one must not issue its tokens again.
+    runs += [
+        Scenario(name, fault, strikes=8)
+        for name in ("mutex", "set_add:s3")
+        for fault in ("promotion-sibling", "flip-back")
+    ]
     runs += [Scenario("mutex", workers=6, seconds=150, options=MANY_LOCKS)] * 4
     return [(run, 1000 + index) for index, run in enumerate(runs)]
 

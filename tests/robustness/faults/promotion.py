@@ -1,7 +1,7 @@
-"""Kill the primary and promote its standby; then replace the old primary by a standby of the new one.
+"""Kill or freeze the primary and promote a standby; then replace the old primary by a standby of the new one.
 
-Two servers alternate as primary, each in its own folder. The traffic's DSN names both, and connects to the one that
-accepts writes.
+The servers alternate as primary, each in its own folder. The traffic's DSN names all of them, and connects to the one
+that accepts writes.
 """
 
 from __future__ import annotations
@@ -72,17 +72,19 @@ class SyncPromotion(Fault):
     synchronous = True
     dsn_parameters: Mapping[str, str] = {}
     """Further parameters of the traffic's DSN."""
+    standbys = 1
     every = (0.3, 0.8)
     afterwards = 3.0
 
     @contextmanager
     def set_up(self, env: Environment) -> Iterator[None]:
         first = env.server
-        second = Server(new_folder(), settings=dict(self.settings), dies_with_us=True)
+        others = [Server(new_folder(), settings=dict(self.settings), dies_with_us=True) for _ in range(self.standbys)]
         try:
-            make_standby(first, second)
-            env.components["standby"] = second
-            addresses = [conninfo.conninfo_to_dict(one.url) for one in (first, second)]
+            for one in others:
+                make_standby(first, one)
+            env.components["standby"], *env.components["siblings"] = others
+            addresses = [conninfo.conninfo_to_dict(one.url) for one in (first, *others)]
             env.dsn = conninfo.make_conninfo(
                 user="postgres",
                 dbname="postgres",
@@ -96,10 +98,11 @@ class SyncPromotion(Fault):
             yield
         finally:
             env.server = first
-            for one in (second, first):
+            for one in (*others, first):
                 send_signal(pids_working_in(one.data), signal.SIGCONT)
                 one.stop()
-            shutil.rmtree(second.folder, ignore_errors=True)
+            for one in others:
+                shutil.rmtree(one.folder, ignore_errors=True)
 
     def wait_for_standby(self, env: Environment) -> None:
         """Return once the standby streams and, if it is synchronous, commits wait for its confirmation."""
@@ -112,7 +115,11 @@ class SyncPromotion(Fault):
         wait_until(
             f"the standby to be {state}",
             lambda: (
-                fetch_value(primary, "SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'") == state
+                fetch_value(
+                    primary,
+                    f"SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND sync_state = '{state}'",
+                )
+                == self.standbys
             ),
         )
 
@@ -187,3 +194,67 @@ class SplitBrain(AsyncPromotion):
         sessions = fetch_value(old, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dblock'")
         kill_all_processes(old)
         return {"seconds": seconds, "sessions": sessions}
+
+
+class SiblingPromotion(AsyncPromotion):
+    """Promote a standby, let it grant, kill it, and promote another standby that never saw those grants.
+
+    Both take the same timeline. What the first one granted is lost.
+    """
+
+    name = "promotion-sibling"
+    effect = "grants"
+    standbys = 2
+
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        primary, one, (other,) = env.server, env.components["standby"], env.components["siblings"]
+        kill_all_processes(primary)
+        self.promote_standby(one)
+        granted = wait_for_grants(one, rng)
+        kill_all_processes(one)
+        self.promote_standby(other)
+        env.server, env.components["standby"], env.components["siblings"] = other, one, [primary]
+        for server in (one, primary):
+            make_standby(other, server)
+        self.wait_for_standby(env)
+        return {"grants": granted}
+
+
+class FlipBack(AsyncPromotion):
+    """Freeze the primary, let its promoted standby grant, kill that one, and let the first primary continue.
+
+    It keeps its timeline. What the other one granted is lost.
+    """
+
+    name = "flip-back"
+    effect = "grants"
+    dsn_parameters = {"connect_timeout": "2"}  # noqa: RUF012
+    afterwards = 5.0
+
+    def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
+        primary, standby = env.server, env.components["standby"]
+        pids = pids_working_in(primary.data)
+        try:
+            send_signal(pids, signal.SIGSTOP)
+            self.promote_standby(standby)
+            granted = wait_for_grants(standby, rng)
+            kill_all_processes(standby)
+            # Tokens may be a second behind the clock. A cluster manager needs longer to make a node the leader again.
+            time.sleep(1.1)
+        finally:
+            send_signal(pids | pids_working_in(primary.data), signal.SIGCONT)
+        time.sleep(rng.uniform(0.5, 1.0))
+        make_standby(primary, standby)
+        self.wait_for_standby(env)
+        return {"grants": granted}
+
+
+def wait_for_grants(server: Server, rng: random.Random) -> int:
+    """Wait until the traffic has found this server and was granted locks for a while; return how many locks."""
+    since = fetch_value(server, "SELECT clock_timestamp()")
+    count = f"SELECT count(*) FROM dblock.distributed_locks WHERE granted_at > '{since}'"
+    wait_until(f"grants by {server}", lambda: bool(fetch_value(server, count)))
+    time.sleep(rng.uniform(0.3, 0.6))
+    granted = fetch_value(server, count)
+    assert isinstance(granted, int)
+    return granted

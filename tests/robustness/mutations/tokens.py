@@ -11,6 +11,12 @@ UNCHECKED = Edit(
     GRANT, "EXIT WHEN minted > last_token AND minted >= date_part('epoch', moment) * 1000000 - 1000000;", "EXIT;"
 )
 """Grants under a token that is not above the last one of its lock, or far behind the clock."""
+LEAP = (
+    Edit("03_token_clock.sql", "highest < clock - second OR (highest < clock AND NOT started)", "false"),
+    Edit("03_token_clock.sql", "target := highest + second;", "target := highest + (1::bigint << 40);"),
+    Edit(GRANT, " AND minted >= date_part('epoch', moment) * 1000000 - 1000000", ""),
+)
+"""Moves the tokens by a fixed number at each start of a server, and otherwise not at all."""
 FIRST_LOOK = "        SELECT l.token, l.minted_server_start, l.last_served_ticket"
 CROWD = {"locks": 1, "tried": 0.7, "long": 0.0}
 
@@ -60,6 +66,19 @@ BUGS = (
                 "        DELETE FROM distributed_locks AS l WHERE l.name = release.name;\n        RETURN true;\n",
             ),
         ),
+    ),
+    *(
+        Bug(
+            f"leap at a {event}",
+            f"leaps by 2^40 at each start of a server instead of following the clock ({event})",
+            ("token order",),
+            fault=fault,
+            strikes=2,
+            workers=3,
+            options={"hold": 0, "locks": 16},
+            edits=LEAP,
+        )
+        for event, fault in (("sibling promotion", "promotion-sibling"), ("flip-back", "flip-back"))
     ),
     Bug(
         "sequence with a cache",

@@ -1,7 +1,10 @@
-"""The database server: the store, its disk and its standby. It may crash, and the standby may be promoted.
+"""The database server: the store, its disk and its standbys. It may crash, and a standby may be promoted.
 
 A crash forgets what was not flushed: asynchronous commits. A promotion forgets what the standby had not received,
-synchronous commits included.
+synchronous commits included. After a promotion another standby may be promoted that never received anything from the
+first one, or the old primary, which was only frozen, may return. Both forget all that was committed in between.
+
+All nodes have the same clock.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import TypeVar
 
 from tests.robustness.simulation.fence import Fence
 from tests.robustness.simulation.store import Store
+from tests.robustness.simulation.tables import Tables
 from tests.robustness.simulation.world import World
 
 T = TypeVar("T")
@@ -32,6 +36,11 @@ class Database:
         self.promoted_at = -1.0
         self._flushed = store.tables.copy()
         self._received = store.tables.copy()
+        self._starts = store.incarnation
+        self._sibling: Tables | None = None
+        """The contents of a standby that has received nothing since the last promotion."""
+        self._frozen: tuple[Tables, int] | None = None
+        """The contents and the start of the server before the last promotion."""
 
     def call(self, session: int | None, act: Callable[[], T]) -> T:
         """Run a function in one transaction."""
@@ -57,18 +66,41 @@ class Database:
         sequence = max(self._flushed.sequence, self.store.tables.sequence)
         self.store.tables = self._flushed.copy()
         self.store.tables.sequence = sequence + self.world.random.randrange(MINTED_AHEAD)
+        self._sibling = self._frozen = None
         self._restart()
 
     def promote(self) -> None:
-        """Continue with the standby, on a timeline of its own."""
-        self.store.tables = self._received.copy()
-        self.store.timeline += 1
+        """Continue with the standby."""
+        self._frozen = self.store.tables.copy(), self.store.incarnation
+        self._sibling = self._received.copy()
+        self._continue_with(self._received)
+
+    @property
+    def was_promoted(self) -> bool:
+        """Whether there is a standby that has received nothing since a promotion, and a server that was replaced."""
+        return self._sibling is not None
+
+    def promote_sibling(self) -> None:
+        """Continue with a standby that has received nothing since the last promotion."""
+        assert self._sibling is not None
+        self._continue_with(self._sibling)
+
+    def flip_back(self) -> None:
+        """Continue with the server that was replaced, which was only frozen."""
+        assert self._frozen is not None
+        tables, start = self._frozen
+        self._continue_with(tables)
+        self.store.incarnation = start
+
+    def _continue_with(self, tables: Tables) -> None:
+        self.store.tables = tables.copy()
         self.promoted_at = self.world.now
         self._restart()
         self.flush()
 
     def _restart(self) -> None:
-        self.store.incarnation += 1
+        self._starts += 1
+        self.store.incarnation = self._starts
         self.store.marks.clear()
         self.store.queues.clear()
         self.store.sessions.clear()

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 LONGEST = 4.0
 """Seconds for which a process is stopped or cut off at most: longer than any lease here lasts."""
 
+RETURNS_AFTER = 1.001
+"""Seconds after which a primary that was frozen is the leader again, at least."""
+
 
 class Faults:
     """The faults of processes and of the database."""
@@ -36,6 +39,8 @@ class Faults:
         if run.database.mortal:
             kinds[self.crash] = 0.6
             kinds[self.promote] = 0.8
+            kinds[self.promote_sibling] = 0.4
+            kinds[self.flip_back] = 0.4
             self._flush()
         for _ in range(chance.randrange(0, 14)):
             kind = chance.choices(list(kinds), list(kinds.values()))[0]
@@ -148,7 +153,16 @@ class Faults:
     def promote(self) -> None:
         self._replace(self._run.database.promote, "is replaced by its standby")
 
-    def _replace(self, act: Callable[[], None], what: str) -> None:
+    def promote_sibling(self) -> None:
+        if self._run.database.was_promoted:
+            self._replace(self._run.database.promote_sibling, "is replaced by a standby that saw nothing of it")
+
+    def flip_back(self) -> None:
+        # Tokens may be a second behind the clock. A cluster manager needs longer to make a node the leader again.
+        if self._run.database.was_promoted:
+            self._replace(self._run.database.flip_back, "is replaced by the server before it", RETURNS_AFTER)
+
+    def _replace(self, act: Callable[[], None], what: str, least: float = 0.01) -> None:
         database = self._run.database
         if database.up:
             self._say("database", what)
@@ -156,7 +170,7 @@ class Faults:
             act()
             database.up = False
             self._run.checks.database_replaced()
-            self._world.after(self._world.random.uniform(0.01, 1.0), self.come_up)
+            self._world.after(self._world.random.uniform(least, least + 1.0), self.come_up)
 
     def come_up(self) -> None:
         if not self._run.database.up:

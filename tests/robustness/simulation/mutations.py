@@ -268,7 +268,25 @@ def force_frees_without_telling(run: Run) -> Iterator[None]:
 @_bug
 def no_jump_after_promotion(run: Run) -> Iterator[None]:
     """Mint tokens a second time after a promotion."""
-    run.store.enter_timeline = lambda: None  # type: ignore[method-assign]
+    yield from _ignore_the_clock(run, 0)
+
+
+@_bug
+def leap_after_promotion(run: Run) -> Iterator[None]:
+    """Leap by 2^40 at each start of a server, instead of following its clock."""
+    yield from _ignore_the_clock(run, 1 << 40)
+
+
+def _ignore_the_clock(run: Run, leap: int) -> Iterator[None]:
+    store = run.store
+
+    def catch_up_tokens(above: int) -> None:
+        if store.tables.server_start != store.incarnation:
+            store.tables.sequence += leap
+            store.tables.server_start = store.incarnation
+
+    store.follows_the_clock = lambda token: True  # type: ignore[method-assign]
+    store.catch_up_tokens = catch_up_tokens  # type: ignore[method-assign]
     yield
 
 

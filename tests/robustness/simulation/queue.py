@@ -59,7 +59,6 @@ class Queues:
         self.session: int | None = None
         """The session of the call under way, if it is one of them."""
         self.incarnation = 1
-        self.timeline = 1
         self.durable = False
         """Whether the call under way waits for the disk before its reply."""
 

@@ -11,7 +11,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tests.robustness.simulation.queue import Queues
-from tests.robustness.simulation.tables import FAR_AHEAD, Row, Ticket
+from tests.robustness.simulation.tables import Row, Ticket
+
+SECOND = 1_000_000
+"""The clock's ticks in a second, each of them a token."""
 
 
 class Tried(NamedTuple):
@@ -122,17 +125,32 @@ class Store(Queues):
         self.observer.granted(row, ticket, fair)
 
     def mint(self, row: Row) -> int:
-        """Return the next token, far ahead of all others if the timeline is a new one."""
-        if row.minted != (self.incarnation, self.timeline):
-            if self.tables.recorded != self.timeline:
-                self.enter_timeline()
-            row.minted = (self.incarnation, self.timeline)
-        self.tables.sequence += 1
-        return self.tables.sequence
+        """Return the next token, which is above the last one of the lock and at most a second behind the clock."""
+        while True:
+            if row.minted_start == self.incarnation:
+                self.tables.sequence += 1
+                if self.tables.sequence > row.token and self.follows_the_clock(self.tables.sequence):
+                    return self.tables.sequence
+            self.catch_up_tokens(row.token)
+            row.minted_start = self.incarnation
 
-    def enter_timeline(self) -> None:
-        self.tables.sequence = max(self.tables.sequence + FAR_AHEAD, (self.timeline - 1) * FAR_AHEAD)
-        self.tables.recorded = self.timeline
+    def follows_the_clock(self, token: int) -> bool:
+        return token >= self.now() * SECOND - SECOND
+
+    def catch_up_tokens(self, above: int) -> None:
+        """Move the tokens up to the clock, if they are too low, and above a number."""
+        highest, clock, started = (
+            self.tables.sequence,
+            round(self.now() * SECOND),
+            self.tables.server_start == self.incarnation,
+        )
+        if not self.follows_the_clock(highest) or (highest < clock and not started):
+            target = clock
+        else:
+            target = highest if started else highest + SECOND
+        if above >= target:
+            target = max(above, highest + SECOND)
+        self.tables.sequence, self.tables.server_start = target, self.incarnation
 
     def acquire(
         self,

@@ -11,9 +11,6 @@ import copy
 import math
 from dataclasses import dataclass, field
 
-FAR_AHEAD = 1 << 40
-"""How far tokens are taken ahead on a new timeline."""
-
 
 @dataclass(slots=True)
 class Row:
@@ -29,8 +26,8 @@ class Row:
     presence: str | None = None
     waiting: bool = False
     last_served_ticket: int = 0
-    minted: tuple[int, int] | None = None
-    """The server start and the timeline in which its token was minted."""
+    minted_start: int | None = None
+    """The start of the server that minted its token."""
 
 
 @dataclass(slots=True)
@@ -65,8 +62,8 @@ class Tables:
     clients: dict[str, float] = field(default_factory=dict)
     """Until when each waiting client counts as alive."""
     sequence: int = 0
-    recorded: int = 1
-    """The timeline on which tokens were last minted."""
+    server_start: int = 0
+    """The start of the server that minted the last token."""
 
     def copy(self) -> Tables:
         """Return a copy, as on another disk."""
@@ -75,5 +72,5 @@ class Tables:
             {name: [copy.copy(ticket) for ticket in line] for name, line in self.tickets.items()},
             dict(self.clients),
             self.sequence,
-            self.recorded,
+            self.server_start,
         )
