@@ -136,7 +136,7 @@ def test_lock_with_a_new_holder_is_not_force_released(shell: Shell, lease: dbloc
         lease.release()
         next_one = bob.lock("job", ttl=60).acquire()
         terminal.press("y\rwhy not\r")
-        terminal.wait_for("nothing was done")
+        terminal.wait_for("is no longer held under token")
         assert terminal.ended() == 1
         next_one.renew()
 

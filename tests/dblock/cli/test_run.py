@@ -402,7 +402,7 @@ def test_writer_log_would_show_late_writes(shell: Shell, dsn: str, tmp_path: Pat
     """The same writer, not killed, logs refusals: the log of the test above could have shown them."""
     log = tmp_path / "log"
     with fenced_store.FencedStore(dsn) as store:
-        store.put("ledger", "the next holder's", fence=10**6)
+        store.put("ledger", "the next holder's", fence=2**52)
         process = shell.start("run", "job", "--", sys.executable, "-c", WRITER, dsn, str(log))
         until(lambda: log.exists() and log.read_text().count("refused") > 3)
         assert "stored" not in log.read_text()
