@@ -10,6 +10,7 @@
     ├── DatabaseError          the database could not be asked, or did not reply
     │   ├── Unavailable        no connection, or it broke; the call may have taken effect
     │   ├── NotWritable        a standby, or a server in read-only mode
+    │   ├── LoginRefused       wrong password, unknown role or database, or no CONNECT
     │   ├── AccessDenied       the role may not call dblock's functions
     │   ├── UnsuitableServer   the server does not behave as dblock needs it
     │   └── SchemaError        dblock's schema does not fit this client
@@ -150,6 +151,10 @@ class NotWritable(DatabaseError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), ()
+
+
+class LoginRefused(DatabaseError):
+    """The server refuses the role, the password or the database. A retry does not help."""
 
 
 class AccessDenied(DatabaseError):

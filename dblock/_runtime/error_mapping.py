@@ -6,6 +6,7 @@ stays attached as the cause.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,7 @@ from dblock.errors import (
     DatabaseError,
     DblockError,
     InvalidArgument,
+    LoginRefused,
     NotWritable,
     SchemaError,
     SchemaMissing,
@@ -72,6 +74,11 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
             f"A claim needs fenced_store in the lock's own database, and the privilege to use it: {said}. As its owner "
             "run: dblock fence setup, and for each role: dblock fence grant ROLE."
         )
+    if is_login_refused(error):
+        return LoginRefused(
+            f"The server refused the login, and a retry does not help: {said.rstrip('.')}. "
+            "Check the role, its password, the database and the role's CONNECT privilege on it."
+        )
     if isinstance(error, pg.InsufficientPrivilege):
         return AccessDenied(
             f"The database refused: {said}. To lock and unlock, a role needs what the schema's owner gives it by: "
@@ -89,6 +96,21 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
         # libpq's last line may be a question.
         return Unavailable(f"The database could not be asked: {said}{'' if said.endswith(('.', '?')) else '.'}")
     return DatabaseError(f"The database refused: {said}")
+
+
+_LOGIN_REFUSED = re.compile(
+    r"authentication failed|no password supplied|(role|user|database) \".*\" does not exist|no such (user|database)"
+    r"|is not permitted to log in|no pg_hba\.conf entry|permission denied for database"
+)
+
+
+def is_login_refused(error: psycopg.Error) -> bool:
+    """Return whether a connection was refused for a reason that does not pass by itself.
+
+    libpq does not say which SQLSTATE a refused connection has. In a server with translated messages such a refusal
+    looks like any other.
+    """
+    return type(error) is psycopg.OperationalError and _LOGIN_REFUSED.search(str(error)) is not None
 
 
 def is_broken(error: psycopg.Error) -> bool:

@@ -13,9 +13,12 @@ import os
 from typing import Any
 
 from dblock._core.effects import Row
-from dblock._core.statements import READ_COMMITTED
+from dblock._core.statements import READ_COMMITTED, SET_READ_COMMITTED
 
 DEFAULT = "-c default_transaction_isolation=read\\ committed"
+
+
+_WHICH_SESSION = b"SELECT pg_backend_pid()::text, current_setting('default_transaction_isolation')"
 
 
 class Remedy(enum.Enum):
@@ -45,3 +48,33 @@ def remedy(connection: Any, session: Row | None) -> Remedy:
     if session is None or session[1] in READ_COMMITTED:
         return Remedy.NOTHING
     return Remedy.SET if session[0] == str(connection.info.backend_pid) else Remedy.BEGIN
+
+
+def set_isolation(connection: Any) -> Remedy:
+    """Make a connection that was opened without the option READ COMMITTED, if that is possible for its session."""
+    from psycopg import IsolationLevel
+
+    try:
+        connection.isolation_level = IsolationLevel.READ_COMMITTED
+        found = remedy(connection, connection.execute(_WHICH_SESSION).fetchone())
+        if found is Remedy.SET:
+            connection.execute(SET_READ_COMMITTED.sql)
+    except BaseException:
+        connection.close()
+        raise
+    return found
+
+
+async def set_isolation_async(connection: Any) -> Remedy:
+    """Make a connection that was opened without the option READ COMMITTED, if that is possible for its session."""
+    from psycopg import IsolationLevel
+
+    try:
+        await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+        found = remedy(connection, await (await connection.execute(_WHICH_SESSION)).fetchone())
+        if found is Remedy.SET:
+            await connection.execute(SET_READ_COMMITTED.sql)
+    except BaseException:
+        await connection.close()
+        raise
+    return found

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dblock._core.options import is_text
-from dblock._core.statements import SET_READ_COMMITTED
-from dblock._runtime.isolation import Remedy, is_option_refused, remedy, with_option
+from dblock._runtime.isolation import Remedy, is_option_refused, set_isolation, set_isolation_async, with_option
 from dblock.errors import ConfigurationError, DblockError, InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ logger = logging.getLogger("dblock")
 DSN_VARIABLE = "DBLOCK_DSN"
 EMBEDDED_VARIABLE = "DBLOCK_EMBEDDED"
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_WHICH_SESSION = b"SELECT pg_backend_pid()::text, current_setting('default_transaction_isolation')"
 _SPEAK_UTF8 = "SET client_encoding TO 'UTF8'"
 CONNECT_TIMEOUT = 5
 """Seconds that one attempt to connect may take, unless the DSN says otherwise."""
@@ -85,18 +83,7 @@ class Target:
         return make_conninfo("", **with_option(dict(conninfo_to_dict(self.conninfo()))))
 
     def _read_committed(self, connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
-        """Make a connection that was opened without the option READ COMMITTED."""
-        import psycopg
-
-        try:
-            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            found = remedy(connection, connection.execute(_WHICH_SESSION).fetchone())
-            if found is Remedy.SET:
-                connection.execute(SET_READ_COMMITTED.sql)
-        except BaseException:
-            connection.close()
-            raise
-        self.needs_transactions = self.needs_transactions or found is Remedy.BEGIN
+        self.needs_transactions |= set_isolation(connection) is Remedy.BEGIN
         return connection
 
     async def connect_async(self) -> psycopg.AsyncConnection[Any]:
@@ -116,23 +103,8 @@ class Target:
         return await self._read_committed_async(connection)
 
     async def _read_committed_async(self, connection: psycopg.AsyncConnection[Any]) -> psycopg.AsyncConnection[Any]:
-        """Make a connection that was opened without the option READ COMMITTED."""
-        import psycopg
-
-        try:
-            await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
-            found = remedy(connection, await (await connection.execute(_WHICH_SESSION)).fetchone())
-            if found is Remedy.SET:
-                await connection.execute(SET_READ_COMMITTED.sql)
-        except BaseException:
-            await connection.close()
-            raise
-        self.needs_transactions = self.needs_transactions or found is Remedy.BEGIN
+        self.needs_transactions |= await set_isolation_async(connection) is Remedy.BEGIN
         return connection
-
-    def for_threads(self) -> Target:
-        """Return the target that threads of an AsyncClient use to reach the same database in the same way."""
-        return self
 
     def __str__(self) -> str:
         """Name the database, without the password."""

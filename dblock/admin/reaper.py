@@ -16,7 +16,7 @@ from dblock._core.schema_version import DEFAULT_SCHEMA, check_name
 from dblock._runtime.error_mapping import translated
 from dblock._runtime.target import Target, resolve
 from dblock.admin.schema import status_of
-from dblock.errors import InvalidArgument, NotWritable, Unavailable
+from dblock.errors import InvalidArgument, LoginRefused, NotWritable, Unavailable
 
 if TYPE_CHECKING:
     from dblock._runtime.target import Where
@@ -72,9 +72,13 @@ class Reaper:
     def run(self, stop: threading.Event | None = None) -> None:
         """Reap at intervals until `stop` is set. If the database is unreachable, retry at the next interval."""
         stop = stop or threading.Event()
+        worked = False
         while not stop.is_set():
             try:
                 logger.info("reaper deleted %d idle locks", self.once())
-            except (Unavailable, NotWritable) as error:
+                worked = True
+            except (Unavailable, NotWritable, LoginRefused) as error:
+                if isinstance(error, LoginRefused) and not worked:
+                    raise  # a password that has worked before may be in the middle of a change
                 logger.warning("reaper could not run; retrying in %g s: %s", self._interval, error)
             stop.wait(self._interval)

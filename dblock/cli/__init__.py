@@ -21,7 +21,7 @@ import click
 from dblock.cli import exit_codes
 from dblock.cli.context import CommandContext, common_options
 from dblock.cli.output import printable, to_json
-from dblock.errors import DblockError, LockTimeout, Unavailable
+from dblock.errors import DblockError, LockTimeout, LoginRefused, Unavailable
 
 COMMANDS = {
     "run": "run.command:run",
@@ -187,7 +187,7 @@ def _message(context: CommandContext, error: BaseException) -> str:
     if isinstance(error, LockTimeout):
         waited = f" within {error.timeout:g} s" if error.timeout else ""
         return f"lock {printable(error.name)!r} was not acquired{waited}{context.held_by}."
-    if isinstance(error, Unavailable) and context.source != "--dsn":
+    if isinstance(error, (Unavailable, LoginRefused)) and context.source != "--dsn":
         return f"{error} (The database is named by: {context.source}.)"
     if isinstance(error, OSError) and error.filename is None and error.strerror:
         return f"the output could not be written: {error.strerror}"

@@ -13,6 +13,7 @@ from dblock.errors import (
     InvalidArgument,
     LeaseLost,
     LockTimeout,
+    LoginRefused,
     NotWritable,
     SchemaError,
     Unavailable,
@@ -45,7 +46,7 @@ LEASE_LOST = 76
 ACCESS_DENIED = 77
 """The role lacks a privilege."""
 NOT_CONFIGURED = 78
-"""No database is named, a setting or the installation cannot be used, or the schema does not fit this version."""
+"""No database is named, the server refuses the login, a setting cannot be used, or the schema does not fit."""
 CANNOT_EXECUTE = 126
 """`dblock run`: the command exists but cannot be executed."""
 NOT_FOUND = 127
@@ -59,6 +60,7 @@ _CODES: dict[type[BaseException], int] = {
     Unavailable: UNREACHABLE,
     NotWritable: UNREACHABLE,
     EmbeddedError: UNREACHABLE,
+    LoginRefused: NOT_CONFIGURED,
     AccessDenied: ACCESS_DENIED,
     SchemaError: NOT_CONFIGURED,
     UnsuitableServer: NOT_CONFIGURED,

@@ -36,7 +36,8 @@ def test_the_public_names_are_these_and_no_more() -> None:
     assert sorted(dblock.__all__) == [
         "AccessDenied", "AsyncClient", "AsyncEfficiencyLease", "AsyncLease", "AsyncLock", "Client", "ClientClosed",
         "ConfigurationError", "DatabaseError", "DblockError", "EfficiencyLease", "EmbeddedError", "Holder",
-        "InvalidArgument", "Lease", "LeaseLost", "Lock", "LockTimeout", "NoFencingToken", "NotWritable", "Reason",
+        "InvalidArgument", "Lease", "LeaseLost", "Lock", "LockTimeout", "LoginRefused", "NoFencingToken",
+        "NotWritable", "Reason",
         "SchemaError", "SchemaMissing", "SchemaOutdated", "SchemaTooNew", "Unavailable", "UnsuitableServer",
         "Waiter", "monotonic",
     ]  # fmt: skip
@@ -70,6 +71,7 @@ def test_every_error_has_one_base_and_survives_pickling() -> None:
         dblock.ClientClosed(),
         dblock.NotWritable(),
         dblock.Unavailable("gone"),
+        dblock.LoginRefused("no"),
         dblock.AccessDenied("no"),
         dblock.InvalidArgument("off"),
         dblock.ConfigurationError("no database"),
