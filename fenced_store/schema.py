@@ -10,13 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
 from fenced_store._postgres.engines import Database, transaction
-from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_schema, literal, quoted
-from fenced_store.errors import AccessDenied, InvalidArgument, NotInstalled
+from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_schema, quoted
+from fenced_store.errors import AccessDenied, InvalidArgument, NotInstalled, sqlstate
 
 REVISION = 1
 """The revision that this version needs: the number of the newest file with tables."""
+
+COLLISIONS = ("23505", "42P06", "42P01")
+"""The SQLSTATEs of an install that waited for another install or uninstall: the schema exists now, or no longer."""
 
 API = (
     "raise_fence",
@@ -39,6 +43,7 @@ API = (
     "is_plain_type",
     "lock_table",
     "resource_of",
+    "reserve_resource",
     "create_guard",
     "record_protection",
     "record_unprotection",
@@ -56,8 +61,21 @@ API = (
 def install(database: Database, schema: str = DEFAULT_SCHEMA) -> bool:
     """Upgrade the schema to this version's revision; return False if it was current."""
     check_schema(schema)
+    try:
+        return _install(database, schema)
+    except DBAPIError as error:
+        if sqlstate(error) not in COLLISIONS:
+            raise
+    # Another install or uninstall has just committed. This one waited for it.
+    return _install(database, schema)
+
+
+def _install(database: Database, schema: str) -> bool:
     with transaction(database, schema) as connection:
         before = _installed_revision(connection, schema)
+        if before:
+            _lock_revision(connection, schema)
+            before = _installed_revision(connection, schema)
         if before == REVISION:
             return False
         if before > REVISION:
@@ -71,7 +89,9 @@ def uninstall(database: Database, schema: str = DEFAULT_SCHEMA) -> None:
     """Drop the schema with every fence and every stored value, unless a table is still protected."""
     check_schema(schema)
     with transaction(database, schema) as connection:
-        if not _installed_revision(connection, schema):
+        if _installed_revision(connection, schema):
+            _lock_revision(connection, schema)
+        else:
             raise NotInstalled(f"There is no fenced_store in schema {schema!r} of this database.")
         tables = (
             connection.execute(text(f"SELECT resource FROM {quoted_for_text(schema)}.protected_tables()"))
@@ -129,7 +149,6 @@ def install_statements(schema: str, before: int = 0) -> list[str]:
     functions = sorted(folder.glob("[0-9][0-9]_*.sql"))
     assert int(tables[-1].name[:4]) == REVISION
     return [
-        f"SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended({literal('fenced_store ' + schema)}, 0))",
         *([f"CREATE SCHEMA {quoted(schema)}", "SET LOCAL fenced_store.first_install = 'on'"] if not before else []),
         # The functions keep this search_path. pg_temp is last, so that no temporary object can shadow the schema's own.
         f"SET LOCAL search_path TO {quoted(schema)}, pg_temp",
@@ -159,15 +178,24 @@ def quoted_for_text(schema: str) -> str:
 
 
 def _installed_revision(connection: Connection, schema: str) -> int:
-    """Return the installed revision, 0 for none. Other installs wait until this transaction ends."""
-    key = {"key": f"fenced_store {schema}"}
-    connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), key)
+    """Return the installed revision, 0 for none."""
     name = {"name": f"{quoted(schema)}.revision()"}
     if not connection.execute(text("SELECT to_regprocedure(:name)"), name).scalar():
         if connection.execute(text("SELECT 1 FROM pg_namespace WHERE nspname = :name"), {"name": schema}).scalar():
             raise InvalidArgument(f"Schema {schema!r} exists and is not fenced_store's. Choose another name.")
         return 0
     return int(connection.execute(text(f"SELECT {quoted_for_text(schema)}.revision()")).scalar_one())
+
+
+def _lock_revision(connection: Connection, schema: str) -> None:
+    """Make other installs and uninstalls of this schema wait until this transaction ends.
+
+    The table is the owner's, so no other role can take this lock. A first install has no table yet: there the creation
+    of the schema itself makes the others wait.
+    """
+    connection.exec_driver_sql(
+        f"LOCK TABLE {quoted(schema)}.installed_revision IN SHARE ROW EXCLUSIVE MODE".replace("%", "%%")
+    )
 
 
 def _too_new_message(schema: str, found: int) -> str:

@@ -1,7 +1,8 @@
 """Install dblock's schema in a database, remove it, report its state, and grant roles access to it.
 
-Guarantee: an install or uninstall is atomic, and any number may run at once. Each is one transaction, behind an
-advisory lock that other installs of the same schema wait for.
+Guarantee: an install or uninstall is atomic, and any number may run at once. Each is one transaction, behind a lock
+that other installs of the same schema wait for. The lock is on a table of the schema's owner, so no other role can take
+it. A first install has no table yet: there the creation of the schema makes the others wait.
 
 The schema belongs to dblock alone. So an install refuses a schema that holds other objects, and an uninstall knows that
 everything it drops is dblock's.
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 VERSION_TABLE = "installed_revision"
 
 PACKAGE = Path(__file__).parents[1]
+
+COLLISIONS = ("23505", "42P06", "42P07", "42P01")
+"""The SQLSTATEs of an install that waited for another install or uninstall: the schema exists now, or no longer."""
 
 REFUSED = "DBL01"
 """The SQLSTATE of the error for a schema that dblock cannot use."""
@@ -87,7 +91,20 @@ def install(target: Target | Where, schema: str = DEFAULT_SCHEMA, *, repair: boo
         from dblock.admin import probe
 
         probe.require(target, schema)
-    with translated(schema), _transaction(target, schema) as connection:
+    from sqlalchemy.exc import DBAPIError
+
+    with translated(schema):
+        try:
+            return _install(target, schema, found, repair)
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) not in COLLISIONS:
+                raise
+        # Another install or uninstall has just committed. This one waited for it.
+        return _install(target, schema, found, repair)
+
+
+def _install(target: Target, schema: str, found: Status, repair: bool) -> str | None:
+    with _transaction(target, schema) as connection:
         before = _revision(connection, schema)
         if before == REVISION and not repair and found.complete:
             return before
@@ -198,7 +215,8 @@ def _changing_privileges(target: Target | Where, role: str, schema: str) -> Iter
         with connection.transaction():
             # Whatever the default: after the wait, the privileges must be seen as they are then.
             connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_key(schema)])
+            if _may_lock(connection.execute(_LOCKABLE, [f"{quoted(schema)}.{VERSION_TABLE}"]).fetchone()):
+                connection.execute(_lock_statement(schema).encode())
             yield connection
 
 
@@ -289,20 +307,29 @@ def function_files() -> list[Path]:
 
 @contextmanager
 def _transaction(target: Target, schema: str) -> Iterator[Connection]:
-    from sqlalchemy import NullPool, create_engine, text
+    from sqlalchemy import NullPool, create_engine
 
     engine = create_engine("postgresql+psycopg://", creator=target.connect, poolclass=NullPool)
     # A connection in autocommit mode would otherwise stay so.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
-        key = {"key": _lock_key(schema)}
-        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), key)
+        name = f"{quoted(schema)}.{VERSION_TABLE}"
+        if _may_lock(connection.exec_driver_sql(_LOCKABLE, (name,)).fetchone()):
+            _run(connection, _lock_statement(schema))
         _run(connection, _search_path(schema))
         yield connection
 
 
-def _lock_key(schema: str) -> str:
-    return f"dblock schema {schema}"
+_LOCKABLE = "SELECT has_table_privilege(to_regclass(%s), 'UPDATE')"
+
+
+def _may_lock(row: Any) -> bool:
+    """Return whether the table of the revision exists and this login may lock it. Only such a login may change it."""
+    return bool(row and row[0])
+
+
+def _lock_statement(schema: str) -> str:
+    return f"LOCK TABLE {quoted(schema)}.{VERSION_TABLE} IN SHARE ROW EXCLUSIVE MODE"
 
 
 def _run(connection: Connection, statement: str) -> None:

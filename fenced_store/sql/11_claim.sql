@@ -29,19 +29,27 @@ BEGIN
         gives_up := clock_timestamp() + make_interval(secs => claim.patience);
         ignored := set_config('lock_timeout', greatest(round(claim.patience * 1000), 1)::text || 'ms', true);
     END IF;
-    -- A session that protects a table waits for this claim, or has committed and is seen below.
-    LOCK TABLE protections IN ROW SHARE MODE;
     -- All claims take their fences in the same order, so no two of them deadlock. Gates come last,
     -- as they do for a transaction that writes inside a fence.
     FOR one IN
+        SELECT DISTINCT table_of(u) COLLATE "C" AS table_resource FROM unnest(claim.resources) AS u
+        WHERE table_of(u) IS NOT NULL ORDER BY 1
+    LOOP
+        -- A transaction that protects this table waits for this claim, or has committed and is seen
+        -- below.
+        IF claim.patience IS NOT NULL THEN
+            ignored := set_config(
+                'lock_timeout',
+                greatest(round(date_part('epoch', gives_up - clock_timestamp()) * 1000), 1)::text || 'ms', true
+            );
+        END IF;
+        PERFORM hold_protection(one.table_resource);
+    END LOOP;
+    FOR one IN
         SELECT r.resource, p.resource AS table_resource
         FROM (SELECT DISTINCT u COLLATE "C" AS resource FROM unnest(claim.resources) AS u) AS r
-        LEFT JOIN LATERAL (
-            SELECT o.resource FROM protections AS o
-            WHERE o.per = 'row' AND (r.resource = o.resource OR starts_with(r.resource, o.resource || ':'))
-            ORDER BY length(o.resource) DESC LIMIT 1
-        ) AS p ON true
-        ORDER BY p.resource IS NOT NULL, p.resource, r.resource <> p.resource, hashtext(r.resource) & 63, r.resource
+        LEFT JOIN protections AS p ON p.resource = table_of(r.resource) AND p.per = 'row'
+        ORDER BY p.resource IS NOT NULL, p.resource, r.resource <> p.resource, hashtext(r.resource) & 31, r.resource
     LOOP
         ready := check_resource(one.resource) AND check_token(one.resource, claim.token);
         IF claim.patience IS NOT NULL THEN
@@ -51,7 +59,7 @@ BEGIN
             );
         END IF;
         IF one.table_resource IS NOT NULL THEN
-            PERFORM lock_gate(one.table_resource, one.resource);
+            PERFORM lock_gate(one.table_resource, one.resource, gives_up);
         END IF;
         INSERT INTO fences AS f (resource, token, stored_at, stored_by)
         VALUES (one.resource, claim.token, clock_timestamp(), left(coalesce(claim.writer, describe_session()), 512))

@@ -21,8 +21,9 @@ END
 $$;
 
 -- Returns the token of a row's fence, 0 for none. An INSERT without a token stores it with the row.
+-- It is volatile, so that it reads the latest fence also for a statement that has waited.
 CREATE OR REPLACE FUNCTION current_fence(row_resource text) RETURNS bigint
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
     SELECT coalesce(max(f.token), 0) FROM fences AS f WHERE f.resource = row_resource
 $$;

@@ -31,17 +31,53 @@ BEGIN
 END
 $$;
 
+-- Returns whether a version of a row was written by the current transaction. The version must be
+-- visible and newer than the snapshot of the calling statement, so that its number is a recent one.
+CREATE OR REPLACE FUNCTION is_own_version(version xid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    own CONSTANT bigint := pg_current_xact_id_if_assigned()::text;
+    -- The numbers of subtransactions follow that of their transaction.
+    distance CONSTANT bigint := (version::text::bigint - own) & 4294967295;
+BEGIN
+    RETURN coalesce(
+        distance = 0 OR distance < 2147483648 AND pg_xact_status((own + distance)::text::xid8) = 'in progress', false
+    );
+END
+$$;
+
+-- Fails a statement whose snapshot is older than the last transaction that had the fence of its
+-- table. The statement would overwrite what that transaction has committed.
+CREATE OR REPLACE FUNCTION fail_old_snapshot(table_resource text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    RAISE EXCEPTION 'Another transaction took the fence of % and committed after this statement began. Retry the transaction.',
+        quote_literal(left(table_resource, 200))
+        USING ERRCODE = 'serialization_failure',
+        DETAIL = 'The statement does not see what that transaction wrote.',
+        HINT = format(
+            'To wait instead, take the fence first, in a statement of its own: SELECT %I.raise_fence(%L, token)',
+            current_schema(), table_resource
+        );
+END
+$$;
+
 -- Checks the token of a transaction that writes a row against the token of the row, and against the
 -- fences of the row and its table, which a claim or a deletion may have raised. Returns the token
--- to store with the row. NULL means that the row keeps its token.
+-- to store with the row. NULL means that the row keeps its token. `seen` is the version of the
+-- table's fence that the writing statement sees.
 CREATE OR REPLACE FUNCTION guard_row(
-    table_resource text, row_resource text, stored bigint, stored_at timestamptz, strict boolean, warn_only boolean
+    table_resource text, row_resource text, stored bigint, stored_at timestamptz, strict boolean, warn_only boolean,
+    seen xid
 ) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
     carried CONSTANT text := current_setting('fenced_store.token', true);
+    gate CONSTANT text := 'gate_' || left(md5(table_resource), 20);
     offered bigint;
     fence record;
     ready boolean;
@@ -55,24 +91,34 @@ BEGIN
         END IF;
     END IF;
     -- From here on a claim of the row or its table waits for this transaction, or has committed and
-    -- is seen below.
-    ready := pg_advisory_xact_lock_shared(hashtext(table_resource), 64) IS NULL;
-    ready := pg_advisory_xact_lock_shared(hashtext(table_resource), hashtext(row_resource) & 63) IS NULL;
+    -- is seen below. Hot path: gate_of() inlined.
+    EXECUTE 'LOCK TABLE ONLY ' || gate || ', ONLY ' || gate || '_' || (hashtext(row_resource) & 31) || ' IN ROW SHARE MODE';
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-        -- A transaction with an older snapshot does not see newer claims. It conflicts with them
-        -- here, and fails.
+        -- A transaction with an older snapshot does not see newer claims and deletions. It conflicts
+        -- with their fences here, and fails. It leaves no fence of its own.
         ready := check_resource(table_resource) AND check_resource(row_resource);
         INSERT INTO fences AS f (resource, token, stored_at, purgeable)
-        VALUES (table_resource, 0, clock_timestamp(), true), (row_resource, 0, clock_timestamp(), true)
+        VALUES (table_resource, 0, clock_timestamp(), true)
         ON CONFLICT DO NOTHING;
+        INSERT INTO fences AS f (resource, token, stored_at, purgeable)
+        VALUES (row_resource, 0, clock_timestamp(), true)
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            DELETE FROM fences AS f WHERE f.resource = row_resource;
+        END IF;
     END IF;
-    SELECT f.resource, f.token, f.stored_at, f.stored_by INTO fence
+    SELECT f.resource, f.token, f.stored_at, f.stored_by, f.xmin INTO fence
     FROM fences AS f
-    WHERE f.resource IN (table_resource, row_resource) AND f.token > greatest(offered, stored)
+    WHERE f.resource IN (table_resource, row_resource)
+      AND (f.token > greatest(offered, stored) OR f.resource = table_resource AND f.xmin IS DISTINCT FROM seen)
     ORDER BY f.token DESC LIMIT 1;
     IF FOUND THEN
-        PERFORM refuse(fence.resource, offered, fence.token, fence.stored_at, fence.stored_by, warn_only);
-        RETURN NULL;
+        IF fence.token > greatest(offered, stored) THEN
+            PERFORM refuse(fence.resource, offered, fence.token, fence.stored_at, fence.stored_by, warn_only);
+            RETURN NULL;
+        ELSIF NOT warn_only AND NOT is_own_version(fence.xmin) THEN
+            PERFORM fail_old_snapshot(table_resource);
+        END IF;
     END IF;
     IF offered < stored THEN
         PERFORM refuse(row_resource, offered, stored, guard_row.stored_at, NULL, warn_only);
@@ -82,8 +128,11 @@ BEGIN
 END
 $$;
 
--- Takes the fence of a whole table with the token that the transaction carries.
-CREATE OR REPLACE FUNCTION guard_table(table_resource text, strict boolean, warn_only boolean) RETURNS void
+-- Takes the fence of a whole table with the token that the transaction carries. With `reads`, the
+-- writing statement reads the table, and `seen` is the version of the fence that it sees.
+CREATE OR REPLACE FUNCTION guard_table(
+    table_resource text, strict boolean, warn_only boolean, reads boolean, seen xid
+) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
@@ -94,16 +143,24 @@ BEGIN
     IF offered IS NULL THEN
         RETURN;
     END IF;
-    SELECT f.token, f.stored_at, f.stored_by, f.xmin INTO fence FROM fences AS f WHERE f.resource = table_resource;
+    SELECT f.token, f.xmin INTO fence FROM fences AS f WHERE f.resource = table_resource;
     IF FOUND AND fence.token = offered AND fence.xmin = pg_current_xact_id_if_assigned()::xid THEN
         RETURN;  -- this transaction has taken the fence before
     END IF;
+    -- The table cannot be protected in another way before this transaction ends, because the
+    -- transaction writes to the table. So neither hold_protection() nor a gate is needed.
     IF NOT warn_only THEN
-        PERFORM raise_fence(table_resource, offered);
+        IF NOT write_fence(table_resource, offered, 0, NULL, reads, seen) THEN
+            SELECT f.xmin INTO fence FROM fences AS f WHERE f.resource = table_resource;
+            IF NOT is_own_version(fence.xmin) THEN
+                PERFORM fail_old_snapshot(table_resource);
+            END IF;
+            PERFORM write_fence(table_resource, offered, 0, NULL);
+        END IF;
         RETURN;
     END IF;
     BEGIN
-        PERFORM raise_fence(table_resource, offered);
+        PERFORM write_fence(table_resource, offered, 0, NULL);
     EXCEPTION WHEN SQLSTATE 'FEN01' THEN
         SELECT f.token, f.stored_at, f.stored_by INTO fence FROM fences AS f WHERE f.resource = table_resource;
         PERFORM refuse(table_resource, offered, fence.token, fence.stored_at, fence.stored_by, true);
@@ -129,12 +186,12 @@ BEGIN
             HINT = 'A stricter isolation level hides the tokens of the newest rows. DELETE works at every level.';
     END IF;
     -- From here on a claim of a row waits for this transaction, or has committed and is seen below.
-    PERFORM pg_advisory_xact_lock(hashtext(table_resource), 64);
+    PERFORM lock_gate(table_resource, table_resource);
     above := greatest(highest, highest_fence(table_resource));
     IF offered < above THEN
         PERFORM refuse(table_resource, offered, above, NULL, NULL, warn_only);
     ELSIF offered IS NOT NULL THEN
-        PERFORM raise_fence(table_resource, offered);
+        PERFORM write_fence(table_resource, offered, 0, NULL);
         RETURN;
     END IF;
     PERFORM preserve_fence(table_resource, above);
@@ -143,11 +200,17 @@ $$;
 
 -- The trigger of a table that is protected as a whole. Its arguments are the resource, whether the
 -- fence is strict, and whether it only warns.
+--
+-- It is STABLE, so that it reads the fence with the snapshot of the statement that fired it. The
+-- functions that it calls are volatile and read the latest version.
 CREATE OR REPLACE FUNCTION guard_table_trigger() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 BEGIN
-    PERFORM guard_table(TG_ARGV[0], TG_ARGV[1]::boolean, TG_ARGV[2]::boolean);
+    PERFORM guard_table(
+        TG_ARGV[0], TG_ARGV[1]::boolean, TG_ARGV[2]::boolean, TG_OP <> 'TRUNCATE',
+        (SELECT f.xmin FROM fences AS f WHERE f.resource = TG_ARGV[0])
+    );
     IF TG_LEVEL = 'STATEMENT' THEN
         RETURN NULL;
     END IF;

@@ -1,14 +1,15 @@
--- Encodes the values of a key as one text. Different keys give different texts.
+-- Encodes the values of a key as one text. Different keys give different texts. Strings with a
+-- backslash are E strings, because standard_conforming_strings may be off.
 CREATE OR REPLACE FUNCTION row_key(VARIADIC key text[]) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
     -- No key produces a backslash before any character but a backslash or a comma.
     SELECT CASE
         WHEN octet_length(convert_to(k, 'UTF8')) <= 512 THEN k
-        ELSE '\#' || encode(sha256(convert_to(k, 'UTF8')), 'hex')
+        ELSE E'\\#' || encode(sha256(convert_to(k, 'UTF8')), 'hex')
     END
     FROM (
-        SELECT string_agg(replace(replace(v, '\', '\\'), ',', '\,'), ',' ORDER BY position) AS k
+        SELECT string_agg(replace(replace(v, E'\\', E'\\\\'), ',', E'\\,'), ',' ORDER BY position) AS k
         FROM unnest(key) WITH ORDINALITY AS u (v, position)
     ) AS joined
 $$;

@@ -4,7 +4,7 @@
 
 -- Returns the resource name of a table: the one that it has, or the one that it would get.
 CREATE OR REPLACE FUNCTION resource_of(target regclass) RETURNS text
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT SET quote_all_identifiers = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -21,6 +21,34 @@ BEGIN
     IF FOUND THEN
         RAISE EXCEPTION 'The name % is still that of the fence of table %, which was renamed. Unprotect it first.',
             named, other USING ERRCODE = 'duplicate_object';
+    END IF;
+    RETURN named;
+END
+$$;
+
+-- Returns the resource name of a table, and lets no other transaction protect or unprotect the
+-- table until this one ends. Waits for transactions that have claimed or taken the fence of the
+-- table or of a row, which would not know of the change. New claims of them wait for this
+-- transaction. Other resources are not concerned.
+CREATE OR REPLACE FUNCTION reserve_resource(target regclass) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    named CONSTANT text := resource_of(target);
+BEGIN
+    IF named IS NULL THEN
+        RAISE EXCEPTION 'There is no table %.', coalesce(target::text, 'without a name')
+            USING ERRCODE = 'undefined_object';
+    END IF;
+    LOOP
+        PERFORM FROM fences AS f WHERE f.resource = named FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO fences (resource, token, stored_at) VALUES (named, 0, clock_timestamp()) ON CONFLICT DO NOTHING;
+    END LOOP;
+    IF resource_of(target) <> named THEN
+        RAISE EXCEPTION '% was renamed while this session waited for its fence. Try again.', target
+            USING ERRCODE = 'object_in_use';
     END IF;
     RETURN named;
 END
@@ -115,18 +143,15 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    named CONSTANT text := resource_of(record_protection.target);
+    named CONSTANT text := reserve_resource(record_protection.target);
     arguments text[];
     per text;
     key_columns text[];
 BEGIN
-    -- Wait for concurrent claims, which know nothing of this protection. New claims wait for this
-    -- transaction.
-    LOCK TABLE protections IN EXCLUSIVE MODE;
     SELECT (
             -- Each argument ends with a zero byte, and is in the database's encoding.
             SELECT array_agg(convert_from(decode(piece, 'hex'), getdatabaseencoding()) ORDER BY position)
-            FROM unnest(string_to_array(regexp_replace(encode(t.tgargs, 'hex'), '(..)', '\1 ', 'g'), '00 '))
+            FROM unnest(string_to_array(regexp_replace(encode(t.tgargs, 'hex'), '(..)', E'\\1 ', 'g'), '00 '))
                  WITH ORDINALITY AS pieces (piece, position)
             WHERE position <= t.tgnargs
         ), CASE WHEN p.proname = 'guard_table_trigger' THEN 'table' ELSE 'row' END
@@ -146,6 +171,9 @@ BEGIN
             USING ERRCODE = 'undefined_object';
     END IF;
     key_columns := CASE WHEN per = 'row' THEN arguments[5:] END;
+    IF per = 'table' THEN
+        PERFORM drop_gates(named);
+    END IF;
     -- The record of a table that was dropped.
     DELETE FROM protections AS p
     WHERE p.resource = named AND p.target <> record_protection.target
@@ -175,9 +203,9 @@ BEGIN
     ) THEN
         RAISE EXCEPTION '% still has its fence.', record_unprotection.target USING ERRCODE = 'object_in_use';
     END IF;
-    LOCK TABLE protections IN EXCLUSIVE MODE;
     DELETE FROM protections AS p WHERE p.target = record_unprotection.target RETURNING p.resource, p.key INTO was;
     IF FOUND AND was.key IS NOT NULL THEN
+        PERFORM drop_gates(was.resource);
         EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()',
             current_schema(), guard_function_name(record_unprotection.target, was.resource, was.key));
     END IF;

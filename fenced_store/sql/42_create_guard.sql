@@ -19,8 +19,8 @@ CREATE OR REPLACE FUNCTION create_guard(target regclass, key text[]) RETURNS tex
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
 DECLARE
-    resource CONSTANT text := resource_of(target);
-    function_name CONSTANT text := format('%I.%I', current_schema(), guard_function_name(target, resource, key));
+    resource text;
+    function_name text;
     settings text := 'SET search_path FROM CURRENT';
     plain boolean := cardinality(key) = 1;
     new_parts text[] := '{}';
@@ -32,6 +32,8 @@ BEGIN
         RAISE EXCEPTION '% is not a table, so it cannot be guarded.', coalesce(target::text, 'NULL')
             USING ERRCODE = 'wrong_object_type';
     END IF;
+    resource := reserve_resource(target);
+    function_name := format('%I.%I', current_schema(), guard_function_name(target, resource, key));
     FOR one IN
         SELECT u.name, key_expression(a.atttypid, a.attcollation) AS pattern, is_plain_type(a.atttypid) AS plain
         FROM unnest(key) WITH ORDINALITY AS u (name, position)
@@ -56,6 +58,7 @@ DECLARE
     is_strict CONSTANT boolean := TG_ARGV[1];
     warn_only CONSTANT boolean := TG_ARGV[2];
     token bigint;
+    seen xid;
     was text;
     is_now text;
 BEGIN
@@ -70,23 +73,27 @@ BEGIN
         RAISE EXCEPTION 'Table %% is protected, but its columns fence_token and fence_at have changed.',
             TG_RELID::regclass USING ERRCODE = 'wrong_object_type';
     END IF;
+    IF current_setting('fenced_store.token', true) <> '' THEN
+        -- As the statement sees it, because this function is STABLE.
+        SELECT f.xmin INTO seen FROM fences AS f WHERE f.resource = %1$L;
+    END IF;
     IF TG_WHEN = 'AFTER' THEN
         -- The INSERT may have waited until a row with this key was deleted. That row's fence was
         -- kept in the meantime, and is seen here.
         IF NEW.fence_token > 0 AND NOT warn_only THEN
-            PERFORM guard_row(%1$L, %1$L || ':' || %2$s, 0, NULL, is_strict, warn_only);
+            PERFORM guard_row(%1$L, %1$L || ':' || %2$s, 0, NULL, is_strict, warn_only, seen);
         END IF;
         RETURN NULL;
     END IF;
     IF TG_OP = 'INSERT' THEN
         is_now := %1$L || ':' || %2$s;
-        token := guard_row(%1$L, is_now, 0, NULL, is_strict, warn_only);
+        token := guard_row(%1$L, is_now, 0, NULL, is_strict, warn_only, seen);
         NEW.fence_token := coalesce(token, current_fence(is_now));
         NEW.fence_at := CASE WHEN token IS NOT NULL THEN clock_timestamp() END;
         RETURN NEW;
     END IF;
     was := %1$L || ':' || %3$s;
-    token := guard_row(%1$L, was, OLD.fence_token, OLD.fence_at, is_strict, warn_only);
+    token := guard_row(%1$L, was, OLD.fence_token, OLD.fence_at, is_strict, warn_only, seen);
     IF TG_OP = 'DELETE' THEN
         PERFORM preserve_fence(was, greatest(token, OLD.fence_token));
         RETURN OLD;
@@ -94,7 +101,7 @@ BEGIN
     is_now := %1$L || ':' || %2$s;
     IF is_now <> was THEN
         PERFORM preserve_fence(was, greatest(token, OLD.fence_token));
-        token := coalesce(guard_row(%1$L, is_now, 0, NULL, is_strict, warn_only), token);
+        token := coalesce(guard_row(%1$L, is_now, 0, NULL, is_strict, warn_only, seen), token);
         -- If the row moves to another partition, it is inserted there as a new row.
         PERFORM preserve_fence(is_now, greatest(token, OLD.fence_token));
     END IF;
@@ -107,7 +114,7 @@ $body$, resource,
         CASE WHEN plain THEN new_parts[1] ELSE format('row_key(%s)', array_to_string(new_parts, ', ')) END,
         CASE WHEN plain THEN old_parts[1] ELSE format('row_key(%s)', array_to_string(old_parts, ', ')) END);
     EXECUTE format(
-        'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER %s AS %L',
+        'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql STABLE SECURITY DEFINER %s AS %L',
         function_name, settings, body
     );
     FOR one IN
@@ -121,9 +128,7 @@ $body$, resource,
         SELECT c.relowner::regrole FROM pg_class AS c WHERE c.oid = target
     ));
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', function_name, 'The fence of ' || resource);
-    -- Transactions with an older snapshot insert this row in guard_row(). Create it here, so that
-    -- none of them waits for another that inserts it.
-    INSERT INTO fences AS f (resource, token, stored_at) VALUES (resource, 0, clock_timestamp()) ON CONFLICT DO NOTHING;
+    PERFORM create_gates(resource);
     RETURN function_name;
 END
 $$;

@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION protect_table(
     strict boolean DEFAULT false,
     warn_only boolean DEFAULT false
 ) RETURNS text
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET quote_all_identifiers = off
 AS $$
 DECLARE
     ours CONSTANT text := quote_ident(current_schema());
@@ -36,8 +36,13 @@ BEGIN
         RAISE EXCEPTION '% belongs to Postgres or to fenced_store, so it cannot be protected.', target
             USING ERRCODE = 'wrong_object_type';
     END IF;
+    -- First the fence, then the table: in the order of a transaction that writes inside the fence.
+    resource := reserve_resource(target);
     PERFORM lock_table(target, 'ACCESS EXCLUSIVE');
-    resource := resource_of(target);
+    IF resource_of(target) <> resource THEN
+        RAISE EXCEPTION '% was renamed while this session waited for its lock. Try again.', target
+            USING ERRCODE = 'object_in_use';
+    END IF;
     SELECT c.oid, c.relname, c.relkind, n.nspname INTO it
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = target;
     qualified := format('%I.%I', it.nspname, it.relname);

@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION unprotect_table(
     must_exist boolean DEFAULT true,
     keep_highest boolean DEFAULT true
 ) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET quote_all_identifiers = off
 AS $$
 DECLARE
     was record;
@@ -20,6 +20,7 @@ BEGIN
         END IF;
         RETURN false;
     END IF;
+    PERFORM reserve_resource(target);
     PERFORM lock_table(target, 'ACCESS EXCLUSIVE');
     IF was.per = 'row' AND (drop_columns OR keep_highest) THEN
         highest := greatest(highest_token(target), highest_fence(was.resource));
@@ -43,7 +44,7 @@ BEGIN
         -- Former partitions, if the caller still owns them.
         UNION SELECT t.tgrelid::regclass FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
         WHERE t.tgname = 'zz_fenced_store_truncate' AND pg_has_role(c.relowner, 'USAGE')
-          AND position(convert_to(was.resource, getdatabaseencoding()) || '\x00'::bytea IN t.tgargs) = 1
+          AND position(convert_to(was.resource, getdatabaseencoding()) || E'\\x00'::bytea IN t.tgargs) = 1
     LOOP
         EXECUTE format('DROP TRIGGER IF EXISTS zz_fenced_store_truncate ON %s', leaf);
     END LOOP;

@@ -11,7 +11,12 @@ BEGIN
         RAISE EXCEPTION 'Fences are kept for at least a day; got %.', coalesce(older_than::text, 'nothing')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    DELETE FROM fences AS f WHERE f.purgeable AND f.stored_at < clock_timestamp() - older_than;
+    -- Wait for no transaction that has such a fence. It is deleted the next time.
+    DELETE FROM fences AS f
+    WHERE f.resource IN (
+        SELECT o.resource FROM fences AS o
+        WHERE o.purgeable AND o.stored_at < clock_timestamp() - older_than FOR UPDATE SKIP LOCKED
+    );
     GET DIAGNOSTICS deleted = ROW_COUNT;
     RETURN deleted;
 END

@@ -58,7 +58,7 @@ MAY_CALL = {
                 "guard_table_trigger", "preserve_fence", "current_fence", "highest_fence", "key_expression",
                 "has_fence_columns",
                 "highest_token", "guard_truncate_trigger", "guard_function_name", "is_plain_type", "lock_table",
-                "resource_of",
+                "resource_of", "reserve_resource",
                 "create_guard", "record_protection", "record_unprotection", "owns_fence_columns",
                 "row_key", "protect_table",
                 "unprotect_table", "protected_tables", "record_rejection", "revision",
@@ -68,7 +68,8 @@ MAY_CALL = {
         **dict.fromkeys(
             (
                 "check_resource", "check_token", "describe_session", "commit_durably", "insert_rejection", "refuse",
-                "lock_gate", "carried_token", "high_water", "purge_deleted_fences",
+                "table_of", "gate_of", "create_gates", "drop_gates", "hold_protection", "lock_gate", "write_fence",
+                "is_own_version", "fail_old_snapshot", "carried_token", "high_water", "purge_deleted_fences",
             ),
             OWNER_ALONE,
         ),

@@ -44,12 +44,14 @@ class Session:
         return cursor.fetchone() if cursor.description else None
 
     def wait_until_blocked(self) -> None:
-        """Return as soon as this session waits for a lock that another session holds."""
+        """Return as soon as this session waits for a lock that another session holds, or sleeps between attempts."""
         pid = self.connection.info.backend_pid
+        waits = (
+            "SELECT FROM pg_stat_activity WHERE pid = %s AND (wait_event = 'PgSleep' OR pg_blocking_pids(pid) <> '{}')"
+        )
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            row = self._observer.execute("SELECT cardinality(pg_blocking_pids(%s))", [pid]).fetchone()
-            if row and row[0]:
+            if self._observer.execute(waits.encode(), [pid]).fetchone() is not None:
                 return
             time.sleep(0.005)
         raise AssertionError("the session should wait for another session, but does not")

@@ -119,7 +119,7 @@ def test_concurrent_grants_lose_nothing(dsn: str, role: str, sessions: Sessions)
         )
     first = sessions.open("first")
     first.do("BEGIN")
-    first.do("SELECT pg_advisory_xact_lock(hashtextextended('dblock schema dblock', 0))")
+    first.do("LOCK TABLE dblock.installed_revision IN SHARE ROW EXCLUSIVE MODE")
     for statement in privileges.grant_statements(role, "dblock", ["lock"]):
         first.do(statement)
     second = threading.Thread(target=schema.grant, args=(dsn, role), kwargs={"may": ["see"]})
