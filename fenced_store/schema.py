@@ -28,8 +28,6 @@ API = (
     "write",
     "read",
     "history",
-    "guard_row",
-    "guard_table",
     "guard_truncate",
     "guard_table_trigger",
     "preserve_fence",

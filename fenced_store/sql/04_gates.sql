@@ -22,7 +22,7 @@ AS $$
     )
 $$;
 
--- Returns the name of the gate of a table or a row. guard_row() has this inlined.
+-- Returns the name of the gate of a table or a row.
 CREATE OR REPLACE FUNCTION gate_of(table_resource text, resource text) RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$
@@ -31,7 +31,8 @@ AS $$
     END
 $$;
 
--- Creates the gates of a table, or drops them.
+-- Creates the gates of a table, and the function with which its guard passes them. That function has
+-- one statement for each gate of rows, because a statement that is known beforehand needs no parsing.
 CREATE OR REPLACE FUNCTION create_gates(table_resource text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -54,9 +55,30 @@ BEGIN
             EXECUTE format('REVOKE ALL ON %s FROM %s', gate, thing.grantee);
         END LOOP;
     END LOOP;
+    gate := gate_of(table_resource, table_resource);
+    EXECUTE format(
+        'CREATE OR REPLACE FUNCTION pass_%s(number integer) RETURNS boolean LANGUAGE plpgsql VOLATILE AS %L', gate,
+        'BEGIN CASE number >> 3 ' || (
+            SELECT string_agg(format('WHEN %s THEN CASE number %s END CASE;', eighth, branches), ' ')
+            FROM (
+                SELECT n >> 3, string_agg(
+                    format('WHEN %s THEN LOCK TABLE ONLY %s, ONLY %s_%s IN ROW SHARE MODE;', n, gate, gate, n), ' '
+                )
+                FROM generate_series(0, 31) AS n GROUP BY 1
+            ) AS b (eighth, branches)
+        ) || ' END CASE; RETURN true; END'
+    );
+    FOR thing IN
+        SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS grantee
+        FROM pg_proc AS p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
+        WHERE p.oid = to_regprocedure(format('%I.pass_%s(integer)', current_schema(), gate)) AND a.grantee <> p.proowner
+    LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION pass_%s(integer) FROM %s', gate, thing.grantee);
+    END LOOP;
 END
 $$;
 
+-- Drops what create_gates() has created.
 CREATE OR REPLACE FUNCTION drop_gates(table_resource text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -67,6 +89,7 @@ DECLARE
 BEGIN
     IF gates IS NOT NULL THEN
         EXECUTE 'DROP TABLE ' || gates;
+        EXECUTE format('DROP FUNCTION IF EXISTS pass_%s(integer)', gate_of(table_resource, table_resource));
     END IF;
 END
 $$;

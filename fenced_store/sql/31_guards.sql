@@ -48,11 +48,18 @@ END
 $$;
 
 -- Fails a statement whose snapshot is older than the last transaction that had the fence of its
--- table. The statement would overwrite what that transaction has committed.
-CREATE OR REPLACE FUNCTION fail_old_snapshot(table_resource text) RETURNS void
+-- table. The statement would overwrite what that transaction has committed. `seen` is the version of
+-- the fence that the statement sees.
+CREATE OR REPLACE FUNCTION check_snapshot(table_resource text, seen xid) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
+#variable_conflict use_column
+DECLARE
+    latest CONSTANT xid := f.xmin FROM fences AS f WHERE f.resource = table_resource;
 BEGIN
+    IF latest = seen OR is_own_version(latest) THEN
+        RETURN;
+    END IF;
     RAISE EXCEPTION 'Another transaction took the fence of % and committed after this statement began. Retry the transaction.',
         quote_literal(left(table_resource, 200))
         USING ERRCODE = 'serialization_failure',
@@ -64,20 +71,23 @@ BEGIN
 END
 $$;
 
+-- The triggers call the functions up to here, guard_row() and guard_table() with the privileges of
+-- the schema's owner. No application role may call them.
+
 -- Checks the token of a transaction that writes a row against the token of the row, and against the
 -- fences of the row and its table, which a claim or a deletion may have raised. Returns the token
--- to store with the row. NULL means that the row keeps its token. `seen` is the version of the
--- table's fence that the writing statement sees.
+-- to store with the row. NULL means that the row keeps its token. A negative token means that the
+-- caller has to call check_snapshot(). The caller has passed the gates of the row. `oldest` is the
+-- oldest transaction that ran when the writing statement began.
 CREATE OR REPLACE FUNCTION guard_row(
     table_resource text, row_resource text, stored bigint, stored_at timestamptz, strict boolean, warn_only boolean,
-    seen xid
+    oldest xid
 ) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
     carried CONSTANT text := current_setting('fenced_store.token', true);
-    gate CONSTANT text := 'gate_' || left(md5(table_resource), 20);
     offered bigint;
     fence record;
     ready boolean;
@@ -90,9 +100,6 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    -- From here on a claim of the row or its table waits for this transaction, or has committed and
-    -- is seen below. Hot path: gate_of() inlined.
-    EXECUTE 'LOCK TABLE ONLY ' || gate || ', ONLY ' || gate || '_' || (hashtext(row_resource) & 31) || ' IN ROW SHARE MODE';
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         -- A transaction with an older snapshot does not see newer claims and deletions. It conflicts
         -- with their fences here, and fails. It leaves no fence of its own.
@@ -110,21 +117,23 @@ BEGIN
     SELECT f.resource, f.token, f.stored_at, f.stored_by, f.xmin INTO fence
     FROM fences AS f
     WHERE f.resource IN (table_resource, row_resource)
-      AND (f.token > greatest(offered, stored) OR f.resource = table_resource AND f.xmin IS DISTINCT FROM seen)
+      AND (
+          f.token > greatest(offered, stored)
+          -- The statement sees every version of a fence that is older than that.
+          OR f.resource = table_resource AND age(f.xmin) <= age(oldest)
+      )
     ORDER BY f.token DESC LIMIT 1;
     IF FOUND THEN
         IF fence.token > greatest(offered, stored) THEN
             PERFORM refuse(fence.resource, offered, fence.token, fence.stored_at, fence.stored_by, warn_only);
             RETURN NULL;
-        ELSIF NOT warn_only AND NOT is_own_version(fence.xmin) THEN
-            PERFORM fail_old_snapshot(table_resource);
         END IF;
     END IF;
     IF offered < stored THEN
         PERFORM refuse(row_resource, offered, stored, guard_row.stored_at, NULL, warn_only);
         RETURN NULL;
     END IF;
-    RETURN offered;
+    RETURN CASE WHEN fence.token IS NULL OR warn_only THEN offered ELSE -offered END;
 END
 $$;
 
@@ -133,7 +142,7 @@ $$;
 CREATE OR REPLACE FUNCTION guard_table(
     table_resource text, strict boolean, warn_only boolean, reads boolean, seen xid
 ) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
+LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -151,10 +160,7 @@ BEGIN
     -- transaction writes to the table. So neither hold_protection() nor a gate is needed.
     IF NOT warn_only THEN
         IF NOT write_fence(table_resource, offered, 0, NULL, reads, seen) THEN
-            SELECT f.xmin INTO fence FROM fences AS f WHERE f.resource = table_resource;
-            IF NOT is_own_version(fence.xmin) THEN
-                PERFORM fail_old_snapshot(table_resource);
-            END IF;
+            PERFORM check_snapshot(table_resource, seen);
             PERFORM write_fence(table_resource, offered, 0, NULL);
         END IF;
         RETURN;

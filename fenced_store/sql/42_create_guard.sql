@@ -58,7 +58,11 @@ DECLARE
     is_strict CONSTANT boolean := TG_ARGV[1];
     warn_only CONSTANT boolean := TG_ARGV[2];
     token bigint;
-    seen xid;
+    -- Of the statement's snapshot, because this function is STABLE. The functions that it calls are
+    -- volatile and read the latest versions.
+    oldest CONSTANT xid := pg_snapshot_xmin(pg_current_snapshot())::xid;
+    carries CONSTANT boolean := current_setting('fenced_store.token', true) <> '';
+    ready boolean;
     was text;
     is_now text;
 BEGIN
@@ -73,27 +77,30 @@ BEGIN
         RAISE EXCEPTION 'Table %% is protected, but its columns fence_token and fence_at have changed.',
             TG_RELID::regclass USING ERRCODE = 'wrong_object_type';
     END IF;
-    IF current_setting('fenced_store.token', true) <> '' THEN
-        -- As the statement sees it, because this function is STABLE.
-        SELECT f.xmin INTO seen FROM fences AS f WHERE f.resource = %1$L;
-    END IF;
     IF TG_WHEN = 'AFTER' THEN
         -- The INSERT may have waited until a row with this key was deleted. That row's fence was
         -- kept in the meantime, and is seen here.
         IF NEW.fence_token > 0 AND NOT warn_only THEN
-            PERFORM guard_row(%1$L, %1$L || ':' || %2$s, 0, NULL, is_strict, warn_only, seen);
+            token := guard_row(%1$L, %1$L || ':' || %2$s, 0, NULL, is_strict, warn_only, oldest);
+%5$s
         END IF;
         RETURN NULL;
     END IF;
     IF TG_OP = 'INSERT' THEN
         is_now := %1$L || ':' || %2$s;
-        token := guard_row(%1$L, is_now, 0, NULL, is_strict, warn_only, seen);
+        -- From here on a claim of the row or its table waits for this transaction, or has committed
+        -- and is seen in guard_row().
+        ready := carries AND %4$s(hashtext(is_now) & 31);
+        token := guard_row(%1$L, is_now, 0, NULL, is_strict, warn_only, oldest);
+%5$s
         NEW.fence_token := coalesce(token, current_fence(is_now));
         NEW.fence_at := CASE WHEN token IS NOT NULL THEN clock_timestamp() END;
         RETURN NEW;
     END IF;
     was := %1$L || ':' || %3$s;
-    token := guard_row(%1$L, was, OLD.fence_token, OLD.fence_at, is_strict, warn_only, seen);
+    ready := carries AND %4$s(hashtext(was) & 31);
+    token := guard_row(%1$L, was, OLD.fence_token, OLD.fence_at, is_strict, warn_only, oldest);
+%5$s
     IF TG_OP = 'DELETE' THEN
         PERFORM preserve_fence(was, greatest(token, OLD.fence_token));
         RETURN OLD;
@@ -101,7 +108,9 @@ BEGIN
     is_now := %1$L || ':' || %2$s;
     IF is_now <> was THEN
         PERFORM preserve_fence(was, greatest(token, OLD.fence_token));
-        token := coalesce(guard_row(%1$L, is_now, 0, NULL, is_strict, warn_only, seen), token);
+        ready := carries AND %4$s(hashtext(is_now) & 31);
+        token := coalesce(guard_row(%1$L, is_now, 0, NULL, is_strict, warn_only, oldest), token);
+%5$s
         -- If the row moves to another partition, it is inserted there as a new row.
         PERFORM preserve_fence(is_now, greatest(token, OLD.fence_token));
     END IF;
@@ -112,7 +121,15 @@ BEGIN
 END
 $body$, resource,
         CASE WHEN plain THEN new_parts[1] ELSE format('row_key(%s)', array_to_string(new_parts, ', ')) END,
-        CASE WHEN plain THEN old_parts[1] ELSE format('row_key(%s)', array_to_string(old_parts, ', ')) END);
+        CASE WHEN plain THEN old_parts[1] ELSE format('row_key(%s)', array_to_string(old_parts, ', ')) END,
+        'pass_' || gate_of(resource, resource),
+        format(
+            'IF token < 0 THEN'
+            ' PERFORM check_snapshot(%1$L, (SELECT f.xmin FROM fences AS f WHERE f.resource = %1$L));'
+            ' token := -token;'
+            ' END IF;',
+            resource
+        ));
     EXECUTE format(
         'CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql STABLE SECURITY DEFINER %s AS %L',
         function_name, settings, body

@@ -54,7 +54,7 @@ MAY_CALL = {
     "fenced_store": {
         **dict.fromkeys(
             (
-                "raise_fence", "claim", "write", "read", "history", "guard_row", "guard_table", "guard_truncate",
+                "raise_fence", "claim", "write", "read", "history", "guard_truncate",
                 "guard_table_trigger", "preserve_fence", "current_fence", "highest_fence", "key_expression",
                 "has_fence_columns",
                 "highest_token", "guard_truncate_trigger", "guard_function_name", "is_plain_type", "lock_table",
@@ -69,7 +69,7 @@ MAY_CALL = {
             (
                 "check_resource", "check_token", "describe_session", "commit_durably", "insert_rejection", "refuse",
                 "table_of", "gate_of", "create_gates", "drop_gates", "hold_protection", "lock_gate", "write_fence",
-                "is_own_version", "fail_old_snapshot", "carried_token", "high_water", "purge_deleted_fences",
+                "is_own_version", "check_snapshot", "guard_row", "guard_table", "carried_token", "high_water", "purge_deleted_fences",
             ),
             OWNER_ALONE,
         ),

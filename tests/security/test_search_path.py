@@ -110,8 +110,6 @@ CALLS: dict[str, dict[str, list[tuple[str, Check]]]] = {
         ],
         "read": [("read('k')", one({"a": 1}, None, 1, 5, ..., None))],
         "history": [("history('k')", one({"a": 1}, None, 1, 5, ..., None))],
-        "guard_row": [("guard_row('t', 't:1', 0, NULL, false, false, NULL)", one(None))],
-        "guard_table": [("guard_table('t', false, false, true, NULL)", anything)],
         "guard_truncate": [("guard_truncate('public.rows', 0, false, false)", anything)],
         "preserve_fence": [("preserve_fence('left', 9)", anything)],
         "current_fence": [("current_fence('left')", one(9))],

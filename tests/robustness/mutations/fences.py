@@ -63,7 +63,7 @@ BUGS = (
         ("bank", "fence"),
         workload="bank",
         options=LATE,
-        edits=(_fence("10_raise_fence.sql", "    WHERE f.token <= excluded.token;\n", "    ;\n"),),
+        edits=(_fence("10_raise_fence.sql", "    WHERE f.token <= excluded.token AND (NOT", "    WHERE (NOT"),),
     ),
     Bug(
         "protected row unguarded",
@@ -72,7 +72,10 @@ BUGS = (
         workload="set_add:row",
         options=LATE,
         edits=(
-            _fence("31_guards.sql", " AND f.token > greatest(offered, stored)\n", " AND false\n"),
+            _fence("31_guards.sql", "          f.token > greatest(offered, stored)\n", "          false\n"),
+            _fence(
+                "31_guards.sql", "        IF fence.token > greatest(offered, stored) THEN\n", "        IF false THEN\n"
+            ),
             _fence("31_guards.sql", "    IF offered < stored THEN\n", "    IF false THEN\n"),
         ),
     ),
