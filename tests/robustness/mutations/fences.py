@@ -73,9 +73,7 @@ BUGS = (
         options=LATE,
         edits=(
             _fence("31_guards.sql", "          f.token > greatest(offered, stored)\n", "          false\n"),
-            _fence(
-                "31_guards.sql", "        IF fence.token > greatest(offered, stored) THEN\n", "        IF false THEN\n"
-            ),
+            _fence("31_guards.sql", "IF fence.token > greatest(offered, stored) THEN", "IF false THEN"),
             _fence("31_guards.sql", "    IF offered < stored THEN\n", "    IF false THEN\n"),
         ),
     ),
