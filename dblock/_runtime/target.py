@@ -106,6 +106,10 @@ class Target:
         self.needs_transactions |= await set_isolation_async(connection) is Remedy.BEGIN
         return connection
 
+    def for_threads(self) -> Target:
+        """Return the target that threads of an AsyncClient use to reach the same database in the same way."""
+        return self
+
     def __str__(self) -> str:
         """Name the database, without the password."""
         parameters = self._parameters
