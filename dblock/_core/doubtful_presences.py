@@ -2,19 +2,28 @@
 
 Other clients may take the locks of such leases after the grace. So the client withdraws the presence: it reports that
 it is alive and learns which locks were taken. If it cannot do so in its own part of the grace, it gives the leases up.
+
+There is one exception: the server itself has ended. A takeover needs two looks at a presence that has ended, one grace
+apart, in the same incarnation of the server. So if the server is known to end all its sessions within the client's part
+of the grace, counted from when the session was last seen open, no takeover can happen any more: neither in this
+incarnation, nor in the next one, in which the presence does not count. The leases then last for their own time.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import logging
+import math
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from dblock._core.effects import CallOverKeepAlive, Flow, redirect
 from dblock._core.grants import GrantFlows
 from dblock._core.lease_state import LeaseState, Reason
+from dblock._core.listener_failures import ServerState
 from dblock._core.presence import Presence
 from dblock.errors import DblockError
+
+logger = logging.getLogger("dblock")
 
 
 class KeepsLeases(Protocol):
@@ -26,6 +35,18 @@ class KeepsLeases(Protocol):
     def tie(self) -> None:
         """Tie the leases to the client's new presence at once."""
 
+    def keeps_any(self) -> bool:
+        """Return whether there is a lease to keep."""
+
+
+class KeepAliveSessions:
+    """What the keep-alive knows of the end of its sessions. The runtime puts its own functions here."""
+
+    ended_at: Callable[[], float] = staticmethod(lambda: -math.inf)
+    """Returns when the server last ended a session of the keep-alive with a message."""
+    refused: Callable[[], tuple[ServerState, float]] = staticmethod(lambda: (ServerState.UNKNOWN, -math.inf))
+    """Returns in which state the server last refused a connection, and when."""
+
 
 class DoubtfulPresences:
     """The presences of one client that are in doubt."""
@@ -33,7 +54,14 @@ class DoubtfulPresences:
     def __init__(self, flows: GrantFlows, keepalive: KeepsLeases) -> None:
         self._flows = flows
         self._keepalive = keepalive
+        self.keepalive = KeepAliveSessions()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all of them, because they belong to the parent of a fork."""
         self._presences: list[Presence] = []
+        self._terminated: set[Presence] = set()
+        """Those whose session was ended by the server in so many words."""
 
     def __iter__(self) -> Iterator[Presence]:
         return iter(list(self._presences))
@@ -41,9 +69,11 @@ class DoubtfulPresences:
     def __bool__(self) -> bool:
         return bool(self._presences)
 
-    def add(self, presence: Presence) -> None:
-        """Add a presence whose connection is gone or silent."""
+    def add(self, presence: Presence, terminated: bool = False) -> None:
+        """Add a presence whose connection is gone or silent. `terminated` means that the server ended the session."""
         self._presences.append(presence)
+        if terminated:
+            self._terminated.add(presence)
 
     def doubt(self) -> None:
         """Mark all their sessions as gone, before the sockets are closed."""
@@ -52,9 +82,11 @@ class DoubtfulPresences:
 
     def withdraw(self) -> Flow[None]:
         """Withdraw all of them over the keep-alive's connection; stop at the first that cannot be withdrawn now."""
-        with contextlib.suppress(DblockError):
+        try:
             for presence in self:
                 yield from redirect(self._withdraw(presence), CallOverKeepAlive)
+        except DblockError:
+            self.server_is(*self.keepalive.refused())
 
     def _withdraw(self, presence: Presence) -> Flow[None]:
         """Report that this process is alive though this presence is gone, and learn which locks were taken.
@@ -76,16 +108,36 @@ class DoubtfulPresences:
             )
             for position in lost:
                 states[position].lose(Reason.SUPERSEDED)
-        self._presences.remove(presence)
+        self._remove(presence)
 
-    def end(self) -> None:
-        """End all of them, because the server ended all its sessions: no presence from before counts any more.
+    def end(self, presence: Presence) -> None:
+        """End this presence, because the server ended its session together with all others: it counts no more."""
+        presence.end()
+        self._remove(presence)
 
-        That a server is shutting down proves nothing, because it may let its sessions continue.
+    def server_is(self, state: ServerState, at: float) -> None:
+        """End the presences of which this state of their server proves that it ended all sessions in time.
+
+        A server that is starting proves it. A server that is shutting down proves it only together with the end of this
+        client's sessions: in a smart shutdown sessions continue, and an administrator may end single ones. So both the
+        session of the presence and the keep-alive's must have been ended by it.
+
+        `at` is when the server replied. The proof must come in time: after a pause of this process, a takeover may have
+        come before it.
         """
-        for presence in self._presences:
-            presence.end()
-        self._presences.clear()
+        for presence in self:
+            all_ended = state is ServerState.STARTING or (
+                state is ServerState.SHUTTING_DOWN
+                and presence in self._terminated
+                and self.keepalive.ended_at() >= presence.seen_open_at - presence.grace
+            )
+            if all_ended and presence.seen_open_at <= at and presence.stands(at):
+                logger.info("listener: the server is %s, its clients' leases last until they expire", state.value)
+                self.end(presence)
+
+    def _remove(self, presence: Presence) -> None:
+        self._presences.remove(presence)
+        self._terminated.discard(presence)
 
     def give_up(self) -> None:
         """Give up the leases that are tied to a presence that is not valid any more."""

@@ -72,6 +72,10 @@ class KeepAliveFlow:
         """Tie the leases to the client's new presence at once; wake the loop afterwards."""
         self.schedule.tie()
 
+    def keeps_any(self) -> bool:
+        """Return whether there is a lease to keep."""
+        return self.schedule.keeps_any()
+
     def let_go(self) -> Flow[None]:
         """Release all leases that are still held, and the abandoned ones, at the end of the client."""
         self._collect()

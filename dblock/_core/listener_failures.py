@@ -39,8 +39,20 @@ class Failure(enum.Enum):
     SILENT = "silent"
     """The reply did not come in time. The server may not know of it."""
     CLOSED = "closed"
+    TERMINATED = "terminated"
+    """The server ended this session: because it shuts down, or because an administrator ended this session alone."""
     SERVER_RESTARTED = "server restarted"
-    """The server closed the connection because it restarts after a crash, which ends all sessions."""
+    """The server ended all sessions at once, after a crash or in an immediate shutdown."""
+
+
+class ServerState(enum.Enum):
+    """What the server that ended a session replies to a new connection."""
+
+    UNKNOWN = "unknown"
+    SHUTTING_DOWN = "shutting down"
+    """It accepts no sessions any more. A fast shutdown has ended all sessions. A smart one lets them continue."""
+    STARTING = "starting"
+    """It has ended all sessions and accepts none yet."""
 
 
 class ConnectionFailed(Exception):
@@ -54,7 +66,7 @@ class ConnectionFailed(Exception):
 class ConnectFailed(Exception):
     """No connection could be opened."""
 
-    def __init__(self, message: str, server_restarted: bool = False) -> None:
-        """`server_restarted` means that the only server there is has ended all sessions and is starting."""
+    def __init__(self, message: str, state: ServerState = ServerState.UNKNOWN) -> None:
+        """`state` is what the server replied that had the client's last session."""
         super().__init__(message)
-        self.server_restarted = server_restarted
+        self.state = state

@@ -5,7 +5,7 @@ other clients see that this process is alive: it is the client's presence. When 
 locks of this one after a grace. So within the greater part of the grace one of three things happens:
 
 - The client reports over another connection that it is alive, and learns which leases it still holds.
-- The server is known to have restarted. Then no presence from before the restart counts.
+- The server is known to end all its sessions, or to have ended them. Then no presence from before counts.
 - The client gives its leases up as lost.
 
 If the connection falls silent, the client keeps it open until one of these has happened, because closing it would start
@@ -79,6 +79,7 @@ class ListenerFlow:
         self._wake = wake
         self._warned: set[str] = set()
         self.waiters = LocalWaiters(flows, wake, flows.clock, flows.uniform)
+        self.in_doubt = DoubtfulPresences(flows, keepalive)
         self._reset()
 
     def _reset(self) -> None:
@@ -87,7 +88,7 @@ class ListenerFlow:
         """The outcome of an attempt to connect, until the loop takes it."""
         self._silent: Connection | None = None
         """A connection that does not reply any more, kept open until no lease depends on it."""
-        self._in_doubt = DoubtfulPresences(self._flows, self._keepalive)
+        self.in_doubt.forget()
         self.closed = False
         self._replied_at = -math.inf
         """When the last request that got a reply over the connection was sent."""
@@ -127,7 +128,7 @@ class ListenerFlow:
 
     def _turn(self) -> Flow[None]:
         """Do what is due. Then wait for a notification, or until something is due."""
-        yield from self._in_doubt.withdraw()
+        yield from self.in_doubt.withdraw()
         self._take_connection()
         if self.connection is None and self._now() >= self._retry_at:
             # In a flow of its own, because it may take long and the waiters need attention in that time.
@@ -177,7 +178,7 @@ class ListenerFlow:
 
     def _check_deadlines(self) -> None:
         """Close a silent connection that no lease depends on, and give up on a probe that has not come back."""
-        if not self._in_doubt:
+        if not self.in_doubt:
             self._close_silent()
         probed_at = self._probed_at  # read once, because another thread may receive the notification
         if probed_at is not None and self._now() >= probed_at + PROBE_WITHIN:
@@ -204,6 +205,20 @@ class ListenerFlow:
             if self.waiters.in_use and not self.listens:
                 due.append(self._listen_at)
         return max(min(due) - self._now(), 0.0)
+
+    def look_every(self) -> float:
+        """Return the seconds between two looks at the socket of the presence; infinite if no lease depends on it.
+
+        Only a recent look shows that the session cannot have ended long ago. No statement is sent for it.
+        """
+        presence = self._flows.presence
+        return presence.grace * OWN_PART / 3 if presence is not None and self._keepalive.keeps_any() else math.inf
+
+    def look(self) -> None:
+        """Look at the socket of the presence."""
+        presence = self._flows.presence
+        if presence is not None:
+            presence.stands(self._now())
 
     # Over the connection.
 
@@ -301,8 +316,8 @@ class ListenerFlow:
         self.waiters.wake_all()  # notifications may have been lost while there was no connection
 
     def _connect_failed(self, error: Exception) -> None:
-        if isinstance(error, ConnectFailed) and error.server_restarted:
-            self._in_doubt.end()
+        if isinstance(error, ConnectFailed):
+            self.in_doubt.server_is(error.state, self._now())
         self._retry_at = self._now() + self._pause
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         message = str(error).strip()
@@ -325,26 +340,26 @@ class ListenerFlow:
         self.waiters.notifications_work = False
         presence, self._flows.presence = self._flows.presence, None
         if presence is not None:
-            self._in_doubt.add(presence)
+            self.in_doubt.add(presence, error.failure is Failure.TERMINATED)
         if error.failure is Failure.SILENT and presence is not None:
             logger.warning("listener: connection has fallen silent, opening another")
             self._close_silent()
             self._silent = connection
-            yield CallLater(presence.left(self._now()), self._in_doubt.give_up)
+            yield CallLater(presence.left(self._now()), self.in_doubt.give_up)
             return
         logger.info("listener: connection closed, reconnecting: %s", error)
         if presence is not None:
             presence.doubt()
             if error.failure is Failure.SERVER_RESTARTED:
-                self._in_doubt.end()
+                self.in_doubt.end(presence)
             else:
-                yield CallLater(presence.grace * OWN_PART, self._in_doubt.give_up)
+                yield CallLater(presence.grace * OWN_PART, self.in_doubt.give_up)
         connection.close()
 
     def _close_silent(self) -> None:
         silent, self._silent = self._silent, None
         if silent is not None:
-            self._in_doubt.doubt()
+            self.in_doubt.doubt()
             silent.close()
 
     def _heartbeat_ended(self, error: Exception | None) -> None:
@@ -365,7 +380,7 @@ class ListenerFlow:
         """Close all connections. Their presences are in doubt from here on."""
         if self._flows.presence is not None:
             self._flows.presence.doubt()
-        self._in_doubt.doubt()
+        self.in_doubt.doubt()
         for connection in self._connections():
             connection.close()
         self.connection = self._silent = self._connect_outcome = None

@@ -57,7 +57,7 @@ class Presence:
         """Held while a lease is tied to it, and while it is ended."""
         self._probe: Probe | None = probe
         self._trusted_until = sent_at + TRUSTED
-        self._seen_open_at = sent_at
+        self.seen_open_at = sent_at
         """When its socket was last seen open."""
 
     def confirm(self, sent_at: float) -> None:
@@ -87,9 +87,9 @@ class Presence:
         probe = self._probe
         if probe is not None:
             found = probe()
-            if found is SocketState.READABLE and now >= self._seen_open_at + self.grace * OWN_PART:
+            if found is SocketState.READABLE and now >= self.seen_open_at + self.grace * OWN_PART:
                 found = probe(True)
             if self._probe is probe and found is SocketState.OPEN:
-                self._seen_open_at = now
+                self.seen_open_at = now
                 return True
-        return now < self._seen_open_at + self.grace * OWN_PART
+        return now < self.seen_open_at + self.grace * OWN_PART

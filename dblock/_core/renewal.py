@@ -88,6 +88,10 @@ class RenewalSchedule:
         """Return the leases that are tied to this presence and have not ended."""
         return [state for state in list(self._states) if state.presence is presence and not state.ended]
 
+    def keeps_any(self) -> bool:
+        """Return whether there is a lease to renew or to release."""
+        return bool(self._states)
+
     def reached(self) -> None:
         """Record that the database can be reached: a lease that is lost now has expired."""
         self._reached = True

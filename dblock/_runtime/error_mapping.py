@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import errors as pg
 
+from dblock._core.listener_failures import ServerState
 from dblock.errors import (
     AccessDenied,
     ClaimBusy,
@@ -128,3 +129,18 @@ def is_overdue(error: BaseException) -> bool:
 def is_passing(error: psycopg.Error) -> bool:
     """Return whether an immediate retry may well succeed: two transactions conflicted."""
     return isinstance(error, (pg.SerializationFailure, pg.DeadlockDetected))
+
+
+STATES = {
+    "the database system is shutting down": ServerState.SHUTTING_DOWN,
+    "the database system is starting up": ServerState.STARTING,
+    "the database system is in recovery mode": ServerState.STARTING,
+    "the database system is not yet accepting connections": ServerState.STARTING,
+}
+"""What a server replies to a new connection that it cannot accept now. libpq passes on the text, not the code 57P03."""
+
+
+def server_state(error: BaseException | None) -> ServerState:
+    """Return the state for which a server refused a new connection."""
+    message = str(error)
+    return next((state for words, state in STATES.items() if words in message), ServerState.UNKNOWN)

@@ -123,7 +123,7 @@ class LoopKeepAliveRunner(Runner):
         try:
             return super()._call(call)
         except Unavailable as error:
-            if error.unanswered or not self._loop.can_lend:
+            if error.unanswered or self.is_refusal(error.__cause__) or not self._loop.can_lend:
                 raise
             logger.info("runner: could not open a connection, borrowing one of the pool: %s", error)
             try:

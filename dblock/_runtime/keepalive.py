@@ -60,6 +60,10 @@ class _KeepAliveBase:
         self.flow.tie()
         self._wake()
 
+    def keeps_any(self) -> bool:
+        """Return whether there is a lease to keep."""
+        return self.flow.keeps_any()
+
     def let_go(self) -> Flow[None]:
         """Release all leases that are still held, and the abandoned ones, at the end of the client."""
         return self.flow.let_go()

@@ -27,10 +27,11 @@ from dblock._core.effects import (
     WaitForInput,
     drive,
 )
+from dblock._core.listener_failures import ConnectFailed, ServerState
 from dblock._core.listener_flow import ListenerFlow
 from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.forks import call_after_fork
-from dblock._runtime.listener_connection import HANG_UP, ListenerConnection, LoopReader, connect_failed
+from dblock._runtime.listener_connection import HANG_UP, ListenerConnection, LoopReader, connect_failed, state_of
 from dblock._runtime.runner import Runner
 from dblock._runtime.target import Target
 from dblock._runtime.threads import start_thread, start_timer
@@ -100,6 +101,9 @@ class Listener(_ListenerBase):
         self._waiter = waiter
         self._each_turn = each_turn
         super().__init__(*args)
+        self.flow.in_doubt.keepalive.ended_at = lambda: keepalive_runner.terminated_at
+        if keepalive_runner.target is self._target:
+            self.flow.in_doubt.keepalive.refused = lambda: keepalive_runner.refused
 
     def _reset(self) -> None:
         self._starting = threading.Lock()
@@ -110,6 +114,10 @@ class Listener(_ListenerBase):
         self._wake_input: socket.socket | None = None
         """Readable once the loop has been woken."""
         self._wake_output: socket.socket | None = None
+        self._last_server: dict[str, str] | None = None
+        """The parameters that lead to the server of the last connection."""
+        self._looks_every = math.inf
+        """Seconds between two looks at the presence's socket, in the current wait."""
 
     def start(self) -> None:
         """Listen from now on."""
@@ -125,6 +133,8 @@ class Listener(_ListenerBase):
                         for one in sockets:
                             one.close()
                         raise
+        elif self._looks_every == math.inf and self.flow.look_every() < math.inf:
+            self._wake()  # it waits without looking at the presence
 
     def join_queue(self, name: str, attempt: str) -> LocalWaiter:
         """Register a waiter for the calling thread or task."""
@@ -181,7 +191,12 @@ class Listener(_ListenerBase):
             return self._keepalive_runner.perform(effect.call)
         if isinstance(effect, Connect):
             try:
-                return self._opened(self._target.connect())
+                self._ask_last_server()
+                opened = self._opened(self._target.connect())
+                self._last_server = opened.server
+                return opened
+            except ConnectFailed:
+                raise
             except Exception as error:
                 raise connect_failed(error, self._target) from error
         if isinstance(effect, Spawn):
@@ -190,6 +205,13 @@ class Listener(_ListenerBase):
         if isinstance(effect, CallLater):
             return self._call_later(effect.seconds, effect.function)
         return self._runner.perform(effect)
+
+    def _ask_last_server(self) -> None:
+        """Raise ConnectFailed if the server that had the last presence, one of several, accepts no connections."""
+        if self._last_server is not None and self.flow.in_doubt and not self._target.is_one_host:
+            state = state_of(self._last_server, self._target)
+            if state is not ServerState.UNKNOWN:
+                raise ConnectFailed(f"the server is {state.value}", state)
 
     def _call_later(self, seconds: float, function: Callable[[], None]) -> None:
         self._timers = [timer for timer in self._timers if timer.is_alive()]
@@ -222,7 +244,12 @@ class Listener(_ListenerBase):
         wait = _readable(handles, in_loop)
         until = clock.now() + min(seconds, self._call_untimed())
         while True:
-            ready = wait(max(until - clock.now(), 0.0))
+            self._looks_every = self.flow.look_every()
+            left = max(until - clock.now(), 0.0)
+            ready = wait(min(left, self._looks_every))
+            if not ready and left > self._looks_every:
+                self.flow.look()
+                continue
             if connection is None or handles[1] not in ready:
                 break
             # Straight back to waiting, so that the waiter that was woken can run.

@@ -12,16 +12,19 @@ from typing import Any
 
 import psycopg
 from psycopg import errors as pg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dblock._core.effects import Call, Row
-from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure
+from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure, ServerState
 from dblock._runtime.connection import ENDS_SESSION, RawConnection, execute_until_fatal
-from dblock._runtime.error_mapping import is_overdue
+from dblock._runtime.error_mapping import is_overdue, server_state
+from dblock._runtime.fork_safe import ForkSafeConnection
 from dblock._runtime.socket_probe import SocketProbe
 from dblock._runtime.target import Target
+from dblock.errors import DblockError
 
-SERVER_STARTING = ("the database system is starting up", "the database system is in recovery mode")
-"""What a server that has ended all its sessions replies to new connections."""
+ENDS_ALL_SESSIONS = ("57P01", "57P02")
+"""The codes of the warning that each session gets in an immediate shutdown, and after a crash of another one."""
 
 
 READS_WITHIN = 1.0
@@ -48,6 +51,12 @@ class ListenerConnection:
         self._notified = notified
         connection.add_notice_handler(self._noticed)
         connection.add_notify_handler(lambda notification: notified(notification.payload))
+
+    @property
+    def server(self) -> dict[str, str]:
+        """The parameters that lead to this server alone."""
+        info = self.connection.info
+        return {"host": info.host, "hostaddr": info.hostaddr, "port": str(info.port)}
 
     @property
     def readable_in_loop(self) -> bool:
@@ -89,6 +98,8 @@ class ListenerConnection:
         # libpq takes an error for a notice if it comes while no call is under way. The socket may close much later.
         if notice.severity_nonlocalized in ENDS_SESSION:
             self._ended = pg.lookup(notice.sqlstate or "57P01")(notice.message_primary or "")
+        elif notice.severity_nonlocalized == "WARNING" and notice.sqlstate in ENDS_ALL_SESSIONS:
+            self._ended = pg.CrashShutdown(notice.message_primary or "")
 
     def is_direct(self, backend: str, *ends: str | None) -> bool:
         """Return whether both ends, as the server describes them, are those of this connection.
@@ -112,8 +123,10 @@ class ListenerConnection:
                 failure = Failure.REFUSED
             elif is_overdue(error):
                 failure = Failure.SILENT
-            elif isinstance(error, pg.CrashShutdown):
+            elif isinstance(self._ended or error, pg.CrashShutdown):
                 failure = Failure.SERVER_RESTARTED
+            elif isinstance(self._ended or error, pg.AdminShutdown):
+                failure = Failure.TERMINATED
             else:
                 failure = Failure.CLOSED
             raise ConnectionFailed(str(error), failure) from error
@@ -213,10 +226,19 @@ class LoopReader:
             lock.release()
 
 
-def connect_failed(error: Exception, target: Target) -> ConnectFailed:
+def connect_failed(error: BaseException, target: Target) -> ConnectFailed:
     """Translate the reason for which no connection could be opened."""
-    message = str(error)
-    return ConnectFailed(message, target.is_one_host and any(words in message for words in SERVER_STARTING))
+    return ConnectFailed(str(error), server_state(error) if target.is_one_host else ServerState.UNKNOWN)
+
+
+def state_of(server: dict[str, str], target: Target) -> ServerState:
+    """Ask one server, of several that the target names, whether it accepts connections."""
+    try:
+        parameters = {**conninfo_to_dict(target.conninfo()), **server, "target_session_attrs": "any"}
+        ForkSafeConnection.connect(make_conninfo("", **parameters), connect_timeout=1).close()
+    except (psycopg.Error, DblockError) as error:
+        return server_state(error)
+    return ServerState.UNKNOWN
 
 
 def _plain(address: str) -> str:

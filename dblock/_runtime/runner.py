@@ -23,13 +23,15 @@ from psycopg import capabilities
 from psycopg import errors as pg
 
 import dblock._runtime.fork_safe  # noqa: F401  a target needs it, and this module is imported while forks wait
+from dblock._core import clock
 from dblock._core.acquire import LEAST_PATIENCE
 from dblock._core.effects import Call, Flow, JoinQueue, Row, Wait, drive, drive_async
+from dblock._core.listener_failures import ServerState
 from dblock._core.schema_version import DEFAULT_SCHEMA, check_revision
 from dblock._core.statements import WHICH_BACKEND, Statements
 from dblock._core.waiters import LocalWaiter
 from dblock._runtime.connection import RawConnection
-from dblock._runtime.error_mapping import is_broken, is_overdue, is_passing, translate, translated
+from dblock._runtime.error_mapping import is_broken, is_overdue, is_passing, server_state, translate, translated
 from dblock._runtime.isolation import Remedy, remedy
 from dblock._runtime.pool import AsyncPool, Pool
 from dblock._runtime.target import Target
@@ -64,6 +66,10 @@ class _Base:
         self.join_queue: Callable[[str, str], LocalWaiter] = _cannot_wait
         """Registers a waiter for a lock, under its attempt; set once there is a listener to wake it."""
         self.statements = Statements(schema)
+        self.terminated_at = -math.inf
+        """When the server last ended one of its sessions with a message, on the clock of dblock._core.clock."""
+        self.refused = ServerState.UNKNOWN, -math.inf
+        """In which state the server last refused a connection, and when. Only kept where there is one host."""
 
     def make_ready(self, raw: RawConnection, backend: Row | None) -> None:
         """Decide how to send statements over a new connection, given the backend that serves it."""
@@ -72,6 +78,13 @@ class _Base:
                 self.target.needs_transactions = True
             self.stop_preparing("there is a pooler before the database")
         raw.prepares = self.prepares
+
+    def is_refusal(self, error: BaseException | None) -> bool:
+        """Return whether the server refused a connection because it ends or starts, and record that."""
+        state = server_state(error)
+        if state is not ServerState.UNKNOWN and self.target.is_one_host:
+            self.refused = state, clock.now()
+        return state is not ServerState.UNKNOWN
 
     def stop_preparing(self, why: str) -> None:
         if self.prepares:
@@ -101,6 +114,8 @@ class _CallRetry:
 
     def raise_or_retry(self, error: psycopg.Error, raw: RawConnection | None) -> bool:
         """Raise the error for the caller. For a retry, return whether to drop the idle connections before it."""
+        if isinstance(error, pg.AdminShutdown):
+            self._runner.terminated_at = clock.now()
         leaving = error.__context__
         if leaving is not None and leaving is not self._outer and not isinstance(leaving, Exception):
             # The connection broke while psycopg was cancelling for a caller that leaves. Its error comes first.
@@ -240,7 +255,7 @@ class Runner(_Base):
         except DblockError:
             raise
         except Exception as error:
-            if self._spare is not None and self._spare._pool.in_use:
+            if not self.is_refusal(error) and self._spare is not None and self._spare._pool.in_use:
                 logger.info("runner: could not open a connection, borrowing one of the pool: %s", error)
                 return self._spare._take(within, lent=True)
             with translated(self.schema):

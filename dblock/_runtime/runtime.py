@@ -273,16 +273,15 @@ class TaskRuntime(_OpensLater):
                     raise
                 watch = LoopWatch(loop)
                 calls = LoopCalls(runner, watch)
+                threads_target = target.for_threads()
                 # Two connections at most: while the loop is blocked, the listener's calls must not delay a renewal. The
                 # second one is opened only when both are needed at once.
-                keepalive_runner = LoopKeepAliveRunner(
-                    target.for_threads(), schema, 2, patience, prepares=False, loop=calls
-                )
+                keepalive_runner = LoopKeepAliveRunner(threads_target, schema, 2, patience, prepares=False, loop=calls)
                 self.keepalive = KeepAlive(keepalive_runner, self.flows, watch.look)
                 self.listener = Listener(
                     LoopListenerRunner(calls, keepalive_runner),
                     keepalive_runner,
-                    listen_target.for_threads(),
+                    threads_target if listen_target is target else listen_target.for_threads(),
                     self.flows,
                     runner.installation,
                     self.keepalive,

@@ -11,10 +11,11 @@ from dblock._core import statements
 from dblock._core.acquire import LockFlows
 from dblock._core.effects import CallLater, CallOver, CallOverKeepAlive, Connect, Spawn, WaitForInput
 from dblock._core.lease_state import LeaseState, Reason
-from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure
+from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure, ServerState
 from dblock._core.listener_flow import FIRST_PAUSE, PING_INTERVAL, ListenerFlow
 from dblock._core.presence import OWN_PART, Presence, SocketState
 from dblock._core.replies import Grant
+from dblock.errors import Unavailable
 
 GRACE = 0.15
 
@@ -63,6 +64,9 @@ class Listener:
         self.tied += 1
         if self.flows.presence is not None:
             self.lease.tie(self.flows.presence)
+
+    def keeps_any(self) -> bool:
+        return not self.lease.ended
 
     def tied_to(self, presence: Presence) -> list[LeaseState]:
         return [self.lease] if self.lease.presence is presence and not self.lease.ended else []
@@ -188,6 +192,78 @@ def test_restart_of_the_server_ends_the_presence_and_keeps_the_leases() -> None:
     assert connection.closed
     assert presence.ended
     assert listener.lease.loss is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "others_ended", "state", "after", "kept"),
+    [
+        pytest.param(Failure.TERMINATED, True, ServerState.SHUTTING_DOWN, 0.5, True, id="fast shutdown"),
+        pytest.param(Failure.CLOSED, False, ServerState.STARTING, 0.5, True, id="restart after a crash"),
+        pytest.param(Failure.TERMINATED, True, ServerState.UNKNOWN, 0.5, False, id="one ended, no server found"),
+        pytest.param(Failure.TERMINATED, False, ServerState.SHUTTING_DOWN, 0.5, False, id="smart shutdown, one ended"),
+        pytest.param(Failure.CLOSED, True, ServerState.SHUTTING_DOWN, 0.5, False, id="smart shutdown, connection cut"),
+        pytest.param(Failure.TERMINATED, True, ServerState.SHUTTING_DOWN, 1.0, False, id="shutdown after a takeover"),
+        pytest.param(Failure.TERMINATED, True, ServerState.STARTING, 1.0, False, id="restart after a takeover"),
+    ],
+)
+def test_end_of_the_server_keeps_the_leases_only_if_it_is_proven_in_time(
+    failure: Failure, others_ended: bool, state: ServerState, after: float, kept: bool
+) -> None:
+    """`after` is when the proof comes, in parts of the client's part of the grace."""
+    listener = Listener()
+    connection = listener.connect()
+    presence = listener.flows.presence
+    assert presence is not None
+    listener.now += 10
+    listener.flow.look()
+    connection.state = SocketState.CLOSED
+    ended_at = listener.now if others_ended else listener.now - 1
+    listener.flow.in_doubt.keepalive.ended_at = lambda: ended_at
+    later = listener.loop.throw(ConnectionFailed("ended", failure))
+    assert isinstance(later, CallLater)
+    assert isinstance(listener.loop.send(None), CallOverKeepAlive)
+    connecting = listener.loop.throw(Unavailable("no server"))
+    assert isinstance(connecting, Spawn)
+    listener.loop.send(None)
+    assert isinstance(next(connecting.flow), Connect)
+    listener.now += after * GRACE * OWN_PART
+    with pytest.raises(StopIteration):
+        connecting.flow.throw(ConnectFailed("not now", state))
+    waiting = listener.loop.send(None)
+    if isinstance(waiting, CallOverKeepAlive):
+        listener.loop.throw(Unavailable("no server"))
+    assert presence.ended is kept
+    listener.now += GRACE
+    later.function()
+    assert (listener.lease.lost() is None) is kept
+
+
+def test_crash_ends_no_earlier_presence_that_is_still_in_doubt() -> None:
+    """The session of that presence ended before the crash, and its locks may have been taken."""
+    listener = Listener()
+    listener.connect()
+    presence = listener.flows.presence
+    assert presence is not None
+    listener.loop.throw(ConnectionFailed("closed", Failure.CLOSED))
+    assert isinstance(listener.loop.send(None), CallOverKeepAlive)
+    connecting = listener.loop.throw(Unavailable("busy"))
+    assert isinstance(connecting, Spawn)
+    listener.loop.send(None)
+    listener.shake_hands(connecting.flow, FakeConnection())
+    assert isinstance(listener.loop.send(None), CallOverKeepAlive)
+    listener.loop.throw(Unavailable("busy"))
+    listener.now += GRACE
+    listener.loop.throw(ConnectionFailed("crash", Failure.SERVER_RESTARTED))
+    assert not presence.ended
+
+
+def test_listener_looks_at_the_socket_only_while_a_lease_depends_on_it() -> None:
+    listener = Listener()
+    assert listener.flow.look_every() == math.inf
+    listener.connect()
+    assert listener.flow.look_every() < GRACE * OWN_PART
+    listener.lease.let_go()
+    assert listener.flow.look_every() == math.inf
 
 
 def test_silent_connection_is_kept_until_its_presence_is_withdrawn() -> None:

@@ -293,7 +293,7 @@ def believes(client: Client, state: LeaseState) -> bool:
     presence = state.presence
     if presence is None:
         return True
-    looked_at = presence._seen_open_at
+    looked_at = presence.seen_open_at
     stands = presence.stands(now)
-    presence._seen_open_at = looked_at
+    presence.seen_open_at = looked_at
     return stands

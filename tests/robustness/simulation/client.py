@@ -12,7 +12,7 @@ from dblock._core.acquire import LockFlows
 from dblock._core.effects import Connect, WaitForInput
 from dblock._core.keepalive_flow import WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
-from dblock._core.listener_failures import ConnectFailed
+from dblock._core.listener_failures import ConnectFailed, ServerState
 from dblock._core.waiters import LocalWaiters
 from dblock._runtime.keepalive import _KeepAliveBase
 from dblock._runtime.listener import _ListenerBase
@@ -136,7 +136,7 @@ class Listener(_ListenerBase):
         elif client.cut_off:
             client.later(CONNECTS_WITHIN / client.rate, resume, ConnectFailed("timeout expired"))
         else:
-            resume(ConnectFailed("the database system is starting up", server_restarted=True))
+            resume(ConnectFailed("the database system is starting up", ServerState.STARTING))
 
     def _notified(self, connection: Connection, payload: str) -> None:
         if self.flow.connection is connection:

@@ -1,0 +1,199 @@
+"""What becomes of a lease with presence when its server is shut down, killed or replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import conninfo
+
+import dblock
+from dblock.embedded import Server
+from tests.support.proxy import Proxy
+from tests.support.standby import promote, standby_of, wait_until_caught_up
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.second_stage]
+
+GRACE = 0.6
+"""Longer than the default, so that a busy machine has no part in the outcome."""
+
+PAUSE = 2.0
+"""Seconds for which the server is away in a planned restart."""
+
+SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dblock'"
+LISTENER = "SELECT pg_terminate_backend(session) FROM dblock.lock_presence"
+
+
+def present(client: Any, lease: Any) -> None:
+    """Return once other sessions see the client's presence, and the lease is tied to it."""
+    deadline = time.monotonic() + 15
+    while client._runtime.flows.presence is None or lease._state.presence is not client._runtime.flows.presence:
+        assert time.monotonic() < deadline
+        lease.raise_if_lost()
+        time.sleep(0.005)
+    time.sleep(0.3)  # the client ties it before the server does, and then looks at its socket only now and then
+
+
+def stop(server: Server, how: signal.Signals = signal.SIGINT) -> None:
+    """Stop the server. A stopped backend makes a fast shutdown last as long as that of a server with much to write."""
+    with psycopg.connect(server.url) as session, contextlib.ExitStack() as stack:
+        if how == signal.SIGINT:
+            os.kill(session.info.backend_pid, signal.SIGSTOP)
+            timer = threading.Timer(0.7, os.kill, (session.info.backend_pid, signal.SIGCONT))
+            timer.start()
+            stack.callback(timer.join)
+        server.stop(how)
+
+
+@contextlib.contextmanager
+def sampled(lease: Any) -> Iterator[list[float]]:
+    """Read the lease again and again, as a careful holder does."""
+    found: list[float] = []
+    stop = threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(0.003):
+            found.append(lease.remaining())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["read often", "never read"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["fast", "immediate"])
+def test_lease_with_presence_outlasts_a_planned_restart(own_server: Server, how: signal.Signals, reads: bool) -> None:
+    with dblock.Client(own_server.url, presence=GRACE) as holder:
+        lease = holder.lock("a", ttl=30).acquire()
+        present(holder, lease)
+        before = lease._state.presence
+        with sampled(lease) if reads else contextlib.nullcontext([1.0]) as found:
+            stop(own_server, how)
+            time.sleep(PAUSE)
+            own_server.start()
+            present(holder, lease)
+        assert min(found) > 0
+        assert lease._state.presence is not before, "the lease is tied to a new presence"
+        with dblock.Client(own_server.url) as other, pytest.raises(dblock.LockTimeout):
+            other.lock("a").acquire(timeout=0.5)
+        lease.raise_if_lost()
+
+
+async def test_lease_of_a_blocked_loop_outlasts_a_planned_restart(own_server: Server) -> None:
+    async with dblock.AsyncClient(own_server.url, presence=GRACE) as holder, holder.lock("a", ttl=30) as lease:
+        while lease._state.presence is None:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        own_server.stop()  # the loop is blocked
+        own_server.start()
+        await asyncio.sleep(0.1)
+        await lease.renew()
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["read often", "never read"])
+def test_lease_with_presence_is_lost_with_a_killed_postmaster(own_server: Server, reads: bool) -> None:
+    """Its sessions may continue for a moment, and no new connection is answered: nothing proves that they end."""
+    with dblock.Client(own_server.url, presence=GRACE) as holder:
+        lease = holder.lock("a", ttl=30).acquire()
+        present(holder, lease)
+        with sampled(lease) if reads else contextlib.nullcontext():
+            assert own_server.pid is not None
+            os.kill(own_server.pid, signal.SIGKILL)
+            assert lease.lost.wait(5) is True
+        assert lease.lost.reason is dblock.Reason.UNREACHABLE
+        own_server.stop()
+        own_server.start()
+
+
+def test_lease_outlasts_the_end_of_all_its_sessions_by_an_administrator(own_server: Server) -> None:
+    """The server accepts new connections, so the client reports that it is alive."""
+    with (
+        dblock.Client(own_server.url, presence=GRACE) as holder,
+        dblock.Client(conninfo.make_conninfo(own_server.url, application_name="other")) as other,
+    ):
+        lease = holder.lock("a", ttl=30).acquire()
+        present(holder, lease)
+        with psycopg.connect(own_server.url, autocommit=True) as owner:
+            owner.execute(SESSIONS)
+        with pytest.raises(dblock.LockTimeout):
+            other.lock("a").acquire(timeout=1.2)
+        lease.raise_if_lost()
+
+
+def test_holder_whose_session_ends_in_a_smart_shutdown_reports_over_its_other_session(own_server: Server) -> None:
+    """The server is shutting down and accepts no connections, but the sessions of waiters continue."""
+    with dblock.Client(own_server.url, presence=GRACE) as holder, dblock.Client(own_server.url) as other:
+        lease = holder.lock("a", ttl=30).acquire()
+        present(holder, lease)
+        other.lock("b").acquire()
+        with psycopg.connect(own_server.url, autocommit=True) as owner:
+            assert own_server.pid is not None
+            os.kill(own_server.pid, signal.SIGTERM)
+            shutting_down(own_server)
+            owner.execute(LISTENER + " ORDER BY session LIMIT 1")
+            owner.execute(LISTENER)
+            with pytest.raises(dblock.LockTimeout):
+                other.lock("a").acquire(timeout=1.2)
+            lease.raise_if_lost()
+        own_server.stop()
+        own_server.start()
+
+
+def shutting_down(server: Server) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            psycopg.connect(server.url).close()
+        except psycopg.OperationalError as error:
+            assert "shutting down" in str(error)
+            return
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.usefixtures("seems_direct")
+def test_lease_with_presence_is_lost_with_a_proxy(dsn: str) -> None:
+    """The connection is refused, but the server lives on."""
+    with Proxy(dsn) as proxy, dblock.Client(proxy.dsn) as holder:
+        lease = holder.lock("a", ttl=30).acquire()
+        present(holder, lease)
+        proxy.close()
+        assert lease.lost.wait(5) is True
+        assert lease.lost.reason is dblock.Reason.UNREACHABLE
+
+
+@pytest.fixture
+def seems_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dblock._runtime.listener_connection import ListenerConnection
+
+    monkeypatch.setattr(ListenerConnection, "is_direct", lambda *args: True)
+
+
+def test_lease_with_presence_outlasts_a_switchover(own_server: Server) -> None:
+    """The old primary is shut down in order, then the standby is promoted, as a cluster manager does it."""
+    with standby_of(own_server) as standby:
+        hosts = [str(conninfo.conninfo_to_dict(each.url)["host"]) for each in (standby, own_server)]
+        both = conninfo.make_conninfo(own_server.url, host=",".join(hosts), port="5432,5432")
+        with dblock.Client(both, presence=GRACE) as holder:
+            lease = holder.lock("a", ttl=30).acquire()
+            present(holder, lease)
+            wait_until_caught_up(own_server, standby)
+            with sampled(lease) as found:
+                stop(own_server)
+                promote(standby)
+                present(holder, lease)
+            assert min(found) > 0
+            with dblock.Client(standby.url) as other, pytest.raises(dblock.LockTimeout):
+                other.lock("a").acquire(timeout=0.5)
+            lease.renew()
