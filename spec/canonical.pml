@@ -84,6 +84,9 @@ c_code {
         kept[k++] = &now.row_token; kept[k++] = &now.sequence; kept[k++] = &now.newest; kept[k++] = &now.fence;
 #ifdef COPIES
         kept[k++] = &now.copy_token; kept[k++] = &now.copy_sequence;
+#ifdef BUG_LEAP
+        kept[k++] = &now.leapt;
+#endif
 #endif
         for (i = 0; i < N; i++) {
             kept[k++] = &now.under[i];

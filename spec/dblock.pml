@@ -36,6 +36,10 @@
 #define LOOKS
 #define NO_WRITES
 #endif
+#if defined(SIBLINGS) || defined(FLIPS_BACK)
+#define PROMOTES
+#define TWICE
+#endif
 #if defined(PROMOTES) || defined(PROMOTES_IN_STEP) || defined(RECOVERS)
 #define COPIES
 #endif
@@ -112,11 +116,14 @@ bool restarted = false;
 
 #ifdef COPIES
 /* An older state of the database: that of a standby, or that on the disk. */
-byte copied = 0;                /* 1: there is one, 2: it has replaced the newer state */
+byte copied = 0;                /* 1: there is one, 2: it has replaced the newer state, 3: for the second time */
 byte copy_token = 0, copy_left = 0, copy_sequence = 0;
 bool copy_released = false, copy_forced = false;
 bool copy_mine[N];
-bool entered = true;            /* tokens were minted on this timeline */
+bool caught_up = true;          /* the sequence follows the clock, as it was since this server minted a token */
+#ifdef BUG_LEAP
+byte leapt = 0;                 /* where the leap of a copy ends */
+#endif
 #endif
 
 /* Only for the checks. */
@@ -238,11 +245,17 @@ inline grant(i)
     assert(in_line == 0 || is_first(i));
 #ifdef COPIES
     if
-    :: !entered ->
-        entered = true;
+    :: !caught_up ->
+        caught_up = true;
+#ifdef BUG_LEAP
+        /* By the same distance from the same copy. */
+        sequence = (leapt > 0 -> leapt : (newest > sequence -> newest : sequence) + 1);
+        leapt = sequence
+#else
 #ifndef BUG_NO_JUMP
-        /* Higher than every lost token. */
+        /* The clock has passed every lost token. */
         sequence = (newest > sequence -> newest : sequence) + 1
+#endif
 #endif
     :: else
     fi;
@@ -744,15 +757,41 @@ end:
 #endif
 
 #ifdef COPIES
+#ifdef TWICE
+#define may_go_back (copied == 1 || copied == 2)
+#define exchange(one, other) ok = one; one = other; other = ok
+#else
+#define may_go_back (copied == 1)
+#endif
+
 inline go_back()
 {
+#ifdef FLIPS_BACK
+    /* The frozen primary is kept in the place of the copy. */
+    exchange(row_token, copy_token); exchange(sequence, copy_sequence); exchange(row_left, copy_left);
+    exchange(row_released, copy_released); exchange(row_forced, copy_forced);
+    for (k : 0 .. N - 1) { exchange(mine[k], copy_mine[k]) };
+#else
     row_token = copy_token; sequence = copy_sequence; row_left = copy_left; row_released = copy_released;
     row_forced = copy_forced;
     for (k : 0 .. N - 1) { mine[k] = copy_mine[k] };
+#endif
+#ifndef RECOVERS
+#if defined(FLIPS_BACK) && defined(BUG_LEAP)
+    caught_up = (copied == 2);      /* it was not started again */
+#else
+    caught_up = false;
+#endif
+#endif
+#ifdef TWICE
+    copied++;
+    if
+    :: copied == 3 -> forget_copy(); copied = 3
+    :: else
+    fi;
+#else
     forget_copy();
     copied = 2;
-#ifndef RECOVERS
-    entered = false;
 #endif
 #ifdef PROMOTES
     unsafe = true;
@@ -761,7 +800,10 @@ inline go_back()
 }
 
 /* A standby follows at any distance and is promoted once, or the server crashes and has what reached the disk. Only the
- * last state that it has seen counts, so one state of any moment is kept. */
+ * last state that it has seen counts, so one state of any moment is kept.
+ *
+ * With SIBLINGS a second standby with the same copy is promoted later, which never saw the first one. With FLIPS_BACK the
+ * primary was only frozen, and becomes the leader again later. */
 proctype Standby()
 {
 end:
@@ -773,8 +815,8 @@ end:
         for (k : 0 .. N - 1) { copy_mine[k] = mine[k] };
         canonical()
        }
-    :: d_step { copied == 1 -> go_back(); canonical() }
-    :: d_step { copied == 1 -> go_back(); ALL(place[k] = 0;); canonical() }      /* tickets are lost too */
+    :: d_step { may_go_back -> go_back(); canonical() }
+    :: d_step { may_go_back -> go_back(); ALL(place[k] = 0;); canonical() }      /* tickets are lost too */
     od
 }
 #endif

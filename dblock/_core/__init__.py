@@ -95,9 +95,8 @@ Dead process       Its session ends, and its locks pass on after the grace. With
                    deadlines, and its tickets after three seconds.
 Server crash       Acknowledged grants are durable. Presences from before the crash no longer count, so no live
                    holder looks dead. Tickets that were lost are taken again.
-Failover           An asynchronous standby may not know the newest grants. Tokens jump by 2^40 with the first grant on
-                   a new timeline, so they still rise, and a fence refuses the old holder. The old holder's next
-                   renewal reports the loss.
+Failover           An asynchronous standby may not know the newest grants. Tokens follow the server's clock, so they
+                   still rise, and a fence refuses the old holder. The old holder's next renewal reports the loss.
 Forced release     The database refuses the next renewal with the reason `forced`. The deadline stays, so the holder
                    is told first. With `now` the lock is free at once, and only the token protects the resource.
 """
