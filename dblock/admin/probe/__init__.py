@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dblock._core.schema_version import DEFAULT_SCHEMA, check_name
 from dblock._runtime.error_mapping import is_broken, translated
 from dblock.admin.probe.behaviours import BEHAVIOURS, INSTALL, Behaviour
-from dblock.admin.probe.bench import Bench, Unknown
+from dblock.admin.probe.bench import Bench, NoSecondSession, Unknown
 from dblock.errors import UnsuitableServer
 
 if TYPE_CHECKING:
@@ -64,8 +64,11 @@ def probe(
     """
     check_name(schema)
     wanted = [one for one in BEHAVIOURS if not (read_only and one.writes)]
-    with translated(schema), Bench(target, schema, read_only) as bench:
-        return list(_try_all(bench, wanted, on_trial))
+    try:
+        with translated(schema), Bench(target, schema, read_only) as bench:
+            return list(_try_all(bench, wanted, on_trial))
+    except NoSecondSession as error:
+        return [_outcome(one, None, str(error), 0.0) for one in wanted]
 
 
 def require(target: Target, schema: str = DEFAULT_SCHEMA) -> list[Outcome]:
@@ -77,9 +80,11 @@ def require(target: Target, schema: str = DEFAULT_SCHEMA) -> list[Outcome]:
     for one in outcomes:
         if one.holds is False:
             logger.warning("probe: %s: %s. %s", one.id, one.seen, one.without)
-    unknown = [one.id for one in outcomes if one.holds is None]
-    if unknown:
-        logger.info("probe: could not be tried here, perhaps because of a pooler: %s", ", ".join(unknown))
+    untried = [one for one in outcomes if one.holds is None]
+    if any(one.required for one in untried):
+        logger.warning("probe: the server's behaviour could not be tried: %s. Run dblock certify.", untried[0].seen)
+    elif untried:
+        logger.info("probe: could not be tried through a pooler: %s", ", ".join(one.id for one in untried))
     return outcomes
 
 
@@ -103,4 +108,8 @@ def _try_all(bench: Bench, behaviours: Iterable[Behaviour], on_trial: Callable[[
         finally:
             bench.end_transactions()
         seconds = time.perf_counter() - started
-        yield Outcome(one.id, one.what, holds, seen or "", one.without, one.needed_by == INSTALL, seconds)
+        yield _outcome(one, holds, seen or "", seconds)
+
+
+def _outcome(one: Behaviour, holds: bool | None, seen: str, seconds: float) -> Outcome:
+    return Outcome(one.id, one.what, holds, seen, one.without, one.needed_by == INSTALL, seconds)

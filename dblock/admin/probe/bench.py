@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 import uuid
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,9 @@ PREFIX = "dblock_probe_"
 LEFT_BEHIND = 3600
 """Seconds after which a schema of another probe was left behind by a process that is gone."""
 
+SECOND_WITHIN = 3.0
+"""Seconds after which a pooler has no second session."""
+
 BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED {access}; SET LOCAL search_path TO pg_catalog; "
     "SET LOCAL statement_timeout TO 5000; SET LOCAL lock_timeout TO 2000"
@@ -38,6 +43,10 @@ BEGIN = (
 
 class Unknown(Exception):
     """A behaviour cannot be tried over this connection."""
+
+
+class NoSecondSession(Exception):
+    """Only one session can be had: the limit of a role or of a pooler is one."""
 
 
 class Session:
@@ -90,6 +99,38 @@ class Session:
         self.link.connection.close()
 
 
+class _Opening:
+    """The attempt to open a session, which may take longer than the wait for it."""
+
+    def __init__(self, opens: Callable[[], Session]) -> None:
+        self._opens = opens
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._given_up = False
+        self._outcome: Session | Exception = TimeoutError("it did not reply")
+
+    def run(self) -> None:
+        """Open the session. If nothing waits for it any more, close it again."""
+        outcome: Session | Exception
+        try:
+            outcome = self._opens()
+            outcome.value("SELECT 1")
+        except Exception as error:
+            outcome = error
+        with self._lock:
+            if self._given_up and isinstance(outcome, Session):
+                outcome.close()
+            self._outcome = outcome
+        self._done.set()
+
+    def wait(self, seconds: float) -> Session | Exception:
+        """Return the session, or why there is none."""
+        self._done.wait(seconds)
+        with self._lock:
+            self._given_up = not self._done.is_set()
+            return self._outcome
+
+
 class Bench:
     """Two sessions, `one` and `other`; use it in a `with`."""
 
@@ -105,10 +146,11 @@ class Bench:
         self._installs: Session | None = None
         self.one = self.open()
         try:
-            self.other = self.open()
-            ((pid,),) = self.one.outside("SELECT pg_catalog.pg_backend_pid()")
+            pid = self.one.value("SELECT pg_backend_pid()")
             self.pooled = bool(pid != self.one.link.connection.info.backend_pid)
             """Whether statements run in other sessions than the connection was opened to."""
+            self._open_other()
+            self.end_transactions()
             if not read_only:
                 self._create()
         except BaseException:
@@ -118,6 +160,19 @@ class Bench:
     def open(self) -> Session:
         """Open another session."""
         return Session(self._target, self._access)
+
+    def _open_other(self) -> None:
+        """Open the second session, while the first is in a transaction.
+
+        A pooler that has no second session accepts the connection and does not reply, so this happens in a thread.
+        """
+        opening = _Opening(self.open)
+        threading.Thread(target=opening.run, daemon=True).start()
+        outcome = opening.wait(SECOND_WITHIN)
+        if isinstance(outcome, Exception):
+            said = " ".join(str(outcome).split()).rstrip(".")
+            raise NoSecondSession(f"there is no second session beside the first: {said}")
+        self.other = outcome
 
     def table(self, name: str) -> str:
         """Return the qualified name of an object of the probe, for SQL."""

@@ -15,7 +15,7 @@ import dblock
 from dblock._runtime.target import resolve
 from dblock.admin import probe as probing
 from dblock.admin import schema
-from dblock.admin.probe import BEHAVIOURS, Outcome, behaviours, probe
+from dblock.admin.probe import BEHAVIOURS, Outcome, behaviours, bench, probe
 from tests.support.emulator import EmulatingPooler
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.pretender import ADVISORY, NO_TIMELINE, pretend
@@ -176,6 +176,28 @@ def test_role_that_may_create_no_schema_needs_only_its_own(bare_dsn: str, role: 
     with ThreadPoolExecutor(4) as threads:
         befores = list(threads.map(lambda _: schema.install(theirs), range(4)))
     assert befores.count(None) == 1
+
+
+def test_role_that_may_have_one_session_is_not_tried(
+    bare_dsn: str, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with psycopg.connect(bare_dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("ALTER ROLE {} CONNECTION LIMIT 1").format(sql.Identifier(role)))
+        admin.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))
+    theirs = conninfo.make_conninfo(bare_dsn, user=role, password="app")
+    outcomes = probing.require(resolve(theirs))  # an install would go ahead
+    assert {one.holds for one in outcomes} == {None}
+    assert "could not be tried: there is no second session" in caplog.text
+
+
+@needs_pgbouncer
+def test_pooler_with_one_free_session_is_not_tried(bare_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "SECOND_WITHIN", 0.3)
+    with pooled(bare_dsn) as through, psycopg.connect(through) as busy, psycopg.connect(through) as busier:
+        for connection in (busy, busier):
+            connection.execute("SELECT 1")  # two of its three sessions are in use
+        assert {one.holds for one in probe(resolve(through))} == {None}
+    assert left(bare_dsn) == []
 
 
 def test_role_that_may_not_install_learns_it_from_the_probe(bare_dsn: str, role: str) -> None:
