@@ -87,11 +87,15 @@ BROKEN = {
     "exact-release": "CREATE OR REPLACE FUNCTION release(name text, token bigint, durable boolean DEFAULT true)"
     " RETURNS boolean LANGUAGE sql SET search_path FROM CURRENT AS $$ WITH freed AS (UPDATE distributed_locks AS l"
     " SET expires_at = '-infinity' WHERE l.name = $1 RETURNING 1) SELECT EXISTS (SELECT FROM freed) $$",
-    "token-order": "ALTER SEQUENCE token_sequence INCREMENT -1 MINVALUE -1000000000000000000",
-    "presence": "CREATE OR REPLACE FUNCTION remaining_grace(presence uuid, for_takeover boolean)"
-    " RETURNS double precision LANGUAGE sql AS $$ SELECT NULL::float8 $$",
+    "token-order": "ALTER SEQUENCE token_sequence INCREMENT -1;"
+    " ALTER FUNCTION catch_up_tokens(bigint, timestamptz) RENAME TO real_catch_up;"
+    " CREATE FUNCTION catch_up_tokens(bigint, timestamptz) RETURNS timestamptz LANGUAGE sql"
+    " AS $$ SELECT pg_postmaster_start_time() $$",
+    "presence": "ALTER FUNCTION remaining_grace(uuid, boolean, boolean) RENAME TO real_grace;"
+    " CREATE FUNCTION remaining_grace(uuid, boolean, boolean) RETURNS double precision LANGUAGE sql"
+    " AS $$ SELECT NULL::float8 $$",
 }
-"""A statement that breaks each guarantee."""
+"""The statements that break each guarantee."""
 
 
 @pytest.mark.needs_presence
