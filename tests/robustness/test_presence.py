@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -61,11 +62,14 @@ class Process:
             text=True,
         )
 
-    def ask(self) -> Any:
+    def tell(self) -> None:
         assert self.process.stdin
-        assert self.process.stdout
         self.process.stdin.write("\n")
         self.process.stdin.flush()
+
+    def ask(self) -> Any:
+        assert self.process.stdout
+        self.tell()
         return json.loads(self.process.stdout.readline())
 
     def close(self) -> None:
@@ -83,7 +87,14 @@ def holding(dsn: str, **options: Any) -> Iterator[Process]:
         process.close()
 
 
-def waiting(client: dblock.Client, owner: psycopg.Connection) -> tuple[threading.Thread, list[Any]]:
+def wait_for_tickets(owner: psycopg.Connection, number: int) -> None:
+    deadline = time.monotonic() + 10
+    while owner.execute("SELECT count(*) FROM lock_tickets").fetchone() != (number,):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def waiting(client: dblock.Client, owner: psycopg.Connection, waiters: int = 1) -> tuple[threading.Thread, list[Any]]:
     """Start a thread that waits for lock `a`; return it once it is queued, with a list for the time and the lease."""
     came: list[Any] = []
 
@@ -93,10 +104,7 @@ def waiting(client: dblock.Client, owner: psycopg.Connection) -> tuple[threading
 
     thread = threading.Thread(target=wait)
     thread.start()
-    deadline = time.monotonic() + 10
-    while not owner.execute("SELECT 1 FROM lock_tickets").fetchone():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_for_tickets(owner, waiters)
     return thread, came
 
 
@@ -121,6 +129,44 @@ def test_next_waiter_has_the_lock_soon_after_the_holder_was_killed(dsn: str, own
     took = takeovers(dsn, owner, 7)
     assert statistics.median(took) < 0.3, took
     assert max(took) < 2
+
+
+@pytest.mark.second_stage
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("killed", ["holder", "waiter"])
+def test_next_waiter_has_the_lock_soon_after_a_kill_at_any_moment(
+    dsn: str, owner: psycopg.Connection, killed: str
+) -> None:
+    """The kill comes 0 to 2 s after the waiter has queued. A killed waiter is the first of two."""
+    moments = random.Random(killed)
+    took = []
+    with dblock.Client(dsn) as client, dblock.Client(dsn) as other:
+        with client.lock("warm"), other.lock("warm too"):
+            pass
+        for _ in range(20):
+            with contextlib.ExitStack() as ending:
+                if killed == "holder":
+                    process = ending.enter_context(holding(dsn, ttl=30))
+                    thread, came = waiting(client, owner)
+                    time.sleep(moments.uniform(0, 2))
+                    began = time.monotonic()
+                    process.process.kill()
+                else:
+                    process = Process(dsn, ttl=30)
+                    ending.callback(process.close)
+                    lease = other.lock("a", ttl=30).acquire()
+                    process.tell()
+                    wait_for_tickets(owner, 1)
+                    thread, came = waiting(client, owner, 2)
+                    time.sleep(moments.uniform(0, 2))
+                    began = time.monotonic()
+                    process.process.kill()
+                    lease.release()
+                thread.join()
+                took.append(came[0] - began)
+                assert came[1].release()
+    assert statistics.median(took) < 0.3, took
+    assert max(took) < 3.5, took
 
 
 @pytest.mark.long
