@@ -66,8 +66,9 @@ the first ticket only and notifies that ticket's client. The woken waiter redeem
 mints the token, and the trust window starts with it. No position in the queue is a grant.
 
 A waiter costs no connection. All waiters of a client share one listener, and one heartbeat a second keeps all their
-tickets. A lost notification costs at most that second, because the heartbeat also asks which tickets are first. The
-queue passes over a client that has not been heard of for three seconds, and over a client whose presence has ended.
+tickets. A lost notification costs at most that second, because the heartbeat also asks which tickets are first. While
+another transaction keeps a lock or its queue locked, one waiter of the client asks for that lock, with growing pauses,
+and the others follow in their order. The queue passes over a client that has not been heard of for three seconds, and over a client whose presence has ended.
 
 Presence and grace
 ------------------

@@ -109,8 +109,9 @@ def notification_queue(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "error" if usage > QUEUE_FULL else "warning",
             f"The server's notification queue is {usage:.0%} full.",
-            "A session listens inside an open transaction and takes no notifications. When the queue is full, every "
-            "release that wakes a waiter fails, in every database of the server.",
+            "A session listens inside an open transaction and takes no notifications. From 90 % on, releases wake no "
+            "waiter: waiters find out by themselves, within a second. When the queue is full, every other NOTIFY "
+            "fails, in every database of the server.",
             "SELECT pid, state, xact_start, query FROM pg_stat_activity WHERE xact_start IS NOT NULL ORDER BY "
             "xact_start; then end the session that listens: SELECT pg_terminate_backend(PID);",
         )

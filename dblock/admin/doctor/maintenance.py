@@ -10,7 +10,7 @@ from dblock.admin.doctor.patient import Check, Finding, Patient, server_check
 UPDATES, HOT = 1000, 0.9
 """After this many updates of a table, at least this part of them should have stayed within their page."""
 
-MADE_FOR_HOT = {"distributed_locks": 50, "lock_clients": 50, "lock_presence": 50}
+MADE_FOR_HOT = {"distributed_locks": 50, "lock_clients": 50, "lock_presence": 50, "lock_queues": 50}
 """The tables whose updates can all stay within their page, and their original fillfactor."""
 
 DEAD, DEAD_TO_LIVE = 50_000, 5
