@@ -7,6 +7,8 @@ decision how to handle them.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dblock._core.options import quoted
@@ -43,10 +45,11 @@ class UserTransaction:
                 connection = connection.connection()
             _check_dialect(connection)
             _check_autocommit(connection.connection.dbapi_connection.autocommit)
-            return _answer(connection.execute(*self._text(function, name, token)).scalar_one())
+            with _unprepared(connection.connection.driver_connection):
+                return _answer(connection.execute(*self._text(function, name, token)).scalar_one())
         self._check_psycopg()
         with self._connection.cursor(row_factory=_tuple_row()) as cursor:
-            return _answer(cursor.execute(*self._statement(function, name, token)).fetchone()[0])
+            return _answer(cursor.execute(*self._statement(function, name, token), prepare=False).fetchone()[0])
 
     async def call_async(self, function: str, name: str, token: int) -> bool:
         """Call one of dblock's functions in this transaction."""
@@ -55,11 +58,13 @@ class UserTransaction:
             if hasattr(connection, "get_bind"):
                 connection = await connection.connection()
             _check_dialect(connection)
-            _check_autocommit((await connection.get_raw_connection()).dbapi_connection.autocommit)
-            return _answer((await connection.execute(*self._text(function, name, token))).scalar_one())
+            raw = await connection.get_raw_connection()
+            _check_autocommit(raw.dbapi_connection.autocommit)
+            with _unprepared(raw.driver_connection):
+                return _answer((await connection.execute(*self._text(function, name, token))).scalar_one())
         self._check_psycopg()
         async with self._connection.cursor(row_factory=_tuple_row()) as cursor:
-            await cursor.execute(*self._statement(function, name, token))
+            await cursor.execute(*self._statement(function, name, token), prepare=False)
             return _answer((await cursor.fetchone())[0])
 
     def _check_psycopg(self) -> None:
@@ -85,6 +90,19 @@ class UserTransaction:
             f" THEN {schema}.{function}(CAST(:name AS text), CAST(:token AS bigint)) END"
         )
         return text(statement), {"installation": self._installation, "name": name, "token": token}
+
+
+@contextmanager
+def _unprepared(driver: Any) -> Iterator[None]:
+    """Prepare nothing on the driver's connection in the body: a pooler may run the next call in another session."""
+    if not hasattr(driver, "prepare_threshold"):
+        yield  # not psycopg's
+        return
+    threshold, driver.prepare_threshold = driver.prepare_threshold, None
+    try:
+        yield
+    finally:
+        driver.prepare_threshold = threshold
 
 
 def _answer(value: bool | None) -> bool:

@@ -1,4 +1,4 @@
-"""The user's own transaction: on a psycopg connection or a SQLAlchemy Connection or Session, sync or async.
+"""The user's own transaction: of psycopg, SQLAlchemy (a Connection or a Session, sync or async) or Django.
 
 A statement is written once, with {name} for each value. Errors are raised as the user's library raises them. Nothing is
 prepared, because behind a pooler the transaction may run on a backend that does not know the statement.
@@ -24,6 +24,9 @@ class UserTransaction:
     def __init__(self, connection: Any, schema: str) -> None:
         if hasattr(connection, "registry") and callable(connection):
             connection = connection()  # the session that a scoped_session stands for
+        if hasattr(connection, "ensure_connection"):
+            connection.ensure_connection()
+            connection = connection.connection  # the driver's, behind Django's
         if hasattr(connection, "ensure_connection"):
             connection.ensure_connection()
             connection = connection.connection  # the driver's, behind Django's

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -290,3 +290,17 @@ def test_scoped_session_is_accepted(dsn: str) -> None:
         assert client.lock("a").holder() is None
     session.remove()
     engine.dispose()
+
+
+async def test_proof_prepares_nothing_in_the_users_session(opened: tuple[Any, Open]) -> None:
+    """Behind a pooler the next transaction may run in another session, which does not know the statement."""
+    clients, own = opened
+    lease = await clients().lock("a").acquire()
+    asked = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%assert_held%' AND name <> ''"
+    for _ in range(8):
+        await settled(lease.assert_held(own.connection))
+        await own.commit()
+    by_psycopg = isinstance(own.connection, (psycopg.Connection, psycopg.AsyncConnection))
+    found = await settled(own.connection.execute(asked if by_psycopg else text(asked)))
+    row = await settled(found.fetchone())
+    assert tuple(row.values() if isinstance(row, dict) else row) == (0,)

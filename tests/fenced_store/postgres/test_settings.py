@@ -197,3 +197,23 @@ async def test_administration_by_an_async_engine_uses_the_database_of_the_engine
         fenced_store.install(own)
     for each in (engine, own):
         await each.dispose()
+
+
+@pytest.mark.parametrize("isolation", STRICTER)
+async def test_claim_is_never_stricter_than_read_committed(
+    stores: Stores, owner: psycopg.Connection, isolation: str
+) -> None:
+    """A stricter claim would not see a table that was protected while it waited."""
+    alter_database(owner, f"default_transaction_isolation = '{isolation}'")
+    owner.execute(
+        """
+        CREATE TABLE public.seen (isolation text);
+        CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO public.seen VALUES (current_setting('transaction_isolation'));
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER note BEFORE INSERT OR UPDATE ON fenced_store.fences FOR EACH ROW EXECUTE FUNCTION public.note()
+        """
+    )
+    await stores().claim("k", fence=6)
+    assert owner.execute("SELECT isolation FROM public.seen").fetchall() == [("read committed",)]
