@@ -265,3 +265,18 @@ def test_translate_errors_covers_the_whole_engine(engine: Any, dsn: str) -> None
         connection.execute(text("SET LOCAL fenced_store.token = 'six'"))
         connection.execute(text(SPEND))
     assert [one.offered for one in fenced_store.rejections(dsn)] == [6]
+
+
+def test_connection_of_django_is_accepted(dsn: str) -> None:
+    class Wrapper:
+        """Django's wrapper of a connection, as far as a fence uses it."""
+
+        connection: psycopg.Connection
+
+        def ensure_connection(self) -> None:
+            self.connection = psycopg.connect(dsn)
+
+    django: Any = Wrapper()
+    with fence(django, "r", 5):
+        assert django.connection.execute("SELECT current_setting('fenced_store.token')").fetchone() == ("5",)
+    django.connection.close()
