@@ -71,8 +71,9 @@ def async_standbys(patient: Patient) -> Iterator[Finding]:
             "warning",
             f"Standbys are attached, but no commit waits for any of them (synchronous_standby_names is empty): "
             f"{', '.join(map(repr, names))}.",
-            "A failover may lose acknowledged grants. Tokens follow the clock, so none repeats. But two clients may believe "
-            "that they hold the same lock until the older lease has expired, and only a fence tells them apart.",
+            "A failover may lose acknowledged grants. Tokens follow the clock, so none repeats. But two clients may "
+            "believe that they hold the same lock until the older lease has expired, and only a fence tells them "
+            "apart.",
             "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf(); with at least two "
             "standbys, so that commits do not hang when one is away.",
         )

@@ -229,6 +229,7 @@ def test_interleaving_catches_sessions_that_move_the_tokens_at_the_same_time(
     assert second < first
 
 
+@pytest.mark.second_stage
 def test_token_minted_before_the_server_was_frozen_is_discarded(sessions: Sessions, owner: psycopg.Connection) -> None:
     """Another node may have been promoted and have granted since then."""
     minted = "                        -- Read after minting"
