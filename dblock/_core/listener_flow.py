@@ -30,6 +30,7 @@ from dblock._core.doubtful_presences import DoubtfulPresences, KeepsLeases
 from dblock._core.effects import Call, CallLater, CallOver, Connect, Flow, Sleep, Spawn, T, WaitForInput, redirect
 from dblock._core.handshake import handshake
 from dblock._core.listener_failures import ConnectFailed, Connection, ConnectionFailed, Failure
+from dblock._core.outage import Outage
 from dblock._core.presence import OWN_PART, Presence
 from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiters
 from dblock.errors import ClientClosed, DatabaseError, DblockError
@@ -78,6 +79,8 @@ class ListenerFlow:
         self._grace = grace
         self._wake = wake
         self._warned: set[str] = set()
+        self._connecting = Outage("listener: connected again", logging.INFO)
+        self._heartbeats = Outage("listener: heartbeats succeed again", logging.INFO)
         self.waiters = LocalWaiters(flows, wake, flows.clock, flows.uniform)
         self.in_doubt = DoubtfulPresences(flows, keepalive)
         self._reset()
@@ -306,6 +309,7 @@ class ListenerFlow:
             self._connect_failed(outcome)
 
     def _connection_opened(self, connection: Connection, presence: Presence | None) -> None:
+        self._connecting.worked()
         self.connection = connection
         self.listens = False
         self._replied_at = self._now()
@@ -321,7 +325,7 @@ class ListenerFlow:
         self._retry_at = self._now() + self._pause
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         message = str(error).strip()
-        logger.info("listener: could not connect, will retry: %s", message)
+        self._connecting.failed("listener: could not connect, will retry: %s", message)
         if self._pause > WARN_AFTER:
             self._warn_once(
                 "listener: no connection for a while. Until there is one, waiters poll several times a second, and "
@@ -365,10 +369,11 @@ class ListenerFlow:
     def _heartbeat_ended(self, error: Exception | None) -> None:
         """Record whether the heartbeat got a reply. Wake the waiters if there has been none for long."""
         if error is None:
+            self._heartbeats.worked()
             self._away_since = None
             return
         now = self._now()
-        logger.info("listener: heartbeat of the waiters failed, will retry: %s", error)
+        self._heartbeats.failed("listener: heartbeat of the waiters failed, will retry: %s", error)
         self._away_since = self._away_since or now
         if now - self._away_since >= AWAY_FOR:
             self._away_since = now

@@ -10,7 +10,6 @@ refuse them anyway because a renewal names an exact grant.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Callable, Iterable
 
@@ -19,11 +18,10 @@ from dblock._core.acquire import TRUST, LockFlows
 from dblock._core.effects import GIVE_UP_WITHIN, Flow
 from dblock._core.grants import BRISK
 from dblock._core.lease_state import LeaseState
+from dblock._core.outage import Outage
 from dblock._core.presence import Presence
 from dblock._core.replies import Renewal
 from dblock.errors import ClientClosed, DatabaseError, DblockError
-
-logger = logging.getLogger("dblock")
 
 RENEWALS_PER_TTL = 3
 """How often a lease is renewed in its ttl."""
@@ -61,6 +59,8 @@ class RenewalSchedule:
         """When the last reply arrived."""
         self._too_slow = 0.0
         """How long the last renewal waited for a reply that did not come; 0 if it came."""
+        self._renewal = Outage("keep-alive: renewals succeed again")
+        self._releases = Outage("keep-alive: releases succeed again")
         self._tie_now = False
         """Whether there is a new presence to tie the leases to."""
 
@@ -196,8 +196,9 @@ class RenewalSchedule:
             if isinstance(error, ClientClosed):
                 raise
             many = "lease" if len(batch) == 1 else "leases"
-            logger.warning("keep-alive: renewal of %d %s failed, retrying: %s", len(batch), many, error)
+            self._renewal.failed("keep-alive: renewal of %d %s failed, retrying: %s", len(batch), many, error)
             return None
+        self._renewal.worked()
         self._reached = True
         self._answered_at = self._now()
         self._took = self._answered_at - now
@@ -274,8 +275,10 @@ class RenewalSchedule:
         except ClientClosed:
             raise
         except DblockError as error:
-            logger.warning("keep-alive: release of %d leases failed: %s", len(held), error)
+            many = "lease" if len(held) == 1 else "leases"
+            self._releases.failed("keep-alive: release of %d %s failed, retrying: %s", len(held), many, error)
             return
+        self._releases.worked()
         for index, state in enumerate(held):
             if index not in busy:
                 state.release_confirmed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -420,3 +421,29 @@ def test_release_blocked_by_another_transaction_is_retried(driver: Driver) -> No
     with pytest.raises(StopIteration):
         steps.send(("{2}",))
     assert driver.schedule.releasable([free, busy]) == [busy]
+
+
+def test_outage_is_logged_once_and_its_end_once(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dblock")
+    states = [driver.state("a", 300)]
+    dropped = [driver.state("b", 300, keep_alive=False)]
+    driver.now.now = 1100
+    for _ in range(50):
+        steps, names = driver.begin_renewal()
+        assert names == ["a"]
+        with pytest.raises(StopIteration):
+            steps.throw(dblock.Unavailable("gone"))
+        steps = driver.schedule.release(dropped)
+        next(steps)
+        with pytest.raises(StopIteration):
+            steps.throw(dblock.Unavailable("gone"))
+        driver.now.now += 1.1
+    assert len(caplog.messages) == 2, caplog.messages
+    assert driver.renew_due() == ["a"]
+    steps = driver.schedule.release(dropped)
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.send((None,))
+    assert len(caplog.messages) == 4, caplog.messages
+    assert "again" in caplog.messages[2]
+    assert states[0].remaining()
