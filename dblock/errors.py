@@ -46,24 +46,28 @@ class ConfigurationError(InvalidArgument):
 class LockTimeout(DblockError, TimeoutError):
     """The lock was not acquired before the timeout passed."""
 
-    def __init__(self, name: str, timeout: float, claims: bool = False) -> None:
+    def __init__(self, name: str, timeout: float, claims: bool = False, own_token: int | None = None) -> None:
         self.name = name
         self.timeout = timeout
         self.claims = claims
         """Whether the lock claims resources. It may then have waited for a transaction that has passed their fences."""
+        self.own_token = own_token
+        """The token of the lease by which this client itself holds the lock; None if it does not."""
         way = "another client holds it, or other waiters are ahead"
         if claims:
             way = (
                 "another client holds it, other waiters are ahead, or an open transaction has passed the fence of a "
                 "resource that it claims"
             )
+        if own_token is not None:
+            way = f"this client itself holds it, under token {own_token}, and a lock is not reentrant"
         super().__init__(
             f"Lock {name!r} was not acquired within {timeout:g} s: {way}. "
             "Wait longer, or call lock.holder() and lock.queue() to see its holder and its waiters."
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.name, self.timeout, self.claims)
+        return type(self), (self.name, self.timeout, self.claims, self.own_token)
 
 
 class LeaseLost(DblockError):

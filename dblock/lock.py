@@ -6,6 +6,7 @@ A lock object holds nothing. Threads or tasks may share it, because each acquisi
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import threading
 import time
@@ -21,6 +22,8 @@ from dblock._core.replies import Grant, Holder, Waiter, new_attempt
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
 from dblock.errors import ClientClosed, DblockError, InvalidArgument, LockTimeout, Unavailable
 from dblock.lease import TaskLease, ThreadLease
+
+logger = logging.getLogger("dblock")
 
 L = TypeVar("L", bound="ThreadLease | TaskLease")
 ThreadL = TypeVar("ThreadL", bound=ThreadLease)
@@ -61,11 +64,26 @@ class _LockBase(Generic[L]):
 
     def _lease(self, grant: Grant) -> L:
         state = LeaseState(grant, self._options.ttl, keep_alive=self._options.keep_alive)
-        self._runtime.track(state)
+        self._runtime.track(state, self._owner())
         return self._kind(self._runtime, state)
 
     def _timed_out(self, seconds: float | None) -> LockTimeout:
-        return LockTimeout(self.name, seconds or 0.0, bool(self._options.claims or self._options.claimers))
+        own = self._runtime.own_lease(self.name)
+        claims = bool(self._options.claims or self._options.claimers)
+        return LockTimeout(self.name, seconds or 0.0, claims, own.token if own else None)
+
+    def _warn_of_own_lease(self) -> None:
+        own = self._runtime.own_lease(self.name, self._owner())
+        if own is not None:
+            logger.warning(
+                "this thread or task already holds lock %r, under token %d, and waits for it: a lock is not reentrant",
+                self.name,
+                own.token,
+            )
+
+    def _owner(self) -> object:
+        """Return what tells the calling thread or task from the others."""
+        raise NotImplementedError
 
     def _patience(self, lease: ThreadLease | TaskLease, timeout: float | None, began: float) -> float:
         """Return how long a claim elsewhere may take, within the timeout and the trust window."""
@@ -119,6 +137,7 @@ class Lock(_LockBase[ThreadL]):
     def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> ThreadL:
         """Wait in the queue for the lock. Raise LockTimeout if the timeout passes first; None waits without end."""
         seconds = self._timeout(timeout)
+        self._warn_of_own_lease()
         attempt, began = new_attempt(), time.monotonic()
         try:
             grant = self._runtime.run(self._acquiring(seconds, attempt))
@@ -163,6 +182,9 @@ class Lock(_LockBase[ThreadL]):
                 raise
         return lease
 
+    def _owner(self) -> object:
+        return threading.get_ident()
+
     def __enter__(self) -> ThreadL:
         return self._enter(threading.get_ident(), self.acquire())
 
@@ -195,6 +217,7 @@ class AsyncLock(_LockBase[TaskL]):
     async def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> TaskL:
         """Wait in the queue for the lock. Raise LockTimeout if the timeout passes first; None waits without end."""
         seconds = self._timeout(timeout)
+        self._warn_of_own_lease()
         attempt, began = new_attempt(), time.monotonic()
         try:
             grant = await self._runtime.run(self._acquiring(seconds, attempt))
@@ -238,6 +261,9 @@ class AsyncLock(_LockBase[TaskL]):
                 await lease.release()
                 raise
         return lease
+
+    def _owner(self) -> object:
+        return id(_task())
 
     async def __aenter__(self) -> TaskL:
         return self._enter(_task(), await (await self.acquire()).__aenter__())

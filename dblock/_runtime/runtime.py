@@ -58,9 +58,22 @@ class RuntimeBase:
         self.flows = flows
         self.closed = False
         self._grace = grace
+        self._own: weakref.WeakValueDictionary[str, LeaseState] = weakref.WeakValueDictionary()
+        """The last lease of each lock, as long as there is one."""
+        self._owners: weakref.WeakKeyDictionary[LeaseState, object] = weakref.WeakKeyDictionary()
+        """What tells the thread or task that acquired a lease from the others."""
 
-    def track(self, state: LeaseState) -> None:
+    def own_lease(self, name: str, owner: object = None) -> LeaseState | None:
+        """Return the lease by which this client holds a lock. With `owner`, only if that thread or task acquired it."""
+        state = self._own.get(name)
+        if state is None or state.ended or not state.ours or state.lost_by_clock():
+            return None
+        return state if owner is None or self._owners.get(state) == owner else None
+
+    def track(self, state: LeaseState, owner: object = None) -> None:
         """Hand a lease to the keep-alive, which renews it if it is kept alive and releases it in the end."""
+        self._own[state.name] = state
+        self._owners[state] = owner
         try:
             self._hand_over(state)
         except Unavailable as error:
