@@ -22,6 +22,8 @@ from tests.support.pretender import ADVISORY, NO_TIMELINE, pretend
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell
 
+pytestmark = pytest.mark.needs_presence  # each behaviour holds only over a direct connection
+
 REWRITES = {
     "row-lock": (b" FOR UPDATE", b"           "),
     "read-committed": (b"ISOLATION LEVEL READ COMMITTED", b"ISOLATION LEVEL SERIALIZABLE  "),

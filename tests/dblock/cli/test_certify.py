@@ -21,6 +21,7 @@ from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 from tests.support.shell import Shell, ended, until
 from tests.support.standby import standby_of, wait_until_caught_up
+from tests.support.terminal import Terminal
 
 
 @pytest.fixture
@@ -148,6 +149,16 @@ def test_standby_is_recognised() -> None:
     assert [one.why for one in asynchronous.guarantees if one.id == "durability"] == [
         "no commit waits for the attached standbys: a failover can lose grants. Tokens still rise, so fences hold."
     ]
+
+
+@pytest.mark.second_stage
+def test_terminal_shows_what_is_tried(shell: Shell, bare_dsn: str) -> None:
+    with Terminal(shell.command("certify", dsn=bare_dsn), columns=100) as terminal:
+        terminal.wait_for("Trying ")
+        assert terminal.ended() == 3
+        lines = terminal.lines()
+    assert "Trying" not in terminal.text
+    assert any("guarantees hold on this database" in line for line in lines)
 
 
 @pytest.mark.second_stage
