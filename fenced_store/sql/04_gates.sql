@@ -31,8 +31,9 @@ AS $$
     END
 $$;
 
--- Creates the gates of a table, and the function with which its guard passes them. That function has
--- one statement for each gate of rows, because a statement that is known beforehand needs no parsing.
+-- Creates the gates of a table, and the function with which its guard passes them. That function
+-- has one statement for each gate of rows, because a statement that is known beforehand needs no
+-- parsing.
 CREATE OR REPLACE FUNCTION create_gates(table_resource text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -115,8 +116,8 @@ $$;
 -- the caller's lock_timeout does.
 --
 -- A lock that waits in the queue of a gate blocks all later writers. So this tries without waiting,
--- and joins the queue only for one twentieth of the time: briefly at first, then for up to 1.5 s,
--- in which Postgres detects a deadlock. Only at the end of its time it stays in the queue.
+-- and joins the queue only for one fortieth of the time: briefly at first, then for up to 1.5 s, in
+-- which Postgres detects a deadlock. For the last twenty-fifth of its time it stays in the queue.
 CREATE OR REPLACE FUNCTION lock_gate(
     table_resource text, resource text, gives_up timestamptz DEFAULT NULL
 ) RETURNS void
@@ -140,7 +141,7 @@ BEGIN
         gives_up := began + lock_timeout_before::interval;
     END IF;
     IF gives_up IS NOT NULL THEN
-        stay_at := date_part('epoch', gives_up - began) * 0.95;
+        stay_at := date_part('epoch', gives_up - began) * 0.96;
     END IF;
     LOOP
         waited := date_part('epoch', clock_timestamp() - began);
@@ -149,8 +150,8 @@ BEGIN
             IF waited < queue_at THEN
                 EXECUTE statement || ' NOWAIT';
             ELSE
-                in_queue := least(greatest(waited / 20, 0.005), 1.5, stay_at - waited);
-                queue_at := waited + in_queue * 20;
+                in_queue := least(greatest(waited / 40, 0.005), 1.5, stay_at - waited);
+                queue_at := waited + in_queue * 40;
                 ignored := set_config('lock_timeout', ceil(in_queue * 1000)::text || 'ms', true);
                 EXECUTE statement;
             END IF;

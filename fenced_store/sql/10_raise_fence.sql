@@ -1,6 +1,6 @@
 -- Raises a fence to this token, or refuses the token with SQLSTATE FEN01. With `checks`, it returns
--- false and changes nothing if the fence is not at the version `seen`: another transaction has taken
--- the fence since. No application role may call it.
+-- false and changes nothing if the fence is not at the version `seen`: another transaction has
+-- taken the fence since. No application role may call it.
 --
 -- The row is written even if the token stays the same. A transaction with an older snapshot then
 -- fails here, instead of working on data from before the other transaction's commit.

@@ -48,8 +48,8 @@ END
 $$;
 
 -- Fails a statement whose snapshot is older than the last transaction that had the fence of its
--- table. The statement would overwrite what that transaction has committed. `seen` is the version of
--- the fence that the statement sees.
+-- table. The statement would overwrite what that transaction has committed. `seen` is the version
+-- of the fence that the statement sees.
 CREATE OR REPLACE FUNCTION check_snapshot(table_resource text, seen xid) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -101,8 +101,8 @@ BEGIN
         END IF;
     END IF;
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-        -- A transaction with an older snapshot does not see newer claims and deletions. It conflicts
-        -- with their fences here, and fails. It leaves no fence of its own.
+        -- A transaction with an older snapshot does not see newer claims and deletions. It
+        -- conflicts with their fences here, and fails. It leaves no fence of its own.
         ready := check_resource(table_resource) AND check_resource(row_resource);
         INSERT INTO fences AS f (resource, token, stored_at, purgeable)
         VALUES (table_resource, 0, clock_timestamp(), true)

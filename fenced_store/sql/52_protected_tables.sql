@@ -1,6 +1,6 @@
 -- Lists all protected tables, including those that the caller may not read. `enabled` is false if a
--- trigger of the table or a partition is disabled, or if this session fires no triggers, because its
--- session_replication_role is replica.
+-- trigger of the table or a partition is disabled, or if this session fires no triggers, because
+-- its session_replication_role is replica.
 CREATE OR REPLACE FUNCTION protected_tables(
     OUT resource text, OUT target regclass, OUT per text, OUT strict boolean, OUT warn_only boolean, OUT key text[],
     OUT enabled boolean
