@@ -148,3 +148,6 @@ class LoopListenerRunner:
             with contextlib.suppress(_Blocked):
                 return self._loop.call(effect, lent=False)
         return self._keepalive_runner.perform(effect)
+
+    def shrink(self) -> None:
+        """Leave it to the pool, which has a timer in the event loop."""

@@ -47,6 +47,9 @@ class Performs(Protocol):
     def perform(self, effect: Any) -> Any:
         """Perform one effect of a lock's flow."""
 
+    def shrink(self) -> None:
+        """Close connections that have been idle for long."""
+
 
 class _ListenerBase:
     """The part that does not depend on how the loop waits."""
@@ -182,6 +185,7 @@ class Listener(_ListenerBase):
     def _perform(self, effect: Any) -> Any:
         if isinstance(effect, WaitForInput):
             self._wait(effect.connection, effect.seconds)
+            self._runner.shrink()
             return self._each_turn()
         if isinstance(effect, CallOver):
             connection: Any = effect.connection

@@ -16,6 +16,7 @@ right.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -28,7 +29,7 @@ from dblock._runtime.connection import RawConnection
 from dblock._runtime.forks import call_after_fork
 from dblock.errors import ClientClosed, Unavailable
 
-IDLE_FOR = 60.0
+IDLE_FOR = 5.0
 """Seconds after which an idle connection that a burst of calls had opened is closed."""
 
 
@@ -130,6 +131,15 @@ class _PoolBase(Generic[Turn]):
         if now - self._idle[0].used_at > IDLE_FOR:
             return self._vacate(self._idle.pop(0))
         return None
+
+    def _surplus(self) -> list[RawConnection]:
+        """Take out the connections that have been idle for long, except one."""
+        if len(self._idle) < 2:
+            return []
+        idle_since = time.monotonic() - IDLE_FOR
+        surplus = [raw for raw in self._idle[:-1] if raw.used_at < idle_since]
+        self._idle = [raw for raw in self._idle if raw not in surplus]
+        return [self._vacate(raw) for raw in surplus]
 
     def _pass_slot(self, raw: RawConnection | None = None) -> None:
         """Let the first call in the queue open a connection instead of one that is gone or could not be opened."""
@@ -259,6 +269,14 @@ class Pool(_PoolBase[_ThreadTurn]):
         if surplus is not None:
             surplus.close()
 
+    def shrink(self) -> None:
+        """Close the connections that have been idle for long, except one."""
+        if len(self._idle) > 1:
+            with self._lock:
+                surplus = self._surplus()
+            for raw in surplus:
+                raw.close()
+
     def drop_idle(self) -> None:
         """Close the idle connections, as when their server has gone."""
         with self._lock:
@@ -279,6 +297,7 @@ class AsyncPool(_PoolBase[_TaskTurn]):
     def __init__(self, connect: Callable[[], Awaitable[RawConnection]], size: int, patience: float) -> None:
         super().__init__(size, patience)
         self._connect = connect
+        self._shrinking: asyncio.TimerHandle | None = None
 
     async def take(self, lent_within: float | None = None) -> RawConnection:
         """Borrow a connection for one call; see Pool.take."""
@@ -328,6 +347,17 @@ class AsyncPool(_PoolBase[_TaskTurn]):
         surplus = self._give_now(raw)
         if surplus is not None:
             surplus.close()
+        if len(self._idle) > 1 and self._shrinking is None:
+            with contextlib.suppress(RuntimeError):  # no event loop runs any more
+                self._shrinking = asyncio.get_running_loop().call_later(IDLE_FOR * 1.1, self.shrink)
+
+    def shrink(self) -> None:
+        """Close the connections that have been idle for long, except one. Look again if there are others left."""
+        self._shrinking = None
+        for raw in self._surplus():
+            raw.close()
+        if len(self._idle) > 1:
+            self._shrinking = asyncio.get_running_loop().call_later(IDLE_FOR * 1.1, self.shrink)
 
     def drop_idle(self) -> None:
         """Close the idle connections, as when their server has gone."""
@@ -336,5 +366,7 @@ class AsyncPool(_PoolBase[_TaskTurn]):
 
     def close(self) -> None:
         """Close the idle connections now, and those in use when they are returned."""
+        if self._shrinking is not None:
+            self._shrinking.cancel()
         self._refuse_calls()
         self.drop_idle()

@@ -198,6 +198,10 @@ class Runner(_Base):
     def close(self) -> None:
         self._pool.close()
 
+    def shrink(self) -> None:
+        """Close connections that have been idle for long."""
+        self._pool.shrink()
+
     def wait_until_idle(self, seconds: float) -> None:
         """After closing, wait until no call is under way, but no longer than so many seconds."""
         until = time.monotonic() + seconds

@@ -9,9 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 
 import dblock
+from dblock._core import listener_flow
+from dblock._runtime import pool as pool_module
 from dblock._runtime.pool import IDLE_FOR, AsyncPool, Pool
 
 
@@ -221,3 +224,42 @@ def test_closed_pool_closes_connections_that_are_given_back() -> None:
     assert busy.closed
     with pytest.raises(dblock.ClientClosed):
         shared.take()
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+async def test_quiet_client_returns_to_one_connection_for_calls(
+    dsn: str, owner: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """No call comes after the burst, so no call closes the connections."""
+    monkeypatch.setattr(pool_module, "IDLE_FOR", 0.2)
+    monkeypatch.setattr(listener_flow, "PING_INTERVAL", 0.1)
+    count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dblock'"
+
+    def connections() -> int:
+        row = owner.execute(count).fetchone()
+        assert row
+        return int(row[0])
+
+    client: Any = dblock.Client(dsn) if kind == "threads" else dblock.AsyncClient(dsn)
+    lease = client.lock("a").acquire()
+    lease = await lease if kind == "asyncio" else lease
+    runner = client._runtime.runner
+    borrowed = [runner._pool.take() for _ in range(1)]
+    borrowed = [await one if kind == "asyncio" else one for one in borrowed]
+    for _ in range(3):
+        raw = runner._connect()
+        raw = await raw if kind == "asyncio" else raw
+        raw.slot = runner._pool._new_slot()
+        borrowed.append(raw)
+    assert connections() >= 5
+    for raw in borrowed:
+        runner._pool.give(raw)
+    deadline = time.monotonic() + 5
+    while connections() > 3:
+        assert time.monotonic() < deadline, connections()
+        await asyncio.sleep(0.05)
+    done = lease.release()
+    assert await done if kind == "asyncio" else done
+    closed = client.close()
+    if kind == "asyncio":
+        await closed
