@@ -23,6 +23,7 @@ from tests.robustness.checkers import (
     loss,
     queue_order,
     recovery,
+    releases,
     sets,
     takeover,
     token_order,
@@ -106,7 +107,13 @@ QUEUED = [queued(1, "x", 1), queued(2, "y", 2)]
 BOOKS = [transfer(0, 1, 1, "t1"), entry(1, 1, "t1"), balance(1, 90), balance(2, 110)]
 RECORDED = [op("newest", 99, 99, token=2), *(op("granted", 99, 99, order=token, token=token) for token in (1, 2))]
 
+STUCK = op("fault", 1, 4, "runner", "foreign-queues")
+
 GOOD: list[tuple[str, Checker, list[Operation]]] = [
+    ("released while the queue is locked", releases.check, [STUCK, op("release", 2, 2.1, token=1, freed=True)]),
+    ("interrupted", releases.check, [
+        STUCK, op("release", 1.5, 1.6, token=1), op("release", 2, NEVER, token=2, error="Killed: "),
+    ]),
     ("handed over", linearizability.check, [GRANT, op("believe", 1.2, 1.3, token=1), FREED, NEXT]),
     ("an unknown release that was done", linearizability.check, [GRANT, op("release", 2, NEVER, token=1), NEXT]),
     ("an unknown release that was not", linearizability.check, [
@@ -188,6 +195,10 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
 ]  # fmt: skip
 
 BAD: list[tuple[str, Checker, list[Operation]]] = [
+    ("a release that waits for a queue", releases.check, [STUCK, op("release", 2, 3.5, token=1, freed=True)]),
+    ("a release that fails because of a queue", releases.check, [
+        STUCK, op("release", 2, NEVER, token=1, error="Unavailable: too many notifications"),
+    ]),
     ("two holders", linearizability.check, [GRANT, NEXT, op("believe", 4, 4.1, token=1)]),
     ("a lease superseded before its ttl", linearizability.check, [GRANT, NEXT]),
     ("a renewed lease superseded before its ttl", linearizability.check, [

@@ -61,6 +61,31 @@ BUGS = (
         ),
     ),
     Bug(
+        "release waits for the queue",
+        "makes a release wait for every transaction that uses the lock's queue",
+        ("release in time",),
+        fault="foreign-queues",
+        strikes=4,
+        options=CROWD,
+        edits=(
+            Edit(
+                QUEUE,
+                "    SELECT t.number, t.attempt, t.client, c.seen_until, p.advisory_key INTO next\n",
+                "    PERFORM FROM lock_queues AS q WHERE q.name = wake_next.name FOR UPDATE;\n"
+                "    SELECT t.number, t.attempt, t.client, c.seen_until, p.advisory_key INTO next\n",
+            ),
+        ),
+    ),
+    Bug(
+        "notification without a look at its queue",
+        "makes a release fail while the server's queue of notifications is full",
+        ("release in time",),
+        fault="full-notifications",
+        strikes=2,
+        options=CROWD,
+        edits=(Edit(QUEUE, "        RETURN pg_notification_queue_usage() < 0.9\n            AND", "        RETURN"),),
+    ),
+    Bug(
         "new waiter ahead of the queue",
         "grants a free lock to a new waiter ahead of the queue",
         ("queue order",),

@@ -6,7 +6,16 @@ operations per second as possible.
 
 from __future__ import annotations
 
-from tests.robustness.checkers import durability, hand_over, linearizability, loss, takeover, token_order, wake_ups
+from tests.robustness.checkers import (
+    durability,
+    hand_over,
+    linearizability,
+    loss,
+    releases,
+    takeover,
+    token_order,
+    wake_ups,
+)
 from tests.robustness.traffic import workloads
 from tests.robustness.traffic.worker import Worker
 
@@ -22,6 +31,7 @@ class Workload(workloads.Base):
         loss.check,
         takeover.check,
         hand_over.check,
+        releases.check,
         wake_ups.check,
         durability.check,
     )
