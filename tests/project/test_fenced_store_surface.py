@@ -172,3 +172,10 @@ def test_write_numbers_rise_whatever_the_clock_does() -> None:
     finally:
         time.time_ns = before
         tokens._last = first
+
+
+@pytest.mark.parametrize("fraction", ["", ".1", ".12", ".123", ".1234", ".123456"])
+def test_moment_with_any_fraction_is_read_on_every_python(fraction: str) -> None:
+    """Postgres leaves out zeros at the end, and Python 3.10 reads only three or six digits."""
+    read = errors._moment(f"2026-01-02T03:04:05{fraction}+00:00")
+    assert read == datetime(2026, 1, 2, 3, 4, 5, int(f"{fraction[1:]:0<6}"), timezone.utc)
