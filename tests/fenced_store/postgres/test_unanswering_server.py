@@ -100,8 +100,8 @@ def test_put_on_an_open_connection_gives_up_on_a_frozen_server(frozen_server: Se
 @pytest.mark.second_stage
 def test_new_store_takes_the_second_host_if_the_first_is_frozen(frozen_server: Server, dsn: str) -> None:
     two = both(frozen_server.url, dsn)
-    with frozen(frozen_server):
-        outcome, took = run(lambda: FencedStore(two).put("only on the second host", 1, fence=1))
+    with FencedStore(two) as store, frozen(frozen_server):
+        outcome, took = run(lambda: store.put("only on the second host", 1, fence=1))
     assert (outcome, took < GIVES_UP) == ("done", True), took
     with FencedStore(dsn) as store:
         assert store.get("only on the second host") is not None
