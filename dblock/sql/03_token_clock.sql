@@ -41,7 +41,8 @@ DECLARE
     ignored text;
 BEGIN
     IF minted_start = pg_postmaster_start_time() THEN
-        -- Hot path: the caller has found the tokens too low, and need not look again.
+        -- The caller has found the tokens too low, and need not look again.
+        started := true;
     ELSE
         -- If only the row is new, or older than the server, the tokens are as they should be.
         SELECT t.last_value, s.last_value = server_start INTO highest, started
@@ -55,8 +56,9 @@ BEGIN
             ignored := set_config('lock_timeout', '2s', true);
         END IF;
         LOCK TABLE token_clock IN SHARE UPDATE EXCLUSIVE MODE;
-        SELECT t.last_value, s.last_value = server_start INTO highest, started
-        FROM token_sequence AS t, token_server_start AS s;
+        -- As expressions, because a query costs more.
+        highest := coalesce(pg_sequence_last_value('token_sequence'::regclass), 0);
+        started := started OR coalesce(pg_sequence_last_value('token_server_start'::regclass) = server_start, false);
         clock := date_part('epoch', clock_timestamp()) * second;
         IF highest < clock - second OR (highest < clock AND NOT started) THEN
             target := clock;
