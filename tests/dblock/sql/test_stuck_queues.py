@@ -99,6 +99,27 @@ def test_call_that_queues_reports_a_locked_queue_soon(sessions: Sessions) -> Non
     assert other.do("SHOW lock_timeout") == ("0",)
 
 
+@pytest.mark.second_stage
+@pytest.mark.parametrize(
+    ("file", "right", "wrong"),
+    [
+        ("07_queue.sql", "lock_queue(wake_past_the_dead.name, 10)", "lock_queue(wake_past_the_dead.name, 1000)"),
+        ("11_acquire.sql", "'20ms'", "'1s'"),
+    ],
+)
+def test_tests_of_a_locked_queue_catch_a_longer_wait(
+    sessions: Sessions, owner: psycopg.Connection, file: str, right: str, wrong: str
+) -> None:
+    mutants.replace(owner, mutants.altered(file, right, wrong))
+    test = (
+        test_release_does_not_wait_for_a_client_that_joins_without_end
+        if file == "07_queue.sql"
+        else test_call_that_queues_reports_a_locked_queue_soon
+    )
+    with pytest.raises(AssertionError, match=r"took [01]\.\d+ s"):
+        test(sessions)
+
+
 @pytest.mark.parametrize("asking", ["try_acquire('new', attempt => %s)", "try_acquire('new')"])
 def test_first_grant_of_a_name_that_is_being_granted_is_refused_soon(sessions: Sessions, asking: str) -> None:
     first, second = sessions.open(), sessions.open()
