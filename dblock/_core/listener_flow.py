@@ -120,6 +120,7 @@ class ListenerFlow:
 
     def run(self) -> Flow[None]:
         """Listen until the client is closed. Call `hang_up` at the end, however it ends."""
+        self._awaited_at = self._now()
         while not self.closed:
             try:
                 yield from self._turn()
@@ -133,7 +134,9 @@ class ListenerFlow:
         """Do what is due. Then wait for a notification, or until something is due."""
         yield from self.in_doubt.withdraw()
         self._take_connection()
-        if self.connection is None and self._now() >= self._retry_at:
+        if not self._needed:
+            self._hang_up_unneeded()
+        if self.connection is None and self._needed and self._now() >= self._retry_at:
             # In a flow of its own, because it may take long and the waiters need attention in that time.
             self._retry_at = math.inf
             try:
@@ -201,27 +204,40 @@ class ListenerFlow:
             due.append(probed_at + PROBE_WITHIN)
         if self._silent is not None:
             due.append(self._now() + HEARTBEAT_INTERVAL)
+        if not self._needed:
+            return math.inf
         if self.connection is None:
             due.append(self._retry_at)
         else:
+            if self._grace is None and not self.waiters.in_use:
+                due.append(self._awaited_at + LISTEN_FOR)
             due.append(self._replied_at + PING_INTERVAL)
             if self.waiters.in_use and not self.listens:
                 due.append(self._listen_at)
         return max(min(due) - self._now(), 0.0)
 
     def look_every(self) -> float:
-        """Return the seconds between two looks at the socket of the presence; infinite if no lease depends on it.
-
-        Only a recent look shows that the session cannot have ended long ago. No statement is sent for it.
-        """
+        """Return the seconds between two looks at the socket of the presence; infinite if no lease depends on it."""
         presence = self._flows.presence
         return presence.grace * OWN_PART / 3 if presence is not None and self._keepalive.keeps_any() else math.inf
 
     def look(self) -> None:
-        """Look at the socket of the presence."""
-        presence = self._flows.presence
-        if presence is not None:
+        """Look at the socket of the presence: only a recent look shows that the session cannot have ended long ago."""
+        if (presence := self._flows.presence) is not None:
             presence.stands(self._now())
+
+    @property
+    def _needed(self) -> bool:
+        """Whether a connection is needed: without a presence, only while there are waiters, and for a while after."""
+        return self._grace is not None or self.waiters.in_use or self._now() < self._awaited_at + LISTEN_FOR
+
+    def _hang_up_unneeded(self) -> None:
+        """Close the connection until there are waiters again, so that an idle client sends nothing."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            self.waiters.notifications_work = False
+            self._retry_at = -math.inf
+            connection.close()
 
     # Over the connection.
 
@@ -378,8 +394,6 @@ class ListenerFlow:
         if now - self._away_since >= AWAY_FOR:
             self._away_since = now
             self.waiters.wake_all()
-
-    # The end.
 
     def hang_up(self) -> None:
         """Close all connections. Their presences are in doubt from here on."""

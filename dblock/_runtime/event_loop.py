@@ -125,7 +125,7 @@ class LoopKeepAliveRunner(Runner):
         except Unavailable as error:
             if error.unanswered or self.is_refusal(error.__cause__) or not self._loop.can_lend:
                 raise
-            logger.info("runner: could not open a connection, borrowing one of the pool: %s", error)
+            self.opening.failed("runner: could not open a connection, borrowing one of the pool: %s", error)
             try:
                 return self._loop.call(call, lent=True)
             except _Blocked:

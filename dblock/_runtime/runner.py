@@ -27,6 +27,7 @@ from dblock._core import clock
 from dblock._core.acquire import LEAST_PATIENCE
 from dblock._core.effects import Call, Flow, JoinQueue, Row, Wait, drive, drive_async
 from dblock._core.listener_failures import ServerState
+from dblock._core.outage import Outage
 from dblock._core.schema_version import DEFAULT_SCHEMA, check_revision
 from dblock._core.statements import WHICH_BACKEND, Statements
 from dblock._core.waiters import LocalWaiter
@@ -66,6 +67,7 @@ class _Base:
         self.join_queue: Callable[[str, str], LocalWaiter] = _cannot_wait
         """Registers a waiter for a lock, under its attempt; set once there is a listener to wake it."""
         self.statements = Statements(schema)
+        self.opening = Outage("runner: connections can be opened again", logging.INFO)
         self.terminated_at = -math.inf
         """When the server last ended one of its sessions with a message, on the clock of dblock._core.clock."""
         self.refused = ServerState.UNKNOWN, -math.inf
@@ -260,7 +262,7 @@ class Runner(_Base):
             raise
         except Exception as error:
             if not self.is_refusal(error) and self._spare is not None and self._spare._pool.in_use:
-                logger.info("runner: could not open a connection, borrowing one of the pool: %s", error)
+                self.opening.failed("runner: could not open a connection, borrowing one of the pool: %s", error)
                 return self._spare._take(within, lent=True)
             with translated(self.schema):
                 raise error
@@ -272,6 +274,7 @@ class Runner(_Base):
             if self.prepares:
                 self.make_ready(raw, connection.wait(raw.exchange(WHICH_BACKEND, self.reply_within)))
             raw.needs_transactions = self.target.needs_transactions
+            self.opening.worked()
             return raw
         except BaseException:
             connection.close()
@@ -385,6 +388,7 @@ class AsyncRunner(_Base):
             if self.prepares:
                 self.make_ready(raw, await connection.wait(raw.exchange(WHICH_BACKEND, self.reply_within)))
             raw.needs_transactions = self.target.needs_transactions
+            self.opening.worked()
             return raw
         except BaseException:
             await connection.close()

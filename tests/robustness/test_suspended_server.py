@@ -1,0 +1,141 @@
+"""A server that is suspended: it is stopped for a while, all its sessions are dropped, and then it is back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+import dblock
+from dblock._core import clock, listener_flow
+from dblock.embedded import Server
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.second_stage]
+
+MOST_LINES = 24
+"""Lines of the log for an outage of any length: each kind of message once at its begin, some once more at its end."""
+
+
+class Sampled:
+    """Reads a lease until it is lost, and remembers when it was last believed."""
+
+    def __init__(self, lease: Any) -> None:
+        self._lease = lease
+        self.believed_at = 0.0
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while self._lease.remaining() > 0:
+            self.believed_at = clock.now()
+            time.sleep(0.005)
+
+
+def waiter(client: dblock.Client, stop: threading.Event, granted: list[float]) -> threading.Thread:
+    """Wait for the lock as an application does: again after each outage."""
+
+    def wait() -> None:
+        while not stop.is_set():
+            try:
+                with client.lock("a", timeout=60):
+                    granted.append(time.monotonic())
+                    return
+            except dblock.Unavailable:
+                continue
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("presence", [0.15, None])
+@pytest.mark.parametrize("seconds", [4, 12, pytest.param(60, marks=pytest.mark.long)])
+def test_suspended_server_is_survived(
+    own_server: Server, seconds: int, presence: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    ttl, threads = 3.0, set(threading.enumerate())
+    with (
+        dblock.Client(own_server.url, presence=presence) as holder,
+        dblock.Client(own_server.url, presence=presence) as other,
+    ):
+        short, long = holder.lock("short", ttl=ttl).acquire(), holder.lock("a", ttl=300, keep_alive=False).acquire()
+        stop, granted = threading.Event(), list[float]()
+        waiting = waiter(other, stop, granted)
+        while not holder.lock("a").queue():
+            time.sleep(0.01)
+        caplog.set_level(logging.INFO, "dblock")
+        caplog.clear()
+        sampled = Sampled(short)
+        own_server.stop()
+        stopped = clock.now()
+        time.sleep(seconds)
+        assert sampled.believed_at < stopped + ttl, "the lease was believed for longer than its ttl"
+        assert short.lost.is_set()
+        own_server.start()
+        back = time.monotonic()
+        while True:
+            try:
+                with psycopg.connect(own_server.url) as owner:
+                    if owner.execute("SELECT 1 FROM dblock.lock_tickets").fetchone():
+                        break
+            except psycopg.OperationalError:
+                back = time.monotonic()
+            assert time.monotonic() < back + 10
+            time.sleep(0.01)
+        assert time.monotonic() - back < 1, "the waiter was slow to queue again"
+        if not long.release():
+            assert presence is not None
+            with psycopg.connect(own_server.url, autocommit=True) as owner:
+                owner.execute("UPDATE dblock.distributed_locks SET expires_at = '-infinity', released_at = now()")
+        waiting.join(10)
+        assert granted
+        lines = [record.getMessage() for record in caplog.records]
+        assert len(lines) <= MOST_LINES, lines
+    deadline = time.monotonic() + 5
+    while set(threading.enumerate()) - threads:
+        assert time.monotonic() < deadline, "a thread was left behind"
+        time.sleep(0.01)
+    with psycopg.connect(own_server.url) as owner:
+        deadline = time.monotonic() + 5
+        while owner.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = 'dblock'").fetchone():
+            assert time.monotonic() < deadline, "a session was left behind"
+            owner.rollback()
+            time.sleep(0.05)
+
+
+def test_idle_client_without_presence_sends_nothing(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that suspends itself when it is idle can do so. The listener has no connection until it is needed."""
+    monkeypatch.setattr(listener_flow, "LISTEN_FOR", 0.5)
+    monkeypatch.setattr(listener_flow, "PING_INTERVAL", 0.2)
+
+    def sessions() -> list[Any]:
+        return owner.execute(
+            "SELECT pid, query_start FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            " ORDER BY pid"
+        ).fetchall()
+
+    with dblock.Client(dsn, presence=None) as client, dblock.Client(dsn, presence=None) as other:
+        for _ in range(2):
+            held = other.lock("a").acquire()
+            with pytest.raises(dblock.LockTimeout):
+                client.lock("a").acquire(timeout=0.3)
+            assert client._runtime.listener.flow.connection is not None
+            waiting = threading.Thread(target=lambda: client.lock("a").acquire(timeout=10).release())
+            waiting.start()
+            time.sleep(0.2)
+            held.release()
+            waiting.join()
+            deadline = time.monotonic() + 5
+            while client._runtime.listener.flow.connection is not None:
+                assert time.monotonic() < deadline, "the listener keeps its connection"
+                time.sleep(0.05)
+            before = sessions()
+            time.sleep(1)
+            assert sessions() == before
