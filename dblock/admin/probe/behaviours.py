@@ -108,6 +108,18 @@ def row_lock(bench: Bench) -> str | None:
     return None
 
 
+def table_lock(bench: Bench) -> str | None:
+    """A lock on a table stops other sessions that want a conflicting one, and ends with its transaction."""
+    lock = f"LOCK TABLE {bench.table('rows')} IN SHARE UPDATE EXCLUSIVE MODE"
+    bench.one.value(lock)
+    refusal = bench.other.refusal(f"{lock} NOWAIT")
+    if refusal != "55P03":
+        reply = f"SQLSTATE {refusal}" if refusal else "it too"
+        return f"a session that wanted the lock on a table of another session got {reply}"
+    bench.one.rollback()
+    return "a lock on a table outlasted its transaction" if bench.other.refusal(f"{lock} NOWAIT") else None
+
+
 def read_committed(bench: Bench) -> str | None:
     """A statement sees what other sessions committed before it, inside an open READ COMMITTED transaction too."""
     one, other, rows = bench.one, bench.other, bench.table("rows")
@@ -263,9 +275,10 @@ def _pair(end: list[str] | list[str | None]) -> str:
 
 BEHAVIOURS = (
     Behaviour(advisory_lock, INSTALL, TAKEN_FOR_DEAD),
-    Behaviour(advisory_transaction, INSTALL, "Two installs, or two writers at a fence, could run at the same time."),
+    Behaviour(advisory_transaction, INSTALL, "Two installs could run at the same time, and disturb each other."),
     Behaviour(advisory_shared, INSTALL, TAKEN_FOR_DEAD),
     Behaviour(row_lock, INSTALL, NO_EXCLUSION, writes=True),
+    Behaviour(table_lock, INSTALL, "Tokens could go back, and a fence could miss a write.", writes=True),
     Behaviour(read_committed, INSTALL, NO_EXCLUSION, writes=True),
     Behaviour(sequence, INSTALL, LATE_TOKENS, writes=True),
     Behaviour(clock, INSTALL, "Leases would not expire when they should, and two clients could hold the same lock."),

@@ -89,7 +89,7 @@ CLAIMS = (
         "At most one client holds a lock.",
         ("row-lock", "read-committed", "advisory-lock", "advisory-shared", "clock", "grant", "contention"),
     ),
-    _Claim("token-order", "Token order is grant order.", ("sequence", "row-lock", "grant", "contention")),
+    _Claim("token-order", "Token order is grant order.", ("sequence", "row-lock", "table-lock", "grant", "contention")),
     _Claim(
         "tokens-after-failover",
         "Tokens rise across failovers and restores, while the clocks of the nodes agree.",
@@ -108,7 +108,7 @@ CLAIMS = (
         ("advisory-lock", "advisory-shared", "session-end", "unlogged-table", "direct-connection", "takeover"),
         True,
     ),
-    _Claim("fence", "A fence refuses a stale token.", ("advisory-transaction", "stale-write")),
+    _Claim("fence", "A fence refuses a stale token.", ("table-lock", "stale-write")),
 )
 
 

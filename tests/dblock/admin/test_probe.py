@@ -26,6 +26,7 @@ pytestmark = pytest.mark.needs_presence  # each behaviour holds only over a dire
 
 REWRITES = {
     "row-lock": (b" FOR UPDATE", b"           "),
+    "table-lock": (b"IN SHARE UPDATE EXCLUSIVE MODE", b"IN ACCESS SHARE           MODE"),
     "read-committed": (b"ISOLATION LEVEL READ COMMITTED", b"ISOLATION LEVEL SERIALIZABLE  "),
     "definer-function": (b"LANGUAGE plpgsql SECURITY", b"LANGUAGE plnosql SECURITY"),
     "unlogged-table": (b"CREATE UNLOGGED TABLE", b"CREATE          TABLE"),

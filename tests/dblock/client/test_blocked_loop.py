@@ -44,6 +44,7 @@ def no_thread_left() -> Iterator[None]:
     assert [thread.name for thread in threading.enumerate() if thread not in before] == []
 
 
+@pytest.mark.needs_presence
 @pytest.mark.second_stage
 @pytest.mark.parametrize("ttl", [0.4, 1.0])
 @pytest.mark.parametrize("settled", [False, True], ids=["at once", "after a while"])
@@ -177,6 +178,7 @@ async def test_child_of_a_fork_leaves_the_lease_and_the_threads_of_its_parent_al
         await lease.renew()
 
 
+@pytest.mark.needs_presence
 @pytest.mark.second_stage
 def test_child_of_a_fork_does_not_keep_its_parents_presence_alive(dsn: str) -> None:
     """The child has a copy of each socket of its parent, also of those that the event loop watches."""
@@ -220,6 +222,7 @@ def test_program_that_ends_without_closing_releases_its_lease(dsn: str, owner: p
     assert owner.execute(HELD).fetchone() == (0,)
 
 
+@pytest.mark.needs_presence
 @pytest.mark.second_stage
 @pytest.mark.parametrize("how", ["creator", "event"])
 async def test_threads_connect_as_the_async_engine_does(dsn: str, owner: psycopg.Connection, how: str) -> None:

@@ -138,6 +138,7 @@ async def test_free_lock_is_granted_after_a_wait(strict_dsn: str, clients: Clien
         await lease.release()
 
 
+@pytest.mark.needs_presence
 @pytest.mark.second_stage
 def test_lock_of_a_killed_process_is_taken_at_once(strict_dsn: str) -> None:
     script = (
