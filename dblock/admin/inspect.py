@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from dblock._runtime.target import Target
 
+FORCE_PATIENCE = "5s"
+"""How long a forced release waits for another transaction that uses the lock."""
+
 
 @dataclass(frozen=True)
 class LockState:
@@ -135,7 +138,9 @@ class Overview:
         The holder is told to release. No other client is granted the lock before the holder has released it or its
         deadline has passed. With `now` the lock is free at once, and only a fence stops a holder that still works.
         """
-        rows = self._patiently("5s", 1, "force_release(%s, %s, %s, %s, %s)", [name, number, actor, reason, now])
+        rows = self._patiently(
+            FORCE_PATIENCE, 1, "force_release(%s, %s, %s, %s, %s)", [name, number, actor, reason, now]
+        )
         taken = bool(rows[0][0])
         if taken and now:
             with contextlib.suppress(DblockError):  # the release is done, and the first waiter also finds out by itself

@@ -87,7 +87,7 @@ def test_terminal_shows_the_progress(shell: Shell) -> None:
 
 @pytest.mark.parametrize("wrong", [["--seconds", "0"], ["--seconds", "nan"], ["--clients", "0"], ["--clients", "x"]])
 def test_invalid_options_are_refused(shell: Shell, wrong: list[str]) -> None:
-    done = shell.run("bench", *wrong)
+    done = shell.run_here("bench", *wrong)
     assert (done.code, done.out) == (2, "")
     assert wrong[0] in done.err
 
@@ -127,7 +127,7 @@ def test_bench_gives_up_on_a_database_that_stops_replying(shell: Shell, dsn: str
 
 
 def test_missing_schema_suggests_the_install(shell: Shell, bare_dsn: str) -> None:
-    done = shell.run("bench", dsn=bare_dsn)
+    done = shell.run_here("bench", dsn=bare_dsn)
     assert done.code == 78
     assert "dblock install" in done.err
 

@@ -189,7 +189,7 @@ def test_database_that_goes_away_is_exit_code_69(shell: Shell, dsn: str) -> None
 
 
 def test_unreachable_database_leaves_no_file(shell: Shell) -> None:
-    done = shell.run("demo", "--svg", "new.svg", dsn="host=127.0.0.1 port=1 user=x")
+    done = shell.run_here("demo", "--svg", "new.svg", dsn="host=127.0.0.1 port=1 user=x")
     assert done.code == 69
     assert done.err.count("\n") == 1
     assert not (shell.folder / "new.svg").exists(), "a new file is removed if the story fails"
@@ -198,17 +198,17 @@ def test_unreachable_database_leaves_no_file(shell: Shell) -> None:
 def test_existing_file_is_not_overwritten_without_force(shell: Shell) -> None:
     there = shell.folder / "there.svg"
     there.write_text("mine")
-    refused = shell.run("demo", "--svg", str(there))
+    refused = shell.run_here("demo", "--svg", str(there))
     assert (refused.code, refused.out) == (1, "")
     assert "--force" in refused.err
     assert there.read_text() == "mine"
-    unreachable = shell.run("demo", "--svg", str(there), "--force", dsn="host=127.0.0.1 port=1 user=x")
+    unreachable = shell.run_here("demo", "--svg", str(there), "--force", dsn="host=127.0.0.1 port=1 user=x")
     assert unreachable.code == 69
     assert there.read_text() == "mine"
 
 
 @pytest.mark.parametrize("path", ["missing/demo.svg", "."])
 def test_file_that_cannot_be_written_is_reported_before_the_story(shell: Shell, path: str) -> None:
-    done = shell.run("demo", "--svg", path, "--force")
+    done = shell.run_here("demo", "--svg", path, "--force")
     assert (done.code, done.out) == (1, "")
     assert "cannot be written" in done.err

@@ -11,7 +11,7 @@ from psycopg import conninfo
 
 import dblock
 from dblock._runtime.target import resolve
-from dblock.admin import schema
+from dblock.admin import inspect, schema
 from dblock.admin.inspect import overview
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell, until
@@ -131,7 +131,8 @@ def test_ctrl_c_at_a_prompt_does_nothing(
 
 def test_lock_with_a_new_holder_is_not_force_released(shell: Shell, lease: dblock.Lease, dsn: str) -> None:
     """The command acts only on the grant that it showed."""
-    with dblock.Client(dsn, holder="bob") as bob, Terminal(shell.command("force-release", "job", "--now")) as terminal:
+    command = shell.command("force-release", "job", "--now")
+    with dblock.Client(dsn, holder="bob") as bob, Terminal(command, columns=200) as terminal:
         terminal.wait_for("held by ann")
         lease.release()
         next_one = bob.lock("job", ttl=60).acquire()
@@ -192,7 +193,10 @@ def test_lock_without_durability_and_with_a_new_holder_is_not_force_released(
         assert holds(owner)
 
 
-def test_force_release_gives_up_behind_an_open_transaction(shell: Shell, lease: dblock.Lease, dsn: str) -> None:
+def test_force_release_gives_up_behind_an_open_transaction(
+    shell: Shell, lease: dblock.Lease, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect, "FORCE_PATIENCE", "200ms")
     with psycopg.connect(dsn) as other:
         other.execute("SELECT 1 FROM dblock.distributed_locks WHERE name = 'job' FOR UPDATE")
         done = shell.run("force-release", "job", "--yes")

@@ -421,7 +421,7 @@ def test_cut_connection_is_reported_once_and_reopened(
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_unreachable_database_at_the_start_is_exit_code_69(shell: Shell, form: list[str]) -> None:
-    done = shell.run("watch", *form, dsn="host=127.0.0.1 port=1 user=x password=hunter2")
+    done = shell.run_here("watch", *form, dsn="host=127.0.0.1 port=1 user=x password=hunter2")
     assert (done.code, done.out) == (69, "")
     assert "could not be asked" in done.err
     assert "hunter2" not in done.err
@@ -438,7 +438,7 @@ def test_error_at_the_start_is_reported_without_a_screen(shell: Shell, bare_dsn:
 
 @pytest.mark.parametrize("interval", ["0", "nan", "soon"])
 def test_invalid_interval_is_refused(shell: Shell, interval: str) -> None:
-    done = shell.run("watch", "--interval", interval)
+    done = shell.run_here("watch", "--interval", interval)
     assert (done.code, done.out) == (2, "")
     assert "--interval" in done.err
 
@@ -450,7 +450,7 @@ def test_privilege_see_is_enough_and_is_named_if_missing(shell: Shell, dsn: str,
 
     as_role = conninfo.make_conninfo(dsn, user=role, password="app")
     schema.grant(dsn, role)
-    refused = shell.run("watch", dsn=as_role)
+    refused = shell.run_here("watch", dsn=as_role)
     assert refused.code == 77
     assert "--may see" in refused.err
     schema.grant(dsn, role, may=["see"])
