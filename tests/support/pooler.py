@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -25,6 +27,18 @@ PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/s
 needs_pgbouncer = pytest.mark.skipif(
     PGBOUNCER is None, reason="pgbouncer is not installed (Debian: apt-get install pgbouncer)"
 )
+
+
+_KEEPS_NO_STATEMENT = "max_prepared_statements = 0"
+"""The default of versions before 1.21, which have no such setting."""
+
+
+@functools.cache
+def _version() -> tuple[int, ...]:
+    assert PGBOUNCER is not None
+    found = re.search(r"PgBouncer (\d+)\.(\d+)", subprocess.check_output([PGBOUNCER, "--version"], text=True))
+    assert found is not None
+    return tuple(map(int, found.groups()))
 
 
 class Pooler:
