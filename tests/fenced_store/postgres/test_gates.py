@@ -118,12 +118,18 @@ def test_protecting_a_table_stops_no_other_claim(orders: fenced_store.Protection
     other.do("SELECT fenced_store.claim(ARRAY['public.plain:1'], 8, patience => 1)")
 
 
+KNOWN = pytest.mark.parametrize("known", [False, True], ids=["first fence", "fenced before"])
+
+
+@KNOWN
 @pytest.mark.parametrize("call", ["claim(ARRAY['public.plain:1'], 8)", "raise_fence('public.plain:1', 8)"])
 def test_protect_waits_for_a_fence_of_the_table_in_progress(
-    orders: fenced_store.Protection, sessions: Sessions, call: str
+    orders: fenced_store.Protection, sessions: Sessions, call: str, known: bool
 ) -> None:
     """The fence was taken without a gate, so the table must not be protected before that transaction ends."""
     newer, protecting, older = sessions.open(), sessions.open(), sessions.open()
+    if known:
+        newer.do("SELECT fenced_store.raise_fence('public.plain', 5)")
     newer.do("BEGIN")
     newer.do(f"SELECT fenced_store.{call}")
     waiting = protecting.start("SELECT fenced_store.protect_table('public.plain')")
@@ -140,9 +146,14 @@ def test_protect_waits_for_a_fence_of_the_table_in_progress(
     assert caught.value.sqlstate == "FEN01"
 
 
-def test_fence_that_waited_for_protect_passes_its_gates(orders: fenced_store.Protection, sessions: Sessions) -> None:
+@KNOWN
+def test_fence_that_waited_for_protect_passes_its_gates(
+    orders: fenced_store.Protection, sessions: Sessions, known: bool
+) -> None:
     """A fence is taken while the table is being protected: it must exclude the writers that the new fence lets in."""
     protecting, newer, older = sessions.open(), sessions.open(), sessions.open()
+    if known:
+        newer.do("SELECT fenced_store.raise_fence('public.plain', 5)")
     protecting.do("BEGIN")
     protecting.do("SELECT fenced_store.protect_table('public.plain')")
     newer.do("BEGIN")

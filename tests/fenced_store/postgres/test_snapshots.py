@@ -206,7 +206,7 @@ def test_row_written_under_a_stricter_isolation_leaves_no_fence(
     before = other.do("SELECT count(*) FROM fenced_store.fences")
     session.do(f"BEGIN ISOLATION LEVEL {isolation}")
     session.do("SELECT set_config('fenced_store.token', '7', true)")
-    session.do("INSERT INTO public.ledger SELECT n, 0 FROM generate_series(2, 1000) AS n")
+    session.do("INSERT INTO public.ledger SELECT n, 0 FROM generate_series(2, 200) AS n")
     session.do("UPDATE public.ledger SET balance = 1")
     session.do("COMMIT")
     assert other.do("SELECT count(*) FROM fenced_store.fences") == before
