@@ -40,13 +40,13 @@ class FullNotifications(Fault):
             closing(psycopg.connect(env.direct, autocommit=True)) as stuck,
             closing(psycopg.connect(env.direct, autocommit=True)) as noisy,
         ):
-            stuck.execute("LISTEN nobody")
+            stuck.execute("LISTEN elsewhere")
             stuck.execute("BEGIN")
             stuck.execute("SELECT 1")
             sent = 0
             try:
                 while True:
-                    noisy.execute("SELECT pg_notify('nobody', repeat('x', 7900))")
+                    noisy.execute("SELECT pg_notify('elsewhere', repeat('x', 7900))")
                     sent += 1
             except psycopg.OperationalError:
                 time.sleep(rng.uniform(0.5, 1.5))
