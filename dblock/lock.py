@@ -64,10 +64,12 @@ class _LockBase(Generic[L]):
 
     def _lease(self, grant: Grant) -> L:
         state = LeaseState(grant, self._options.ttl, keep_alive=self._options.keep_alive)
+        logger.debug("lock %r: granted, token %d", self.name, grant.token)
         self._runtime.track(state, self._owner())
         return self._kind(self._runtime, state)
 
     def _timed_out(self, seconds: float | None) -> LockTimeout:
+        logger.debug("lock %r: not acquired within %g s", self.name, seconds or 0.0)
         own = self._runtime.own_lease(self.name)
         claims = bool(self._options.claims or self._options.claimers)
         return LockTimeout(self.name, seconds or 0.0, claims, own.token if own else None)
@@ -137,6 +139,7 @@ class Lock(_LockBase[ThreadL]):
     def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> ThreadL:
         """Wait in the queue for the lock. Raise LockTimeout if the timeout passes first; None waits without end."""
         seconds = self._timeout(timeout)
+        logger.debug("lock %r: acquiring", self.name)
         self._warn_of_own_lease()
         attempt, began = new_attempt(), time.monotonic()
         try:
@@ -217,6 +220,7 @@ class AsyncLock(_LockBase[TaskL]):
     async def acquire(self, timeout: Seconds | None = _OWN_TIMEOUT) -> TaskL:
         """Wait in the queue for the lock. Raise LockTimeout if the timeout passes first; None waits without end."""
         seconds = self._timeout(timeout)
+        logger.debug("lock %r: acquiring", self.name)
         self._warn_of_own_lease()
         attempt, began = new_attempt(), time.monotonic()
         try:

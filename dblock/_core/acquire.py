@@ -159,6 +159,7 @@ class LockFlows(GrantFlows):
                         )
                     number = ticket.ticket
                     pause = POLL_FIRST
+                    logger.debug("lock %r: queued, ticket %d", options.name, number)
                     waiter.ticket_issued(ticket.first, ticket.next_check, ticket.fresh)
             left = give_up_at - self.clock()
             free = True

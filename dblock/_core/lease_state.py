@@ -355,6 +355,7 @@ class LeaseState:
         with self._lock:
             if self._status is Status.RELEASING:
                 self._status = Status.RELEASED
+                logger.debug("lock %r: released, token %d", self.name, self.token)
             elif self._status is Status.LOST:
                 self._freed = True
 
@@ -375,6 +376,7 @@ class LeaseState:
             if self.ended:
                 return
             self._status, self._loss = Status.LOST, loss
+        logger.debug("lock %r: lease under token %d lost, %s", self.name, self.token, reason)
         self._end()
 
     def at_end(self, ending: Callable[[], object]) -> Callable[[], None]:

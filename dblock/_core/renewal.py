@@ -10,6 +10,7 @@ refuse them anyway because a renewal names an exact grant.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterable
 
@@ -22,6 +23,8 @@ from dblock._core.outage import Outage
 from dblock._core.presence import Presence
 from dblock._core.replies import Renewal
 from dblock.errors import ClientClosed, DatabaseError, DblockError
+
+logger = logging.getLogger("dblock")
 
 RENEWALS_PER_TTL = 3
 """How often a lease is renewed in its ttl."""
@@ -199,6 +202,7 @@ class RenewalSchedule:
             self._renewal.failed("keep-alive: renewal of %d %s failed, retrying: %s", len(batch), many, error)
             return None
         self._renewal.worked()
+        logger.debug("keep-alive: renewed %d leases", len(batch))
         self._reached = True
         self._answered_at = self._now()
         self._took = self._answered_at - now

@@ -32,6 +32,7 @@ logger = logging.getLogger("dblock")
 DSN_VARIABLE = "DBLOCK_DSN"
 EMBEDDED_VARIABLE = "DBLOCK_EMBEDDED"
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_NAME_SESSION = "SET application_name TO 'dblock'"
 _SPEAK_UTF8 = "SET client_encoding TO 'UTF8'"
 CONNECT_TIMEOUT = 5
 """Seconds that one attempt to connect may take, unless the DSN says otherwise."""
@@ -180,6 +181,8 @@ class EngineTarget(Target):
             connection.autocommit = True
             if connection.info.encoding != "utf-8":
                 connection.execute(_SPEAK_UTF8)
+            if not connection.info.parameter_status("application_name"):
+                connection.execute(_NAME_SESSION)
         except BaseException:
             connection.close()
             raise
@@ -199,6 +202,8 @@ class EngineTarget(Target):
             await connection.set_autocommit(True)
             if connection.info.encoding != "utf-8":
                 await connection.execute(_SPEAK_UTF8)
+            if not connection.info.parameter_status("application_name"):
+                await connection.execute(_NAME_SESSION)
         except BaseException:
             await connection.close()
             raise
