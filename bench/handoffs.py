@@ -1,6 +1,7 @@
 """Compare how fast a contended lock changes hands: dblock and python-redis-lock, in one run.
 
     python bench/handoffs.py [--seconds 5] [--processes 8]
+    python bench/handoffs.py --asyncio
     python bench/handoffs.py --slow-disk
 
 Eight processes acquire and release one lock as fast as they can, for a few seconds. The contenders take turns. The
@@ -10,12 +11,13 @@ python-redis-lock also wakes its waiters by a push. It runs on a Redis that writ
 replies, as a durable grant does. With --slow-disk each fsync of Postgres takes a millisecond longer, and dblock runs
 against a variant of itself that sends the notification inside a synchronous commit. That needs a C compiler.
 
-The program starts and stops the servers.
+With --asyncio each process uses an AsyncClient. The program starts and stops the servers.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import multiprocessing
 import os
 import shutil
@@ -65,6 +67,20 @@ class Result(NamedTuple):
 def dblock_lock(where: str) -> Lock:
     lock = dblock.Client(where).lock("hot")
     return lambda: lock
+
+
+def dblock_async_lock(where: str) -> Lock:
+    """Return a lock of an AsyncClient. The process runs its event loop only while it acquires or releases."""
+    loop = asyncio.new_event_loop()
+    lock = dblock.AsyncClient(where).lock("hot")
+
+    @contextmanager
+    def body() -> Iterator[None]:
+        lease = loop.run_until_complete(lock.acquire())
+        yield
+        loop.run_until_complete(lease.release())
+
+    return body
 
 
 def redis_lock(where: str) -> Lock:
@@ -177,6 +193,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare how fast a contended lock changes hands.")
     parser.add_argument("--seconds", type=float, default=5, help="duration of each round (default: 5)")
     parser.add_argument("--processes", type=int, default=8, help="number of contending processes (default: 8)")
+    parser.add_argument("--asyncio", action="store_true", help="use an AsyncClient in each process")
     parser.add_argument("--slow-disk", action="store_true", help="add 1 ms to each fsync, and vary the notification")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -198,7 +215,8 @@ def compare_peers(server: Server, options: argparse.Namespace) -> int:
     with redis_server() as port:
         for number in range(ROUNDS):
             print(f"round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
-            ours.append(contend(dblock_lock, server.url, options.seconds, options.processes))
+            make = dblock_async_lock if options.asyncio else dblock_lock
+            ours.append(contend(make, server.url, options.seconds, options.processes))
             if port:
                 theirs.append(contend(redis_lock, port, options.seconds, options.processes))
     rate = told("dblock", ours)

@@ -68,7 +68,8 @@ mints the token, and the trust window starts with it. No position in the queue i
 A waiter costs no connection. All waiters of a client share one listener, and one heartbeat a second keeps all their
 tickets. A lost notification costs at most that second, because the heartbeat also asks which tickets are first. While
 another transaction keeps a lock or its queue locked, one waiter of the client asks for that lock, with growing pauses,
-and the others follow in their order. The queue passes over a client that has not been heard of for three seconds, and over a client whose presence has ended.
+and the others follow in their order. The queue passes over a client that has not been heard of for three seconds, and
+over a client whose presence has ended.
 
 Presence and grace
 ------------------
@@ -79,7 +80,9 @@ ttl.
 
 A session can also end while its process lives. Two thirds of the grace belong to the holder: it reports over another
 connection that it is alive and learns which grants still stand, or it gives up the leases that are tied to that
-presence. The last third separates the holder's decision from the waiter's.
+presence. The last third separates the holder's decision from the waiter's. If the holder learns in that time that the
+server ends all its sessions, it keeps its leases: a takeover needs two looks one grace apart in one incarnation of the
+server, and in the next incarnation the presence does not count.
 
 Failures
 --------
