@@ -192,7 +192,7 @@ class ListenerFlow:
             self.waiters.notifications_work = False
             self._warn_once(
                 "listener: notifications do not come through, perhaps because of a pooler in transaction mode. Waiters "
-                "poll several times a second instead, so a lock changes hands some 8 times a second at most. Set "
+                "poll several times a second instead, so a lock changes hands only some ten times a second. Set "
                 "listen_dsn to a DSN that leads past the pooler."
             )
             self.waiters.wake_all()
