@@ -238,10 +238,10 @@ async def test_threads_connect_as_the_async_engine_does(dsn: str, owner: psycopg
             connection.commit()
 
         event.listen(engine.sync_engine, "connect", name)
-    async with dblock.AsyncClient(engine) as client, client.lock("a", ttl=0.4) as lease:
+    async with dblock.AsyncClient(engine) as client, client.lock("a", ttl=1.0) as lease:
         while lease._state.presence is None:
             await asyncio.sleep(0.01)
-        block(1.2)
+        block(3.0)
         lease.raise_if_lost()
         sessions = owner.execute(
             "SELECT count(*), count(*) FILTER (WHERE application_name = 'by the engine') FROM pg_stat_activity"
