@@ -50,7 +50,7 @@ class Outsider:
                 row = self._taker.execute("SELECT pg_try_advisory_lock(%s::bigint)", [key]).fetchone()
                 if row == (False,) and key not in self._waiting and len(self._waiting) < 10:
                     self._wait_for(key)
-            time.sleep(0.002)
+            time.sleep(0.01)
 
     def _wait_for(self, key: int) -> None:
         session = self._waiting[key] = self._connect("none")
@@ -131,7 +131,7 @@ def test_outsider_that_takes_advisory_keys_hardly_slows_contended_locks(connect:
         with outsider(connect) as attacker:
             rate()
             ratios = []
-            for _ in range(8):
+            for _ in range(12):
                 before = rate()
                 attacker.attacks.set()
                 time.sleep(0.2)
