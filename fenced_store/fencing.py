@@ -197,9 +197,9 @@ def fence(
 ) -> Fence:
     """Protect a transaction by the fence of a resource: `with fence(connection, "ledger", lease): …`
 
-    `connection` has an open transaction. It is psycopg's, or a SQLAlchemy Connection or Session; use `async with` for
-    their asyncio variants. The fence is taken at once, and StaleTokenError is raised if the resource has seen a higher
-    token. Statements in the body carry the token for protected tables too.
+    `connection` has an open transaction. It is psycopg's, a SQLAlchemy Connection or Session, or Django's. Use
+    `async with` for their asyncio variants. The fence is taken at once, and StaleTokenError is raised if the resource
+    has seen a higher token. Statements in the body carry the token for protected tables too.
 
     With `live`, and the lock in the same database, the lease must also still be the current grant. This is proved
     before the fence is taken.

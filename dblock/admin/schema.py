@@ -139,7 +139,8 @@ def _act_as_owner(connection: Connection, schema: str) -> None:
 def uninstall(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> int:
     """Remove the schema and everything in it; return the highest token it had issued.
 
-    A later install starts at 1 again. If resources remember tokens, raise the tokens above the number returned here.
+    The tokens of a later install follow the clock. If the number returned here is ahead of the clock, raise the tokens
+    above it.
     """
     check_name(schema)
     with translated(schema), _transaction(resolve(target), schema) as connection:

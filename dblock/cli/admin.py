@@ -71,7 +71,10 @@ def uninstall(context: CommandContext, yes: bool) -> None:
         if last:
             option = "" if name == DEFAULT_SCHEMA else f" --schema {shlex.quote(name)}"
             commands = f"dblock install{option} && dblock token raise --above {last}{option}"
-            click.echo(f"Fenced resources may remember that token. To install again in {target} above it: {commands}")
+            click.echo(
+                "Fenced resources may remember that token. A later install continues above it if the server's clock is "
+                f"right. If you cannot trust the clock: {commands}"
+            )
 
     context.output({"database": str(target), "schema": name, "highest_token": last}, render)
 

@@ -275,7 +275,7 @@ def _pair(end: list[str] | list[str | None]) -> str:
 
 BEHAVIOURS = (
     Behaviour(advisory_lock, INSTALL, TAKEN_FOR_DEAD),
-    Behaviour(advisory_transaction, INSTALL, "Two installs could run at the same time, and disturb each other."),
+    Behaviour(advisory_transaction, INSTALL, TAKEN_FOR_DEAD),
     Behaviour(advisory_shared, INSTALL, TAKEN_FOR_DEAD),
     Behaviour(row_lock, INSTALL, NO_EXCLUSION, writes=True),
     Behaviour(table_lock, INSTALL, "Tokens could go back, and a fence could miss a write.", writes=True),
