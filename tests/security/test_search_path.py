@@ -20,6 +20,7 @@ import pytest
 from psycopg import sql
 
 from tests.security.conftest import Connect
+from tests.support.tokens import T1, T2
 
 DEFINERS = (
     "SELECT pronamespace::regnamespace::text, proname, oid::regprocedure::text, proconfig, prosrc FROM pg_proc"
@@ -75,29 +76,29 @@ CALLS: dict[str, dict[str, list[tuple[str, Check]]]] = {
         "register_presence": [(f"register_presence('{PRESENCE}', '1 s')", anything)],
         "try_acquire": [
             (f"try_acquire('a', '30 s', 'me', '{{}}', '{ATTEMPT}', presence => '{PRESENCE}')",
-             one(True, 1, ..., 30.0, False)),
+             one(True, T1, ..., 30.0, False)),
             (f"try_acquire('a', '30 s', 'me', '{{}}', '{ATTEMPT}', retry => true)",
-             one(True, 1, ..., ..., False)),
+             one(True, T1, ..., ..., False)),
             ("try_acquire('b', durable => false)", one(True, ..., ..., 30.0, False)),
         ],
         "acquire": [(f"acquire('a', attempt => '{CLIENT}', client => '{CLIENT}')",
                      one(False, None, ..., ..., 1, True, True, True))],
         "heartbeat": [(f"heartbeat('{CLIENT}', '{{a}}')", one(1, [uuid.UUID(CLIENT)], ..., [True]))],
         "queue": [("queue('a')", one(...))],
-        "holder": [("holder('a')", one(1, "me", {}, ..., ..., ...))],
-        "renew": [("renew('a', 1, '30 s')", one(..., 30.0))],
-        "renew_all": [("renew_all('{a,x}', '{1,7}', '{30 s,30 s}')", one(..., [2], ["superseded"]))],
-        "assert_held": [("assert_held('a', 1)", one(True)), ("assert_held('a', 2)", one(False))],
-        "withdraw_presence": [(f"withdraw_presence('{PRESENCE}', '{{a,x}}', '{{1,7}}')", one([2]))],
-        "list_locks": [("list_locks('%', 'a')", one("a", 1, "me", {}, ..., ..., None, None, ..., 1))],
+        "holder": [("holder('a')", one(T1, "me", {}, ..., ..., ...))],
+        "renew": [(f"renew('a', {T1}, '30 s')", one(..., 30.0))],
+        "renew_all": [(f"renew_all('{{a,x}}', '{{{T1},7}}', '{{30 s,30 s}}')", one(..., [2], ["superseded"]))],
+        "assert_held": [(f"assert_held('a', {T1})", one(True)), (f"assert_held('a', {T2})", one(False))],
+        "withdraw_presence": [(f"withdraw_presence('{PRESENCE}', '{{a,x}}', '{{{T1},7}}')", one([2]))],
+        "list_locks": [("list_locks('%', 'a')", one("a", T1, "me", {}, ..., ..., None, None, ..., 1))],
         "list_waiters": [("list_waiters('a')", one("a", 1, ..., ..., ...))],
         "list_history": [("list_history('a')", lambda got: got == [])],
         "grants_are_recorded": [("grants_are_recorded()", one(False))],
         "abandon": [(f"abandon('a', '{CLIENT}')", one(True))],
         "leave_queue": [(f"leave_queue('{CLIENT}', '{PRESENCE}')", anything)],
         "wake_queue": [("wake_queue('a')", anything)],
-        "force_release": [("force_release('a', 1, 'x', 'y')", one(True))],
-        "release": [("release('a', 1)", one(True)), ("release('a', 1)", one(False))],
+        "force_release": [(f"force_release('a', {T1}, 'x', 'y')", one(True))],
+        "release": [(f"release('a', {T1})", one(True)), (f"release('a', {T1})", one(False))],
         "release_all": [("release_all('{a,b}', '{1,1}')", one(0, None))],
     },
     "fenced_store": {
@@ -284,6 +285,7 @@ def test_every_definer_function_is_called_by_the_attacker(owner: psycopg.Connect
     }
 
 
+@pytest.mark.usefixtures("known_tokens")
 def test_attackers_objects_never_run_with_the_owners_privileges(
     attacker: psycopg.Connection, owner: psycopg.Connection
 ) -> None:
