@@ -20,7 +20,9 @@ BEGIN
         END LOOP;
         RETURN;
     END IF;
-    SELECT relname INTO stranger FROM pg_catalog.pg_class WHERE relnamespace = space.oid;
+    -- Another install at the same time may be probing the server in this schema.
+    SELECT relname INTO stranger FROM pg_catalog.pg_class
+    WHERE relnamespace = space.oid AND relname NOT LIKE E'dblock\\_probe\\_%';
     IF NOT FOUND THEN
         SELECT proname INTO stranger FROM pg_catalog.pg_proc WHERE pronamespace = space.oid;
     END IF;

@@ -191,6 +191,11 @@ BEGIN
             USING ERRCODE = 'feature_not_supported',
             HINT = 'A stricter isolation level hides the tokens of the newest rows. DELETE works at every level.';
     END IF;
+    IF to_regclass(format('%I.%s', current_schema(), gate_of(table_resource, table_resource))) IS NULL THEN
+        RAISE EXCEPTION 'No table % is protected per row.', quote_nullable(table_resource)
+            USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Only the trigger of a protected table calls guard_truncate().';
+    END IF;
     -- From here on a claim of a row waits for this transaction, or has committed and is seen below.
     PERFORM lock_gate(table_resource, table_resource);
     above := greatest(highest, highest_fence(table_resource));

@@ -28,6 +28,7 @@ from dblock._runtime.listener_connection import ListenerConnection
 from dblock._runtime.target import Target
 from dblock.embedded import Server
 from tests.support.proxy import Proxy
+from tests.support.servers import stop_slowly
 from tests.support.stages import first
 
 HOLDER = """
@@ -358,7 +359,8 @@ def test_server_keeps_the_session_for_longer_than_the_client_trusts_it(dsn: str,
 @pytest.mark.parametrize("how", first(1, ["fast", "immediate"]))
 def test_server_restart_makes_no_client_look_dead(own_server: Server, how: str) -> None:
     """The holder learns that the server ends all its sessions, so that no presence counts, and keeps its lease."""
-    with dblock.Client(own_server.url) as holder, holding(own_server.url, ttl=30) as killed:
+    # A grace that leaves a busy machine the time to learn it.
+    with dblock.Client(own_server.url, presence=0.6) as holder, holding(own_server.url, ttl=30) as killed:
         kept = holder.lock("b", ttl=30).acquire()
         present(holder, kept)
         killed.process.kill()
@@ -396,8 +398,8 @@ def restart(server: Server, how: str) -> None:
                 return
             assert time.monotonic() < deadline
             time.sleep(0.05)
-    server.stop()
-    time.sleep(0.5)  # longer than any grace, because a holder that reconnects at once may keep its leases
+    stop_slowly(server)
+    time.sleep(0.7)  # longer than any grace, because a holder that reconnects at once may keep its leases
     server.start()
 
 

@@ -18,6 +18,7 @@ from psycopg import conninfo
 import dblock
 from dblock.embedded import Server
 from tests.support.proxy import Proxy
+from tests.support.servers import stop_slowly
 from tests.support.standby import promote, standby_of, wait_until_caught_up
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.second_stage]
@@ -40,17 +41,6 @@ def present(client: Any, lease: Any) -> None:
         lease.raise_if_lost()
         time.sleep(0.005)
     time.sleep(0.3)  # the client ties it before the server does, and then looks at its socket only now and then
-
-
-def stop(server: Server, how: signal.Signals = signal.SIGINT) -> None:
-    """Stop the server. A stopped backend makes a fast shutdown last as long as that of a server with much to write."""
-    with psycopg.connect(server.url) as session, contextlib.ExitStack() as stack:
-        if how == signal.SIGINT:
-            os.kill(session.info.backend_pid, signal.SIGSTOP)
-            timer = threading.Timer(0.7, os.kill, (session.info.backend_pid, signal.SIGCONT))
-            timer.start()
-            stack.callback(timer.join)
-        server.stop(how)
 
 
 @contextlib.contextmanager
@@ -80,7 +70,7 @@ def test_lease_with_presence_outlasts_a_planned_restart(own_server: Server, how:
         present(holder, lease)
         before = lease._state.presence
         with sampled(lease) if reads else contextlib.nullcontext([1.0]) as found:
-            stop(own_server, how)
+            stop_slowly(own_server, how)
             time.sleep(PAUSE)
             own_server.start()
             present(holder, lease)
@@ -190,7 +180,7 @@ def test_lease_with_presence_outlasts_a_switchover(own_server: Server) -> None:
             present(holder, lease)
             wait_until_caught_up(own_server, standby)
             with sampled(lease) as found:
-                stop(own_server)
+                stop_slowly(own_server)
                 promote(standby)
                 present(holder, lease)
             assert min(found) > 0

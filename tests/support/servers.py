@@ -6,13 +6,15 @@ import atexit
 import functools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -95,6 +97,17 @@ def tcp_server(settings: Mapping[str, str] | None = None) -> Iterator[str]:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("ALTER ROLE postgres PASSWORD 'secret'")
         yield f"postgresql://postgres:secret@127.0.0.1:{port}/postgres"
+
+
+def stop_slowly(server: Server, how: signal.Signals = signal.SIGINT) -> None:
+    """Stop the server. A stopped backend makes a fast shutdown last as long as that of a server with much to write."""
+    with psycopg.connect(server.url) as session, ExitStack() as stack:
+        if how == signal.SIGINT:
+            os.kill(session.info.backend_pid, signal.SIGSTOP)
+            timer = threading.Timer(0.7, os.kill, (session.info.backend_pid, signal.SIGCONT))
+            timer.start()
+            stack.callback(timer.join)
+        server.stop(how)
 
 
 def copy_fresh_data(server: Server) -> None:

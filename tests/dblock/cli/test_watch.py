@@ -432,7 +432,7 @@ def test_error_at_the_start_is_reported_without_a_screen(shell: Shell, bare_dsn:
         assert terminal.ended() == 69
         assert ENTERS not in terminal.raw
     with watching(shell, dsn=bare_dsn) as terminal:
-        assert terminal.ended() == 1
+        assert terminal.ended() == 78
         assert "dblock install" in terminal.text
 
 

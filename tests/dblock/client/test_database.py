@@ -67,7 +67,7 @@ async def test_unreachable_database_is_an_error_at_once(clients: Clients) -> Non
 
 async def test_wrong_role_is_named_in_the_error_without_the_password(clients: Clients) -> None:
     wrong = conninfo.make_conninfo(clients.dsn, user="no_such_role", password="hunter2")
-    with pytest.raises(dblock.Unavailable, match="no_such_role") as caught:
+    with pytest.raises(dblock.LoginRefused, match="no_such_role") as caught:
         await clients(wrong).lock("a").try_acquire()
     assert "hunter2" not in repr(caught.value)
 
