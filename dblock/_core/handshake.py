@@ -18,8 +18,8 @@ from dblock._core.options import interval
 from dblock._core.presence import Presence
 
 NOT_DIRECT = (
-    "listener: something stands between this client and the database. There is no presence: leases of a dead process "
-    "last until they expire. Set listen_dsn to a DSN that leads straight to the server."
+    "listener: a pooler, proxy or NAT is between this client and the database. There is no presence: leases of a dead "
+    "process last until they expire. Set listen_dsn to a DSN that leads straight to the server."
 )
 
 

@@ -24,7 +24,7 @@ from dblock._runtime.threads import start_thread
 
 
 class _KeepAliveBase:
-    """The part that does not depend on how the loop waits."""
+    """The part that does not depend on how the loop waits. The simulation waits in its own way."""
 
     def __init__(self, flows: LockFlows) -> None:
         self.flow = KeepAliveFlow(flows)

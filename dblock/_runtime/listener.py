@@ -52,7 +52,7 @@ class Performs(Protocol):
 
 
 class _ListenerBase:
-    """The part that does not depend on how the loop waits."""
+    """The part that does not depend on how the loop waits. The simulation waits in its own way."""
 
     def __init__(
         self, target: Target, flows: LockFlows, installation: str, keepalive: KeepsLeases, grace: float | None

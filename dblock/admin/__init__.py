@@ -1,1 +1,1 @@
-"""The operator's functions: schema, privileges, tokens, the reaper, inspection and the doctor."""
+"""The operator's functions: schema, privileges, tokens, the reaper, inspection, the doctor and the probe."""

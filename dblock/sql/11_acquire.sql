@@ -17,7 +17,7 @@
 -- disk. Only try_acquire() grants, because it is the one place where tokens are minted.
 --
 -- The call waits up to 20 ms for another transaction that uses the lock, or with `wait => false`
--- not at all. If the lock or its queue stays locked, `remaining` is 0 and `ticket` is NULL: ask
+-- 1 ms. If the lock or its queue stays locked, `remaining` is 0 and `ticket` is NULL: ask
 -- again a little later. If the queue has changed since an older snapshot, the call fails to
 -- serialize. `fresh` means that the ticket is new. `first` is true only if this waiter is known to
 -- be next; false can also mean that this was not checked. `watched` means that the holder has a

@@ -25,7 +25,7 @@ DECLARE
 "force_release": "Takes a lock from one exact grant, and records actor and reason. The lock is free when its holder releases it or its deadline passes; with `now` at once.",
 "wake_queue": "Wakes the first waiter of a free lock. Call it in its own transaction after force_release with `now`.",
 "raise_tokens": "For the owner: makes every later token higher than `above`, for example after a restore. Never lowers tokens.",
-"show_tokens": "For the owner: returns the highest token that was issued.",
+"show_tokens": "For the owner: returns the highest token that was issued, and by how many seconds it is behind the clock.",
 "record_grants": "For the owner: starts or stops recording every grant and release in the history.",
 "reap": "For the owner: deletes the rows of locks that have been free for longer than `idle`, and returns how many."
 }$json$;

@@ -1,4 +1,4 @@
-"""Check that the server behaves as dblock relies on, and name what is weaker where it does not."""
+"""Check that the server behaves as dblock needs, and name what is weaker where it does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CERTIFY = "dblock certify"
 
 @server_check
 def behaviour(patient: Patient) -> Iterator[Finding]:
-    """Try with two sessions what nothing works without."""
+    """Try with two sessions each behaviour that dblock cannot do without."""
     for one in _outcomes(patient):
         if one.required and one.holds is False:
             yield Finding(

@@ -21,7 +21,7 @@ ARRIVES_WITHIN = 2.0
 POOLED = "the connection goes through a pooler, which keeps no session between two transactions"
 
 NO_EXCLUSION = "Two clients could hold the same lock."
-TAKEN_FOR_DEAD = "A client that lives could be taken for dead, and two clients could hold the same lock."
+TAKEN_FOR_DEAD = "A live client could be taken for dead, and two clients could hold the same lock."
 LATE_TOKENS = "A later grant could get a lower token, and fences would refuse the rightful holder."
 
 
@@ -289,7 +289,7 @@ BEHAVIOURS = (
     ),
     Behaviour(synchronous_commit, INSTALL, "A crash could forget grants that were acknowledged."),
     Behaviour(definer_function, INSTALL, "dblock's functions would not work, or could be misled.", writes=True),
-    Behaviour(unlogged_table, INSTALL, "After a crash a client that lives could be taken for dead.", writes=True),
+    Behaviour(unlogged_table, INSTALL, "After a crash a live client could be taken for dead.", writes=True),
     Behaviour(notify_call, INSTALL, "A release that wakes a waiter would fail.", writes=True),
     Behaviour(session_end, PRESENCE, "The lock of a holder that dies stays held until its lease expires."),
     Behaviour(

@@ -46,7 +46,7 @@ class Unknown(Exception):
 
 
 class NoSecondSession(Exception):
-    """Only one session can be had: the limit of a role or of a pooler is one."""
+    """There is no second session: the role or the pooler allows only one."""
 
 
 class Session:

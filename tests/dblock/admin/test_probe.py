@@ -125,7 +125,7 @@ def test_stub_that_grants_every_advisory_lock_is_refused(bare_dsn: str, tmp_path
         schema.install(bare_dsn)
     failed = [name for name, _, _ in refused.value.failed]
     assert failed == ["advisory-lock", "advisory-transaction", "advisory-shared"]
-    assert "two sessions held the same advisory lock. A client that lives could be taken for dead, and two" in str(
+    assert "two sessions held the same advisory lock. A live client could be taken for dead, and two" in str(
         refused.value
     )
     assert left(bare_dsn) == [], "nothing was created"
