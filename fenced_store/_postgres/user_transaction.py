@@ -27,9 +27,6 @@ class UserTransaction:
         if hasattr(connection, "ensure_connection"):
             connection.ensure_connection()
             connection = connection.connection  # the driver's, behind Django's
-        if hasattr(connection, "ensure_connection"):
-            connection.ensure_connection()
-            connection = connection.connection  # the driver's, behind Django's
         self._connection = connection
         self._schema = quoted(schema)
         self._driver: Any = None

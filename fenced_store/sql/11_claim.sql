@@ -60,6 +60,12 @@ BEGIN
         END IF;
         IF one.table_resource IS NOT NULL THEN
             PERFORM lock_gate(one.table_resource, one.resource, gives_up);
+            IF claim.patience IS NOT NULL THEN
+                ignored := set_config(
+                    'lock_timeout',
+                    greatest(round(date_part('epoch', gives_up - clock_timestamp()) * 1000), 1)::text || 'ms', true
+                );
+            END IF;
         END IF;
         INSERT INTO fences AS f (resource, token, stored_at, stored_by)
         VALUES (one.resource, claim.token, clock_timestamp(), left(coalesce(claim.writer, describe_session()), 512))

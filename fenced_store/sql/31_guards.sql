@@ -32,7 +32,7 @@ END
 $$;
 
 -- Returns whether a version of a row was written by the current transaction. The version must be
--- visible and newer than the snapshot of the calling statement, so that its number is a recent one.
+-- visible, and at most two billion transactions old.
 CREATE OR REPLACE FUNCTION is_own_version(version xid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -153,7 +153,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT f.token, f.xmin INTO fence FROM fences AS f WHERE f.resource = table_resource;
-    IF FOUND AND fence.token = offered AND fence.xmin = pg_current_xact_id_if_assigned()::xid THEN
+    IF FOUND AND fence.token = offered AND is_own_version(fence.xmin) THEN
         RETURN;  -- this transaction has taken the fence before
     END IF;
     -- The table cannot be protected in another way before this transaction ends, because the

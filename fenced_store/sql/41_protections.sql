@@ -46,6 +46,9 @@ BEGIN
         EXIT WHEN FOUND;
         INSERT INTO fences (resource, token, stored_at) VALUES (named, 0, clock_timestamp()) ON CONFLICT DO NOTHING;
     END LOOP;
+    -- A transaction with an older snapshot does not see the change. It conflicts with this version
+    -- of the fence in hold_protection(), and fails.
+    UPDATE fences AS f SET stored_at = f.stored_at WHERE f.resource = named;
     IF resource_of(target) <> named THEN
         RAISE EXCEPTION '% was renamed while this session waited for its fence. Try again.', target
             USING ERRCODE = 'object_in_use';

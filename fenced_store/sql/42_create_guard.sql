@@ -61,7 +61,7 @@ DECLARE
     -- Of the statement's snapshot, because this function is STABLE. The functions that it calls are
     -- volatile and read the latest versions.
     oldest CONSTANT xid := pg_snapshot_xmin(pg_current_snapshot())::xid;
-    carries CONSTANT boolean := current_setting('fenced_store.token', true) <> '';
+    carries CONSTANT boolean := coalesce(current_setting('fenced_store.token', true), '') <> '';
     ready boolean;
     was text;
     is_now text;

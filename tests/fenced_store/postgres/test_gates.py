@@ -170,6 +170,67 @@ def test_fence_that_waited_for_protect_passes_its_gates(
     assert caught.value.sqlstate == "FEN01"
 
 
+@pytest.mark.parametrize("call", ["claim(ARRAY['public.plain:1'], 8)", "raise_fence('public.plain:1', 8)"])
+@KNOWN
+def test_fence_with_a_snapshot_from_before_protect_conflicts(
+    orders: fenced_store.Protection, sessions: Sessions, known: bool, call: str
+) -> None:
+    """It does not see that the table is protected, so it would not wait for a writer that has passed the new fence."""
+    newer, protecting, older = sessions.open(), sessions.open(), sessions.open()
+    if known:
+        newer.do("SELECT fenced_store.raise_fence('public.plain', 5)")
+    newer.do("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    newer.do("SELECT count(*) FROM public.orders")  # the snapshot is taken here
+    protecting.do("SELECT fenced_store.protect_table('public.plain')")
+    begin(older, 7)
+    older.do("INSERT INTO public.plain VALUES (1, 'stale')")
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        newer.do(f"SELECT fenced_store.{call}")
+
+
+@pytest.mark.parametrize("settings", [[], ["SET fenced_store.token = ''"]], ids=["never set", "empty"])
+@pytest.mark.parametrize("write", ["INSERT INTO {} VALUES (0)", "UPDATE {} SET id = 0 WHERE id = 1", "DELETE FROM {}"])
+def test_write_without_a_token_passes_no_gate(
+    orders: fenced_store.Protection, sessions: Sessions, write: str, settings: list[str]
+) -> None:
+    newer, writer, claimer = sessions.open(), sessions.open(), sessions.open()
+    newer.do("BEGIN")
+    newer.do("SELECT fenced_store.raise_fence('public.orders', 8)")
+    for setting in ["SET lock_timeout = '1 s'", *settings, "BEGIN"]:
+        writer.do(setting)
+    writer.do(write.format("public.orders"))  # does not wait for the fence
+    newer.do("COMMIT")
+    claimer.do("SELECT fenced_store.claim(ARRAY['public.orders:77'], 9, patience => 1)")  # nor does a claim wait for it
+
+
+@pytest.mark.second_stage
+def test_claim_that_waited_at_a_gate_has_only_the_rest_of_its_patience(
+    orders: fenced_store.Protection, sessions: Sessions, owner: psycopg.Connection
+) -> None:
+    """The first wait is for a writer of another row at the same gate, the second for the row's own fence."""
+    writer, deleter, claimer = sessions.open(), sessions.open(), sessions.open()
+    neighbour = owner.execute(
+        "SELECT id FROM public.orders"
+        " WHERE id > 1 AND hashtext('public.orders:' || id) & 31 = hashtext('public.orders:1') & 31 LIMIT 1"
+    ).fetchone()
+    assert neighbour is not None
+    begin(deleter, 7)
+    deleter.do("UPDATE public.orders SET v = 'x' WHERE id = 1")
+    deleter.do("COMMIT")
+    deleter.do("BEGIN")
+    deleter.do("DELETE FROM public.orders WHERE id = 1")  # has the row's fence, and passes no gate
+    begin(writer, 7)
+    writer.do(f"UPDATE public.orders SET v = 'x' WHERE id = {neighbour[0]}")
+    began = time.monotonic()
+    waiting = claimer.start("SELECT fenced_store.claim(ARRAY['public.orders:1'], 8, patience => 1)")
+    claimer.wait_until_blocked()
+    time.sleep(0.7)
+    writer.do("COMMIT")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        waiting.result(20)
+    assert time.monotonic() - began < 1.3
+
+
 @pytest.mark.second_stage
 @pytest.mark.parametrize("resource", ["public.orders", "public.orders:1"])
 def test_waiting_claim_does_not_stall_writers(

@@ -197,6 +197,26 @@ def test_holder_of_the_tables_fence_writes_rows_in_savepoints(pair: tuple[Sessio
     assert balance(session) == 181
 
 
+def test_statement_in_a_savepoint_takes_the_fence_of_a_partitioned_table_once(
+    sessions: Sessions, owner: psycopg.Connection, dsn: str
+) -> None:
+    """Its trigger fires for each row. Each version of the fence would make the next row slower."""
+    owner.execute("CREATE TABLE public.parts (id int) PARTITION BY RANGE (id)")
+    owner.execute("CREATE TABLE public.part PARTITION OF public.parts FOR VALUES FROM (0) TO (1000)")
+    fenced_store.protect(dsn, "parts", per="table")
+    writer = sessions.open()
+    begin(writer, 7)
+    writer.do("SAVEPOINT a")
+    for _ in range(2):
+        writer.do("INSERT INTO public.parts SELECT generate_series(1, 50)")
+    versions = writer.do(
+        "SELECT pg_stat_get_xact_tuples_inserted(o) + pg_stat_get_xact_tuples_updated(o)"
+        " FROM (SELECT 'fenced_store.fences'::regclass::oid) AS f (o)"
+    )
+    writer.do("COMMIT")
+    assert versions[0] <= 2
+
+
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_row_written_under_a_stricter_isolation_leaves_no_fence(
     pair: tuple[Session, Session], dsn: str, isolation: str
