@@ -59,12 +59,13 @@ class LockTimeout(DblockError, TimeoutError):
                 "another client holds it, other waiters are ahead, or an open transaction has passed the fence of a "
                 "resource that it claims"
             )
+        then = "Wait longer, or call lock.holder() and lock.queue() to see its holder and its waiters."
         if own_token is not None:
-            way = f"this client itself holds it, under token {own_token}, and a lock is not reentrant"
-        super().__init__(
-            f"Lock {name!r} was not acquired within {timeout:g} s: {way}. "
-            "Wait longer, or call lock.holder() and lock.queue() to see its holder and its waiters."
-        )
+            # The number of an efficiency lock's grant is negative, and is no token.
+            under = f", under token {own_token}" if own_token > 0 else ""
+            way = f"this client itself holds it{under}, and a lock is not reentrant"
+            then = "Release that lease first, or wait longer if another thread or task holds it."
+        super().__init__(f"Lock {name!r} was not acquired within {timeout:g} s: {way}. {then}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.name, self.timeout, self.claims, self.own_token)
