@@ -32,9 +32,10 @@ Database: TypeAlias = "str | Engine | AsyncEngine"
 
 
 def engine_of(database: Database, within: float = REPLY_TIMEOUT, **options: Any) -> tuple[Engine, bool]:
-    """Return a synchronous engine, and whether it was made here, with these options; then dispose of it.
+    """Return a synchronous engine, and whether it was made here, with these options.
 
-    On a connection of an engine that was made here, the server must not be silent for longer than `within` seconds.
+    The caller disposes of an engine that was made here. On a connection of such an engine, the server must not be
+    silent for longer than `within` seconds.
     """
     if isinstance(database, Engine):
         return _check_dialect(database), False
@@ -47,7 +48,10 @@ def engine_of(database: Database, within: float = REPLY_TIMEOUT, **options: Any)
 
 
 def async_engine_of(database: Database, within: float = REPLY_TIMEOUT, **options: Any) -> tuple[AsyncEngine, bool]:
-    """Return an asynchronous engine, and whether it was made here, with these options; then dispose of it."""
+    """Return an asynchronous engine, and whether it was made here, with these options.
+
+    The caller disposes of an engine that was made here.
+    """
     from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
     if isinstance(database, AsyncEngine):
