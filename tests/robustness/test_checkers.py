@@ -18,7 +18,9 @@ from tests.robustness.checkers import (
     durability,
     fence,
     forced,
+    free_locks,
     hand_over,
+    kept_leases,
     linearizability,
     loss,
     queue_order,
@@ -109,7 +111,30 @@ RECORDED = [op("newest", 99, 99, token=2), *(op("granted", 99, 99, order=token, 
 
 STUCK = op("fault", 1, 4, "runner", "foreign-queues")
 
+KEPT = op("acquire", 0, 1, token=1, ttl=2, keep_alive=True)
+REFUSED = op("acquire", 5, 5.1, "b", timeout=0, outcome="failed")
+
 GOOD: list[tuple[str, Checker, list[Operation]]] = [
+    ("a free lock that is granted", free_locks.check, [
+        GRANT, FREED, op("acquire", 5, 5.1, "b", timeout=0, token=2, ttl=10),
+    ]),
+    ("a try beside one of unknown outcome", free_locks.check, [
+        op("acquire", 4, NEVER, "c", timeout=0), REFUSED, op("acquire", 0, 0.1, timeout=0, key="j", token=1),
+    ]),
+    ("a try of a lock that is held", free_locks.check, [
+        GRANT, REFUSED, op("acquire", 0, 0.1, timeout=0, key="j", token=1),
+    ]),
+    ("a try just after a release", free_locks.check, [
+        GRANT, op("release", 4, 4.7, token=1, freed=True), REFUSED, op("acquire", 0, 0.1, timeout=0, key="j", token=1),
+    ]),
+    ("a try behind a waiter that has just left", free_locks.check, [
+        op("acquire", 1, 3, "c", timeout=2, outcome="failed"), REFUSED,
+        op("acquire", 0, 0.1, timeout=0, key="j", token=1),
+    ]),
+    ("a lease that is kept alive", kept_leases.check, [KEPT, op("release", 4, 5, token=1, freed=True)]),
+    ("a lost lease that was not to be kept alive", kept_leases.check, [
+        KEPT, op("acquire", 6, 7, token=2, keep_alive=False), op("loss", 9, 9, token=2, reason="expired"),
+    ]),
     ("released while the queue is locked", releases.check, [STUCK, op("release", 2, 2.1, token=1, freed=True)]),
     ("interrupted", releases.check, [
         STUCK, op("release", 1.5, 1.6, token=1), op("release", 2, NEVER, token=2, error="Killed: "),
@@ -195,6 +220,9 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
 ]  # fmt: skip
 
 BAD: list[tuple[str, Checker, list[Operation]]] = [
+    ("a free lock that is refused", free_locks.check, [GRANT, FREED, REFUSED]),
+    ("a lock that was never used and is refused", free_locks.check, [REFUSED]),
+    ("a lease that is not kept alive", kept_leases.check, [KEPT, op("loss", 3, 3, token=1, reason="expired")]),
     ("a release that waits for a queue", releases.check, [STUCK, op("release", 2, 3.5, token=1, freed=True)]),
     ("a release that fails because of a queue", releases.check, [
         STUCK, op("release", 2, NEVER, token=1, error="Unavailable: too many notifications"),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
+import dblock
 from tests.robustness.mutations import Bug, Edit
 from tests.robustness.mutations.tokens import GRANT
 
@@ -53,6 +57,39 @@ def _report_freed() -> None:
 
     ThreadLease.release = freed  # type: ignore[method-assign]
     TaskLease.release = freed_task  # type: ignore[method-assign]
+
+
+def _refuse_a_thread() -> None:
+    """Refuse this process the first thread of its keep-alive, as a limit of its container does."""
+    from dblock._runtime import keepalive
+
+    module: Any = keepalive
+    start_thread = module.start_thread
+    refused: list[str] = []
+
+    def start(name: str, *args: Any) -> Any:
+        if not refused:
+            refused.append(name)
+            raise dblock.Unavailable("can't start new thread")
+        return start_thread(name, *args)
+
+    module.start_thread = start
+
+
+def _remember_early() -> None:
+    """Let the keep-alive take a thread that could not be started for its own."""
+    from dblock._runtime.keepalive import KeepAlive
+
+    start: Any = KeepAlive._start
+
+    def early(self: Any) -> None:
+        try:
+            start(self)
+        except dblock.Unavailable:
+            self._thread = threading.Thread()
+            raise
+
+    KeepAlive._start = early  # type: ignore[method-assign]
 
 
 BUGS = (
@@ -185,5 +222,14 @@ BUGS = (
             Edit("03_token_clock.sql", "target := highest + second;", "target := highest;"),
             Edit("10_try_acquire.sql", " AND minted >= date_part('epoch', moment) * 1000000 - 1000000", ""),
         ),
+    ),
+    Bug(
+        "thread remembered before its start",
+        "renews no lease after the process was once refused a thread",
+        ("lease kept alive",),
+        workload="cron",
+        seconds=12.0,
+        slow_client=_refuse_a_thread,
+        client=_remember_early,
     ),
 )

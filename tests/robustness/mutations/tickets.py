@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.robustness.mutations import Bug, Edit
 
 QUEUE = "07_queue.sql"
@@ -10,6 +12,21 @@ WAKING = (
     "            AND pg_notify('dblock_' || replace(next.client::text, '-', ''), next.attempt::text) IS NOT NULL;\n"
 )
 CROWD = {"locks": 1, "long": 0.0, "kept_alive": 1.0}
+
+
+def _keep_isolation() -> None:
+    """Leave the isolation of every connection as the server's default has it."""
+    from dblock._runtime import target
+    from dblock._runtime.isolation import Remedy
+
+    async def nothing(connection: Any) -> Remedy:
+        return Remedy.NOTHING
+
+    module: Any = target
+    module.with_option = lambda parameters: parameters
+    module.set_isolation = lambda connection: Remedy.NOTHING
+    module.set_isolation_async = nothing
+
 
 BUGS = (
     Bug(
@@ -91,5 +108,22 @@ BUGS = (
         ("queue order",),
         workload="queue",
         edits=(Edit("11_acquire.sql", "(free AND (first OR NOT acquire.fair))", "(free)"),),
+    ),
+    Bug(
+        "stricter isolation",
+        "leaves a free lock marked as waited for where transactions are stricter than READ COMMITTED",
+        ("free lock granted",),
+        workload="cron",
+        fault="isolation",
+        seconds=12.0,
+        edits=(
+            Edit(
+                QUEUE,
+                "BEGIN\n    IF sees_latest_commits() THEN\n        PERFORM 1 FROM lock_queues",
+                "BEGIN\n    IF NOT sees_latest_commits() THEN\n        RETURN false;\n    ELSE\n"
+                "        PERFORM 1 FROM lock_queues",
+            ),
+        ),
+        client=_keep_isolation,
     ),
 )
