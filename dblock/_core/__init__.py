@@ -4,6 +4,15 @@ Modules here do no I/O and start no thread. A behaviour of several steps is a fl
 needs done (`effects`) and receives the reply. Clock and randomness are injected, so the tests and the simulation run
 this code without a database and without waiting.
 
+Where to look
+-------------
+Flows and statements  effects, statements, replies, options, clock, schema_version
+Acquire and wait      acquire, waiters
+Grants and leases     grants, lease_state, lease_flows, renewal, keepalive_flow
+Listener, presence    listener_flow, listener_failures, handshake (can a connection be a presence), presence,
+                      doubtful_presences (its session is gone or silent)
+Logging               outage
+
 Authority
 ---------
 The database decides who holds a lock. Each step of the protocol is one call of one SQL function in one transaction.
@@ -19,7 +28,7 @@ If an assumption can no longer be checked in time, the core takes the safe side:
 
 Grants and tokens
 -----------------
-A lock is a row. A grant locks that row, reads the clock, mints the token, and writes token and deadline, in this
+A lock is a row. A grant locks that row, mints the token, reads the clock, and writes token and deadline, in this
 order. Token order is therefore grant order, for each lock name. A renewal, a release or a force-release names the
 exact grant by lock and token. So a late release never frees the next holder, and a renewal never revives a lease.
 
