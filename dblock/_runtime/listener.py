@@ -127,7 +127,13 @@ class Listener(_ListenerBase):
         if self._thread is None:
             with self._starting:
                 if self._thread is None and not self.flow.closed:
-                    self._wake_input, self._wake_output = sockets = socket.socketpair()
+                    try:
+                        self._wake_input, self._wake_output = sockets = socket.socketpair()
+                    except OSError as error:
+                        raise Unavailable(
+                            f"This process could not open a socket: {error}. Retry, and raise the limit of open files "
+                            "(ulimit -n) if this happens again."
+                        ) from error
                     for one in sockets:
                         one.setblocking(False)
                     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -51,6 +53,21 @@ def test_grant_is_released_when_a_thread_cannot_be_started(
     with pytest.raises(dblock.Unavailable, match=r"could not start a thread.*process limit"):
         getattr(client.lock("a"), method)()
     assert not is_held(owner, "a")
+
+
+def test_grant_is_released_when_no_file_can_be_opened(
+    client: dblock.Client, owner: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    client.lock("a").holder()
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", refuse)
+        with pytest.raises(dblock.Unavailable, match=r"Too many open files.*ulimit -n"):
+            client.lock("a").acquire()
+    assert not is_held(owner, "a")
+    client.lock("a").acquire().release()
 
 
 def test_keep_alive_is_started_again(client: dblock.Client, fail: Fail) -> None:
