@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 from typing import Any
 
 from dblock._core.effects import Row
@@ -39,7 +40,8 @@ def with_option(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def is_option_refused(error: Exception) -> bool:
     """Return whether no connection was opened because of the option: a pooler need not take any."""
-    message = str(error).lower()
+    # Without names, which may contain these words. A refused login must not be tried twice.
+    message = re.sub(r"\"[^\"]*\"|host:? \S+", "", str(error).lower())
     return "startup parameter" in message or "option" in message
 
 

@@ -238,6 +238,7 @@ class _AsyncEngineTarget(Target):
             made = loop.run_until_complete(self._engine.connect_async())
         finally:
             loop.close()
+        self.needs_transactions = self._engine.needs_transactions
         connection: psycopg.Connection[Any] = psycopg.Connection(made.pgconn)
         connection.autocommit = True
         # Kept, because psycopg warns of an object that is dropped before it is closed.

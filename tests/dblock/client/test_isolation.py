@@ -114,6 +114,21 @@ def test_every_call_through_a_pooler_is_read_committed(strict_dsn: str, settings
         assert client.lock("after").acquire().release()
 
 
+@needs_pgbouncer
+async def test_threads_of_an_async_engine_are_read_committed_through_a_pooler(strict_dsn: str) -> None:
+    with pooled(strict_dsn, "") as through:
+        engine = create_async_engine(
+            "postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(through)
+        )
+        async with dblock.AsyncClient(engine) as client:
+            await client.lock("a").holder()
+            runtime: Any = client._runtime
+            assert await runtime.runner.run(calling(LEVEL)) == ("read committed",)
+            keepalive_runner = runtime.listener._keepalive_runner
+            assert await asyncio.to_thread(keepalive_runner.run, calling(LEVEL)) == ("read committed",)
+            await client.lock("a").acquire()
+
+
 async def test_other_clients_are_read_committed_too(strict_dsn: str) -> None:
     engine = create_async_engine(
         "postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(strict_dsn)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import dblock
+from dblock._runtime.isolation import is_option_refused
 from dblock._runtime.target import resolve
 
 
@@ -102,3 +104,22 @@ def test_engine_for_another_database_is_refused() -> None:
 def test_target_of_another_type_is_refused() -> None:
     with pytest.raises(dblock.InvalidArgument, match="got int"):
         dblock.Client(42)  # type: ignore[arg-type]
+
+
+SERVER = 'connection to server at "adoption.example" (10.0.0.1), port 5432 failed: '
+
+
+@pytest.mark.parametrize(
+    ("message", "refused"),
+    [
+        (SERVER + "FATAL:  unsupported startup parameter: options", True),
+        (SERVER + "FATAL:  unsupported startup parameter in options: default_transaction_isolation", True),
+        (SERVER + "FATAL:  This proxy doesn't support command-line options.", True),
+        (SERVER + 'FATAL:  password authentication failed for user "options"', False),
+        (SERVER + 'FATAL:  database "option_prices" does not exist', False),
+        (SERVER + "Connection refused\n- host: 'adoption.example', port: '5432': Connection refused", False),
+        ("failed to resolve host 'adoption.example': [Errno -2] Name or service not known", False),
+    ],
+)
+def test_option_counts_as_refused_only_if_the_server_names_it(message: str, refused: bool) -> None:
+    assert is_option_refused(psycopg.OperationalError(message)) is refused
