@@ -7,6 +7,7 @@ the revision. All of it is plain SQL, so that a DBA can read it and run it witho
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from sqlalchemy import Connection, text
@@ -97,7 +98,10 @@ def uninstall(database: Database, schema: str = DEFAULT_SCHEMA) -> None:
             .all()
         )
         if tables:
-            raise InvalidArgument(f"These tables are still protected: {', '.join(tables)}. Unprotect them first.")
+            raise InvalidArgument(
+                f"These tables are still protected: {', '.join(tables)}. Remove their "
+                "fences first: dblock fence remove TABLE (or fenced_store.unprotect(...) from Python)."
+            )
         connection.exec_driver_sql(f"DROP SCHEMA {quoted(schema)} CASCADE".replace("%", "%%"))
 
 
@@ -117,7 +121,7 @@ def grant(database: Database, role: str, schema: str = DEFAULT_SCHEMA) -> None:
         raise InvalidArgument(f"The name of a role is text without NUL; got {role!a:.80}.")
     with transaction(database, schema) as connection:
         if not connection.execute(text("SELECT 1 FROM pg_roles WHERE rolname = :role"), {"role": role}).scalar():
-            raise InvalidArgument(f"There is no role {role!r} in this cluster. Create it first: CREATE ROLE …")
+            raise InvalidArgument(f"There is no role {role!r} in this cluster. Check its name, or CREATE ROLE first.")
         functions = ", ".join(f"{quoted(schema)}.{function}" for function in API)
         for statement in (
             f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}",
@@ -166,7 +170,7 @@ def check_installed(connection: Connection, schema: str) -> None:
             _too_new_message(schema, found)
             if found > REVISION
             else f"There is no fenced_store of revision {REVISION} in schema {schema!r} of this database. As its owner "
-            "run: dblock fence setup (or fenced_store.install(...) from Python)."
+            f"run: dblock fence setup{_option(schema)} (or fenced_store.install(...) from Python)."
         )
 
 
@@ -194,6 +198,10 @@ def _lock_revision(connection: Connection, schema: str) -> None:
     connection.exec_driver_sql(
         f"LOCK TABLE {quoted(schema)}.installed_revision IN SHARE ROW EXCLUSIVE MODE".replace("%", "%%")
     )
+
+
+def _option(schema: str) -> str:
+    return "" if schema == DEFAULT_SCHEMA else f" --fences {shlex.quote(schema)}"
 
 
 def _too_new_message(schema: str, found: int) -> str:

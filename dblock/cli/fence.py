@@ -11,9 +11,10 @@ import click
 
 from dblock.cli.context import CommandContext, command, common_options
 from dblock.cli.output import printable, table
-from dblock.errors import DblockError, Unavailable
+from dblock.errors import AccessDenied, DblockError, InvalidArgument, SchemaError, Unavailable
 
 if TYPE_CHECKING:
+    import psycopg
     from sqlalchemy import Engine
 
 
@@ -46,21 +47,32 @@ def _engine(context: CommandContext) -> Iterator[Engine]:
     from dblock._runtime.error_mapping import translated
 
     target = context.target()
-    engine = create_engine("postgresql+psycopg://", creator=target.connect, poolclass=NullPool)
+
+    def connect() -> psycopg.Connection[Any]:
+        # Translated here, because fenced_store does not tell a refused login from a server that cannot be reached.
+        with translated("fenced_store"):
+            return target.connect()
+
+    engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
     with _as_dblock_errors(), translated("fenced_store"):
         yield engine
 
 
 @contextmanager
 def _as_dblock_errors() -> Iterator[None]:
-    from fenced_store import FencedStoreError
-    from fenced_store import Unavailable as FencesUnavailable
+    """Raise dblock's counterpart of an error of fenced_store, which decides the exit code."""
+    import fenced_store
 
+    counterparts = {
+        fenced_store.Unavailable: Unavailable,
+        fenced_store.AccessDenied: AccessDenied,
+        fenced_store.NotInstalled: SchemaError,
+        fenced_store.InvalidArgument: InvalidArgument,
+    }
     try:
         yield
-    except FencedStoreError as error:
-        kind = Unavailable if isinstance(error, FencesUnavailable) else DblockError
-        raise kind(str(error)) from error
+    except fenced_store.FencedStoreError as error:
+        raise counterparts.get(type(error), DblockError)(str(error)) from error
 
 
 @_fence_command("setup")

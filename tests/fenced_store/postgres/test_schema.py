@@ -190,12 +190,12 @@ def test_command_line_runs_every_fence_command(bare_dsn: str, capsys: pytest.Cap
 
 
 def test_command_line_reports_errors(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, said in (
-        (["list"], "dblock fence setup"),
-        (["install", "nowhere"], "There is no table 'nowhere'"),
-        (["grant", "no such role"], "There is no role"),
+    for arguments, code, said in (
+        (["list"], 78, "dblock fence setup"),
+        (["install", "nowhere"], 2, "There is no table 'nowhere'"),
+        (["grant", "no such role"], 2, "There is no role"),
     ):
-        assert run(bare_dsn, *arguments) == 1
+        assert run(bare_dsn, *arguments) == code
         assert said in capsys.readouterr().err
     assert run("host=/nowhere", "list") == 69
     assert "could not be asked" in capsys.readouterr().err
