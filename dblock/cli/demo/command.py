@@ -71,7 +71,7 @@ def _output_file(path: Path | None, force: bool) -> Iterator[IO[str] | None]:
     except FileExistsError:
         raise DblockError(f"File {str(path)!r} already exists. To overwrite it, add --force.") from None
     except OSError as error:
-        raise DblockError(
+        raise OSError(
             f"File {str(path)!r} cannot be written: {error.strerror}. Choose another file with --svg."
         ) from None
     try:

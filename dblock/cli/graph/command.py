@@ -96,6 +96,4 @@ def _write(path: Path, text: str, force: bool) -> None:
         raise DblockError(f"{printable(path)} already exists. To overwrite it, add --force.") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DblockError(
-            f"{printable(path)} cannot be written: {reason}. Choose another file with --output."
-        ) from error
+        raise OSError(f"{printable(path)} cannot be written: {reason}. Choose another file with --output.") from error

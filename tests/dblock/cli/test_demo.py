@@ -210,5 +210,5 @@ def test_existing_file_is_not_overwritten_without_force(shell: Shell) -> None:
 @pytest.mark.parametrize("path", ["missing/demo.svg", "."])
 def test_file_that_cannot_be_written_is_reported_before_the_story(shell: Shell, path: str) -> None:
     done = shell.run_here("demo", "--svg", path, "--force")
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (74, "")
     assert "cannot be written" in done.err

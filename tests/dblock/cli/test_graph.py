@@ -133,7 +133,7 @@ def test_existing_file_is_not_overwritten_without_force(shell: Shell) -> None:
 @pytest.mark.parametrize("path", ["nowhere/g.svg", ".", "/dev/full", "x" * 300])
 def test_file_that_cannot_be_written_is_an_error(shell: Shell, path: str) -> None:
     done = shell.run("graph", "--format", "svg", "--output", path, "--force")
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (74, "")
     assert "cannot be written" in done.err
     assert done.err.count("\n") == 1
 
