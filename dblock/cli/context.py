@@ -107,6 +107,14 @@ class CommandContext:
         with contextlib.suppress(OSError):  # standard error is closed
             click.echo(text, err=True)
 
+    def failure(self, message: str, kind: str, exit_code: int) -> None:
+        """Print, on standard error, why the command is about to end with this exit code."""
+        if self.as_json:
+            with contextlib.suppress(OSError):
+                click.echo(to_json({"error": message, "kind": kind, "exit_code": exit_code}), err=True)
+        else:
+            self.notice(message)
+
     def output(self, data: Any, render: Callable[[], object]) -> None:
         """Print the result: the data as JSON if --json was given, otherwise whatever `render` prints."""
         if self.as_json:

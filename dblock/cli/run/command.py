@@ -145,7 +145,7 @@ def _program_name(program: str) -> str:
 
 def _parsed(meta: tuple[str, ...]) -> dict[str, str]:
     for one in meta:
-        if "=" not in one:
+        if one.find("=") < 1:
             raise click.UsageError(f"--meta takes KEY=VALUE; got {one!r}.")
     return dict(one.split("=", 1) for one in meta)
 
@@ -193,12 +193,12 @@ def _run_under(
     except StartFailed as error:
         program = printable(command_line[0])
         if error.number == errno.ENOENT:
-            context.notice(f"{program!r} was not found. Is it installed, and in PATH?")
             code = exit_codes.NOT_FOUND
+            context.failure(f"{program!r} was not found. Is it installed, and in PATH?", "NotFound", code)
         else:
             why = os.strerror(error.number) if error.number else str(error)
-            context.notice(f"{program!r} cannot be executed: {why}.")
             code = exit_codes.CANNOT_EXECUTE
+            context.failure(f"{program!r} cannot be executed: {why}.", "CannotExecute", code)
     if supervisor.keeper_died:
         context.notice("the process that supervises the command was killed, and the command with it.")
     if supervisor.stuck:
@@ -213,6 +213,7 @@ def _run_under(
         released = True
     if supervisor.lease_ended or not released:
         ended = "the command was ended" if supervisor.lease_ended else "the command had already ended"
-        context.notice(f"the lease of lock {printable(lease.name)!r} was lost ({supervisor.loss_reason}); {ended}.")
+        message = f"the lease of lock {printable(lease.name)!r} was lost ({supervisor.loss_reason}); {ended}."
+        context.failure(message, "LeaseLost", exit_codes.LEASE_LOST)
         return exit_codes.LEASE_LOST
     return code

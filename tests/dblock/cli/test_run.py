@@ -156,7 +156,9 @@ def test_json_reports_why_the_command_did_not_run(shell: Shell, client: dblock.C
     done = shell.run("run", "job", "--skip-if-held", "--json", "--", "true")
     assert '"exit_code": 75' in done.err
     missing = shell.run("run", "other", "--json", "--", "/no/such/command")
-    assert (missing.code, "was not found" in json.loads(missing.err)["notice"]) == (127, True)
+    reported = json.loads(missing.err)
+    assert (missing.code, reported["kind"], reported["exit_code"]) == (127, "NotFound", 127)
+    assert "was not found" in reported["error"]
 
 
 @pytest.mark.parametrize(
@@ -177,6 +179,7 @@ def test_json_reports_why_the_command_did_not_run(shell: Shell, client: dblock.C
         (["job", "--skip-if-held", "--timeout", "1", "--", "true"], 64, "Use only one of them"),
         (["", "--", "true"], 64, "name"),
         (["job", "--meta", "novalue", "--", "true"], 64, "KEY=VALUE"),
+        (["job", "--meta", "=value", "--", "true"], 64, "KEY=VALUE"),
         ([], 64, "NAME"),
     ],
 )
