@@ -74,7 +74,7 @@ class _ClientBase:
             from dblock._core.schema_version import check_name
 
         if holder is not None and (not is_text(holder) or len(holder.encode()) > HOLDER_BYTES):
-            raise InvalidArgument(f"A holder is text of at most {HOLDER_BYTES} bytes without NUL; got {holder!a:.80}.")
+            raise InvalidArgument(f"A holder is text of at most {HOLDER_BYTES} bytes without NUL; got {brief(holder)}.")
         if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
             raise InvalidArgument(f"pool_size is a number of connections from 1; got {brief(pool_size)}.")
         with importing:  # psycopg, which reads a DSN

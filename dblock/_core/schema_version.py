@@ -27,5 +27,5 @@ def check_name(schema: str) -> str:
     if schema.startswith("pg_"):
         raise InvalidArgument(f"Schema {schema!r} cannot be used: Postgres keeps names with pg_ for itself.")
     if schema in ("public", "information_schema", "$user"):
-        raise InvalidArgument(f"Schema {schema!r} is not ours to have. dblock wants one of its own, such as 'dblock'.")
+        raise InvalidArgument(f"Schema {schema!r} cannot be used: dblock needs a schema of its own, such as 'dblock'.")
     return schema

@@ -282,7 +282,12 @@ def resolve(where: Where | Target = None, *, embedded: bool = False) -> Target:
     if where is None:
         dsn = os.environ.get(DSN_VARIABLE)
         if dsn is not None:
-            # A variable that is set but empty is a mistake, such as a missing secret.
+            if not dsn.strip():
+                # A variable that is set but empty is a mistake, such as a missing secret.
+                raise ConfigurationError(
+                    f"The DSN is empty: {DSN_VARIABLE} is set, but has no value. Give it one like "
+                    "postgresql://user@host/database, or unset it."
+                )
             return Target(dsn)
         if is_on(os.environ.get(EMBEDDED_VARIABLE, "0"), "environment"):
             return EmbeddedTarget()

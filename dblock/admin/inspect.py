@@ -180,7 +180,7 @@ class Overview:
             allow = (
                 "is only for the owner" if call.startswith("record") else f"needs: dblock grant ROLE --may {privilege}"
             )
-            raise AccessDenied(f"This login may not do that in schema {self._schema!r}: it {allow}.") from error
+            raise AccessDenied(f"This role may not run this in schema {self._schema!r}: it {allow}.") from error
 
 
 @contextmanager

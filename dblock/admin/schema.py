@@ -230,7 +230,7 @@ def _is_owner(connection: psycopg.Connection[Any], role: str, schema: str) -> bo
         [role, schema],
     ).fetchone()
     if not found:
-        raise InvalidArgument(f"There is no role {role!r} in this cluster. Create it first: CREATE ROLE …")
+        raise InvalidArgument(f"There is no role {role!r} in this cluster. Check its name, or CREATE ROLE first.")
     is_owner, may_create = found
     if may_create and not is_owner:
         raise AccessDenied(

@@ -16,7 +16,7 @@ from dblock.admin.probe import Outcome, probe
 from dblock.cli.certify.facts import Facts, read_facts, way_to
 from dblock.cli.certify.stage import schema_for_trials
 from dblock.cli.certify.trials import GRANT, TAKEOVER, TRIALS, Failed, Figures, Trial
-from dblock.errors import DblockError, InvalidArgument
+from dblock.errors import AccessDenied, DblockError, InvalidArgument
 
 if TYPE_CHECKING:
     from dblock._runtime.target import Target
@@ -123,7 +123,13 @@ def certify(
     outcomes: list[Outcome] = []
     trials: list[TrialOutcome] = []
     if facts.connection != "standby":
-        outcomes = probe(target, on_trial=on_trial)
+        try:
+            outcomes = probe(target, on_trial=on_trial)
+        except AccessDenied as error:
+            raise AccessDenied(
+                "dblock certify creates a schema for its trials, and this role may not create one. Let a role with "
+                "CREATE on the database run it, or run: GRANT CREATE ON DATABASE … TO …"
+            ) from error
         facts = replace(facts, connection=way_to(facts, outcomes))
         if any(one.required and one.holds is False for one in outcomes):
             trials = [_not_run(trial, "the server does not behave as Postgres does") for trial in TRIALS]

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import conninfo
 
 from dblock._core.options import quoted
 from dblock._runtime.target import resolve
@@ -179,3 +180,10 @@ def test_every_guarantee_rests_on_something_that_is_tried() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "engines.md").read_text()
     for name in (*tried, *(claim.id for claim in CLAIMS)):
         assert f"`{name}`" in page, name
+
+
+def test_role_that_may_not_create_a_schema_gets_an_error_that_says_so(shell: Shell, dsn: str, role: str) -> None:
+    schema.grant(dsn, role)
+    done = shell.run("certify", dsn=conninfo.make_conninfo(dsn, user=role, password="app"))
+    assert (done.code, done.out) == (77, "")
+    assert "GRANT CREATE ON DATABASE" in done.err

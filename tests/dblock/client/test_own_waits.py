@@ -43,6 +43,7 @@ def test_wait_for_another_thread_is_no_mistake(client: dblock.Client, caplog: py
     thread.start()
     thread.join()
     assert "this client itself holds it" in found[0]
+    assert "Release that lease first" in found[0]
     assert not caplog.messages
     lease.release()
 

@@ -108,7 +108,7 @@ def test_long_name_is_shortened_in_errors() -> None:
         ({"schema": ""}, "schema's name"),
         ({"schema": "x" * 64}, "schema's name"),
         ({"schema": "pg_mine"}, "keeps names with pg_"),
-        ({"schema": "public"}, "not ours to have"),
+        ({"schema": "public"}, "needs a schema of its own"),
         ({"schema": "\ud800"}, "schema's name"),
         ({"holder": "x" * 513}, "at most 512 bytes"),
         ({"holder": "\ud800"}, "at most 512 bytes"),

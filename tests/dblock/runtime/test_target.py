@@ -68,7 +68,7 @@ def test_empty_dblock_dsn_is_an_error_and_does_not_select_the_embedded_server(
     monkeypatch: pytest.MonkeyPatch, dsn: str
 ) -> None:
     monkeypatch.setenv("DBLOCK_DSN", dsn)
-    with pytest.raises(dblock.InvalidArgument, match="DSN is empty"):
+    with pytest.raises(dblock.InvalidArgument, match="DSN is empty: DBLOCK_DSN is set"):
         dblock.Client()
 
 
