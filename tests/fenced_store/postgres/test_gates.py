@@ -233,6 +233,26 @@ def test_claim_that_waited_at_a_gate_has_only_the_rest_of_its_patience(
 
 @pytest.mark.second_stage
 @pytest.mark.parametrize("resource", ["public.orders", "public.orders:1"])
+def test_holder_that_locks_its_rows_after_the_fence_meets_no_deadlock(
+    orders: fenced_store.Protection, sessions: Sessions, resource: str
+) -> None:
+    older, newer = sessions.open(), sessions.open()
+    begin(newer, 8)
+    newer.do("SELECT fenced_store.raise_fence(%s, 8)", resource)
+    newer.do("SELECT FROM public.orders WHERE id = 1 FOR UPDATE")
+    begin(older, 7)
+    waiting = older.start("UPDATE public.orders SET v = 'stale' WHERE id = 1")
+    older.wait_until_blocked()
+    time.sleep(1.2)  # longer than deadlock_timeout
+    newer.do("UPDATE public.orders SET v = 'new' WHERE id = 1")
+    newer.do("COMMIT")
+    with pytest.raises(psycopg.Error) as caught:
+        waiting.result(20)
+    assert caught.value.sqlstate == "FEN01"
+
+
+@pytest.mark.second_stage
+@pytest.mark.parametrize("resource", ["public.orders", "public.orders:1"])
 def test_waiting_claim_does_not_stall_writers(
     orders: fenced_store.Protection, sessions: Sessions, resource: str
 ) -> None:
