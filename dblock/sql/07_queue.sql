@@ -65,7 +65,8 @@ $$;
 
 -- Returns the first live ticket in the queue. With `prune`, deletes the tickets before it whose
 -- clients are dead. The caller must have locked the queue for that. A ticket whose presence is gone
--- but still has grace left is skipped, and stays in the queue.
+-- but still has grace left is skipped, and stays in the queue. So does a dead client's ticket that
+-- another transaction is redeeming or giving up.
 CREATE OR REPLACE FUNCTION first_in_queue(
     name text, prune boolean, OUT number bigint, OUT attempt uuid, OUT client uuid
 )
@@ -104,7 +105,13 @@ BEGIN
             END IF;
         END IF;
         IF prune THEN
-            DELETE FROM lock_tickets AS t WHERE t.name = first_in_queue.name AND t.number = seen.number;
+            DELETE FROM lock_tickets AS t
+            USING (
+                SELECT o.name, o.number FROM lock_tickets AS o
+                WHERE o.name = first_in_queue.name AND o.number = seen.number
+                FOR UPDATE SKIP LOCKED
+            ) AS dead_ticket
+            WHERE t.name = dead_ticket.name AND t.number = dead_ticket.number;
         END IF;
     END LOOP;
 END

@@ -77,7 +77,14 @@ BEGIN
             FOR UPDATE SKIP LOCKED
         ));
         FOR queued IN
-            SELECT l.name FROM distributed_locks AS l WHERE l.waiting AND l.expires_at <= clock_timestamp() LIMIT batch
+            SELECT l.name FROM distributed_locks AS l
+            WHERE l.waiting AND l.expires_at <= clock_timestamp()
+              -- This transaction keeps every row locked that it looks at, and a live waiter needs it.
+              AND NOT EXISTS (
+                  SELECT FROM lock_tickets AS t JOIN lock_clients AS c ON c.client = t.client
+                  WHERE t.name = l.name AND c.seen_until > clock_timestamp()
+              )
+            LIMIT batch
         LOOP
             PERFORM queue_is_empty(queued);
             pruned := true;

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from typing import Any
 
 import psycopg
@@ -241,3 +242,15 @@ def test_reaper_does_not_wait_for_history_that_another_transaction_deletes(
         )
     owner.execute(ALL)
     assert owner.execute("SELECT count(*) FROM lock_history").fetchone() == (1,)
+
+
+def test_reaper_leaves_a_free_lock_to_its_waiter(sessions: Sessions, owner: psycopg.Connection) -> None:
+    """A reaper locks rows until the end of its transaction. A lock that is about to be granted is not among them."""
+    reaper, waiter = sessions.open(), sessions.open()
+    token = waiter.do("SELECT token FROM try_acquire('a')")[0]
+    attempt, client = (str(uuid.uuid4()) for _ in range(2))
+    ticket = waiter.do("SELECT ticket FROM acquire('a', attempt => %s, client => %s)", attempt, client)[0]
+    waiter.do("SELECT release('a', %s)", token)
+    reaper.do("BEGIN")
+    assert reaper.do("SELECT reap()") == (0,)
+    assert waiter.do("SELECT granted FROM try_acquire('a', attempt => %s, ticket => %s)", attempt, ticket) == (True,)

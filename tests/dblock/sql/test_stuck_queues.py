@@ -120,6 +120,28 @@ def test_tests_of_a_locked_queue_catch_a_longer_wait(
         test(sessions)
 
 
+def test_call_that_queues_does_not_wait_for_a_dead_client_that_redeems_its_ticket(
+    sessions: Sessions, owner: psycopg.Connection
+) -> None:
+    """The dead client's transaction is still open, for example because its commit waits for a standby."""
+    frozen, waiter, newcomer = sessions.open(), sessions.open(), sessions.open()
+    frozen.do(HOLD)
+    frozen.do(ACQUIRE, FIRST, HERE)
+    waiter.do(ACQUIRE, SECOND, THERE)
+    frozen.do(FREE)
+    frozen.do("BEGIN")
+    assert frozen.do(REDEEM, FIRST, 1) == (True,)
+    owner.execute("UPDATE dblock.lock_clients SET seen_until = '-infinity' WHERE client = %s", [HERE])
+    asking = waiter.start(ACQUIRE.replace("%s, %s", "%s, %s, had_ticket => true"), SECOND, THERE)
+    try:
+        with soon():
+            assert asking.result(2) == (False, 2, True)
+            assert newcomer.do(ACQUIRE, THIRD, THERE) == (False, 3, False), "the queue is not locked"
+    finally:
+        frozen.do("ROLLBACK")
+    assert waiter.do(ACQUIRE.replace("%s, %s", "%s, %s, had_ticket => true"), SECOND, THERE)[0], "no ticket is ahead"
+
+
 @pytest.mark.parametrize("asking", ["try_acquire('new', attempt => %s)", "try_acquire('new')"])
 def test_first_grant_of_a_name_that_is_being_granted_is_refused_soon(sessions: Sessions, asking: str) -> None:
     first, second = sessions.open(), sessions.open()
