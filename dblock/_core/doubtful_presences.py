@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from dblock._core.effects import CallOverKeepAlive, Flow, redirect
@@ -44,8 +44,8 @@ class KeepAliveSessions:
 
     ended_at: Callable[[], float] = staticmethod(lambda: -math.inf)
     """Returns when the server last ended a session of the keep-alive with a message."""
-    refused: Callable[[], tuple[ServerState, float]] = staticmethod(lambda: (ServerState.UNKNOWN, -math.inf))
-    """Returns in which state the server last refused a connection, and when."""
+    refused: Callable[[], tuple[Mapping[str, ServerState], float]] = staticmethod(lambda: ({}, -math.inf))
+    """Returns in which states servers last refused a connection, by their addresses, and when."""
 
 
 class DoubtfulPresences:
@@ -86,7 +86,7 @@ class DoubtfulPresences:
             for presence in self:
                 yield from redirect(self._withdraw(presence), CallOverKeepAlive)
         except DblockError:
-            self.server_is(*self.keepalive.refused())
+            self.servers_are(*self.keepalive.refused())
 
     def _withdraw(self, presence: Presence) -> Flow[None]:
         """Report that this process is alive though this presence is gone, and learn which locks were taken.
@@ -115,17 +115,20 @@ class DoubtfulPresences:
         presence.end()
         self._remove(presence)
 
-    def server_is(self, state: ServerState, at: float) -> None:
-        """End the presences of which this state of their server proves that it ended all sessions in time.
+    def servers_are(self, states: Mapping[str, ServerState], at: float) -> None:
+        """End the presences of which the state of their server proves that it ended all sessions in time.
+
+        The state of another server proves nothing. A name may lead to several servers, at once or in turn.
 
         A server that is starting proves it. A server that is shutting down proves it only together with the end of this
         client's sessions: in a smart shutdown sessions continue, and an administrator may end single ones. So both the
         session of the presence and the keep-alive's must have been ended by it.
 
-        `at` is when the server replied. The proof must come in time: after a pause of this process, a takeover may have
-        come before it.
+        `at` is when the servers replied. The proof must come in time: after a pause of this process, a takeover may
+        have come before it.
         """
         for presence in self:
+            state = states.get(presence.server, ServerState.UNKNOWN)
             all_ended = state is ServerState.STARTING or (
                 state is ServerState.SHUTTING_DOWN
                 and presence in self._terminated

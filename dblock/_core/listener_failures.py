@@ -7,6 +7,7 @@ did the reply come in time, does the server restart) is decided there and named 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Protocol
 
 from dblock._core.presence import SocketState
@@ -14,6 +15,10 @@ from dblock._core.presence import SocketState
 
 class Connection(Protocol):
     """The listener's connection, as the runtime provides it."""
+
+    @property
+    def server(self) -> str:
+        """The address of the server at its other end."""
 
     def is_direct(self, backend: str, *ends: str | None) -> bool:
         """Return whether both ends, as the server describes them, are those of this connection.
@@ -66,7 +71,7 @@ class ConnectionFailed(Exception):
 class ConnectFailed(Exception):
     """No connection could be opened."""
 
-    def __init__(self, message: str, state: ServerState = ServerState.UNKNOWN) -> None:
-        """`state` is what the server replied that had the client's last session."""
+    def __init__(self, message: str, states: Mapping[str, ServerState] | None = None) -> None:
+        """`states` has the address and the state of each server that refused the connection because of its state."""
         super().__init__(message)
-        self.state = state
+        self.states = states or {}

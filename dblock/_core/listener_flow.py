@@ -338,7 +338,7 @@ class ListenerFlow:
 
     def _connect_failed(self, error: Exception) -> None:
         if isinstance(error, ConnectFailed):
-            self.in_doubt.server_is(error.state, self._now())
+            self.in_doubt.servers_are(error.states, self._now())
         self._retry_at = self._now() + self._pause
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         message = str(error).strip()

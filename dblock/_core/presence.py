@@ -47,10 +47,11 @@ Probe = Callable[..., SocketState]
 class Presence:
     """One session of this client by which other clients see that it is alive."""
 
-    def __init__(self, name: str, grace: float, probe: Probe, sent_at: float) -> None:
-        """`sent_at` is when its registration was sent."""
+    def __init__(self, name: str, grace: float, probe: Probe, sent_at: float, server: str = "") -> None:
+        """`sent_at` is when its registration was sent, and `server` the address of the server that has the session."""
         self.name = name
         self.grace = grace
+        self.server = server
         self.ended = False
         """Whether no lease depends on it any more."""
         self.lock = threading.RLock()

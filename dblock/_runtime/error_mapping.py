@@ -140,7 +140,32 @@ STATES = {
 """What a server replies to a new connection that it cannot accept now. libpq passes on the text, not the code 57P03."""
 
 
-def server_state(error: BaseException | None) -> ServerState:
-    """Return the state for which a server refused a new connection."""
-    message = str(error)
-    return next((state for words, state in STATES.items() if words in message), ServerState.UNKNOWN)
+_ATTEMPT = re.compile(
+    r'connection to server (?:at "([^"]*)"(?: \(([^)]*)\))?, port (\d+)|on socket "([^"]*)") failed:'
+    r"(.*?)(?=connection to server |\Z)",
+    re.DOTALL,
+)
+
+
+def server_states(error: BaseException | None) -> dict[str, ServerState]:
+    """Return the states for which servers refused a new connection, by their addresses as server_address names them.
+
+    An error may tell of several attempts, because one name may lead to several servers. Before libpq 14, it names no
+    server.
+    """
+    found = {}
+    for host, resolved, port, path, said in _ATTEMPT.findall(str(error)):
+        state = next((state for words, state in STATES.items() if words in said), None)
+        if state is not None:
+            found[path or f"{resolved or host}:{port}"] = state
+    return found
+
+
+def server_address(host: str, hostaddr: str, port: int) -> str:
+    """Return the address of a server: that of its socket, or its IP address and port."""
+    return f"{hostaddr}:{port}" if hostaddr else f"{host}/.s.PGSQL.{port}"
+
+
+def is_refusal_for_now(error: BaseException | None) -> bool:
+    """Return whether a server refused a new connection because it ends or starts."""
+    return any(words in str(error) for words in STATES)

@@ -27,11 +27,12 @@ from dblock._core.effects import (
     WaitForInput,
     drive,
 )
-from dblock._core.listener_failures import ConnectFailed, ServerState
+from dblock._core.listener_failures import ConnectFailed
 from dblock._core.listener_flow import ListenerFlow
 from dblock._core.waiters import LocalWaiter, LocalWaiters
+from dblock._runtime.error_mapping import server_states
 from dblock._runtime.forks import call_after_fork
-from dblock._runtime.listener_connection import HANG_UP, ListenerConnection, LoopReader, connect_failed, state_of
+from dblock._runtime.listener_connection import HANG_UP, ListenerConnection, LoopReader, states_of
 from dblock._runtime.runner import Runner
 from dblock._runtime.target import Target
 from dblock._runtime.threads import start_thread, start_timer
@@ -105,8 +106,7 @@ class Listener(_ListenerBase):
         self._each_turn = each_turn
         super().__init__(*args)
         self.flow.in_doubt.keepalive.ended_at = lambda: keepalive_runner.terminated_at
-        if keepalive_runner.target is self._target:
-            self.flow.in_doubt.keepalive.refused = lambda: keepalive_runner.refused
+        self.flow.in_doubt.keepalive.refused = lambda: keepalive_runner.refused
 
     def _reset(self) -> None:
         self._starting = threading.Lock()
@@ -203,12 +203,12 @@ class Listener(_ListenerBase):
             try:
                 self._ask_last_server()
                 opened = self._opened(self._target.connect())
-                self._last_server = opened.server
+                self._last_server = opened.leads_to_server
                 return opened
             except ConnectFailed:
                 raise
             except Exception as error:
-                raise connect_failed(error, self._target) from error
+                raise ConnectFailed(str(error), server_states(error)) from error
         if isinstance(effect, Spawn):
             start_thread("dblock connecting", drive, effect.flow, self._perform)
             return None
@@ -219,9 +219,8 @@ class Listener(_ListenerBase):
     def _ask_last_server(self) -> None:
         """Raise ConnectFailed if the server that had the last presence, one of several, accepts no connections."""
         if self._last_server is not None and self.flow.in_doubt and not self._target.is_one_host:
-            state = state_of(self._last_server, self._target)
-            if state is not ServerState.UNKNOWN:
-                raise ConnectFailed(f"the server is {state.value}", state)
+            for address, state in states_of(self._last_server, self._target).items():
+                raise ConnectFailed(f"the server {address} is {state.value}", {address: state})
 
     def _call_later(self, seconds: float, function: Callable[[], None]) -> None:
         self._timers = [timer for timer in self._timers if timer.is_alive()]

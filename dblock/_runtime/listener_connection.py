@@ -15,9 +15,9 @@ from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dblock._core.effects import Call, Row
-from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure, ServerState
+from dblock._core.listener_failures import ConnectionFailed, Failure, ServerState
 from dblock._runtime.connection import ENDS_SESSION, RawConnection, execute_until_fatal
-from dblock._runtime.error_mapping import is_overdue, server_state
+from dblock._runtime.error_mapping import is_overdue, server_address, server_states
 from dblock._runtime.fork_safe import ForkSafeConnection
 from dblock._runtime.socket_probe import SocketProbe
 from dblock._runtime.target import Target
@@ -53,7 +53,13 @@ class ListenerConnection:
         connection.add_notify_handler(lambda notification: notified(notification.payload))
 
     @property
-    def server(self) -> dict[str, str]:
+    def server(self) -> str:
+        """The address of the server."""
+        info = self.connection.info
+        return server_address(info.host, info.hostaddr, info.port)
+
+    @property
+    def leads_to_server(self) -> dict[str, str]:
         """The parameters that lead to this server alone."""
         info = self.connection.info
         return {"host": info.host, "hostaddr": info.hostaddr, "port": str(info.port)}
@@ -226,19 +232,14 @@ class LoopReader:
             lock.release()
 
 
-def connect_failed(error: BaseException, target: Target) -> ConnectFailed:
-    """Translate the reason for which no connection could be opened."""
-    return ConnectFailed(str(error), server_state(error) if target.is_one_host else ServerState.UNKNOWN)
-
-
-def state_of(server: dict[str, str], target: Target) -> ServerState:
+def states_of(server: dict[str, str], target: Target) -> dict[str, ServerState]:
     """Ask one server, of several that the target names, whether it accepts connections."""
     try:
         parameters = {**conninfo_to_dict(target.conninfo()), **server, "target_session_attrs": "any"}
         ForkSafeConnection.connect(make_conninfo("", **parameters), connect_timeout=1).close()
     except (psycopg.Error, DblockError) as error:
-        return server_state(error)
-    return ServerState.UNKNOWN
+        return server_states(error)
+    return {}
 
 
 def _plain(address: str) -> str:

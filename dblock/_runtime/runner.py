@@ -32,7 +32,15 @@ from dblock._core.schema_version import DEFAULT_SCHEMA, check_revision
 from dblock._core.statements import WHICH_BACKEND, Statements
 from dblock._core.waiters import LocalWaiter
 from dblock._runtime.connection import RawConnection
-from dblock._runtime.error_mapping import is_broken, is_overdue, is_passing, server_state, translate, translated
+from dblock._runtime.error_mapping import (
+    is_broken,
+    is_overdue,
+    is_passing,
+    is_refusal_for_now,
+    server_states,
+    translate,
+    translated,
+)
 from dblock._runtime.isolation import Remedy, remedy
 from dblock._runtime.pool import AsyncPool, Pool
 from dblock._runtime.target import Target
@@ -70,8 +78,8 @@ class _Base:
         self.opening = Outage("runner: connections can be opened again", logging.INFO)
         self.terminated_at = -math.inf
         """When the server last ended one of its sessions with a message, on the clock of dblock._core.clock."""
-        self.refused = ServerState.UNKNOWN, -math.inf
-        """In which state the server last refused a connection, and when. Only kept where there is one host."""
+        self.refused: tuple[dict[str, ServerState], float] = {}, -math.inf
+        """In which states servers last refused a connection, by their addresses, and when."""
 
     def make_ready(self, raw: RawConnection, backend: Row | None) -> None:
         """Decide how to send statements over a new connection, given the backend that serves it."""
@@ -83,10 +91,10 @@ class _Base:
 
     def is_refusal(self, error: BaseException | None) -> bool:
         """Return whether the server refused a connection because it ends or starts, and record that."""
-        state = server_state(error)
-        if state is not ServerState.UNKNOWN and self.target.is_one_host:
-            self.refused = state, clock.now()
-        return state is not ServerState.UNKNOWN
+        if not is_refusal_for_now(error):
+            return False
+        self.refused = server_states(error), clock.now()
+        return True
 
     def stop_preparing(self, why: str) -> None:
         if self.prepares:

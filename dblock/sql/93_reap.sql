@@ -79,7 +79,7 @@ BEGIN
         FOR queued IN
             SELECT l.name FROM distributed_locks AS l
             WHERE l.waiting AND l.expires_at <= clock_timestamp()
-              -- This transaction keeps every row locked that it looks at, and a live waiter needs it.
+              -- This transaction keeps the rows locked, and a live waiter needs them.
               AND NOT EXISTS (
                   SELECT FROM lock_tickets AS t JOIN lock_clients AS c ON c.client = t.client
                   WHERE t.name = l.name AND c.seen_until > clock_timestamp()

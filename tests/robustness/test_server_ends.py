@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -187,3 +188,56 @@ def test_lease_with_presence_outlasts_a_switchover(own_server: Server) -> None:
             with dblock.Client(standby.url) as other, pytest.raises(dblock.LockTimeout):
                 other.lock("a").acquire(timeout=0.5)
             lease.renew()
+
+
+@contextlib.contextmanager
+def starting_server(address: str, port: int) -> Iterator[None]:
+    """Refuse connections as a server does that is starting."""
+    fields = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0"
+    refusal = b"E" + (len(fields) + 4).to_bytes(4, "big") + fields
+    with socket.create_server((address, port)) as listening:
+
+        def refuse() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    with connection:
+                        if connection.recv(4096)[4:8] == (80877103).to_bytes(4, "big"):  # asks for TLS
+                            connection.sendall(b"N")
+                            connection.recv(4096)
+                        connection.sendall(refusal)
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        yield
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_another_server_of_the_same_name_that_starts_proves_nothing(
+    tcp_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name has two addresses. The holder's server lives, but refuses the holder's new connections."""
+    port = int(str(conninfo.conninfo_to_dict(tcp_dsn)["port"]))
+    find = socket.getaddrinfo
+
+    def find_both(host: Any, *args: Any, **options: Any) -> Any:
+        addresses = ["127.0.0.1", "127.0.0.2"] if host == "db.example" else [host]
+        return [found for address in addresses for found in find(address, *args, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", find_both)
+    with (
+        starting_server("127.0.0.2", port),
+        psycopg.connect(tcp_dsn, autocommit=True) as owner,
+    ):
+        owner.execute("CREATE ROLE app SUPERUSER LOGIN PASSWORD 'secret'")
+        name = conninfo.make_conninfo(tcp_dsn, host="db.example", user="app")
+        with dblock.Client(name, presence=GRACE) as holder, dblock.Client(tcp_dsn) as other:
+            lease = holder.lock("a", ttl=30).acquire()
+            present(holder, lease)
+            other.lock("b").acquire().release()
+            owner.execute("ALTER ROLE app NOLOGIN")
+            owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'")
+            with other.lock("a").acquire(timeout=10):
+                assert lease.lost.is_set()
+            owner.execute("ALTER ROLE app LOGIN")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 from psycopg import errors
 from psycopg.pq import DiagnosticField
 
 import dblock
-from dblock._runtime.error_mapping import translate
+from dblock._core.listener_failures import ServerState
+from dblock._runtime.error_mapping import server_states, translate
 
 
 def internal_error(severity: bytes) -> errors.InternalError_:
@@ -31,3 +33,32 @@ def test_message_that_ends_in_a_question_gets_no_full_stop() -> None:
 
 def test_statement_refused_by_a_running_server_is_refused() -> None:
     assert type(translate(internal_error(b"ERROR"), "dblock")) is dblock.DatabaseError
+
+
+@pytest.mark.parametrize(
+    ("message", "states"),
+    [
+        (
+            "Multiple connection attempts failed. All failures were:\n"
+            "- host: 'db', port: '5432', hostaddr: '10.0.0.1': connection failed: "
+            'connection to server at "10.0.0.1", port 5432 failed: FATAL:  role "app" is not permitted to log in\n'
+            "- host: 'db', port: '5432', hostaddr: '10.0.0.2': connection failed: "
+            'connection to server at "10.0.0.2", port 5432 failed: FATAL:  the database system is starting up',
+            {"10.0.0.2:5432": ServerState.STARTING},
+        ),
+        (
+            'connection to server at "localhost" (::1), port 5433 failed: Connection refused\n\tIs it running?\n'
+            'connection to server at "localhost" (127.0.0.1), port 5433 failed: '
+            "FATAL:  the database system is shutting down",
+            {"127.0.0.1:5433": ServerState.SHUTTING_DOWN},
+        ),
+        (
+            'connection to server on socket "/tmp/.s.PGSQL.5432" failed: '
+            "FATAL:  the database system is in recovery mode",
+            {"/tmp/.s.PGSQL.5432": ServerState.STARTING},
+        ),
+        ("FATAL:  the database system is starting up", {}),
+    ],
+)
+def test_state_of_a_server_is_known_by_its_address(message: str, states: dict[str, ServerState]) -> None:
+    assert server_states(psycopg.OperationalError(message)) == states

@@ -136,7 +136,7 @@ class Listener(_ListenerBase):
         elif client.cut_off:
             client.later(CONNECTS_WITHIN / client.rate, resume, ConnectFailed("timeout expired"))
         else:
-            resume(ConnectFailed("the database system is starting up", ServerState.STARTING))
+            resume(ConnectFailed("the database system is starting up", {connection.server: ServerState.STARTING}))
 
     def _notified(self, connection: Connection, payload: str) -> None:
         if self.flow.connection is connection:

@@ -105,6 +105,8 @@ class Waiter(LocalWaiter):
 class Connection:
     """The listener's connection, with a session at its other end."""
 
+    server = "the database"
+
     def __init__(self, process: Process, network: Network) -> None:
         self.process = process
         self.session = 0
