@@ -1,7 +1,7 @@
 """Calls of dblock's functions inside the user's own transaction, of psycopg, SQLAlchemy or Django.
 
 Database errors come through as the user's library raises them. The transaction belongs to the user, and so does the
-decision how to handle them.
+decision how to handle them. Only the errors of a database that is not the lock's become InvalidArgument.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class UserTransaction:
                 connection = connection.connection()
             _check_dialect(connection)
             _check_autocommit(connection.connection.dbapi_connection.autocommit)
-            with _unprepared(connection.connection.driver_connection):
+            with _finding_dblock(), _unprepared(connection.connection.driver_connection):
                 return _answer(connection.execute(*self._text(function, name, token)).scalar_one())
         self._check_psycopg()
-        with self._connection.cursor(row_factory=_tuple_row()) as cursor:
+        with _finding_dblock(), self._connection.cursor(row_factory=_tuple_row()) as cursor:
             return _answer(cursor.execute(*self._statement(function, name, token), prepare=False).fetchone()[0])
 
     async def call_async(self, function: str, name: str, token: int) -> bool:
@@ -60,11 +60,12 @@ class UserTransaction:
             _check_dialect(connection)
             raw = await connection.get_raw_connection()
             _check_autocommit(raw.dbapi_connection.autocommit)
-            with _unprepared(raw.driver_connection):
+            with _finding_dblock(), _unprepared(raw.driver_connection):
                 return _answer((await connection.execute(*self._text(function, name, token))).scalar_one())
         self._check_psycopg()
         async with self._connection.cursor(row_factory=_tuple_row()) as cursor:
-            await cursor.execute(*self._statement(function, name, token), prepare=False)
+            with _finding_dblock():
+                await cursor.execute(*self._statement(function, name, token), prepare=False)
             return _answer((await cursor.fetchone())[0])
 
     def _check_psycopg(self) -> None:
@@ -105,12 +106,29 @@ def _unprepared(driver: Any) -> Iterator[None]:
         driver.prepare_threshold = threshold
 
 
+@contextmanager
+def _finding_dblock() -> Iterator[None]:
+    """Raise InvalidArgument if the body does not find the schema or its functions: the lock's database has both."""
+    try:
+        yield
+    except Exception as error:
+        original = getattr(error, "orig", None) or error
+        # SQLAlchemy wraps asyncpg's error twice: the original is the cause of `orig`.
+        states = {getattr(one, "sqlstate", None) for one in (original, original.__cause__)}
+        if states & {"3F000", "42883"}:
+            raise InvalidArgument(_ELSEWHERE) from error
+        raise
+
+
+_ELSEWHERE = (
+    "The transaction is in another database than the lock, so it can neither prove nor release the lease. "
+    "Give a connection to the database that the client uses."
+)
+
+
 def _answer(value: bool | None) -> bool:
     if value is None:
-        raise InvalidArgument(
-            "The transaction is in another database than the lock, so it can neither prove nor release the lease. "
-            "Give a connection to the database that the client uses."
-        )
+        raise InvalidArgument(_ELSEWHERE)
     return value
 
 

@@ -279,6 +279,20 @@ async def test_proof_in_another_database_with_the_same_lock_and_token_is_refused
     await clients.close()
 
 
+async def test_proof_in_a_database_without_dblock_is_refused(opened: tuple[Any, Open]) -> None:
+    clients, transaction = opened
+    lease = await acquired(clients)
+    hide: Any = "ALTER SCHEMA dblock RENAME TO hidden"  # in this transaction alone
+    by_sqlalchemy = not isinstance(transaction.connection, (psycopg.Connection, psycopg.AsyncConnection))
+    for what in (lease.assert_held, lease.release_in):
+        await settled(transaction.connection.execute(text(hide) if by_sqlalchemy else hide))
+        with pytest.raises(dblock.InvalidArgument, match="another database"):
+            await settled(what(transaction.connection))
+        await transaction.rollback()
+    assert lease.remaining() > 0
+    assert await settled(lease.release()) is True
+
+
 def test_scoped_session_is_accepted(dsn: str) -> None:
     engine = create_engine(url(dsn))
     session = scoped_session(sessionmaker(engine))
