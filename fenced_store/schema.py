@@ -72,11 +72,11 @@ def install(database: Database, schema: str = DEFAULT_SCHEMA) -> bool:
 def _install(database: Database, schema: str) -> bool:
     with transaction(database, schema) as connection:
         before = _installed_revision(connection, schema)
-        if before:
+        if before not in (0, REVISION):
             _lock_revision(connection, schema)
             before = _installed_revision(connection, schema)
         if before == REVISION:
-            return False
+            return False  # without the lock, so that any role that may use the fences can ask for this
         if before > REVISION:
             raise NotInstalled(_too_new_message(schema, before))
         for statement in install_statements(schema, before):

@@ -66,7 +66,7 @@ def not_usable(error: BaseException, schema: str) -> FencedStoreError | None:
         return AccessDenied(
             f"The database refused: {message.rstrip('.')}. {hint + ' ' if hint else ''}To write through fences, a role "
             "needs: dblock fence grant ROLE. To protect a table, the role must also own the table and be allowed to "
-            "create functions in the table's schema. Only the role that ran dblock fence setup can read the log and "
-            "the high-water mark."
+            "create functions in the table's schema. To run dblock fence setup, a role needs CREATE on the database. "
+            "Only the role that ran it can upgrade and remove the schema, and read the log and the high-water mark."
         )
     return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
+from psycopg import conninfo, sql
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import dblock
@@ -187,6 +187,13 @@ def test_command_line_runs_every_fence_command(bare_dsn: str, capsys: pytest.Cap
         assert run(bare_dsn, "remove", "orders") == 0
         assert run(bare_dsn, "list") == 0
         assert "No table is protected" in capsys.readouterr().out
+
+
+def test_install_of_a_current_schema_needs_no_privilege_but_that_of_a_writer(dsn: str, role: str) -> None:
+    """A program may call `install` at every start, as it may with dblock's."""
+    fenced_store.install(dsn)
+    fenced_store.grant(dsn, role)
+    assert fenced_store.install(conninfo.make_conninfo(dsn, user=role, password="app")) is False
 
 
 def test_command_line_reports_errors(bare_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
