@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 Database: TypeAlias = "str | Engine | AsyncEngine"
 """A DSN (URL or keywords), an Engine or an AsyncEngine."""
 
+_made_here: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""The engines that were made here. Their owner cannot reach them to prepare them for a fork."""
+
+_left_to_parent: list[object] = []
+"""Pools of the parent of a fork. They are kept, because psycopg warns of a connection that is dropped while open."""
+
 
 def engine_of(database: Database, within: float = REPLY_TIMEOUT, **options: Any) -> tuple[Engine, bool]:
     """Return a synchronous engine, and whether it was made here, with these options.
@@ -44,7 +52,9 @@ def engine_of(database: Database, within: float = REPLY_TIMEOUT, **options: Any)
         parameters = parameters_of(database)
     else:
         parameters, options = parameters_of(_conninfo_of(_check_dialect(behind))), {"poolclass": NullPool}
-    return create_engine("postgresql+psycopg://", creator=lambda: connect(parameters, within), **options), True
+    engine = create_engine("postgresql+psycopg://", creator=lambda: connect(parameters, within), **options)
+    _made_here.add(engine)
+    return engine, True
 
 
 def async_engine_of(database: Database, within: float = REPLY_TIMEOUT, **options: Any) -> tuple[AsyncEngine, bool]:
@@ -64,7 +74,9 @@ def async_engine_of(database: Database, within: float = REPLY_TIMEOUT, **options
     async def creator() -> LimitedAsyncConnection:
         return await connect_async(parameters, within)
 
-    return create_async_engine("postgresql+psycopg://", async_creator=creator, **options), True
+    engine = create_async_engine("postgresql+psycopg://", async_creator=creator, **options)
+    _made_here.add(engine.sync_engine)
+    return engine, True
 
 
 @contextmanager
@@ -127,3 +139,14 @@ def _check_dialect(engine: Engine) -> Engine:
     if engine.dialect.name != "postgresql":
         raise InvalidArgument(f"fenced_store needs an engine for postgresql; this one is for {engine.dialect.name}.")
     return engine
+
+
+def _reset_after_fork() -> None:
+    """Leave all open connections to the parent. Two processes that share one would read each other's replies."""
+    for engine in list(_made_here):
+        _left_to_parent.append(engine.pool)
+        engine.dispose(close=False)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
