@@ -146,12 +146,12 @@ class ClaimBusy(DatabaseError):
 
 
 class NotWritable(DatabaseError):
-    """The server accepts no writes: it is a standby, or in read-only mode."""
+    """The server accepts no writes: it is a standby, or default_transaction_read_only is on."""
 
     def __init__(self) -> None:
         super().__init__(
-            "This server accepts no writes: it is a standby, or in read-only mode. "
-            "Name every host of the cluster in the DSN, with target_session_attrs=read-write."
+            "This server accepts no writes: it is a standby, or default_transaction_read_only is on. For a cluster, "
+            "name every host in the DSN, with target_session_attrs=read-write."
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -213,7 +213,8 @@ def _run_under(
         released = True
     if supervisor.lease_ended or not released:
         ended = "the command was ended" if supervisor.lease_ended else "the command had already ended"
-        message = f"the lease of lock {printable(lease.name)!r} was lost ({supervisor.loss_reason}); {ended}."
+        reason = lease.lost.reason or supervisor.loss_reason  # a release that finds no lease learns the reason
+        message = f"the lease of lock {printable(lease.name)!r} was lost ({reason}); {ended}."
         context.failure(message, "LeaseLost", exit_codes.LEASE_LOST)
         return exit_codes.LEASE_LOST
     return code

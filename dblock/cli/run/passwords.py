@@ -39,7 +39,7 @@ def hide_passwords(context: CommandContext, listen_dsn: str | None) -> str | Non
     if visible and not context.quiet:
         context.notice(
             f"the password in {' and '.join(visible)} was visible to every user of this machine when dblock started. "
-            "Set DBLOCK_DSN instead, or keep the password in ~/.pgpass."
+            f"Keep the password in ~/.pgpass{', or set DBLOCK_DSN instead of --dsn' if '--dsn' in visible else ''}."
         )
     return listen_dsn
 

@@ -151,6 +151,17 @@ def test_held_lock_is_skipped_or_waited_for(shell: Shell, client: dblock.Client)
     assert "waiting for lock 'job', held by" in done.err
 
 
+def test_lease_that_was_taken_unnoticed_is_reported_with_its_reason(shell: Shell) -> None:
+    """The command ended before the next renewal, so the release was the first to find that the lease was gone."""
+    script = "touch started; until [ -e end ]; do sleep 0.01; done"
+    running = shell.start("run", "job", "--ttl", "60", "--", "sh", "-c", script)
+    until((shell.folder / "started").exists)
+    assert shell.run("force-release", "job", "--now", "--yes", "--reason", "test").code == 0
+    (shell.folder / "end").touch()
+    done = ended(running)
+    assert (done.code, "was lost (forced); the command had already ended" in done.err) == (76, True), done.err
+
+
 def test_json_reports_why_the_command_did_not_run(shell: Shell, client: dblock.Client) -> None:
     client.lock("job", ttl=60).acquire()
     done = shell.run("run", "job", "--skip-if-held", "--json", "--", "true")
