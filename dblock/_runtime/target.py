@@ -332,6 +332,8 @@ def _parse(dsn: str) -> dict[str, Any]:
         # SQLAlchemy's spelling names a driver too.
         parameters = dict(conninfo_to_dict(re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)))
     if parameters is None:
+        if re.match(r"(?!postgres(ql)?(\+\w+)?:)[\w+.-]+://", dsn):
+            raise InvalidArgument("The DSN is a URL of another kind. Give one that begins with postgresql://.")
         # libpq's message is left out, and is no context of this error, because it quotes the DSN.
         raise InvalidArgument(
             "The DSN cannot be read (it is not shown here, because it may contain a password): it has a keyword that "

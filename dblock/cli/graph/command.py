@@ -16,6 +16,9 @@ from dblock.errors import DblockError
 MAX_ROWS = 10_000
 """The number of locks, and of waiters, that are read at most."""
 
+FORMATS = {".svg": "svg", ".dot": "dot", ".gv": "dot", ".mmd": "mermaid"}
+"""The format of a file, by the end of its name."""
+
 
 @command("graph")
 @click.argument("pattern", default="*")
@@ -24,7 +27,7 @@ MAX_ROWS = 10_000
     "--format",
     "format_",
     type=click.Choice(["text", "mermaid", "dot", "svg"]),
-    help="Output format (default: text).",
+    help="Output format (default: by the end of FILE's name, else text).",
 )
 @click.option("--output", metavar="FILE", help="File to write (default: standard output).")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
@@ -37,6 +40,8 @@ def graph(
     """
     if context.as_json and format_ is not None:
         raise click.UsageError("--json and --format each choose the output format. Use only one of them.")
+    if format_ is None and output is not None and not context.as_json:
+        format_ = FORMATS.get(Path(output).suffix.lower())
     from dblock.admin.inspect import overview
 
     with overview(context.installed_target(), context.schema) as database, database.one_moment():

@@ -130,6 +130,14 @@ def test_existing_file_is_not_overwritten_without_force(shell: Shell) -> None:
     assert shell.run("graph", "--output", "-").out.startswith("ann")
 
 
+@pytest.mark.parametrize(
+    ("file", "begins"), [("g.svg", "<svg"), ("g.dot", "digraph"), ("g.mmd", "flowchart"), ("g.txt", "")]
+)
+def test_end_of_the_files_name_chooses_the_format(shell: Shell, file: str, begins: str) -> None:
+    assert shell.run("graph", "--output", file).code == 0
+    assert (shell.folder / file).read_text()[: len(begins) or 1] == begins
+
+
 @pytest.mark.parametrize("path", ["nowhere/g.svg", ".", "/dev/full", "x" * 300])
 def test_file_that_cannot_be_written_is_an_error(shell: Shell, path: str) -> None:
     done = shell.run("graph", "--format", "svg", "--output", path, "--force")

@@ -72,6 +72,12 @@ def test_empty_dblock_dsn_is_an_error_and_does_not_select_the_embedded_server(
         dblock.Client()
 
 
+@pytest.mark.parametrize("dsn", ["mysql://u:s3cret@h/db", "http://h", "postgresq://u:s3cret@h/db"])
+def test_url_of_another_kind_is_named_as_such(dsn: str) -> None:
+    with pytest.raises(dblock.InvalidArgument, match="begins with postgresql://"):
+        dblock.Client(dsn)
+
+
 def test_part_of_a_password_is_not_taken_for_a_host_and_shown() -> None:
     with pytest.raises(dblock.InvalidArgument, match="write an @ of the password as %40") as caught:
         dblock.Client("postgresql://u:s3c@ret@host/db")
