@@ -95,7 +95,8 @@ def close_without_loop(parts: TaskParts) -> None:
 
 
 def _release_remaining(parts: ThreadParts | TaskParts) -> None:
-    last = Runner(parts.runner.target, parts.runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
+    # The keep-alive's target needs no event loop.
+    last = Runner(parts.keepalive_runner.target, parts.runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
     with contextlib.suppress(DblockError):
         last.run(_last_flow(parts))
     last.close()

@@ -228,16 +228,11 @@ class _AsyncEngineTarget(Target):
         return self._engine.conninfo()
 
     def connect(self) -> psycopg.Connection[Any]:
-        import asyncio
-
         import psycopg
 
-        # Not asyncio.run, which makes a loop on Windows that psycopg cannot use.
-        loop = asyncio.SelectorEventLoop()
-        try:
-            made = loop.run_until_complete(self._engine.connect_async())
-        finally:
-            loop.close()
+        from dblock._runtime.own_loop import run_in_own_loop
+
+        made = run_in_own_loop(self._engine.connect_async)
         self.needs_transactions = self._engine.needs_transactions
         connection: psycopg.Connection[Any] = psycopg.Connection(made.pgconn)
         connection.autocommit = True

@@ -222,6 +222,32 @@ def test_program_that_ends_without_closing_releases_its_lease(dsn: str, owner: p
     assert owner.execute(HELD).fetchone() == (0,)
 
 
+@pytest.mark.second_stage
+@pytest.mark.parametrize("ending", ["pass", "lease = client = None; gc.collect()"], ids=["exit", "garbage-collected"])
+def test_program_with_an_engine_that_does_not_close_releases_its_lease(tcp_dsn: str, ending: str) -> None:
+    """Only the engine's creator knows how to connect, to a host by its name."""
+    script = (
+        "import asyncio, dblock, gc, psycopg, sys\n"
+        "from sqlalchemy.ext.asyncio import create_async_engine\n"
+        "def connect():\n"
+        "    return psycopg.AsyncConnection.connect(sys.argv[1])\n"
+        "async def main():\n"
+        "    global lease, client\n"
+        "    engine = create_async_engine('postgresql+psycopg://', async_creator=connect)\n"
+        "    client = dblock.AsyncClient(engine, presence=None)\n"
+        "    lease = await client.lock('a', ttl=60).acquire()\n"
+        f"    {ending}\n"
+        "asyncio.run(main())\n"
+    )
+    named = tcp_dsn.replace("127.0.0.1", "localhost")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, named], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with psycopg.connect(tcp_dsn) as observer:
+        assert observer.execute(HELD.replace("holder", "dblock.holder")).fetchone() == (0,)
+
+
 @pytest.mark.needs_presence
 @pytest.mark.second_stage
 @pytest.mark.parametrize("how", ["creator", "event"])
