@@ -25,12 +25,25 @@ class Forkable(typing.Protocol):
 importing = threading.RLock()
 """Held while a client imports modules at its first use, and during a fork."""
 
+_forks = 0
+
 _known: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
 def call_after_fork(thing: Forkable) -> None:
     """Reset the thing in every child."""
     _known.add(thing)
+
+
+def forks_so_far() -> int:
+    """Return how often this process has forked since dblock was imported."""
+    return _forks
+
+
+def _in_parent() -> None:
+    global _forks
+    _forks += 1
+    importing.release()
 
 
 def _in_child() -> None:
@@ -43,4 +56,4 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=_in_child)
+    os.register_at_fork(before=importing.acquire, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -31,7 +31,7 @@ from dblock._core.listener_failures import ConnectFailed
 from dblock._core.listener_flow import ListenerFlow
 from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.error_mapping import server_states
-from dblock._runtime.forks import call_after_fork
+from dblock._runtime.forks import call_after_fork, forks_so_far, importing
 from dblock._runtime.listener_connection import HANG_UP, ListenerConnection, LoopReader, states_of
 from dblock._runtime.runner import Runner
 from dblock._runtime.target import Target
@@ -59,6 +59,8 @@ class _ListenerBase:
         self, target: Target, flows: LockFlows, installation: str, keepalive: KeepsLeases, grace: float | None
     ) -> None:
         self._target = target
+        self._newest: ListenerConnection | None = None
+        """The connection that was opened last. The flow does not know it before its handshake."""
         self.flow = ListenerFlow(flows, keepalive, installation, grace, self._wake)
         self._reset()
         call_after_fork(self)
@@ -70,11 +72,22 @@ class _ListenerBase:
 
     def reset_after_fork(self) -> None:
         """Forget the parent's connection and waiters. No loop runs in the child."""
+        if self._newest is not None:
+            self._newest.drop()
         self.flow.reset_after_fork()
         self._reset()
 
-    def _opened(self, connection: Any) -> ListenerConnection:
-        return ListenerConnection(connection, self.flow.notified, self._target.needs_transactions)
+    def _open(self) -> ListenerConnection:
+        """Open a connection of which no other process has a copy: that would keep the presence of a dead process."""
+        while True:
+            forks_before = forks_so_far()
+            connection = self._target.connect()
+            with importing:  # no fork in here
+                if forks_so_far() == forks_before:
+                    opened = ListenerConnection(connection, self.flow.notified, self._target.needs_transactions)
+                    self._newest = opened
+                    return opened
+            connection.close()
 
     def _reset(self) -> None:
         raise NotImplementedError
@@ -202,7 +215,7 @@ class Listener(_ListenerBase):
         if isinstance(effect, Connect):
             try:
                 self._ask_last_server()
-                opened = self._opened(self._target.connect())
+                opened = self._open()
                 self._last_server = opened.leads_to_server
                 return opened
             except ConnectFailed:

@@ -1,11 +1,20 @@
-"""A fork while another thread opens a connection over TCP with a password."""
+"""A fork while another thread opens a connection."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+import time
+import warnings
+from typing import Any
 
 import pytest
+
+import dblock
+from dblock._runtime.listener_connection import ListenerConnection
+from dblock._runtime.target import Target
 
 FORK = """
 import os, sys, threading, time
@@ -39,3 +48,53 @@ def test_fork_at_any_moment_of_the_first_connection_does_not_hang_the_child(tcp_
         command = [sys.executable, "-W", "ignore", "-c", FORK, tcp_dsn, str(step * 0.0005)]
         done = subprocess.run(command, timeout=60, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def sockets_of(process: int) -> set[str]:
+    folder = f"/proc/{process}/fd"
+    return {os.readlink(f"{folder}/{number}") for number in os.listdir(folder) if number.isdigit()}
+
+
+@pytest.mark.needs_presence
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system does not list open files")
+@pytest.mark.parametrize(("kind", "step"), [(Target, "connect"), (ListenerConnection, "is_direct")])
+def test_child_of_a_fork_while_the_listener_connects_does_not_have_its_socket(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, kind: Any, step: str
+) -> None:
+    """With a copy of the socket, the child would keep the presence of a parent that was killed."""
+    reached, forked = threading.Event(), threading.Event()
+    original = getattr(kind, step)
+
+    def held(self: Any, *args: Any) -> Any:
+        result = original(self, *args)
+        if threading.current_thread().name == "dblock connecting":
+            reached.set()
+            assert forked.wait(10)
+        return result
+
+    monkeypatch.setattr(kind, step, held)
+    with dblock.Client(dsn) as client, client.lock("a") as lease:
+        assert reached.wait(10)
+        runs, says = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            os.write(says, b"!")
+            time.sleep(20)
+            os._exit(0)
+        try:
+            assert os.read(runs, 1) == b"!"
+            forked.set()
+            deadline = time.monotonic() + 10
+            while lease._state.presence is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            connection: Any = client._runtime.listener.flow.connection
+            number = connection.connection.pgconn.socket
+            assert os.readlink(f"/proc/self/fd/{number}") not in sockets_of(child)
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            os.close(runs)
+            os.close(says)
