@@ -7,14 +7,13 @@ the revision. All of it is plain SQL, so that a DBA can read it and run it witho
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from fenced_store._postgres.engines import Database, transaction
-from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_schema, quoted
+from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_schema, how_to_install, quoted
 from fenced_store.errors import AccessDenied, InvalidArgument, NotInstalled, sqlstate
 
 REVISION = 1
@@ -169,8 +168,8 @@ def check_installed(connection: Connection, schema: str) -> None:
         raise NotInstalled(
             _too_new_message(schema, found)
             if found > REVISION
-            else f"There is no fenced_store of revision {REVISION} in schema {schema!r} of this database. As its owner "
-            f"run: dblock fence setup{_option(schema)} (or fenced_store.install(...) from Python)."
+            else f"There is no fenced_store of revision {REVISION} in schema {schema!r} of this database. "
+            + how_to_install(schema)
         )
 
 
@@ -198,10 +197,6 @@ def _lock_revision(connection: Connection, schema: str) -> None:
     connection.exec_driver_sql(
         f"LOCK TABLE {quoted(schema)}.installed_revision IN SHARE ROW EXCLUSIVE MODE".replace("%", "%%")
     )
-
-
-def _option(schema: str) -> str:
-    return "" if schema == DEFAULT_SCHEMA else f" --fences {shlex.quote(schema)}"
 
 
 def _too_new_message(schema: str, found: int) -> str:

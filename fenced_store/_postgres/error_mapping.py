@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fenced_store._postgres.identifiers import how_to_install
 from fenced_store.errors import (
     AccessDenied,
     FencedStoreError,
@@ -58,10 +59,7 @@ def not_usable(error: BaseException, schema: str) -> FencedStoreError | None:
     """Return NotInstalled or AccessDenied if the error means that the schema or a privilege is missing; else None."""
     state, (message, _, hint) = sqlstate(error), diagnostics_of(error)
     if state in ("3F000", "42883") and schema in message:
-        return NotInstalled(
-            f"There is no fenced_store in schema {schema!r} of this database. As its owner run: dblock fence setup "
-            "(or fenced_store.install(...) from Python)."
-        )
+        return NotInstalled(f"There is no fenced_store in schema {schema!r} of this database. {how_to_install(schema)}")
     if state == "42501":
         return AccessDenied(
             f"The database refused: {message.rstrip('.')}. {hint + ' ' if hint else ''}To write through fences, a role "

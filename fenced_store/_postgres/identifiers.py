@@ -8,6 +8,7 @@ import enum
 import hashlib
 import ipaddress
 import re
+import shlex
 import uuid
 from collections.abc import Sequence
 
@@ -31,6 +32,12 @@ def check_schema(schema: str) -> str:
     if schema.startswith("pg_") or schema in ("public", "information_schema", "$user"):
         raise InvalidArgument(f"Schema {schema!r} is reserved. Give fenced_store a schema of its own.")
     return schema
+
+
+def how_to_install(schema: str) -> str:
+    """Return the advice for a database without fenced_store in this schema."""
+    option = "" if schema == DEFAULT_SCHEMA else f" --fences {shlex.quote(schema)}"
+    return f"As its owner run: dblock fence setup{option} (or fenced_store.install(...) from Python)."
 
 
 def check_table(table: str) -> str:
