@@ -361,9 +361,9 @@ async def test_missing_schema_names_the_command_to_run(stores: Stores, bare_dsn:
     for call in (store.put("k", 1, fence=1), store.get("k"), store.claim("k", fence=1)):
         with pytest.raises(NotInstalled, match="dblock fence setup"):
             await call
-    with fenced_store.FencedStore(bare_dsn, schema="billing") as other:
-        with pytest.raises(NotInstalled, match="dblock fence setup --fences billing"):
-            other.get("k")
+    advice = "dblock fence setup --fences billing"
+    with fenced_store.FencedStore(bare_dsn, schema="billing") as other, pytest.raises(NotInstalled, match=advice):
+        other.get("k")
 
 
 def test_lease_is_a_fence_and_efficiency_lease_is_not(client: dblock.Client, store: fenced_store.FencedStore) -> None:
