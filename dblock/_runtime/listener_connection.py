@@ -164,12 +164,14 @@ class LoopReader:
     loop never watches a number that was given to another socket.
     """
 
+    _socket: int | None = None
+
     def __init__(self, loop: asyncio.AbstractEventLoop, connection: ListenerConnection, failed: Callable[[], None]):
         """`failed` is called when the connection cannot be read any more."""
         self._loop = loop
         self._connection = connection
         self._failed = failed
-        self._socket: int | None = os.dup(connection.fileno())
+        self._socket = os.dup(connection.fileno())
         self._hung_up = select.poll()
         self._hung_up.register(self._socket, HANG_UP)
         self._paused = False
@@ -210,6 +212,8 @@ class LoopReader:
         number, self._socket = self._socket, None
         if number is not None:
             os.close(number)
+
+    __del__ = _close  # for a loop that was closed before it could stop
 
     def _readable(self) -> None:
         lock = self._connection.lock

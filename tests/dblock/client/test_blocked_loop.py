@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import dblock
+from dblock._runtime.listener_connection import ListenerConnection, LoopReader
 from tests.dblock.client.test_engines import url
 from tests.support.forks import run_in_fork
 
@@ -275,3 +278,19 @@ async def test_threads_connect_as_the_async_engine_does(dsn: str, owner: psycopg
         ).fetchone()
         assert sessions == (3, 3)
     await engine.dispose()
+
+
+def test_loop_that_closes_before_it_stops_reading_keeps_no_socket(dsn: str) -> None:
+    loop = asyncio.new_event_loop()
+    connection = ListenerConnection(psycopg.connect(dsn), lambda payload: None)
+    reader = LoopReader(loop, connection, lambda: None)
+    loop.run_until_complete(asyncio.sleep(0))
+    number = reader._socket
+    assert number is not None
+    connection.close()
+    reader.stop()  # the loop does not run any more
+    loop.close()
+    del reader
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
