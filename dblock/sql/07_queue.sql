@@ -255,18 +255,28 @@ $$;
 
 -- Marks a waiting client as alive for three seconds. A client that is not marked again within that
 -- time is skipped, and its tickets are pruned.
+--
+-- The caller may have locked a queue. So if another transaction of the same client stays open, the
+-- mark is left to that one.
 CREATE OR REPLACE FUNCTION touch_client(client uuid) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
+DECLARE
+    patience text := current_setting('lock_timeout');
+    ignored text;
 BEGIN
     IF NOT EXISTS (
         SELECT FROM lock_clients AS c
         WHERE c.client = touch_client.client AND c.seen_until > clock_timestamp() + interval '2 seconds'
     ) THEN
+        ignored := set_config('lock_timeout', '20ms', true);
         INSERT INTO lock_clients AS c (client, seen_until)
         VALUES (touch_client.client, clock_timestamp() + interval '3 seconds')
         ON CONFLICT (client) DO UPDATE SET seen_until = greatest(c.seen_until, excluded.seen_until);
+        ignored := set_config('lock_timeout', patience, true);
     END IF;
+EXCEPTION WHEN lock_not_available THEN
+    NULL;
 END
 $$;

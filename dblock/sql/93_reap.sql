@@ -25,7 +25,6 @@ BEGIN
         SELECT FROM lock_clients AS c WHERE c.client = t.client AND c.seen_until > clock_timestamp() - idle
     )
       AND t.since <= clock_timestamp() - idle;
-    DELETE FROM lock_clients AS c WHERE c.seen_until <= clock_timestamp() - greatest(idle, '1 minute');
     DELETE FROM lock_presence AS p
     USING (
         SELECT o.presence FROM lock_presence AS o
@@ -91,6 +90,14 @@ BEGIN
         END LOOP;
         EXIT WHEN NOT pruned;
     END LOOP;
+    -- Late, because a client that queues again is not marked as alive while its record is deleted.
+    DELETE FROM lock_clients AS c
+    USING (
+        SELECT o.client FROM lock_clients AS o
+        WHERE o.seen_until <= clock_timestamp() - greatest(idle, '1 minute')
+        FOR UPDATE SKIP LOCKED
+    ) AS dead_client
+    WHERE c.client = dead_client.client;
     -- Mark presences that have ended and that no session has checked, so that a later run deletes
     -- them. Look the advisory locks up instead of trying them: this transaction would keep every
     -- lock that it tried, and the server's lock table is limited. This comes last, because a client

@@ -254,3 +254,14 @@ def test_reaper_leaves_a_free_lock_to_its_waiter(sessions: Sessions, owner: psyc
     reaper.do("BEGIN")
     assert reaper.do("SELECT reap()") == (0,)
     assert waiter.do("SELECT granted FROM try_acquire('a', attempt => %s, ticket => %s)", attempt, ticket) == (True,)
+
+
+def test_reaper_does_not_wait_for_a_client_that_queues_again(sessions: Sessions, owner: psycopg.Connection) -> None:
+    reaper, client = sessions.open(), sessions.open()
+    client.do("SELECT try_acquire('a')")
+    owner.execute("INSERT INTO lock_clients VALUES (%s, '-infinity')", [uuid.UUID(int=1)])
+    client.do("BEGIN")
+    client.do("SELECT ticket FROM acquire('a', attempt => gen_random_uuid(), client => %s)", uuid.UUID(int=1))
+    assert reaper.do(ALL) == (0,)
+    client.do("COMMIT")
+    assert owner.execute("SELECT seen_until > now() FROM lock_clients").fetchone() == (True,)

@@ -120,6 +120,22 @@ def test_tests_of_a_locked_queue_catch_a_longer_wait(
         test(sessions)
 
 
+def test_calls_of_a_client_do_not_wait_for_its_open_transaction(sessions: Sessions) -> None:
+    """A client calls acquire() in a transaction that stays open, and queues for another lock in another session."""
+    careless, other = sessions.open(), sessions.open()
+    other.do(HOLD)
+    other.do("SELECT token FROM try_acquire('b')")
+    careless.do("BEGIN")
+    careless.do("SELECT ticket FROM acquire('b', '30 s', 'me', NULL, %s, %s)", FIRST, HERE)
+    asking = other.start(ACQUIRE, SECOND, HERE)
+    try:
+        with soon():
+            assert asking.result(2) == (False, 1, True)
+            assert other.do("SELECT tickets FROM heartbeat(%s, '{}')", HERE) == (1,)
+    finally:
+        careless.do("ROLLBACK")
+
+
 def test_call_that_queues_does_not_wait_for_a_dead_client_that_redeems_its_ticket(
     sessions: Sessions, owner: psycopg.Connection
 ) -> None:
