@@ -87,7 +87,7 @@ async def test_waiters_of_several_clients_are_served_in_order(clients: Clients, 
 async def test_fair_try_does_not_jump_the_queue_and_an_unfair_try_does(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("HEARTBEAT_INTERVAL", "HOLDER_CHECK_INTERVAL", "POLL", "POLL_INTERVAL_OF_OTHERS"):
+    for name in ("EARLY_CHECK", "HEARTBEAT_INTERVAL", "HOLDER_CHECK_INTERVAL", "POLL", "POLL_INTERVAL_OF_OTHERS"):
         monkeypatch.setattr(waiters, name, 2.5)
     held = await clients(presence=None).lock("a").acquire()
     waiter = clients()
