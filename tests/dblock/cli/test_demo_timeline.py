@@ -57,14 +57,14 @@ def crowded(seed: int) -> list[Event]:
 def test_lanes_show_holders_and_frozen_workers() -> None:
     (panel,) = panels(STORY)
     alice, bob = panel.lanes
-    assert [(bar.state, bar.start, bar.end, bar.token) for bar in alice.bars] == [
-        (HELD, 1.0, 1.4, 4),
-        (FROZEN, 1.4, 3.0, 4),
+    assert [(bar.state, bar.start, bar.end, bar.grant) for bar in alice.bars] == [
+        (HELD, 1.0, 1.4, 1),
+        (FROZEN, 1.4, 3.0, 1),
         (ASLEEP, 3.0, 4.0, None),
     ]
-    assert [(bar.state, bar.start, bar.end, bar.token) for bar in bob.bars] == [
+    assert [(bar.state, bar.start, bar.end, bar.grant) for bar in bob.bars] == [
         (WAITING, 1.5, 3.01, None),
-        (HELD, 3.01, 3.6, 5),
+        (HELD, 3.01, 3.6, 2),
     ]
     assert [(mark.kind, mark.label) for mark in alice.marks] == [("read", "reads 100"), ("corrupted", "writes 130")]
     assert panel.good is False

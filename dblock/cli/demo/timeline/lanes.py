@@ -6,7 +6,7 @@ them decide on those, and escape the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dblock.cli.demo.events import Event
@@ -26,7 +26,7 @@ MARKS = {
 """The kinds of events that have a mark in the lane, and the mark's label."""
 
 LEGEND = {
-    HELD: "holds the lock, under this token",
+    HELD: "holds the lock, by the grant of this number",
     FROZEN: "frozen, holding the lock",
     ASLEEP: "frozen, its lease has expired",
     WAITING: "waits in the queue",
@@ -48,7 +48,8 @@ class Bar:
     start: float
     end: float
     state: str
-    token: int | None = None
+    grant: int | None = None
+    """The number of the grant in this story. A token is too long for a bar."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def panels(events: Sequence[Event]) -> list[Panel]:
     acts: dict[str, list[Event]] = {}
     for event in events:
         acts.setdefault(event.act, []).append(event)
-    return [_panel(title, told) for title, told in acts.items() if any(event.worker for event in told)]
+    tokens = sorted({event.token for event in events if event.kind == "held" and event.token is not None})
+    grants = {token: number for number, token in enumerate(tokens, 1)}
+    return [_panel(title, told, grants) for title, told in acts.items() if any(event.worker for event in told)]
 
 
 def states(drawn: Sequence[Panel]) -> list[str]:
@@ -112,12 +115,12 @@ def states(drawn: Sequence[Panel]) -> list[str]:
     return [kind for kind in LEGEND if kind in found]
 
 
-def _panel(title: str, events: Sequence[Event]) -> Panel:
+def _panel(title: str, events: Sequence[Event], grants: Mapping[int, int]) -> Panel:
     lived = [event for event in events if event.worker and event.kind != "here"]
     start, end = min(event.at for event in lived), max(event.at for event in lived)
     lanes: dict[str, Lane] = {}
     for name in sorted({event.worker for event in events if event.worker}):
-        lanes[name] = _lane(name, [event for event in lived if event.worker == name], end)
+        lanes[name] = _lane(name, [event for event in lived if event.worker == name], end, grants)
     # A little longer, so that the last event is not at the edge.
     panel = Panel(title, start, end + (end - start) / 40, list(lanes.values()))
     for event in events:
@@ -126,15 +129,15 @@ def _panel(title: str, events: Sequence[Event]) -> Panel:
     return panel
 
 
-def _lane(name: str, events: Sequence[Event], end: float) -> Lane:
+def _lane(name: str, events: Sequence[Event], end: float, grants: Mapping[int, int]) -> Lane:
     lane = Lane(name)
     state: str | None = None
-    since, token = 0.0, None
+    since, grant = 0.0, None
 
     def turn(at: float, into: str | None) -> None:
         nonlocal state, since
         if state is not None and at > since:
-            lane.bars.append(Bar(since, at, state, token if state in (HELD, FROZEN) else None))
+            lane.bars.append(Bar(since, at, state, grant if state in (HELD, FROZEN) else None))
         state, since = into, at
 
     for event in sorted(events, key=lambda one: one.at):
@@ -142,7 +145,7 @@ def _lane(name: str, events: Sequence[Event], end: float) -> Lane:
             turn(event.at, WAITING)
         elif event.kind == "held":
             turn(event.at, HELD)
-            token = event.token
+            grant = None if event.token is None else grants[event.token]
         elif event.kind == "frozen":
             turn(event.at, FROZEN if state == HELD else ASLEEP)
         elif event.kind == "expired":

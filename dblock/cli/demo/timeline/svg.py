@@ -147,7 +147,7 @@ def _bar(panel: Panel, lane: Lane, bar: Bar, y: float, colour: str) -> str:
     )
     free = min([_x(panel, mark.at) - 11 for mark in lane.marks if bar.start <= mark.at <= bar.end] + [x2]) - x1 - 8
     said = {
-        HELD: [f"token {bar.token}", f"{bar.token}"],
+        HELD: [f"grant {bar.grant}", f"{bar.grant}"],
         FROZEN: ["frozen by SIGSTOP, still holding the lock", "frozen, holding the lock", "frozen"],
         ASLEEP: ["frozen, its lease has expired", "lease expired"],
     }[bar.state]

@@ -87,7 +87,7 @@ def _lane(panel: Panel, lane: Lane, margin: int, width: int, characters: dict[st
         first, last = column(bar.start), column(bar.end)
         for place in range(first, max(last, first + 1)):
             cells[place] = (characters[bar.state], bar.state)
-        number = "" if bar.token is None or bar.state != HELD else str(bar.token)
+        number = "" if bar.grant is None or bar.state != HELD else str(bar.grant)
         if number and last - first > len(number) + 1:
             cells[first + 1 : first + 1 + len(number)] = [(digit, "title") for digit in number]
     labels: list[list[Piece]] = []
