@@ -26,7 +26,7 @@ MARKS = {
 """The kinds of events that have a mark in the lane, and the mark's label."""
 
 LEGEND = {
-    HELD: "holds the lock, by the grant of this number",
+    HELD: "holds the lock (number of the grant)",
     FROZEN: "frozen, holding the lock",
     ASLEEP: "frozen, its lease has expired",
     WAITING: "waits in the queue",
