@@ -24,7 +24,8 @@ BEGIN
     SELECT relname INTO stranger FROM pg_catalog.pg_class
     WHERE relnamespace = space.oid AND relname NOT LIKE E'dblock\\_probe\\_%';
     IF NOT FOUND THEN
-        SELECT proname INTO stranger FROM pg_catalog.pg_proc WHERE pronamespace = space.oid;
+        SELECT proname INTO stranger FROM pg_catalog.pg_proc
+        WHERE pronamespace = space.oid AND proname NOT LIKE E'dblock\\_probe\\_%';
     END IF;
     IF FOUND THEN
         RAISE EXCEPTION 'Schema % already holds %, which is not dblock''s. '

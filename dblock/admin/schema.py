@@ -317,6 +317,8 @@ def _transaction(target: Target, schema: str) -> Iterator[Connection]:
         name = f"{quoted(schema)}.{VERSION_TABLE}"
         if _may_lock(connection.exec_driver_sql(_LOCKABLE, (name,)).fetchone()):
             _run(connection, _lock_statement(schema))
+        else:
+            _lock_empty_schema(connection, schema)
         _run(connection, _search_path(schema))
         yield connection
 
@@ -331,6 +333,21 @@ def _may_lock(row: Any) -> bool:
 
 def _lock_statement(schema: str) -> str:
     return f"LOCK TABLE {quoted(schema)}.{VERSION_TABLE} IN SHARE ROW EXCLUSIVE MODE"
+
+
+def _lock_empty_schema(connection: Connection, schema: str) -> None:
+    """Make other installs into a schema that a DBA has created wait, if this login owns the schema.
+
+    Setting its comment again, which only an owner may do, locks the schema. CREATE SCHEMA would do so by itself.
+    """
+    found = connection.exec_driver_sql(
+        "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace"
+        " WHERE nspname = %s AND pg_has_role(nspowner, 'USAGE')",
+        (schema,),
+    ).fetchone()
+    if found is not None:
+        comment = "NULL" if found[0] is None else literal(found[0])
+        _run(connection, f"COMMENT ON SCHEMA {quoted(schema)} IS {comment}")
 
 
 def _run(connection: Connection, statement: str) -> None:

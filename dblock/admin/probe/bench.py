@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import errors as pg
 
-from dblock._core.options import literal, quoted
+from dblock._core.options import quoted
 from dblock.admin.link import Link
 from dblock.errors import DblockError
 
@@ -143,7 +143,7 @@ class Bench:
         self.schema: str | None = None
         """The schema that holds the tables of the probe."""
         self._own_schema = False
-        self._installs: Session | None = None
+        self._stem = PREFIX
         self.one = self.open()
         try:
             pid = self.one.value("SELECT pg_backend_pid()")
@@ -176,7 +176,7 @@ class Bench:
 
     def table(self, name: str) -> str:
         """Return the qualified name of an object of the probe, for SQL."""
-        return f"{quoted(self.schema or '')}.{PREFIX}{name}"
+        return f"{quoted(self.schema or '')}.{self._stem}{name}"
 
     def ends(self) -> tuple[list[str | None], list[str]]:
         """Return the two ends of the first session's connection as the server sees them, and as this process does."""
@@ -199,16 +199,14 @@ class Bench:
         may_create = one.value("SELECT has_database_privilege(current_database(), 'CREATE')")
         if may_create or not one.value("SELECT to_regnamespace($1) IS NOT NULL", quoted(self._install_schema)):
             self._remove_left_behind()
-            self.schema, self._own_schema = f"{PREFIX}{int(time.time()):x}_{uuid.uuid4().hex[:8]}", True
+            self.schema, self._own_schema = _new_name(), True
             one.value(f"CREATE SCHEMA {self.schema}")
         else:
-            # An install of another process refuses a schema that holds other objects, so it has to wait.
-            self._installs = self.open()
-            self._installs.value(
-                "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"dblock schema {self._install_schema}"
-            )
-            self.schema = self._install_schema
-            self._drop_tables(one)
+            # Other processes may install and probe there at the same time. An install ignores these names.
+            self.schema, self._stem = self._install_schema, _new_name() + "_"
+            for relation, kind in self._relations(one, PREFIX):
+                if _is_left_behind(relation):
+                    one.value(f"DROP {kind} {quoted(self.schema)}.{quoted(relation)}")
         one.value("SET LOCAL synchronous_commit TO off")
         one.value(f"CREATE TABLE {self.table('rows')} (id integer PRIMARY KEY, number integer NOT NULL)")
         one.value(f"INSERT INTO {self.table('rows')} VALUES (1, 0)")
@@ -223,20 +221,21 @@ class Bench:
             PREFIX,
         )
         for name in names or []:
-            with contextlib.suppress(ValueError):
-                if int(name.removeprefix(PREFIX).partition("_")[0], 16) < time.time() - LEFT_BEHIND:
-                    self.one.value(f"DROP SCHEMA {quoted(name)} CASCADE")
+            if _is_left_behind(name):
+                self.one.value(f"DROP SCHEMA {quoted(name)} CASCADE")
 
-    def _drop_tables(self, session: Session) -> None:
-        names = ", ".join(literal(f"{PREFIX}{name}") for name in ("rows", "unlogged", "sequence", "function"))
-        session.value(
-            "DO $drop$ DECLARE one text; BEGIN"
-            " FOR one IN SELECT format(CASE relkind WHEN 'S' THEN 'SEQUENCE %I.%I' ELSE 'TABLE %I.%I' END, nspname,"
-            f" relname) FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace WHERE relname IN ({names})"
-            f" AND relkind IN ('r', 'S') AND nspname = {literal(self.schema or '')} LOOP EXECUTE 'DROP ' || one;"
-            f" END LOOP; EXECUTE format('DROP FUNCTION IF EXISTS %I.{PREFIX}function()',"
-            f" {literal(self.schema or '')}); END $drop$"
+    def _relations(self, session: Session, prefix: str) -> list[tuple[str, str]]:
+        """Return the tables, sequences and functions in the probe's schema whose names begin so, with their kinds."""
+        found = session.value(
+            "SELECT array_agg(ARRAY[name, kind]) FROM ("
+            " SELECT relname::text, CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END FROM pg_class"
+            " WHERE relnamespace = $1::regnamespace AND relkind IN ('r', 'S')"
+            " UNION ALL SELECT proname::text, 'FUNCTION' FROM pg_proc WHERE pronamespace = $1::regnamespace"
+            ") AS there (name, kind) WHERE starts_with(name, $2)",
+            quoted(self.schema or ""),
+            prefix,
         )
+        return [(name, kind) for name, kind in found or []]
 
     def _drop(self) -> None:
         """Drop what the probe created, over another connection if the first one is gone."""
@@ -253,7 +252,8 @@ class Bench:
                 with contextlib.suppress(pg.InvalidSchemaName):
                     session.value(f"DROP SCHEMA {self.schema} CASCADE")
             else:
-                self._drop_tables(session)
+                for relation, kind in self._relations(session, self._stem):
+                    session.value(f"DROP {kind} {quoted(self.schema)}.{quoted(relation)}")
             session.commit()
         finally:
             if session is not self.one:
@@ -261,7 +261,7 @@ class Bench:
 
     def close(self) -> None:
         """Drop what was created, and close the sessions."""
-        sessions = [getattr(self, name, None) for name in ("other", "one", "_installs")]
+        sessions = [getattr(self, name, None) for name in ("other", "one")]
         try:
             other = sessions[0]
             if other is not None:
@@ -280,3 +280,16 @@ class Bench:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _new_name() -> str:
+    """Return a name for what a probe creates. It says when, so that a later probe can remove what was left behind."""
+    return f"{PREFIX}{int(time.time()):x}_{uuid.uuid4().hex[:8]}"
+
+
+def _is_left_behind(name: str) -> bool:
+    """Return whether the probe that created this was killed a while ago."""
+    try:
+        return int(name.removeprefix(PREFIX).partition("_")[0], 16) < time.time() - LEFT_BEHIND
+    except ValueError:
+        return False
