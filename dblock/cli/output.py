@@ -7,10 +7,12 @@ the database may come from any role, so characters that would move the cursor or
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from enum import Enum
@@ -124,3 +126,15 @@ def jsonable(data: Any) -> Any:
     if isinstance(data, float):
         return round(data, 6) if data - data == 0 else None  # JSON has no infinity
     return data
+
+
+@contextmanager
+def suppress_warnings() -> Iterator[None]:
+    """Suppress the warnings of clients whose problems the command reports itself."""
+    log = logging.getLogger("dblock")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dblock.cli.context import CommandContext, command
-from dblock.cli.output import table
+from dblock.cli.output import suppress_warnings, table
 from dblock.cli.signals import exit_on_signal
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def bench(context: CommandContext, seconds: float, clients: int) -> None:
 
     if math.isnan(seconds):
         raise click.BadParameter("must be a number of seconds.", param_hint="'--seconds'")
-    with exit_on_signal(), _suppress_warnings():
+    with exit_on_signal(), suppress_warnings():
         target = context.installed_target()
         with _progress() as progress:
             results = measure(target, context.schema, seconds, clients, progress)
@@ -154,18 +153,6 @@ def _draw_histogram(samples: list[float]) -> None:
             console.print(Text.assemble(label, (f"{bar} ", "cyan"), (str(count), "dim")))
         else:
             click.echo(f"{label}{bar} {count}".rstrip())
-
-
-@contextmanager
-def _suppress_warnings() -> Iterator[None]:
-    """Suppress the clients' warnings: a problem shows in the figures or ends in an error."""
-    log = logging.getLogger("dblock")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 @contextmanager

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from dblock.cli import exit_codes
 from dblock.cli.context import CommandContext, command
-from dblock.cli.output import printable, table
+from dblock.cli.output import printable, suppress_warnings, table
 from dblock.cli.signals import exit_on_first_signal
 
 if TYPE_CHECKING:
@@ -38,7 +35,7 @@ def certify(context: CommandContext, accept: tuple[str, ...]) -> int:
     from dblock.cli.certify.certificate import certify as try_all
 
     target = context.target()
-    with _quiet(), exit_on_first_signal(), _Progress(not context.as_json) as progress:
+    with suppress_warnings(), exit_on_first_signal(), _Progress(not context.as_json) as progress:
         certificate = try_all(target, accept=accept, on_trial=progress.show)
     context.output({**_data(certificate)}, lambda: _print(certificate))
     return exit_codes.OK if certificate.complete else exit_codes.DOCTOR_WARNING
@@ -114,15 +111,3 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         if self._shows:
             click.echo("\r\x1b[K", err=True, nl=False)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the clients' warnings: what they warn of is what is tried."""
-    log = logging.getLogger("dblock")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
