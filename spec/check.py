@@ -102,7 +102,7 @@ BUGS = {
 POSSIBLE = {
     "FIND_ITS_GRANT": Setting("a retry finds its own grant", "", 2),
     "WRITE_LATE": Setting("an old write is accepted if nothing was claimed or written since", "", 2),
-    "LINE_UP_ANEW": Setting("a paused waiter wakes, finds the lock free, and takes a new ticket", "PAUSES", 3),
+    "TAKE_NEW_TICKET": Setting("a paused waiter wakes, finds the lock free, and takes a new ticket", "PAUSES", 3),
     "TAKE_FROM_THE_DEAD": Setting("a lock is taken from a dead client before its deadline", "PRESENCE CRASHES", 2),
     "TAKE_FROM_THE_LIVING": Setting(
         "a lock is taken from a live client that no longer trusts its lease", "PRESENCE", 2
@@ -116,7 +116,7 @@ VIOLATIONS = {
     "||forgotten": "held after it was released",
     "||(row_left>0)": "a renewal revives",
     "!(row_forced)": "renewed though told to release",
-    "in_line==0": "granted out of turn",
+    "queued==0": "granted out of turn",
     "under[i]>=fence": "a write below an accepted one",
     "under[i]>=newest": "a write below a claim",
     "row_token==under[i]": "the grant of another client is released",

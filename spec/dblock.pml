@@ -139,7 +139,7 @@ bool forgotten = false;         /* the database has lost data */
 bool unsafe = false;            /* an acknowledged grant was lost, or freed by force at once: only the fence is safe */
 
 /* Scratch variables of a step, which are not part of the state. */
-hidden byte k, in_line, believers, gone, granted, ok;
+hidden byte k, queued, believers, gone, granted, ok;
 
 #include "canonical.pml"
 
@@ -180,13 +180,13 @@ inline check_alone()
     assert(unsafe || believers <= 1)
 }
 
-inline count_line()
+inline count_queue()
 {
-    in_line = 0;
-    for (k : 0 .. N - 1) { in_line = in_line + (place[k] > 0 -> 1 : 0) }
+    queued = 0;
+    for (k : 0 .. N - 1) { queued = queued + (place[k] > 0 -> 1 : 0) }
 }
 
-inline leave_line(who)
+inline leave_queue(who)
 {
     for (k : 0 .. N - 1) {
         if
@@ -241,8 +241,8 @@ inline free_row()
 inline grant(i)
 {
     /* Truth 7: first come, first served. */
-    count_line();
-    assert(in_line == 0 || is_first(i));
+    count_queue();
+    assert(queued == 0 || is_first(i));
 #ifdef COPIES
     if
     :: !caught_up ->
@@ -273,7 +273,7 @@ inline grant(i)
     row_released = false;
     row_forced = false;
     for (k : 0 .. N - 1) { mine[k] = (k == i) };
-    leave_line(i);
+    leave_queue(i);
 #ifdef PRESENCE
     noted = false; grace = 0;
     for (k : 0 .. N - 1) { tied[k] = (k == i && session[k] < EXCUSED) };
@@ -291,7 +291,7 @@ inline grant(i)
 inline acquire(i)
 {
     granted = false;
-    count_line();
+    count_queue();
 #ifdef PRESENCE
     look_at_holder(i, true);
 #endif
@@ -299,7 +299,7 @@ inline acquire(i)
     :: row_left > 0 && mine[i] ->
         /* A retry finds its own grant, and trusts only what is left of it. */
         granted = true;
-        leave_line(i);
+        leave_queue(i);
 #ifndef BUG_WHOLE_TTL_AGAIN
         flight[i] = (flight[i] < row_left -> flight[i] : row_left);
 #endif
@@ -313,14 +313,14 @@ inline acquire(i)
 #ifdef BUG_EXPIRED_WAITER_GRANTED
     :: row_left == 0 && place[i] == 0 && paused[i] == 2 -> grant(i); granted = true
 #endif
-    :: row_left == 0 && (in_line == 0 || is_first(i)) -> grant(i); granted = true
+    :: row_left == 0 && (queued == 0 || is_first(i)) -> grant(i); granted = true
 #endif
     :: else ->
-#if defined(CAN_LINE_UP_ANEW) && defined(PAUSES)
+#if defined(CAN_TAKE_NEW_TICKET) && defined(PAUSES)
         assert(!(place[i] == 0 && paused[i] == 2 && row_left == 0));
 #endif
         if
-        :: place[i] == 0 -> place[i] = in_line + 1
+        :: place[i] == 0 -> place[i] = queued + 1
         :: else
         fi
     fi;
@@ -392,7 +392,7 @@ inline send(i)
 #endif
 }
 
-inline start_anew(i)
+inline start_round(i)
 {
     renewed[i] = false; writing[i] = 0; renewing[i] = 0; again[i] = false; under[i] = 0; mine[i] = false;
 #ifdef COPIES
@@ -584,7 +584,7 @@ end:
        }
 #if ROUNDS > 1 || defined(ENDLESS)
     :: d_step {
-        at[i] == DONE && !dead[i] && !under_way(i) && another_round(i) -> start_anew(i); canonical()
+        at[i] == DONE && !dead[i] && !under_way(i) && another_round(i) -> start_round(i); canonical()
        }
 #endif
 #ifdef LEAVES
@@ -595,7 +595,7 @@ end:
         :: row_left > 0 && mine[i] -> free_row()
         :: else
         fi;
-        leave_line(i);
+        leave_queue(i);
 #ifndef BUG_LEAVES_ALONE
         if
         :: row_left == 0 -> wake_first()
@@ -621,7 +621,7 @@ end:
     /* A new process replaces it once nothing of the old one is left. */
     :: d_step {
         dead[i] && at[i] == DONE && place[i] == 0 && !under_way(i) && !is_tied(i) ->
-        dead[i] = false; start_anew(i); canonical()
+        dead[i] = false; start_round(i); canonical()
        }
 #endif
 #ifdef PAUSES
@@ -698,7 +698,7 @@ end:
     :: d_step {
         may_be_passed(0) || may_be_passed(1) || may_be_passed(N - 1) ->
         for (k : 0 .. N - 1) { gone = (place[k] == 1 -> k : gone) };
-        leave_line(gone);
+        leave_queue(gone);
         if
         :: row_left == 0 -> wake_first()
         :: else
