@@ -19,7 +19,6 @@ client. The threads and the simulation perform the effects of this flow.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from dblock._core.listener_failures import ConnectFailed, Connection, Connection
 from dblock._core.outage import Outage
 from dblock._core.presence import OWN_PART, Presence
 from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiters
-from dblock.errors import ClientClosed, DatabaseError, DblockError
+from dblock.errors import ClientClosed, DblockError
 
 logger = logging.getLogger("dblock")
 
@@ -147,8 +146,7 @@ class ListenerFlow:
         if self._seconds_until_due() <= 0:
             yield from self._heartbeat()
             if self._now() >= self.waiters.cleanup_due_at():
-                with contextlib.suppress(DatabaseError):
-                    yield from self.waiters.run_cleanup()
+                yield from self.waiters.run_cleanup()
         connection = self.connection
         try:
             yield WaitForInput(connection, self._seconds_until_due())

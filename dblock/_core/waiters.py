@@ -13,6 +13,7 @@ other locks need.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import threading
@@ -22,6 +23,9 @@ from typing import Any
 from dblock._core import clock
 from dblock._core.effects import Flow
 from dblock._core.grants import GrantFlows
+from dblock.errors import DatabaseError
+
+logger = logging.getLogger("dblock")
 
 HEARTBEAT_INTERVAL = 1.0
 """Seconds between two heartbeats. The database drops the tickets of a client after three seconds without one."""
@@ -235,11 +239,21 @@ class LocalWaiters:
         return self._cleanup_at if self._deferred else math.inf
 
     def run_cleanup(self) -> Flow[None]:
-        """Give up the deferred attempts. Not over the listener's connection, because it may take long."""
+        """Give up the deferred attempts. Not over the listener's connection, because it may take long.
+
+        An attempt that fails goes behind the others, for a later run. A run ends when the next heartbeat is due.
+        """
         self._cleanup_at = self._now() + HEARTBEAT_INTERVAL
         for attempt, name in list(self._deferred.items()):
-            yield from self._flows.abandon(name, attempt)
-            self._deferred.pop(attempt, None)
+            try:
+                yield from self._flows.abandon(name, attempt)
+                self._deferred.pop(attempt, None)
+            except DatabaseError as error:
+                logger.debug("lock %r: an attempt could not be given up, retrying later: %s", name, error)
+                with self._lock:
+                    self._deferred[attempt] = self._deferred.pop(attempt, name)
+            if self._now() >= self._cleanup_at:
+                break
 
     def check(self, within: float) -> Flow[bool]:
         """Send a heartbeat, ask for positions in the queues whose check is due, and wake waiters that should ask.

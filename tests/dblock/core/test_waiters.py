@@ -23,6 +23,7 @@ from dblock._core.waiters import (
     LocalWaiters,
 )
 from dblock._runtime.wakeups import ThreadWaiter
+from dblock.errors import Unavailable
 
 
 class Clock:
@@ -252,3 +253,38 @@ def test_listener_keeps_listening_for_waiters_that_never_wait_long() -> None:
     with pytest.raises(StopIteration):
         next(listener._listen_if_needed())
     assert listener.listens
+
+
+def clean_up(waiters: LocalWaiters, clock: Clock, stuck: set[str], seconds: float) -> list[str]:
+    """Run the deferred cleanup. Each stuck attempt fails after this time. Return the attempts in order."""
+    asked = []
+    steps = waiters.run_cleanup()
+    try:
+        call = next(steps)
+        while True:
+            asked.append(call.args[1])
+            if call.args[1] in stuck:
+                clock.now += seconds
+                call = steps.throw(Unavailable("no reply"))
+            else:
+                call = steps.send((None,))
+    except StopIteration:
+        return asked
+
+
+def test_cleanup_continues_after_an_attempt_that_is_stuck(waiters: LocalWaiters, clock: Clock) -> None:
+    for attempt in ("aa", "bb", "cc"):
+        waiters.defer_cleanup("a", attempt)
+    assert clean_up(waiters, clock, {"aa"}, 0.5) == ["aa", "bb", "cc"]
+    assert waiters.in_use
+    assert clean_up(waiters, clock, set(), 0.5) == ["aa"]
+    assert not waiters.in_use
+
+
+def test_cleanup_ends_before_a_heartbeat_is_late_and_continues_with_the_rest(
+    waiters: LocalWaiters, clock: Clock
+) -> None:
+    for attempt in ("aa", "bb", "cc"):
+        waiters.defer_cleanup("a", attempt)
+    stuck = {"aa", "bb"}
+    assert [clean_up(waiters, clock, stuck, 2.0) for _ in range(4)] == [["aa"], ["bb"], ["cc", "aa"], ["bb"]]
