@@ -51,8 +51,10 @@ class LockTimeout(DblockError, TimeoutError):
         self.timeout = timeout
         self.claims = claims
         """Whether the lock claims resources. It may then have waited for a transaction that has passed their fences."""
-        self.own_token = own_token
-        """The token of the lease by which this client itself holds the lock; None if it does not."""
+        self.own_token = own_token if own_token is not None and own_token > 0 else None
+        """The token of the lease by which this client itself holds the lock; None if it does not, and for an efficiency
+        lock."""
+        self._own_number = own_token
         way = "another client holds it, or other waiters are ahead"
         if claims:
             way = (
@@ -62,13 +64,13 @@ class LockTimeout(DblockError, TimeoutError):
         then = "Wait longer, or call lock.holder() and lock.queue() to see its holder and its waiters."
         if own_token is not None:
             # The number of an efficiency lock's grant is negative, and is no token.
-            under = f", under token {own_token}" if own_token > 0 else ""
+            under = f", under token {self.own_token}" if self.own_token else ""
             way = f"this client itself holds it{under}, and a lock is not reentrant"
             then = "Release that lease first, or wait longer if another thread or task holds it."
         super().__init__(f"Lock {name!r} was not acquired within {timeout:g} s: {way}. {then}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.name, self.timeout, self.claims, self.own_token)
+        return type(self), (self.name, self.timeout, self.claims, self._own_number)
 
 
 class LeaseLost(DblockError):

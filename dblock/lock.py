@@ -18,7 +18,7 @@ from dblock._core.acquire import Contention
 from dblock._core.effects import Flow
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import LockOptions, Seconds, check_timeout
-from dblock._core.replies import Grant, Holder, Waiter, new_attempt
+from dblock._core.replies import Grant, Holder, Waiter, new_attempt, with_token
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
 from dblock.errors import ClientClosed, DblockError, InvalidArgument, LockTimeout, Unavailable
 from dblock.lease import TaskLease, ThreadLease
@@ -64,7 +64,7 @@ class _LockBase(Generic[L]):
 
     def _lease(self, grant: Grant) -> L:
         state = LeaseState(grant, self._options.ttl, keep_alive=self._options.keep_alive)
-        logger.debug("lock %r: granted, token %d", self.name, grant.token)
+        logger.debug("lock %r: granted%s", self.name, with_token(grant.token))
         self._runtime.track(state, self._owner())
         return self._kind(self._runtime, state)
 
@@ -78,9 +78,9 @@ class _LockBase(Generic[L]):
         own = self._runtime.own_lease(self.name, self._owner())
         if own is not None:
             logger.warning(
-                "this thread or task already holds lock %r, under token %d, and waits for it: a lock is not reentrant",
+                "this thread or task already holds lock %r%s, and waits for it: a lock is not reentrant",
                 self.name,
-                own.token,
+                with_token(own.token, ", under "),
             )
 
     def _owner(self) -> object:

@@ -55,7 +55,7 @@ from typing import Final, NamedTuple
 
 from dblock._core import clock
 from dblock._core.presence import Presence
-from dblock._core.replies import Grant
+from dblock._core.replies import Grant, with_token
 from dblock.errors import LeaseLost
 
 logger = logging.getLogger("dblock")
@@ -355,7 +355,7 @@ class LeaseState:
         with self._lock:
             if self._status is Status.RELEASING:
                 self._status = Status.RELEASED
-                logger.debug("lock %r: released, token %d", self.name, self.token)
+                logger.debug("lock %r: released%s", self.name, with_token(self.token))
             elif self._status is Status.LOST:
                 self._freed = True
 
@@ -376,7 +376,7 @@ class LeaseState:
             if self.ended:
                 return
             self._status, self._loss = Status.LOST, loss
-        logger.debug("lock %r: lease under token %d lost, %s", self.name, self.token, reason)
+        logger.debug("lock %r: lease%s lost, %s", self.name, with_token(self.token, " under "), reason)
         self._end()
 
     def at_end(self, ending: Callable[[], object]) -> Callable[[], None]:

@@ -94,6 +94,11 @@ def moment(epoch: float) -> datetime:
         return (datetime.max if epoch > 0 else datetime.min).replace(tzinfo=timezone.utc)
 
 
+def with_token(number: int, before: str = ", ") -> str:
+    """Return the words of a log line for the token of a grant; none for an efficiency lock."""
+    return f"{before}token {number}" if number > 0 else ""
+
+
 def array(values: Iterable[str]) -> str:
     """Return an array as Postgres reads it."""
     escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)

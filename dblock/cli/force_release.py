@@ -45,7 +45,8 @@ def force_release_lock(
             raise DblockError(f"Lock {printable(name)!r} is not held; there is nothing to release.{see}")
         lock = found[0]
         if token is not None and lock.token != token:
-            raise DblockError(f"Lock {name!r} is held under token {lock.token}, not {token}; nothing was done.")
+            under = token if lock.token else f"under token {token}"
+            raise DblockError(f"Lock {name!r} is held {held_under(lock)}, not {under}; nothing was done.")
         if lock.state == "forced" and not now:
             raise DblockError(
                 f"The holder of lock {name!r} was told to release it at {printable(lock.forced_at)}. The lock is free "
@@ -61,7 +62,7 @@ def force_release_lock(
         if not database.force_release(name, lock.number, actor=_actor(), reason=reason, now=now):
             raise DblockError(f"Lock {name!r} is no longer held {held_under(lock)}; nothing was done.")
         after = database.locks(name=name, include_free=True)
-    remaining = after[0].remaining if after and after[0].token == lock.token else 0.0
+    remaining = after[0].remaining if after and after[0].number == lock.number else 0.0
 
     def render() -> None:
         lock_text, holder = f"lock {printable(name)!r}, held {held_under(lock)}", printable(lock.holder)

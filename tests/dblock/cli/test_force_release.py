@@ -159,6 +159,13 @@ def test_lock_that_is_not_held_as_given_is_an_error(
     assert says in done.err
 
 
+def test_lock_without_a_token_is_not_held_under_one(shell: Shell, client: dblock.Client) -> None:
+    with client.efficiency_lock("job"):
+        done = shell.run_here("force-release", "job", "--token", "999", "--yes")
+    assert done.code == 1
+    assert "held without durability or token, not under token 999; nothing was done" in done.err
+
+
 def test_second_force_release_fails_and_suggests_now(
     shell: Shell, lease: dblock.Lease, owner: psycopg.Connection
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import pickle
 
 import psycopg
 import pytest
@@ -33,6 +35,30 @@ async def test_efficiency_leases_have_no_token_and_a_type_of_their_own(clients: 
     assert not isinstance(inner[1], kinds)
     assert (await client.lock("a").holder()).token is None
     assert "token" not in repr(inner[0])
+
+
+async def test_number_of_an_efficiency_grant_is_nowhere_shown_as_a_token(
+    clients: Clients, caplog: pytest.LogCaptureFixture, owner: psycopg.Connection
+) -> None:
+    caplog.set_level(logging.DEBUG, "dblock")
+    client = clients()
+    lock = client.efficiency_lock("a")
+    lease = await lock.acquire()
+    with pytest.raises(dblock.LockTimeout, match="this client itself holds it, and a lock") as caught:
+        await lock.acquire(timeout=0.1)
+    assert caught.value.own_token is None
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.own_token) == (str(caught.value), None)
+    assert [message for message in caplog.messages if "already holds lock 'a'" in message]
+    assert await lease.release()
+    lease = await lock.acquire()
+    owner.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+    with pytest.raises(dblock.LeaseLost):
+        await lease.renew()
+    messages = [message for message in caplog.messages if "lock 'a'" in message]
+    for event in ("granted", "released", "lost"):
+        assert [message for message in messages if event in message]
+    assert [message for message in messages if "token" in message] == []
 
 
 @pytest.mark.usefixtures("known_tokens")
