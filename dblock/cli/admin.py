@@ -11,7 +11,7 @@ import click
 
 from dblock._core.schema_version import DEFAULT_SCHEMA, REVISION
 from dblock.cli.context import CommandContext, command, common_options, start_embedded
-from dblock.errors import DblockError
+from dblock.errors import DblockError, SchemaMissing
 
 if TYPE_CHECKING:
     from dblock._runtime.target import Target
@@ -58,13 +58,19 @@ def uninstall(context: CommandContext, yes: bool) -> None:
     from dblock.admin import schema
 
     target, name = context.target(), context.schema
+    nothing = DblockError(f"There is no dblock in schema {name!r} of {target}; there is nothing to uninstall.")
     if not yes:
+        if schema.status(target, name).revision is None:
+            raise nothing
         click.echo(f"This removes schema {name!r} from {target}, including every lock that is held now.", err=True)
         if context.as_json or not sys.stdin.isatty():
             raise DblockError("There is no terminal to confirm at. Add --yes to go ahead.")
         if click.prompt("Type the schema's name to go ahead", err=True).strip() != name:
             raise DblockError("Not confirmed; nothing was removed.")
-    last = schema.uninstall(target, name)
+    try:
+        last = schema.uninstall(target, name)
+    except SchemaMissing:
+        raise nothing from None
 
     def render() -> None:
         click.echo(f"Removed schema {name!r} from {target}. The highest token it issued was {last}.")

@@ -102,6 +102,8 @@ def run(
         raise click.UsageError(
             f"--grace must be from 0 to {MAX_GRACE:g} of the ttl, here {ttl * MAX_GRACE:g} s; got {grace:g}."
         )
+    if holder is not None and not holder.strip():
+        raise click.UsageError("--holder is empty. Name this run, or leave the option out.")
     # Only the program's name: its arguments may be secret.
     program = _program_name(command_line[0])
     shown = {"command": program} | _parsed(meta)
@@ -145,8 +147,8 @@ def _program_name(program: str) -> str:
 
 def _parsed(meta: tuple[str, ...]) -> dict[str, str]:
     for one in meta:
-        if one.find("=") < 1:
-            raise click.UsageError(f"--meta takes KEY=VALUE; got {one!r}.")
+        if not one.partition("=")[0].strip() or "=" not in one:
+            raise click.UsageError(f"--meta takes KEY=VALUE, with a key that is not empty; got {one!r}.")
     return dict(one.split("=", 1) for one in meta)
 
 

@@ -316,6 +316,19 @@ def test_command_line_installs_reports_and_removes(bare_dsn: str, capsys: pytest
     assert "highest token it issued was 0" in capsys.readouterr().out
 
 
+def test_command_line_has_nothing_to_uninstall_without_a_schema(
+    bare_dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--dsn", bare_dsn, "--schema", "locks"]
+    for confirmed in (["--yes"], []):
+        assert cli.main(["uninstall", *confirmed, *at]) == 1
+        said = capsys.readouterr().err
+        assert "no dblock in schema 'locks'" in said
+        assert "nothing to uninstall" in said
+        assert "dblock install" not in said
+        assert "This removes" not in said
+
+
 def test_command_line_prints_statements_without_a_database(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["install", "--sql", "--schema", "locks"]) == 0
     printed = capsys.readouterr().out

@@ -191,6 +191,9 @@ def test_json_reports_why_the_command_did_not_run(shell: Shell, client: dblock.C
         (["", "--", "true"], 64, "name"),
         (["job", "--meta", "novalue", "--", "true"], 64, "KEY=VALUE"),
         (["job", "--meta", "=value", "--", "true"], 64, "KEY=VALUE"),
+        (["job", "--meta", " =value", "--", "true"], 64, "KEY=VALUE"),
+        (["job", "--holder", "", "--", "true"], 64, "--holder"),
+        (["job", "--holder", " ", "--", "true"], 64, "--holder"),
         ([], 64, "NAME"),
     ],
 )
