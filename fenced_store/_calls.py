@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import TextClause, text
 from sqlalchemy.exc import DBAPIError
 
-from fenced_store._postgres.error_mapping import CONFLICTS, counterpart_of, is_lost
+from fenced_store._postgres.error_mapping import CONFLICTS, counterpart_of, is_login_refused, is_lost
 from fenced_store._postgres.identifiers import check_resource, check_schema
 from fenced_store._postgres.values import MICROSECONDS, Stored, Value, checked_bytes, decoded, encoded, moment
 from fenced_store.errors import (
@@ -25,6 +25,7 @@ from fenced_store.errors import (
     InvalidArgument,
     OutcomeUnknown,
     StaleTokenError,
+    StoreClosed,
     VersionConflict,
     WriteTimeout,
     abbreviated,
@@ -108,6 +109,7 @@ class StoreBase:
         self._versions_kept = history
         self._writer = check_resource(writer) if writer is not None else None
         self._patience = _check_patience(patience)
+        self._closed = False
         self._quoted_schema = quoted_schema = quoted_for_text(schema)
         self._writes: dict[tuple[str, ...], TextClause] = {}
         """The statement for each set of given values; values that are not given are not sent."""
@@ -119,6 +121,14 @@ class StoreBase:
             f"SELECT CAST({quoted_schema}.claim(CAST(:resources AS text[]), CAST(:token AS bigint), CAST(:who AS text),"
             " CAST(:patience AS double precision)) AS text)"
         )
+
+    def _check_open(self, call: Call | None = None) -> None:
+        """Raise StoreClosed if the store was closed, or OutcomeUnknown if this call has sent a write before that."""
+        if not self._closed:
+            return
+        if call is not None and call.sent and call.write is not None:
+            raise OutcomeUnknown(call.write.key, call.write.number, "the store was closed before a retry.")
+        raise StoreClosed(type(self).__name__, self._schema)
 
     def _write_call(
         self,
@@ -226,7 +236,8 @@ class StoreBase:
 
         A retry is safe however far the write came, because the database recognises a write that it has accepted.
         """
-        lost = isinstance(error, DBAPIError) and (error.connection_invalidated or is_lost(error))
+        refused = is_login_refused(error)
+        lost = not refused and isinstance(error, DBAPIError) and (error.connection_invalidated or is_lost(error))
         conflict = sqlstate(error) in CONFLICTS
         if call.tries < TRIES and (conflict or (lost and time.monotonic() < call.deadline)):
             # A transaction that is no stricter than READ COMMITTED waits for the other one, and then succeeds.

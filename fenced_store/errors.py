@@ -10,6 +10,8 @@ FencedStoreError
 ├── VersionConflict     compare-and-set found another version
 ├── OutcomeUnknown      the reply was lost; retry the same write
 ├── Unavailable         the database cannot be reached, or does not answer
+├── LoginRefused        the server refuses the role, the password or the database
+├── StoreClosed         the store was closed
 ├── FenceBroken         the transaction ended inside its fence, or rolled back past it
 ├── ObjectBusy          other writers changed an object every time; nothing was stored
 ├── ObjectDamaged       the stored object is not what a fenced write has left there
@@ -167,6 +169,17 @@ class OutcomeUnknown(FencedStoreError):
 
 class Unavailable(FencedStoreError):
     """The database cannot be reached, or has not answered in time. A write that was sent raises OutcomeUnknown."""
+
+
+class LoginRefused(FencedStoreError):
+    """The server refuses the role, the password or the database. A retry does not help."""
+
+
+class StoreClosed(FencedStoreError):
+    """The store was closed and cannot be used again. Nothing was sent."""
+
+    def __init__(self, kind: str, schema: str) -> None:
+        super().__init__(f"This {kind} on schema {schema!r} is closed. Nothing was sent. Create a new one.")
 
 
 class FenceBroken(FencedStoreError):

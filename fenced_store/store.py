@@ -17,6 +17,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.util import greenlet_spawn
 
 from fenced_store._calls import PATIENCE, REPLY_MARGIN, Call, StoreBase, check_resources
 from fenced_store._postgres.connections import LimitedCall
@@ -85,6 +86,7 @@ class FencedStore(StoreBase):
 
     def claims(self, *resources: str) -> Claims:
         """Return claims on resources of this store, for `client.lock(…, claims=[store.claims("a", "b")])`."""
+        self._check_open()
         return Claims(self, resources)
 
     def claim(self, *resources: str, fence: int | HasToken, patience: float = PATIENCE) -> None:
@@ -97,6 +99,7 @@ class FencedStore(StoreBase):
 
     def _run(self, call: Call) -> Sequence[Any]:
         while True:
+            self._check_open(call)
             call.tries += 1
             try:
                 with (
@@ -107,13 +110,22 @@ class FencedStore(StoreBase):
                     return connection.execute(call.statement, call.values).all()
             except (DBAPIError, PoolTimeout, UnicodeEncodeError) as error:
                 time.sleep(self._delay_or_raise(call, error))
+            finally:
+                if self._closed:
+                    self.close()  # the connection of this call too
 
     def close(self) -> None:
-        """Close the connections that this store opened. An engine that you passed stays open."""
+        """Close the store for good, and the connections that it opened. An engine that you passed stays open.
+
+        Later calls raise StoreClosed. A call that is running ends as usual. Closing twice is allowed.
+        """
+        self._closed = True
         if self._owns_engine:
-            self._engine.dispose()
+            # Engine.dispose() would replace the pool, and then no code could close a connection that is in use now.
+            self._engine.pool.dispose()
 
     def __enter__(self) -> FencedStore:
+        self._check_open()
         return self
 
     def __exit__(
@@ -171,6 +183,7 @@ class AsyncFencedStore(StoreBase):
 
     def claims(self, *resources: str) -> AsyncClaims:
         """Return claims on resources of this store, for `client.lock(…, claims=[store.claims("a", "b")])`."""
+        self._check_open()
         return AsyncClaims(self, resources)
 
     async def claim(self, *resources: str, fence: int | HasToken, patience: float = PATIENCE) -> None:
@@ -183,6 +196,7 @@ class AsyncFencedStore(StoreBase):
 
     async def _run(self, call: Call) -> Sequence[Any]:
         while True:
+            self._check_open(call)
             call.tries += 1
             try:
                 async with self._read_committed.begin() if call.explicit else self._autocommit.connect() as connection:
@@ -191,13 +205,22 @@ class AsyncFencedStore(StoreBase):
                         return (await connection.execute(call.statement, call.values)).all()
             except (DBAPIError, PoolTimeout, UnicodeEncodeError) as error:
                 await asyncio.sleep(self._delay_or_raise(call, error))
+            finally:
+                if self._closed:
+                    await self.close()  # the connection of this call too
 
     async def close(self) -> None:
-        """Close the connections that this store opened. An engine that you passed stays open."""
+        """Close the store for good, and the connections that it opened. An engine that you passed stays open.
+
+        Later calls raise StoreClosed. A call that is running ends as usual. Closing twice is allowed.
+        """
+        self._closed = True
         if self._owns_engine:
-            await self._engine.dispose()
+            # Engine.dispose() would replace the pool, and then no code could close a connection that is in use now.
+            await greenlet_spawn(self._engine.pool.dispose)
 
     async def __aenter__(self) -> AsyncFencedStore:
+        self._check_open()
         return self
 
     async def __aexit__(

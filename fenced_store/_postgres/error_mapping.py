@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
+import psycopg
+
 from fenced_store._postgres.identifiers import how_to_install
 from fenced_store.errors import (
     AccessDenied,
     FencedStoreError,
     InvalidArgument,
+    LoginRefused,
     NotInstalled,
     TransactionConflict,
     Unavailable,
@@ -18,10 +23,25 @@ from fenced_store.errors import (
 CONFLICTS = ("40001", "40P01")
 """The SQLSTATEs of a serialization failure and of a deadlock."""
 
+_LOGIN_REFUSED = re.compile(
+    r"authentication failed|no password supplied|(role|user|database) \".*\" does not exist|no such (user|database)"
+    r"|is not permitted to log in|no pg_hba\.conf entry|permission denied for database"
+)
+"""What Postgres, libpq and the poolers say if they refuse a login for a reason that does not pass by itself."""
+
+_LOGIN_STATES = ("28000", "28P01", "3D000")
+"""The SQLSTATEs of a refused login, from a driver that reports them (asyncpg). libpq does not."""
+
 
 def counterpart_of(error: BaseException, schema: str, resource: str | None = None) -> FencedStoreError | None:
     """Return the fenced_store error for an error of a statement that fenced_store has sent; None if there is none."""
-    return translated(error) or not_usable(error, schema) or refusal_of(error, resource) or unavailable(error)
+    return (
+        translated(error)
+        or login_refused(error)
+        or not_usable(error, schema)
+        or refusal_of(error, resource)
+        or unavailable(error)
+    )
 
 
 def refusal_of(error: BaseException, resource: str | None) -> InvalidArgument | TransactionConflict | None:
@@ -35,6 +55,30 @@ def refusal_of(error: BaseException, resource: str | None) -> InvalidArgument | 
     if resource is not None and state in CONFLICTS:
         return TransactionConflict(resource, str(state))
     return None
+
+
+def is_login_refused(error: BaseException) -> bool:
+    """Return whether a connection was refused for a reason that does not pass by itself.
+
+    In a server with translated messages, psycopg's error looks like that of a server that cannot be reached.
+    """
+    if sqlstate(error) is not None:
+        return sqlstate(error) in _LOGIN_STATES
+    original = getattr(error, "orig", None) or error
+    return type(original) is psycopg.OperationalError and _LOGIN_REFUSED.search(str(original)) is not None
+
+
+def login_refused(error: BaseException) -> LoginRefused | None:
+    """Return LoginRefused, with the reason of the server, if the server refused the login; else None."""
+    if not is_login_refused(error):
+        return None
+    # libpq explains over several lines, one for each host. None of them holds the password.
+    lines = str(getattr(error, "orig", None) or error).splitlines()
+    said = "; ".join(line.strip() for line in lines if line.strip())
+    return LoginRefused(
+        f"The server refused the login, and a retry does not help: {said.rstrip('.')}. "
+        "Check the role, its password, the database and the role's CONNECT privilege on it."
+    )
 
 
 def is_lost(error: BaseException) -> bool:

@@ -41,9 +41,9 @@ def imports(path: Path) -> set[str]:
 def test_public_names_are_these_and_no_more() -> None:
     assert sorted(fenced_store.__all__) == [
         "AccessDenied", "AsyncFencedStore", "ClaimTimeout", "FenceAhead", "FenceBroken", "FencedMixin", "FencedStore",
-        "FencedStoreError", "InvalidArgument", "MissingToken", "NotInstalled", "ObjectBusy", "ObjectDamaged",
-        "OutcomeUnknown", "Protection", "Rejection", "StaleTokenError", "Stored", "TransactionConflict",
-        "Unavailable", "Value", "VersionConflict", "WriteTimeout", "ddl",
+        "FencedStoreError", "InvalidArgument", "LoginRefused", "MissingToken", "NotInstalled", "ObjectBusy",
+        "ObjectDamaged", "OutcomeUnknown", "Protection", "Rejection", "StaleTokenError", "StoreClosed", "Stored",
+        "TransactionConflict", "Unavailable", "Value", "VersionConflict", "WriteTimeout", "ddl",
         "fence", "grant", "high_water", "install", "protect", "protected", "rejections", "row",
         "translate_errors", "uninstall", "unprotect",
     ]  # fmt: skip
@@ -138,6 +138,8 @@ def test_every_error_survives_pickling() -> None:
         errors.TransactionConflict("r", "40001"),
         errors.TransactionConflict("r", "40P01"),
         errors.Unavailable("gone"),
+        errors.LoginRefused("no"),
+        errors.StoreClosed("FencedStore", "fenced_store"),
         errors.MissingToken("r"),
         errors.VersionConflict("k", 1, 2),
         errors.VersionConflict("k", 0, 2),
