@@ -80,6 +80,16 @@ class Terminal:
             time.sleep(0.02)
         return seen
 
+    def wait_for_job(self) -> None:
+        """Return as soon as the shell has put a job in the foreground, with the terminal's modes for lines of input.
+
+        What is typed earlier is the shell's own input: it is not shown, and its Enter ends no line of the job's input.
+        """
+        gives_up = time.monotonic() + PATIENCE
+        while os.tcgetpgrp(self._master) == self.pid or not termios.tcgetattr(self._master)[3] & termios.ICANON:
+            assert time.monotonic() < gives_up, f"no job came to the foreground; the screen:\n{self.text}"
+            time.sleep(0.01)
+
     def resize(self, columns: int, rows: int) -> None:
         """Change the size of the window."""
         with self._drawing:

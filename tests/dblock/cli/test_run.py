@@ -71,11 +71,16 @@ def pids_in(path: Path) -> list[int]:
     return [int(pid) for pid in path.read_text().split()]
 
 
-def is_there(pid: int) -> bool:
+def state_of(pid: int) -> str:
+    """Return the state of a process as the kernel has it: R, S, T (stopped), Z. Empty if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return ""
+
+
+def is_there(pid: int) -> bool:
+    return state_of(pid) not in ("", "Z")
 
 
 def alive(pids: list[int]) -> list[int]:
@@ -727,7 +732,7 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(shell: Shell, bash: Terminal, 
     bash.press("\x1a")
     bash.wait_for("Stopped")
     bash.press("fg\r")
-    time.sleep(0.3)
+    bash.wait_for_job()
     bash.press("again\r")
     bash.wait_for("you said again")
     bash.press("echo still here\r")
@@ -773,7 +778,7 @@ def test_background_job_brought_to_the_front_can_read(shell: Shell, bash: Termin
 
     until(shows_the_stop, "the stop")
     bash.press("fg\r")
-    time.sleep(0.3)
+    bash.wait_for_job()
     bash.press("hello\r")
     bash.wait_for("you said hello")
 
@@ -789,12 +794,13 @@ def test_command_in_a_pipeline_can_read_the_terminal(shell: Shell, bash: Termina
 def test_ctrl_z_stops_a_command_in_a_pipeline(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     # A bash that waits for a program ignores Ctrl-C if the program ends at that moment, unless it has a trap.
-    line = f'trap "exit 130" INT; echo ready >&2; while :; do echo x >> {trace}; sleep 0.01; done'
+    loop = f"while :; do echo x >> {trace}; sleep 0.01; done"
+    line = f'trap "exit 130" INT; echo $$ > {tmp_path}/pid; echo ready >&2; {loop}'
     bash.press(typed(shell, tmp_path, "job", "--", LOOPS, "-c", line) + " | cat\r")
     bash.wait_for("\nready")
     bash.press("\x1a")
     bash.wait_for("Stopped")
-    time.sleep(0.3)
+    until(lambda: state_of(int((tmp_path / "pid").read_text())) == "T", "the stop of the command")
     size = trace.stat().st_size
     time.sleep(0.3)
     assert trace.stat().st_size == size

@@ -181,17 +181,21 @@ async def test_on_lost_is_called_on_time_even_when_the_keep_alive_is_stuck(clien
 
 
 async def test_on_danger_is_called_before_the_loss_and_again_after_a_renewal(clients: Clients) -> None:
-    lease = await clients().lock("a", ttl=1, keep_alive=False).acquire()
-    calls: list[float] = []
-    lease.on_danger(calls.append, before=0.7)
-    await eventually(lambda: calls)
-    assert 0.5 < calls[0] <= 0.7
-    await lease.renew()
-    await eventually(lambda: len(calls) == 2)
-    assert not lease.lost.is_set()
-    await asyncio.sleep(0.1)
-    assert len(calls) == 2
-    for wrong in (0, 1, -1, "soon"):
+    """The lease lasts longer than a busy machine is late: only how late the callback comes is exact."""
+    ttl, before = 5.0, 4.7
+    with measured() as lateness:
+        lease = await clients().lock("a", ttl=ttl, keep_alive=False).acquire()
+        calls: list[float] = []
+        due = min(before, lease.remaining())
+        lease.on_danger(calls.append, before=before)
+        await eventually(lambda: calls)
+        assert due - 0.2 - lateness() < calls[0] <= before
+        await lease.renew()
+        await eventually(lambda: len(calls) == 2)
+        assert not lease.lost.is_set()
+        await asyncio.sleep(0.1)
+        assert len(calls) == 2
+    for wrong in (0, ttl, -1, "soon"):
         with pytest.raises(dblock.InvalidArgument):
             lease.on_danger(calls.append, before=wrong)
 
