@@ -64,11 +64,16 @@ def _sql_prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the prose of a file with the lines that it begins on, unless no old word is anywhere in the file."""
+    if not (_is_python(path) or _is_markdown(path) or path.suffix in (".sql", ".pml")):
+        return
+    if not OLD_WORDS.search(path.read_text()):
+        return  # to tell prose from code would take far longer
     if _is_python(path):
         yield from _python_prose(path)
     elif path.suffix == ".sql":
         yield from _sql_prose(path)
-    elif _is_markdown(path) or path.suffix == ".pml":
+    else:
         # Two lines at a time: a phrase may be broken.
         lines = path.read_text().splitlines()
         yield from enumerate(map("\n".join, zip(lines, [*lines[1:], ""], strict=True)), 1)
