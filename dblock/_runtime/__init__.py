@@ -12,6 +12,6 @@ Which database       target, isolation (every connection is READ COMMITTED)
 Leases               keepalive, callbacks
 Waiters, presence    listener, listener_connection, socket_probe (is the connection open), wakeups
 Asyncio              event_loop (watches the application's loop from the threads), asyncio_compat, own_loop
-Threads and forks    threads (start one, or raise), forks (reset objects in a child), fork_safe (open a connection)
+Threads and forks    threads (start one, or raise), forks (reset objects in a child), fork_safe_connection
 User's transactions  user_transaction
 """

@@ -18,7 +18,7 @@ from dblock._core.effects import Call, Row
 from dblock._core.listener_failures import ConnectionFailed, Failure, ServerState
 from dblock._runtime.connection import ENDS_SESSION, RawConnection, execute_until_fatal
 from dblock._runtime.error_mapping import is_overdue, server_address, server_states
-from dblock._runtime.fork_safe import ForkSafeConnection
+from dblock._runtime.fork_safe_connection import ForkSafeConnection
 from dblock._runtime.socket_probe import SocketProbe
 from dblock._runtime.target import Target
 from dblock.errors import DblockError

@@ -22,7 +22,7 @@ import psycopg
 from psycopg import capabilities
 from psycopg import errors as pg
 
-import dblock._runtime.fork_safe  # noqa: F401  a target needs it, and this module is imported while forks wait
+import dblock._runtime.fork_safe_connection  # noqa: F401  a target needs it, and this module is imported while forks wait
 from dblock._core import clock
 from dblock._core.acquire import LEAST_PATIENCE
 from dblock._core.effects import Call, Flow, JoinQueue, Row, Wait, drive, drive_async

@@ -67,7 +67,7 @@ class Target:
         """Open a connection of its own, in autocommit."""
         import psycopg
 
-        from dblock._runtime.fork_safe import ForkSafeConnection
+        from dblock._runtime.fork_safe_connection import ForkSafeConnection
 
         if self.takes_option:
             try:
@@ -91,7 +91,7 @@ class Target:
         """Open an asynchronous connection of its own, in autocommit."""
         import psycopg
 
-        from dblock._runtime.fork_safe import AsyncForkSafeConnection
+        from dblock._runtime.fork_safe_connection import AsyncForkSafeConnection
 
         if self.takes_option:
             try:

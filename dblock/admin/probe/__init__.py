@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dblock._core.schema_version import DEFAULT_SCHEMA, check_name
 from dblock._runtime.error_mapping import is_broken, translated
 from dblock.admin.probe.behaviours import BEHAVIOURS, INSTALL, Behaviour
-from dblock.admin.probe.bench import Bench, NoSecondSession, Unknown
+from dblock.admin.probe.session_pair import NoSecondSession, SessionPair, Unknown
 from dblock.errors import UnsuitableServer
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def probe(
     check_name(schema)
     wanted = [one for one in BEHAVIOURS if not (read_only and one.writes)]
     try:
-        with translated(schema), Bench(target, schema, read_only) as bench:
-            return list(_try_all(bench, wanted, on_trial))
+        with translated(schema), SessionPair(target, schema, read_only) as pair:
+            return list(_try_all(pair, wanted, on_trial))
     except NoSecondSession as error:
         return [_outcome(one, None, str(error), 0.0) for one in wanted]
 
@@ -88,7 +88,9 @@ def require(target: Target, schema: str = DEFAULT_SCHEMA) -> list[Outcome]:
     return outcomes
 
 
-def _try_all(bench: Bench, behaviours: Iterable[Behaviour], on_trial: Callable[[str], object]) -> Iterator[Outcome]:
+def _try_all(
+    pair: SessionPair, behaviours: Iterable[Behaviour], on_trial: Callable[[str], object]
+) -> Iterator[Outcome]:
     import psycopg
 
     for one in behaviours:
@@ -96,7 +98,7 @@ def _try_all(bench: Bench, behaviours: Iterable[Behaviour], on_trial: Callable[[
         started = time.perf_counter()
         holds: bool | None
         try:
-            seen = one.find(bench)
+            seen = one.find(pair)
             holds = not seen
         except Unknown as reason:
             seen, holds = str(reason), None
@@ -106,7 +108,7 @@ def _try_all(bench: Bench, behaviours: Iterable[Behaviour], on_trial: Callable[[
             said = (error.diag.message_primary or type(error).__name__).rstrip(".")
             seen, holds = f"the server refused: {said} ({error.sqlstate})", False
         finally:
-            bench.end_transactions()
+            pair.end_transactions()
         seconds = time.perf_counter() - started
         yield _outcome(one, holds, seen or "", seconds)
 

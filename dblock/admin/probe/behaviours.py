@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dblock._core.options import quoted
-from dblock.admin.probe.bench import Bench, Unknown
+from dblock.admin.probe.session_pair import SessionPair, Unknown
 
 INSTALL, PRESENCE, WAKE_UPS = "install", "presence", "wake-ups"
 
@@ -29,7 +29,7 @@ LATE_TOKENS = "A later grant could get a lower token, and fences would refuse th
 class Behaviour:
     """One behaviour."""
 
-    find: Callable[[Bench], str | None]
+    find: Callable[[SessionPair], str | None]
     needed_by: str
     """What depends on it: the whole `install`, or only `presence` or `wake-ups`."""
     without: str
@@ -48,9 +48,9 @@ class Behaviour:
         return (self.find.__doc__ or "").strip()
 
 
-def advisory_lock(bench: Bench) -> str | None:
+def advisory_lock(pair: SessionPair) -> str | None:
     """A session cannot take an advisory lock that another session holds."""
-    one, other, key = bench.one, bench.other, bench.key
+    one, other, key = pair.one, pair.other, pair.key
     if one.value("SELECT pg_try_advisory_lock($1)", key) is not True:
         return "a session could not take a free advisory lock"
     try:
@@ -65,9 +65,9 @@ def advisory_lock(bench: Bench) -> str | None:
     return None
 
 
-def advisory_transaction(bench: Bench) -> str | None:
+def advisory_transaction(pair: SessionPair) -> str | None:
     """An advisory lock of a transaction excludes other sessions, and ends with the transaction."""
-    one, other, key = bench.one, bench.other, bench.key
+    one, other, key = pair.one, pair.other, pair.key
     one.value("SELECT pg_advisory_xact_lock($1)", key)
     if other.value("SELECT pg_try_advisory_xact_lock($1)", key):
         return "two transactions held the same advisory lock"
@@ -77,9 +77,9 @@ def advisory_transaction(bench: Bench) -> str | None:
     return None
 
 
-def advisory_shared(bench: Bench) -> str | None:
+def advisory_shared(pair: SessionPair) -> str | None:
     """Sessions can share an advisory lock, and none can hold it alone while another session shares it."""
-    one, other, key = bench.one, bench.other, bench.key
+    one, other, key = pair.one, pair.other, pair.key
     for session in (one, other):
         if not session.value("SELECT pg_try_advisory_xact_lock_shared($1)", key):
             return "two sessions could not share an advisory lock"
@@ -93,10 +93,10 @@ def advisory_shared(bench: Bench) -> str | None:
     return None
 
 
-def row_lock(bench: Bench) -> str | None:
+def row_lock(pair: SessionPair) -> str | None:
     """A locked row stops other sessions: SKIP LOCKED leaves it out, and lock_timeout ends the wait for it."""
-    one, other = bench.one, bench.other
-    select = f"SELECT id FROM {bench.table('rows')} WHERE id = 1 FOR UPDATE"
+    one, other = pair.one, pair.other
+    select = f"SELECT id FROM {pair.table('rows')} WHERE id = 1 FOR UPDATE"
     one.value(select)
     if other.value(f"{select} SKIP LOCKED") is not None:
         return "SKIP LOCKED returned a row that another session had locked"
@@ -108,21 +108,21 @@ def row_lock(bench: Bench) -> str | None:
     return None
 
 
-def table_lock(bench: Bench) -> str | None:
+def table_lock(pair: SessionPair) -> str | None:
     """A lock on a table stops other sessions that want a conflicting one, and ends with its transaction."""
-    lock = f"LOCK TABLE {bench.table('rows')} IN SHARE UPDATE EXCLUSIVE MODE"
-    bench.one.value(lock)
-    refusal = bench.other.refusal(f"{lock} NOWAIT")
+    lock = f"LOCK TABLE {pair.table('rows')} IN SHARE UPDATE EXCLUSIVE MODE"
+    pair.one.value(lock)
+    refusal = pair.other.refusal(f"{lock} NOWAIT")
     if refusal != "55P03":
         reply = f"SQLSTATE {refusal}" if refusal else "it too"
         return f"a session that wanted the lock on a table of another session got {reply}"
-    bench.one.rollback()
-    return "a lock on a table outlasted its transaction" if bench.other.refusal(f"{lock} NOWAIT") else None
+    pair.one.rollback()
+    return "a lock on a table outlasted its transaction" if pair.other.refusal(f"{lock} NOWAIT") else None
 
 
-def read_committed(bench: Bench) -> str | None:
+def read_committed(pair: SessionPair) -> str | None:
     """A statement sees what other sessions committed before it, inside an open READ COMMITTED transaction too."""
-    one, other, rows = bench.one, bench.other, bench.table("rows")
+    one, other, rows = pair.one, pair.other, pair.table("rows")
     before = one.value(f"SELECT number FROM {rows} WHERE id = 1")
     other.value("SET LOCAL synchronous_commit TO off")
     other.value(f"UPDATE {rows} SET number = number + 1 WHERE id = 1")
@@ -134,25 +134,25 @@ def read_committed(bench: Bench) -> str | None:
     return None
 
 
-def sequence(bench: Bench) -> str | None:
+def sequence(pair: SessionPair) -> str | None:
     """A sequence rises with every call, in every session, and repeats no number after a rollback."""
-    one, other = bench.one, bench.other
+    one, other = pair.one, pair.other
     numbers = []
     for session in (one, other, one, other):
-        numbers.append(session.value(f"SELECT nextval('{bench.table('sequence')}')"))
+        numbers.append(session.value(f"SELECT nextval('{pair.table('sequence')}')"))
         if len(numbers) == 3:
             one.rollback()
-    numbers.append(one.value(f"SELECT nextval('{bench.table('sequence')}')"))
+    numbers.append(one.value(f"SELECT nextval('{pair.table('sequence')}')"))
     if numbers != sorted(set(numbers)):
         return f"a sequence returned {', '.join(map(str, numbers))}, in this order"
     return None
 
 
-def clock(bench: Bench) -> str | None:
+def clock(pair: SessionPair) -> str | None:
     """clock_timestamp() moves inside a transaction, and all sessions read the same clock."""
-    first = bench.one.value("SELECT clock_timestamp()")
-    between = bench.other.value("SELECT clock_timestamp()")
-    last = bench.one.value("SELECT clock_timestamp() FROM pg_sleep(0.002)")
+    first = pair.one.value("SELECT clock_timestamp()")
+    between = pair.other.value("SELECT clock_timestamp()")
+    last = pair.one.value("SELECT clock_timestamp() FROM pg_sleep(0.002)")
     if last <= first:
         return "clock_timestamp() stood still inside a transaction"
     if not first <= between <= last:
@@ -160,20 +160,20 @@ def clock(bench: Bench) -> str | None:
     return None
 
 
-def server_start(bench: Bench) -> str | None:
+def server_start(pair: SessionPair) -> str | None:
     """pg_postmaster_start_time() is the same in all sessions, and in the past."""
     first, second = (
-        session.value("SELECT pg_postmaster_start_time() FROM pg_sleep(0.001)") for session in (bench.one, bench.other)
+        session.value("SELECT pg_postmaster_start_time() FROM pg_sleep(0.001)") for session in (pair.one, pair.other)
     )
     if first != second:
         return "two sessions read different starts of the server"
-    ahead = bench.one.value("SELECT pg_postmaster_start_time() > clock_timestamp() + interval '1 hour'")
+    ahead = pair.one.value("SELECT pg_postmaster_start_time() > clock_timestamp() + interval '1 hour'")
     return "the start of the server is in the future" if ahead else None
 
 
-def synchronous_commit(bench: Bench) -> str | None:
+def synchronous_commit(pair: SessionPair) -> str | None:
     """A transaction can choose whether its commit waits for the disk."""
-    one = bench.one
+    one = pair.one
     before = one.value("SELECT current_setting('synchronous_commit')")
     for value in ("off", "on"):
         one.value("SELECT set_config('synchronous_commit', $1, true)", value)
@@ -185,56 +185,54 @@ def synchronous_commit(bench: Bench) -> str | None:
     return None if after == before else "synchronous_commit kept the value of a transaction that had ended"
 
 
-def definer_function(bench: Bench) -> str | None:
+def definer_function(pair: SessionPair) -> str | None:
     """A PL/pgSQL function with SECURITY DEFINER and its own search_path finds its tables by that path."""
-    function, schema = bench.table("function"), quoted(bench.schema or "")
-    body = f"BEGIN RETURN (SELECT number FROM {bench.table('rows').rpartition('.')[2]} WHERE id = 1); END"
-    bench.one.value(
+    function, schema = pair.table("function"), quoted(pair.schema or "")
+    body = f"BEGIN RETURN (SELECT number FROM {pair.table('rows').rpartition('.')[2]} WHERE id = 1); END"
+    pair.one.value(
         f"CREATE FUNCTION {function}() RETURNS integer LANGUAGE plpgsql SECURITY DEFINER"
         f" SET search_path TO {schema}, pg_temp AS $probe${body}$probe$"
     )
-    if bench.one.value(f"SELECT {function}()") is None:
+    if pair.one.value(f"SELECT {function}()") is None:
         return "a function did not find its table by its own search_path"
-    if schema in bench.one.value("SELECT current_setting('search_path')"):
+    if schema in pair.one.value("SELECT current_setting('search_path')"):
         return "a function's search_path outlasted its call"
     return None
 
 
-def unlogged_table(bench: Bench) -> str | None:
+def unlogged_table(pair: SessionPair) -> str | None:
     """An unlogged table can be created, and is one."""
-    bench.one.value(f"CREATE UNLOGGED TABLE {bench.table('unlogged')} (id integer)")
-    kind = bench.one.value(
-        "SELECT relpersistence::text FROM pg_class WHERE oid = $1::regclass", bench.table("unlogged")
-    )
+    pair.one.value(f"CREATE UNLOGGED TABLE {pair.table('unlogged')} (id integer)")
+    kind = pair.one.value("SELECT relpersistence::text FROM pg_class WHERE oid = $1::regclass", pair.table("unlogged"))
     return None if kind == "u" else f"an UNLOGGED table is of kind {kind!r}"
 
 
-def session_end(bench: Bench) -> str | None:
+def session_end(pair: SessionPair) -> str | None:
     """An advisory lock ends with its session."""
-    if bench.pooled:
+    if pair.pooled:
         raise Unknown(POOLED)
-    ending, other = bench.open(), bench.other
+    ending, other = pair.open(), pair.other
     try:
-        if not ending.value("SELECT pg_try_advisory_lock($1)", bench.key):
+        if not ending.value("SELECT pg_try_advisory_lock($1)", pair.key):
             return "a session could not take a free advisory lock"
         ending.rollback()
-        if other.value("SELECT pg_try_advisory_xact_lock_shared($1)", bench.key):
+        if other.value("SELECT pg_try_advisory_xact_lock_shared($1)", pair.key):
             return "the advisory lock of a session ended before the session"
     finally:
         ending.close()
     deadline = time.monotonic() + ARRIVES_WITHIN
-    while not other.value("SELECT pg_try_advisory_xact_lock_shared($1)", bench.key):
+    while not other.value("SELECT pg_try_advisory_xact_lock_shared($1)", pair.key):
         if time.monotonic() > deadline:
             return f"an advisory lock was still held {ARRIVES_WITHIN:g} s after its session had been closed"
         time.sleep(0.002)
     return None
 
 
-def direct_connection(bench: Bench) -> str | None:
+def direct_connection(pair: SessionPair) -> str | None:
     """Both ends of a connection are the same for the client and for the server."""
-    if bench.pooled:
+    if pair.pooled:
         return "statements run in another session than the one that the connection was opened to: a pooler"
-    seen, ours = bench.ends()
+    seen, ours = pair.ends()
     if [_plain(one) for one in seen if one] == [_plain(one) for one in ours]:
         return None
     return (
@@ -243,25 +241,25 @@ def direct_connection(bench: Bench) -> str | None:
     )
 
 
-def notify_call(bench: Bench) -> str | None:
+def notify_call(pair: SessionPair) -> str | None:
     """A session can send a notification, and can ask how full their queue is."""
-    bench.one.value("SELECT pg_notify($1, 'probe'), pg_notification_queue_usage()", f"dblock_probe_{bench.key}")
+    pair.one.value("SELECT pg_notify($1, 'probe'), pg_notification_queue_usage()", f"dblock_probe_{pair.key}")
     return None
 
 
-def notification(bench: Bench) -> str | None:
+def notification(pair: SessionPair) -> str | None:
     """A notification reaches another session."""
-    if bench.pooled:
+    if pair.pooled:
         raise Unknown(POOLED)  # the session that would listen is another client's a moment later
-    channel = f"dblock_probe_{bench.key}"
-    listening = bench.one.link.connection
-    bench.one.outside(f'LISTEN "{channel}"')
+    channel = f"dblock_probe_{pair.key}"
+    listening = pair.one.link.connection
+    pair.one.outside(f'LISTEN "{channel}"')
     try:
-        bench.other.value("SELECT pg_notify($1, 'probe')", channel)
-        bench.other.commit()
+        pair.other.value("SELECT pg_notify($1, 'probe')", channel)
+        pair.other.commit()
         arrived = any(True for _ in listening.notifies(timeout=ARRIVES_WITHIN, stop_after=1))
     finally:
-        bench.one.outside(f'UNLISTEN "{channel}"')
+        pair.one.outside(f'UNLISTEN "{channel}"')
     return None if arrived else f"a notification had not arrived after {ARRIVES_WITHIN:g} s"
 
 

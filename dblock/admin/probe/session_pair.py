@@ -131,7 +131,7 @@ class _Opening:
             return self._outcome
 
 
-class Bench:
+class SessionPair:
     """Two sessions, `one` and `other`; use it in a `with`."""
 
     def __init__(self, target: Target, schema: str, read_only: bool = False) -> None:
@@ -273,7 +273,7 @@ class Bench:
                 if session is not None:
                     session.close()
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> SessionPair:
         return self
 
     def __exit__(

@@ -73,7 +73,7 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class _Claim:
+class _Definition:
     """A guarantee of the protocol, and the behaviours and trials that it rests on."""
 
     id: str
@@ -83,32 +83,34 @@ class _Claim:
     """Whether dblock works without it, only worse."""
 
 
-CLAIMS = (
-    _Claim(
+GUARANTEES = (
+    _Definition(
         "exclusion",
         "At most one client holds a lock.",
         ("row-lock", "read-committed", "advisory-lock", "advisory-shared", "clock", "grant", "contention"),
     ),
-    _Claim("token-order", "Token order is grant order.", ("sequence", "row-lock", "table-lock", "grant", "contention")),
-    _Claim(
+    _Definition(
+        "token-order", "Token order is grant order.", ("sequence", "row-lock", "table-lock", "grant", "contention")
+    ),
+    _Definition(
         "tokens-after-failover",
         "Tokens rise across failovers and restores, while the clocks of the nodes agree.",
         ("sequence", "clock", "server-start"),
     ),
-    _Claim("one-clock", "Only the database's clock decides.", ("clock", "expiry")),
-    _Claim("exact-release", "Release and renew act on one exact grant.", ("read-committed", "late-release")),
-    _Claim("loss", "A holder learns of a loss before the next grant.", ("cut-off", "clock")),
-    _Claim("sessions", "A lease without presence does not depend on a session.", ("cut-session",)),
-    _Claim("durability", "A grant that was acknowledged survives a crash.", ("synchronous-commit",)),
-    _Claim("queue", "A waiter gets the lock when its turn comes.", ("hand-over", "expiry")),
-    _Claim("wake-ups", "A release wakes the next waiter at once.", ("notification", "hand-over"), True),
-    _Claim(
+    _Definition("one-clock", "Only the database's clock decides.", ("clock", "expiry")),
+    _Definition("exact-release", "Release and renew act on one exact grant.", ("read-committed", "late-release")),
+    _Definition("loss", "A holder learns of a loss before the next grant.", ("cut-off", "clock")),
+    _Definition("sessions", "A lease without presence does not depend on a session.", ("cut-session",)),
+    _Definition("durability", "A grant that was acknowledged survives a crash.", ("synchronous-commit",)),
+    _Definition("queue", "A waiter gets the lock when its turn comes.", ("hand-over", "expiry")),
+    _Definition("wake-ups", "A release wakes the next waiter at once.", ("notification", "hand-over"), True),
+    _Definition(
         "presence",
         "The lock of a dead process is granted long before its lease expires.",
         ("advisory-lock", "advisory-shared", "session-end", "unlogged-table", "direct-connection", "takeover"),
         True,
     ),
-    _Claim("fence", "A fence refuses a stale token.", ("table-lock", "stale-write")),
+    _Definition("fence", "A fence refuses a stale token.", ("table-lock", "stale-write")),
 )
 
 
@@ -144,7 +146,7 @@ def certify(
 
 
 def _check_ids(accepted: Collection[str]) -> None:
-    known = [claim.id for claim in CLAIMS]
+    known = [definition.id for definition in GUARANTEES]
     for one in accepted:
         if one not in known:
             near = get_close_matches(one, known, 1)
@@ -193,20 +195,20 @@ def _judge(facts: Facts, outcomes: list[Outcome], trials: list[TrialOutcome]) ->
     shown = {one.id: (one.holds, one.seen, one.without) for one in outcomes}
     shown |= {one.id: (one.holds, one.seen, "") for one in trials}
     guarantees = []
-    for claim in CLAIMS:
+    for definition in GUARANTEES:
         state, why = HOLDS, ""
-        for name in claim.rests_on:
+        for name in definition.rests_on:
             holds, seen, without = shown.get(name, (None, "it was not tried", ""))
             if holds is False:
-                state, why = WEAKER if claim.weakens else FAILS, f"{seen.rstrip('.')}. {without}".strip()
+                state, why = WEAKER if definition.weakens else FAILS, f"{seen.rstrip('.')}. {without}".strip()
                 break
             if holds is None and state == HOLDS:
                 state, why = UNKNOWN, f"{name} could not be tried: {seen}"
-        if state == HOLDS and claim.id == "durability":
+        if state == HOLDS and definition.id == "durability":
             state, why = _durability(facts)
-        if claim.id == "wake-ups" and state in (HOLDS, UNKNOWN):
+        if definition.id == "wake-ups" and state in (HOLDS, UNKNOWN):
             state, why = _wake_ups(trials, state, why)
-        guarantees.append(Guarantee(claim.id, claim.what, state, why))
+        guarantees.append(Guarantee(definition.id, definition.what, state, why))
     return guarantees
 
 

@@ -15,7 +15,7 @@ import dblock
 from dblock._runtime.target import resolve
 from dblock.admin import probe as probing
 from dblock.admin import schema
-from dblock.admin.probe import BEHAVIOURS, Outcome, behaviours, bench, probe
+from dblock.admin.probe import BEHAVIOURS, Outcome, behaviours, probe, session_pair
 from tests.support.emulator import EmulatingPooler
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.pretender import ADVISORY, NO_TIMELINE, pretend
@@ -196,7 +196,7 @@ def test_role_that_may_have_one_session_is_not_tried(
 
 @needs_pgbouncer
 def test_pooler_with_one_free_session_is_not_tried(bare_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "SECOND_WITHIN", 0.3)
+    monkeypatch.setattr(session_pair, "SECOND_WITHIN", 0.3)
     with pooled(bare_dsn) as through, psycopg.connect(through) as busy, psycopg.connect(through) as busier:
         for connection in (busy, busier):
             connection.execute("SELECT 1")  # two of its three sessions are in use

@@ -15,7 +15,7 @@ from dblock._runtime.target import resolve
 from dblock.admin import schema
 from dblock.admin.probe import BEHAVIOURS
 from dblock.cli.certify import trials
-from dblock.cli.certify.certificate import CLAIMS, Certificate, certify
+from dblock.cli.certify.certificate import GUARANTEES, Certificate, certify
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.pretender import ADVISORY, pretend
 from tests.support.proxy import Proxy
@@ -174,11 +174,11 @@ def test_ctrl_c_removes_the_schema(shell: Shell, bare_dsn: str) -> None:
 
 def test_every_guarantee_rests_on_something_that_is_tried() -> None:
     tried = {one.id for one in BEHAVIOURS} | {one.id for one in trials.TRIALS}
-    assert {name for claim in CLAIMS for name in claim.rests_on} <= tried
-    assert {one.id for one in trials.TRIALS} <= {name for claim in CLAIMS for name in claim.rests_on}
+    assert {name for definition in GUARANTEES for name in definition.rests_on} <= tried
+    assert {one.id for one in trials.TRIALS} <= {name for definition in GUARANTEES for name in definition.rests_on}
     assert not {one.id for one in BEHAVIOURS} & {one.id for one in trials.TRIALS}
     page = (Path(__file__).parents[3] / "docs" / "reference" / "engines.md").read_text()
-    for name in (*tried, *(claim.id for claim in CLAIMS)):
+    for name in (*tried, *(definition.id for definition in GUARANTEES)):
         assert f"`{name}`" in page, name
 
 
