@@ -13,7 +13,8 @@ DECLARE
 "record_rejection": "Adds a refusal to the log. Call it on another connection after an error FEN01, which rolled back its own entry.",
 "revision": "Returns the installed revision of this schema.",
 "high_water": "For the owner: returns the highest token that any fence has seen.",
-"purge_deleted_fences": "For the owner: deletes the fences of deleted rows that are older than that, at least a day."
+"purge_deleted_fences": "For the owner: deletes the fences of deleted rows that are older than that, at least a day, and calls purge_dropped_tables().",
+"purge_dropped_tables": "For the owner: drops the gates and functions of protected tables that no longer exist, and returns how many tables these were."
 }$json$;
     thing record;
 BEGIN

@@ -70,7 +70,7 @@ MAY_CALL = {
                 "check_resource", "check_token", "describe_session", "commit_durably", "insert_rejection", "refuse",
                 "table_of", "gate_of", "create_gates", "drop_gates", "hold_protection", "lock_gate", "write_fence",
                 "is_own_version", "check_snapshot", "guard_row", "guard_table", "carried_token", "high_water",
-                "purge_deleted_fences",
+                "purge_deleted_fences", "purge_dropped_tables",
             ),
             OWNER_ALONE,
         ),
