@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import psycopg
 import pytest
 
 import dblock
 from dblock._core.effects import Call
+from dblock._core.waiters import LocalWaiters
 from dblock._runtime import target
 from dblock.admin import schema
 from tests.dblock.client.test_waiting import wait_for_tickets
 from tests.support.facade import Clients
 from tests.support.pooler import needs_pgbouncer, pooled
+from tests.support.shell import until
 from tests.support.stages import sync_first
 
 pytestmark = needs_pgbouncer
@@ -104,6 +109,50 @@ async def test_listen_dsn_past_the_pooler_brings_notifications_and_presence(
         await asyncio.sleep(0.01)
     await held.release()
     assert (await asyncio.wait_for(waiting, 2)).token > held.token
+
+
+def _notified_as(waiters: LocalWaiters, works: bool) -> bool:
+    return waiters.notifications_work is works
+
+
+def hand_over(
+    giving: dblock.Client, taking: dblock.Client, owner: psycopg.Connection, ready: Callable[[], bool] = lambda: True
+) -> float:
+    """Return the seconds from a release to the grant of the one waiter. Release once the waiter has a ticket."""
+
+    def take() -> float:
+        with taking.lock("a", timeout=30):
+            return time.monotonic()
+
+    lease = giving.lock("a").acquire(timeout=30)
+    with ThreadPoolExecutor(1) as thread:
+        taken = thread.submit(take)
+        until(lambda: owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (1,) and ready())
+        time.sleep(0.03)
+        released = time.monotonic()
+        lease.release()
+        return taken.result() - released
+
+
+@pytest.mark.second_stage
+def test_hand_offs_with_a_listen_dsn_are_many_times_faster_than_polling(
+    pooled_dsn: str, dsn: str, owner: psycopg.Connection
+) -> None:
+    with (
+        dblock.Client(pooled_dsn) as giving,
+        dblock.Client(pooled_dsn) as polling,
+        dblock.Client(pooled_dsn, listen_dsn=dsn) as listening,
+    ):
+        for client, works in ((polling, False), (listening, True)):
+            client.lock("b").holder()
+            listener = client._runtime.listener
+            assert listener is not None
+            hand_over(giving, client, owner, partial(_notified_as, listener.waiters, works))
+        times: dict[dblock.Client, list[float]] = {polling: [], listening: []}
+        for _ in range(15):
+            for client, found in times.items():
+                found.append(hand_over(giving, client, owner))
+    assert statistics.median(times[polling]) > 4 * statistics.median(times[listening]), list(times.values())
 
 
 async def test_listener_in_another_installation_is_not_used(
