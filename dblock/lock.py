@@ -63,9 +63,11 @@ class _LockBase(Generic[L]):
         return self._flows.acquire(self._options, timeout, attempt, self._contention)
 
     def _lease(self, grant: Grant) -> L:
-        state = LeaseState(grant, self._options.ttl, keep_alive=self._options.keep_alive)
-        logger.debug("lock %r: granted%s", self.name, with_token(grant.token))
-        self._runtime.track(state, self._owner())
+        options = self._options
+        state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, owner=self._owner())
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("lock %r: granted%s", grant.name, with_token(grant.token))
+        self._runtime.track(state)
         return self._kind(self._runtime, state)
 
     def _timed_out(self, seconds: float | None) -> LockTimeout:

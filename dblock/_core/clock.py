@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+Clock = Callable[[], float]
 
 if hasattr(time, "CLOCK_BOOTTIME"):
 

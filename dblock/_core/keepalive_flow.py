@@ -72,6 +72,10 @@ class KeepAliveFlow:
         """Tie the leases to the client's new presence at once; wake the loop afterwards."""
         self.schedule.tie()
 
+    def latest(self, name: str) -> LeaseState | None:
+        """Return the latest lease of this lock, None if none is kept."""
+        return self.schedule.latest(name)
+
     def keeps_any(self) -> bool:
         """Return whether there is a lease to keep."""
         return self.schedule.keeps_any()

@@ -107,13 +107,14 @@ class LeaseState:
     """One grant in this process's hands. The module's docstring draws its states."""
 
     def __init__(
-        self, grant: Grant, ttl: float, *, keep_alive: bool = True, now: Callable[[], float] = clock.now
+        self, grant: Grant, ttl: float, *, keep_alive: bool = True, now: clock.Clock = clock.now, owner: object = None
     ) -> None:
         self.name: Final = grant.name
         self.token: Final = grant.token
         """The grant's number. It is a fencing token only if it is positive."""
         self.keep_alive: Final = keep_alive
         """Whether the keep-alive renews the lease in the background."""
+        self.owner: Final = owner  # tells the thread or task that acquired it from the others
         self._status = Status.HELD
         self._loss: Loss | None = None
         self._freed = False
@@ -253,7 +254,7 @@ class LeaseState:
 
     def lost_by_clock(self) -> Loss | None:
         """Return how the lease was lost, None if it was not. Checks the clock alone."""
-        if not self.ended and self.ours and self._now() >= self._trusted_until:
+        if self._now() >= self._trusted_until and not self.ended and self.ours:
             if self.left:
                 self.let_go()
             else:

@@ -40,6 +40,9 @@ class SocketState(enum.Enum):
     CLOSED = "closed"
 
 
+# Looked up once, because each lookup of a member costs as much as a call.
+_OPEN, _READABLE = SocketState.OPEN, SocketState.READABLE
+
 Probe = Callable[..., SocketState]
 """Probes a socket. With the argument True it gives the listener a moment to read what there is."""
 
@@ -88,9 +91,9 @@ class Presence:
         probe = self._probe
         if probe is not None:
             found = probe()
-            if found is SocketState.READABLE and now >= self.seen_open_at + self.grace * OWN_PART:
+            if found is _READABLE and now >= self.seen_open_at + self.grace * OWN_PART:
                 found = probe(True)
-            if self._probe is probe and found is SocketState.OPEN:
+            if self._probe is probe and found is _OPEN:
                 self.seen_open_at = now
                 return True
         return now < self.seen_open_at + self.grace * OWN_PART

@@ -54,6 +54,8 @@ class RenewalSchedule:
         self._flows = service
         self._now = now
         self._states: dict[LeaseState, None] = {}
+        self._latest: dict[str, LeaseState] = {}
+        """The latest lease of each lock."""
         self._reached = False
         """Whether the database replied to the last call."""
         self._took = 0.0
@@ -72,14 +74,18 @@ class RenewalSchedule:
         if state.keep_alive and not self._reached:
             state.reply_awaited()
         self._states[state] = None
+        self._latest[state.name] = state
 
     def discard(self, state: LeaseState) -> None:
         """Stop renewing this lease."""
         self._states.pop(state, None)
+        latest = self._latest.pop(state.name, None)
+        if latest is not None and latest is not state:
+            self._latest.setdefault(state.name, latest)
 
     def forget(self) -> None:
         """Drop all leases."""
-        self._states = {}
+        self._states, self._latest = {}, {}
         self._reached = False
         self._took = self._too_slow = 0.0
 
@@ -90,6 +96,10 @@ class RenewalSchedule:
     def tied_to(self, presence: Presence) -> list[LeaseState]:
         """Return the leases that are tied to this presence and have not ended."""
         return [state for state in list(self._states) if state.presence is presence and not state.ended]
+
+    def latest(self, name: str) -> LeaseState | None:
+        """Return the latest lease of this lock, None if none is kept."""
+        return self._latest.get(name)
 
     def keeps_any(self) -> bool:
         """Return whether there is a lease to renew or to release."""
@@ -263,7 +273,7 @@ class RenewalSchedule:
     def let_go(self, abandoned: list[LeaseState]) -> Flow[None]:
         """Release all leases that are still held, and the abandoned ones, for the last time."""
         last = [*self.held(), *self.releasable(abandoned)]
-        self._states = {}
+        self._states, self._latest = {}, {}
         return self._release(last, lambda grants: self._flows.release_all(grants, GIVE_UP_WITHIN))
 
     def _release(

@@ -60,6 +60,10 @@ class _KeepAliveBase:
         self.flow.tie()
         self._wake()
 
+    def latest(self, name: str) -> LeaseState | None:
+        """Return the latest lease of this lock, None if none is kept."""
+        return self.flow.latest(name)
+
     def keeps_any(self) -> bool:
         """Return whether there is a lease to keep."""
         return self.flow.keeps_any()

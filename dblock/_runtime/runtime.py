@@ -58,24 +58,24 @@ class RuntimeBase:
         self.flows = flows
         self.closed = False
         self._grace = grace
-        self._own: weakref.WeakValueDictionary[str, LeaseState] = weakref.WeakValueDictionary()
-        """The last lease of each lock, as long as there is one."""
-        self._owners: weakref.WeakKeyDictionary[LeaseState, object] = weakref.WeakKeyDictionary()
-        """What tells the thread or task that acquired a lease from the others."""
 
     def own_lease(self, name: str, owner: object = None) -> LeaseState | None:
         """Return the lease by which this client holds a lock. With `owner`, only if that thread or task acquired it."""
-        state = self._own.get(name)
+        state = self.keepalive.latest(name) if self.listener is not None else None
         if state is None or state.ended or not state.ours or state.lost_by_clock():
             return None
-        return state if owner is None or self._owners.get(state) == owner else None
+        return state if owner is None or state.owner == owner else None
 
-    def track(self, state: LeaseState, owner: object = None) -> None:
+    def track(self, state: LeaseState) -> None:
         """Hand a lease to the keep-alive, which renews it if it is kept alive and releases it in the end."""
-        self._own[state.name] = state
-        self._owners[state] = owner
         try:
-            self._hand_over(state)
+            with state.presence.lock if state.presence else contextlib.nullcontext():
+                self.keepalive.add(state)
+                if state.presence is not None and (state.presence.ended or state.in_doubt):
+                    # The presence was lost before the grant's reply came. Whether the lock was taken is not known.
+                    state.lose(Reason.UNREACHABLE)
+            if self._grace is not None:
+                self.listener.start()
         except Unavailable as error:
             # A thread could not be started. The caller gets the error instead of the lease, and gives the grant back.
             self.keepalive.discard(state)
@@ -90,15 +90,6 @@ class RuntimeBase:
             closed = ClientClosed()
             closed.granted = True
             raise closed
-
-    def _hand_over(self, state: LeaseState) -> None:
-        with state.presence.lock if state.presence else contextlib.nullcontext():
-            self.keepalive.add(state)
-            if state.presence is not None and (state.presence.ended or state.in_doubt):
-                # The presence was lost before the grant's reply came. Whether the lock was taken is not known.
-                state.lose(Reason.UNREACHABLE)
-        if self._grace is not None:
-            self.listener.start()
 
     def defer_cleanup(self, name: str, attempt: str) -> None:
         """Give up the attempt's grant and ticket later, because that was not possible now."""

@@ -35,6 +35,9 @@ _MESSAGES = frozenset(b"123ACDEINSTZnst")
 _HUNG_UP = sum(getattr(select, name, 0) for name in ("POLLHUP", "POLLERR", "POLLNVAL", "POLLRDHUP")) or 0x2038
 _INPUT = getattr(select, "POLLIN", 1)
 
+_OPEN = SocketState.OPEN
+"""The usual reply, looked up once, because each lookup of a member costs as much as a call."""
+
 
 def find_poll() -> Callable[[], Any] | None:
     """Return a poll() that reports when the other end has closed a socket, None if there is none."""
@@ -96,14 +99,8 @@ class SocketProbe:
 
     def __call__(self, patient: bool = False) -> SocketState:
         """Look at the socket. If `patient`, give the listener a moment to read what cannot be understood here."""
-        state = self._look()
-        until = time.monotonic() + READ_WITHIN if patient else 0.0
-        while state is SocketState.READABLE and time.monotonic() < until:
-            time.sleep(0.001)
-            state = self._look()
-        return state
-
-    def _look(self) -> SocketState:
+        if patient:
+            return self._look_patiently()
         if self._usual is None:
             return SocketState.CLOSED
         try:
@@ -112,7 +109,7 @@ class SocketProbe:
             except RuntimeError:  # another thread is polling at this moment
                 found = self._register().poll(0)
             if not found:
-                return SocketState.OPEN
+                return _OPEN
             if any(event & _HUNG_UP for _, event in found):
                 return SocketState.CLOSED
             return _meaning(self._handle.recv(_PEEKED, socket.MSG_PEEK))
@@ -120,6 +117,12 @@ class SocketProbe:
             return SocketState.OPEN  # the listener has just read it
         except (OSError, ValueError):
             return SocketState.CLOSED
+
+    def _look_patiently(self) -> SocketState:
+        until = time.monotonic() + READ_WITHIN
+        while (state := self()) is SocketState.READABLE and time.monotonic() < until:
+            time.sleep(0.001)
+        return state
 
     def close(self) -> None:
         """Close the handle, and with it this process's last hold on the connection. Closing twice does no harm."""

@@ -447,3 +447,15 @@ def test_outage_is_logged_once_and_its_end_once(driver: Driver, caplog: pytest.L
     assert len(caplog.messages) == 4, caplog.messages
     assert "again" in caplog.messages[2]
     assert states[0].remaining()
+
+
+def test_latest_lease_of_a_lock_is_found_until_it_is_discarded(driver: Driver) -> None:
+    older, newer, other = driver.state("a"), driver.state("a"), driver.state("b")
+    assert driver.schedule.latest("a") is newer
+    driver.schedule.discard(older)
+    assert driver.schedule.latest("a") is newer, "the end of an older lease hides no newer one"
+    driver.schedule.discard(newer)
+    assert driver.schedule.latest("a") is None
+    assert driver.schedule.latest("b") is other
+    driver.schedule.forget()
+    assert driver.schedule.latest("b") is None

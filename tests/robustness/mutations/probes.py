@@ -26,7 +26,7 @@ def _hide_hang_up() -> None:
     from dblock._core.presence import SocketState
     from dblock._runtime.socket_probe import SocketProbe
 
-    SocketProbe._look = lambda self: SocketState.OPEN  # type: ignore[method-assign]
+    SocketProbe.__call__ = lambda self, patient=False: SocketState.OPEN  # type: ignore[method-assign]
 
 
 BUGS = (
