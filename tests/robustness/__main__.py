@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     every = commands.add_parser("all", help="play the whole matrix, and write the report")
     every.add_argument("--out", type=Path, default=Path("robustness-report"), metavar="FOLDER", help="for the report")
     every.add_argument("--at-once", type=int, default=1, metavar="N", help="runs in parallel (default: 1)")
-    every.add_argument("--only", default="", metavar="TEXT", help="play only the runs whose name contains TEXT")
+    every.add_argument(
+        "--only", action="append", metavar="TEXT", help="play only the runs whose name contains TEXT (may be repeated)"
+    )
     every.set_defaults(do=_all)
     again = commands.add_parser("report", help="write the report from the results in FOLDER")
     again.add_argument("out", type=_folder, metavar="FOLDER")
@@ -148,9 +150,13 @@ def _keep_all(folder: Path, where: Path | None) -> None:
 
 def _all(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
-    entries = [(scenario, seed) for scenario, seed in matrix.full() if args.only in f"{scenario.name} {seed}"]
+    entries = [
+        (scenario, seed)
+        for scenario, seed in matrix.full()
+        if any(text in f"{scenario.name} {seed}" for text in args.only or [""])
+    ]
     if not entries:
-        _print(f"The name of no run contains {args.only!r}. An example of a name: 'mutex / freeze 7'.")
+        _print(f"The name of no run contains {' or '.join(args.only)!r}. An example of a name: 'mutex / freeze 7'.")
         return 2
     began = time.monotonic()
     done = 0

@@ -3,9 +3,9 @@
 The shipped flows, waiters, leases, keep-alive and listener of dblock run in simulated processes against a database in
 memory. Time is a number in a queue of events, and one random.Random decides everything that is random. Messages are
 late, overtaken, lost, or executed without a reply. Processes are stopped, cut off and killed, and their connections are
-closed. Callers give up and time out. An operator force-releases locks and reaps. The database crashes and forgets what
-was not on disk, or its standby is promoted and has not received it. All of that follows from the seed, so you can
-replay a run that fails step by step:
+closed. Callers give up and time out. An operator force-releases locks, reaps, terminates single sessions and restarts
+the database. The database crashes and forgets what was not on disk, or its standby is promoted and has not received it.
+All of that follows from the seed, so you can replay a run that fails step by step:
 
     python -m tests.robustness.simulation --seeds 100000 --processes 2
     python -m tests.robustness.simulation --seed 4711 --trace

@@ -45,7 +45,7 @@ class KeepAlive(_KeepAliveBase):
         """Keep this lease alive from now on."""
         due_sooner = self.flow.add(state)
         if self._task is None:
-            self._task = Task(self._client, self.flow.run(), perform=self._perform)
+            self._task = Task(self._client, self.flow.run(), perform=self._perform, keeps_alive=True)
         elif due_sooner:
             self._wake()
 
@@ -76,6 +76,8 @@ class Listener(_ListenerBase):
         self._client = client
         self._bell = Bell(client)
         super().__init__(cast(Any, None), client.flows, INSTALLATION, keepalive, grace)
+        self.flow.in_doubt.keepalive.ended_at = lambda: client.keepalive_session.ended_at
+        self.flow.in_doubt.keepalive.refused = lambda: client.keepalive_session.refused
 
     def _reset(self) -> None:
         self._task: Task | None = None
@@ -136,7 +138,9 @@ class Listener(_ListenerBase):
         elif client.cut_off:
             client.later(CONNECTS_WITHIN / client.rate, resume, ConnectFailed("timeout expired"))
         else:
-            resume(ConnectFailed("the database system is starting up", {connection.server: ServerState.STARTING}))
+            state = client.network.database.state
+            states = {} if state is ServerState.UNKNOWN else {connection.server: state}
+            resume(ConnectFailed(f"the database system is {state.value}", states))
 
     def _notified(self, connection: Connection, payload: str) -> None:
         if self.flow.connection is connection:

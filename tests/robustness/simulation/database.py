@@ -1,8 +1,9 @@
-"""The database server: the store, its disk and its standbys. It may crash, and a standby may be promoted.
+"""The database server: the store, its disk and its standbys. It may crash or be restarted, and a standby be promoted.
 
-A crash forgets what was not flushed: asynchronous commits. A promotion forgets what the standby had not received,
-synchronous commits included. After a promotion another standby may be promoted that never received anything from the
-first one, or the old primary, which was only frozen, may return. Both forget all that was committed in between.
+A planned restart forgets nothing, but no presence from before it counts afterwards. A crash forgets what was not
+flushed: asynchronous commits. A promotion forgets what the standby had not received, synchronous commits included.
+After a promotion another standby may be promoted that never received anything from the first one, or the old primary,
+which was only frozen, may return. Both forget all that was committed in between.
 
 All nodes have the same clock.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from dblock._core.listener_failures import ServerState
 from tests.robustness.simulation.fence import Fence
 from tests.robustness.simulation.store import Store
 from tests.robustness.simulation.tables import Tables
@@ -31,6 +33,11 @@ class Database:
         self.store = store
         self.fence = fence
         self.up = True
+        self.state = ServerState.UNKNOWN
+        """What it replies to new connections. While that is unknown, it accepts them if it is up.
+
+        A server that shuts down may be up, and let its sessions continue until they end: a smart shutdown.
+        """
         self.mortal = mortal
         """Whether it may crash or be replaced. Then the contents of each disk matter."""
         self.promoted_at = -1.0
@@ -41,6 +48,11 @@ class Database:
         """The contents of a standby that has received nothing since the last promotion."""
         self._frozen: tuple[Tables, int] | None = None
         """The contents and the start of the server before the last promotion."""
+
+    @property
+    def accepts(self) -> bool:
+        """Whether it accepts new connections."""
+        return self.up and self.state is ServerState.UNKNOWN
 
     def call(self, session: int | None, act: Callable[[], T]) -> T:
         """Run a function in one transaction."""
@@ -61,13 +73,18 @@ class Database:
         """Send the contents of the disk to the standby."""
         self._received = self._flushed.copy()
 
+    def restart(self) -> None:
+        """End all sessions and start again, as an administrator plans it: everything is on disk."""
+        self.flush()
+        self._start_again()
+
     def crash(self) -> None:
         """Forget what was not flushed, and end all sessions."""
         sequence = max(self._flushed.sequence, self.store.tables.sequence)
         self.store.tables = self._flushed.copy()
         self.store.tables.sequence = sequence + self.world.random.randrange(MINTED_AHEAD)
         self._sibling = self._frozen = None
-        self._restart()
+        self._start_without_unlogged()
 
     def promote(self) -> None:
         """Continue with the standby."""
@@ -95,12 +112,15 @@ class Database:
     def _continue_with(self, tables: Tables) -> None:
         self.store.tables = tables.copy()
         self.promoted_at = self.world.now
-        self._restart()
+        self._start_without_unlogged()
         self.flush()
 
-    def _restart(self) -> None:
-        self._starts += 1
-        self.store.incarnation = self._starts
+    def _start_without_unlogged(self) -> None:
         self.store.marks.clear()
         self.store.queues.clear()
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self._starts += 1
+        self.store.incarnation = self._starts
         self.store.sessions.clear()

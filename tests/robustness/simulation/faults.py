@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
+from psycopg import errors as pg
+
+from dblock._core.listener_failures import ServerState
 from tests.robustness.simulation.client import Client
 
 if TYPE_CHECKING:
@@ -12,6 +15,9 @@ if TYPE_CHECKING:
 
 LONGEST = 4.0
 """Seconds for which a process is stopped or cut off at most: longer than any lease here lasts."""
+
+TERMINATED = 0.5
+"""The share of closed connections whose session an administrator has terminated: the server says so and goes on."""
 
 RETURNS_AFTER = 1.001
 """Seconds after which a primary that was frozen is the leader again, at least."""
@@ -35,6 +41,7 @@ class Faults:
             self.force_release: 1.5,
             self.reap: 1.0,
             self.die: 0.6,
+            self.restart: 1.2,
         }
         if run.database.mortal:
             kinds[self.crash] = 0.6
@@ -85,13 +92,20 @@ class Faults:
         self._say(client.name, "is not cut off any more")
         client.cut_off = False
 
-    def hang_up(self) -> Client | None:
+    def hang_up(self, sessions: Container[int] | None = None) -> Client | None:
+        """Close the connection of one listener, only of one with such a session if they are named."""
         connections = [one for one in self._run.network.connections.values() if not one.process.cut_off]
+        if sessions is not None:
+            connections = [one for one in connections if one.session in sessions]
         if not connections:
             return None
         connection = self._world.random.choice(connections)
-        self._say(connection.process.name, "its listener's connection is closed")
-        self._run.network.hang_up(connection)
+        if self._world.chance(TERMINATED):
+            self._say(connection.process.name, "its listener's session is terminated by an administrator")
+            self._run.network.hang_up(connection, pg.AdminShutdown("terminating connection"))
+        else:
+            self._say(connection.process.name, "its listener's connection is closed")
+            self._run.network.hang_up(connection)
         return next(client for client in self._run.clients if client is connection.process)
 
     def lose_touch(self) -> None:
@@ -147,6 +161,54 @@ class Faults:
             gone = database.call(None, lambda: database.store.reap(idle))
             self._say("operator", f"reaps {gone} locks idle for {idle} s")
 
+    def restart(self) -> None:
+        """Shut the server down and start it again: all sessions end, at once or after a while."""
+        database = self._run.database
+        if not database.accepts:
+            return
+        database.state = ServerState.SHUTTING_DOWN
+        if self._world.chance(0.5):
+            self._say("database", "waits until its sessions end")
+            seconds = self._world.random.uniform(0.05, 3.0)
+            self._world.after(seconds / 2 * self._world.random.random(), self._lose_client)
+            self._world.after(seconds, self._end_sessions)
+        else:
+            self._end_sessions()
+
+    def _lose_client(self) -> None:
+        """Close both connections of the first client that holds a lock with a queue while the server waits."""
+        database, store, now = self._run.database, self._run.store, self._world.now
+        if not database.up or database.accepts:
+            return
+        held = [row for row in store.tables.rows.values() if row.waiting and row.expires_at > now]
+        marks = [store.marks.get(row.presence or "") for row in held]
+        client = self.hang_up({mark.session for mark in marks if mark is not None})
+        if client is None:
+            self._world.after(0.1, self._lose_client)
+        else:
+            client.keepalive_session.end(terminated=False)
+
+    def _end_sessions(self) -> None:
+        database, chance = self._run.database, self._world.random
+        if not database.up or database.accepts:
+            return
+        self._say("database", "ends all sessions and shuts down")
+        self._run.network.shut_down()
+        for client in self._run.clients:
+            client.keepalive_session.end(terminated=not client.cut_off)
+        database.restart()
+        database.up = False
+        down_for, starts_for = chance.uniform(0.01, 0.5), chance.uniform(0.01, 0.5)
+        if chance.random() < 0.5:
+            self._world.after(down_for * chance.random(), self._now_is, ServerState.UNKNOWN)
+        self._world.after(down_for, self._now_is, ServerState.STARTING)
+        self._world.after(down_for + starts_for, self.come_up)
+
+    def _now_is(self, state: ServerState) -> None:
+        if not self._run.database.up:
+            self._say("database", f"is {state.value}")
+            self._run.database.state = state
+
     def crash(self) -> None:
         self._replace(self._run.database.crash, "crashes")
 
@@ -168,14 +230,14 @@ class Faults:
             self._say("database", what)
             self._run.network.crash()
             act()
-            database.up = False
+            database.up, database.state = False, ServerState.STARTING
             self._run.checks.database_replaced()
             self._world.after(self._world.random.uniform(least, least + 1.0), self.come_up)
 
     def come_up(self) -> None:
-        if not self._run.database.up:
+        if not self._run.database.accepts:
             self._say("database", "is up")
-            self._run.database.up = True
+            self._run.database.up, self._run.database.state = True, ServerState.UNKNOWN
 
     def _flush(self) -> None:
         """Flush asynchronous commits every now and then, as the WAL writer does. The standby follows."""

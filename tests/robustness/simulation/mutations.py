@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import dblock._core.acquire
@@ -18,7 +18,9 @@ from dblock._core.acquire import LockFlows
 from dblock._core.doubtful_presences import DoubtfulPresences
 from dblock._core.effects import Flow
 from dblock._core.lease_state import LeaseState
+from dblock._core.listener_failures import ServerState
 from dblock._core.listener_flow import ListenerFlow
+from dblock._core.presence import Presence
 from dblock._core.replies import Grant
 from tests.robustness.simulation.run import Run
 from tests.robustness.simulation.tables import Row, Ticket
@@ -326,6 +328,30 @@ def withdrawal_ignored(run: Run) -> Iterator[None]:
 def doubtful_presence_forgotten(run: Run) -> Iterator[None]:
     """Make the listener forget a presence whose connection is gone: neither withdraw it nor give its leases up."""
     with _instead(DoubtfulPresences, "add", lambda doubtful, presence, terminated=False: presence.end()):
+        yield
+
+
+@_bug
+def termination_taken_for_a_restart(run: Run) -> Iterator[None]:
+    """Make the listener take the end of its own session for the end of the server."""
+
+    def add(doubtful: DoubtfulPresences, presence: Presence, terminated: bool = False) -> None:
+        before(doubtful, presence, terminated)
+        if terminated:
+            doubtful.end(presence)
+
+    with _instead(DoubtfulPresences, "add", add) as before:
+        yield
+
+
+@_bug
+def shutdown_taken_for_its_end(run: Run) -> Iterator[None]:
+    """Make the listener take a server that is shutting down for one that has ended all sessions."""
+
+    def servers_are(doubtful: DoubtfulPresences, states: Mapping[str, ServerState], at: float) -> None:
+        before(doubtful, dict.fromkeys(states, ServerState.STARTING), at)
+
+    with _instead(DoubtfulPresences, "servers_are", servers_are) as before:
         yield
 
 

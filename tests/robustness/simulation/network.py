@@ -163,7 +163,7 @@ class Network:
 
     def connect(self, connection: Connection) -> int | None:
         """Open a connection. None while the database accepts none."""
-        if not self.database.up or connection.process.cut_off:
+        if not self.database.accepts or connection.process.cut_off:
             return None
         self._sessions += 1
         self.database.store.sessions.add(self._sessions)
@@ -177,19 +177,24 @@ class Network:
         self.channels.pop(session, None)
         self.connections.pop(session, None)
 
-    def hang_up(self, connection: Connection) -> None:
-        """Cut a connection. The database sees it now, the process's machine a moment later, even if it is stopped."""
+    def hang_up(self, connection: Connection, told: psycopg.Error | None = None) -> None:
+        """Cut a connection. The database sees it now, the process's machine a moment later, even if it is stopped.
+
+        `told` is the server's last message. Without one, only the connection ends.
+        """
         self.end_session(connection.session)
-        self.world.after(self.world.random.uniform(0, 0.01), connection.hung_up, psycopg.OperationalError("closed"))
+        told = told or psycopg.OperationalError("closed")
+        self.world.after(self.world.random.uniform(0, 0.01), connection.hung_up, told)
+
+    def shut_down(self) -> None:
+        """End all sessions with a message, as a server does that shuts down."""
+        for connection in list(self.connections.values()):
+            self.hang_up(connection, pg.AdminShutdown("terminating connection due to administrator command"))
 
     def crash(self) -> None:
         """Cut all connections, as a server does that restarts after a crash. It says so where it still can."""
-        for session, connection in list(self.connections.items()):
-            self.end_session(session)
-            told: psycopg.Error = pg.CrashShutdown("the server restarts")
-            if self.world.chance(0.3):
-                told = psycopg.OperationalError("closed")
-            self.world.after(self.world.random.uniform(0, 0.01), connection.hung_up, told)
+        for connection in list(self.connections.values()):
+            self.hang_up(connection, None if self.world.chance(0.3) else pg.CrashShutdown("the server restarts"))
 
 
 def _told(sql: bytes, args: Args) -> str:

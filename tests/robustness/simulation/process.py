@@ -25,7 +25,7 @@ from dblock._core.effects import (
     Spawn,
     Wait,
 )
-from dblock._core.listener_failures import ConnectionFailed, Failure
+from dblock._core.listener_failures import ConnectionFailed, Failure, ServerState
 from dblock._core.presence import SocketState
 from dblock._core.waiters import LocalWaiter, LocalWaiters
 from dblock._runtime.error_mapping import is_overdue
@@ -151,12 +151,17 @@ class Task:
         flow: Flow[Any],
         done: Callable[[Any], object] | None = None,
         perform: Callable[[Any, Resume], bool] = lambda effect, resume: False,
+        keeps_alive: bool = False,
     ) -> None:
-        """`perform` starts effects that a process alone cannot perform, and returns False for all others."""
+        """`perform` starts effects that a process alone cannot perform, and returns False for all others.
+
+        `keeps_alive` means that its calls are made over the keep-alive's connection.
+        """
         self._process = process
         self._flow = flow
         self._done = done
         self._perform_first = perform
+        self._keeps_alive = keeps_alive
         self._turn = 0
         """The number of the effect under way. A result of an earlier effect comes too late."""
         self.over = False
@@ -194,9 +199,9 @@ class Task:
         if self._perform_first(effect, resume):
             return
         if isinstance(effect, Call):
-            self._call(effect, resume)
+            self._call(effect, resume, self._keeps_alive)
         elif isinstance(effect, CallOverKeepAlive):
-            self._call(effect.call, resume)
+            self._call(effect.call, resume, True)
         elif isinstance(effect, CallOver):
             self._call_over(effect, resume)
         elif isinstance(effect, Wait):
@@ -223,14 +228,17 @@ class Task:
         sql, args = effect.call.sql, effect.call.args
         self._message = process.network.send(process, sql, args, effect.within, connection, answered)
 
-    def _call(self, call: Call, resume: Resume) -> None:
-        process = self._process
+    def _call(self, call: Call, resume: Resume, keeps_alive: bool) -> None:
+        process, database = self._process, self._process.network.database
         within = min(call.within, process.patience)
         turn, sent = self._turn, 0
 
         def send(sql: bytes) -> None:
             nonlocal sent
             sent += 1
+            if sent == 2 and database.up and not database.accepts and not process.cut_off:
+                process.later(process.network.delay(), answered, psycopg.OperationalError("no new connection"))
+                return
             self._message = process.network.send(process, sql, call.args, within, None, answered)
 
         def answered(result: Any) -> None:
@@ -249,11 +257,17 @@ class Task:
                 elif sent == 1:
                     send(call.again or call.sql)
                 else:
+                    if keeps_alive:
+                        process.keepalive_session.refused_by(database.state)
                     resume(Unavailable("The database could not be asked."))
                 return
             resume(result)
 
-        send(call.sql)
+        if keeps_alive and process.keepalive_session.has_ended(database.accepts):
+            sent = 1
+            send(call.again or call.sql)
+        else:
+            send(call.sql)
 
     def _end(self, result: Any) -> None:
         self.over = True
@@ -269,9 +283,39 @@ def failed(error: psycopg.Error) -> ConnectionFailed:
         failure = Failure.SILENT
     elif isinstance(error, pg.CrashShutdown):
         failure = Failure.SERVER_RESTARTED
+    elif isinstance(error, pg.AdminShutdown):
+        failure = Failure.TERMINATED
     else:
         failure = Failure.CLOSED
     return ConnectionFailed(str(error), failure)
+
+
+class KeepAliveSession:
+    """What a process knows of the session of its keep-alive and of the server behind it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.ended_at = -math.inf
+        """When the process read that the server has ended it."""
+        self.refused: tuple[dict[str, ServerState], float] = {}, -math.inf
+        self._clock = clock
+        self._ended = self._terminated = False
+
+    def end(self, terminated: bool) -> None:
+        """End it. `terminated` means that the server says so."""
+        self._ended, self._terminated = True, terminated
+
+    def has_ended(self, replaceable: bool) -> bool:
+        """Return whether the next call over it fails. Then there is another session, if there can be one."""
+        ended, terminated = self._ended, self._terminated
+        self._ended, self._terminated = ended and not replaceable, False
+        if ended and terminated:
+            self.ended_at = self._clock()
+        return ended
+
+    def refused_by(self, state: ServerState) -> None:
+        """Record in which state the server refuses a connection. A server that does not reply is in none."""
+        if state is not ServerState.UNKNOWN:
+            self.refused = {Connection.server: state}, self._clock()
 
 
 class Process:
@@ -292,6 +336,7 @@ class Process:
         """Whether its listener gets no new connection."""
         self.deaf = False
         """Whether notifications never reach it, as behind a pooler."""
+        self.keepalive_session = KeepAliveSession(self.clock)
         self._began = world.random.uniform(0, 1000)
         self._put_off: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
 
