@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tests.robustness.mutations import ONLY_SLOW, Bug
+from tests.robustness.mutations import ONLY_SLOW, Bug, all_bugs
 from tests.robustness.scenarios import Outcome, Scenario, play
 
 
@@ -35,6 +35,14 @@ def hunt(bug: Bug, seeds: Iterable[int] = range(5)) -> Caught | None:
 def control(bug: Bug, seed: int = 0) -> Outcome:
     """Play the bug's scenario without the bug, but with all its delays."""
     return play(scenario(bug), seed, bug=bug.name + ONLY_SLOW)
+
+
+def hunt_and_control(name: str, with_control: bool) -> tuple[Caught | None, list[str]]:
+    """Hunt a bug, and return what a control run found too, if one is wanted."""
+    bug = all_bugs()[name]
+    caught = hunt(bug)
+    outcome = control(bug) if with_control else None
+    return caught, [*outcome.violations, *map(str, outcome.trouble)] if outcome else []
 
 
 def scenario(bug: Bug) -> Scenario:

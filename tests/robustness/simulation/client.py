@@ -6,6 +6,7 @@ they are. This module only performs their effects, as dblock._runtime.keepalive 
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 from dblock._core.acquire import LockFlows
@@ -133,6 +134,7 @@ class Listener(_ListenerBase):
         if session is not None:
             connection.session = session
             connection.on_end = self._wake
+            connection.look = lambda: self._look(connection)
             connection.notified = lambda payload: self._notified(connection, payload)
             resume(connection)
         elif client.cut_off:
@@ -141,6 +143,15 @@ class Listener(_ListenerBase):
             state = client.network.database.state
             states = {} if state is ServerState.UNKNOWN else {connection.server: state}
             resume(ConnectFailed(f"the database system is {state.value}", states))
+
+    def _look(self, connection: Connection) -> None:
+        """Look at a socket that closes now, as the loop has last done: it looks now and then while it waits."""
+        client, presence, every = self._client, self._client.flows.presence, self.flow.look_every()
+        if presence is None or self.flow.connection is not connection or every == math.inf or client.stopped:
+            return
+        looked_at = client.clock() - client.world.random.uniform(0, every)
+        if looked_at > max(presence.seen_open_at, client.continued_at):
+            presence.stands(looked_at)
 
     def _notified(self, connection: Connection, payload: str) -> None:
         if self.flow.connection is connection:

@@ -327,7 +327,10 @@ def withdrawal_ignored(run: Run) -> Iterator[None]:
 @_bug
 def doubtful_presence_forgotten(run: Run) -> Iterator[None]:
     """Make the listener forget a presence whose connection is gone: neither withdraw it nor give its leases up."""
-    with _instead(DoubtfulPresences, "add", lambda doubtful, presence, terminated=False: presence.end()):
+    with (
+        _instead(DoubtfulPresences, "add", lambda doubtful, presence, terminated=False: presence.end()),
+        _instead(DoubtfulPresences, "_remove", lambda doubtful, presence: None),
+    ):
         yield
 
 

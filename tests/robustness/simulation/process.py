@@ -113,6 +113,8 @@ class Connection:
         self.error: psycopg.Error | None = None
         """Why it is closed, as the machine knows even while the process is stopped."""
         self.on_end: Callable[[], object] = lambda: None
+        self.look: Callable[[], object] = lambda: None
+        """Looks at the socket as its process last did before the connection closed."""
         self.notified: Callable[[str], object] = lambda payload: None
         self._network = network
 
@@ -126,6 +128,7 @@ class Connection:
 
     def hung_up(self, error: psycopg.Error) -> None:
         """Close it at the other end."""
+        self.look()
         self.error = error
         self.process.later(0.0, self.on_end)
 
@@ -330,6 +333,8 @@ class Process:
         self.patience = max(patience, 1.0)
         self.dead = False
         self.stopped = False
+        self.continued_at = -math.inf
+        """When it last continued after a stop, by its own clock."""
         self.cut_off = False
         """Whether nothing gets through between it and the database."""
         self.refused = False
@@ -370,7 +375,7 @@ class Process:
 
     def go_on(self) -> None:
         """Let it continue, with all that has happened in the meantime."""
-        self.stopped = False
+        self.stopped, self.continued_at = False, self.clock()
         put_off, self._put_off = self._put_off, []
         for act, args in put_off:
             self.later(0.0, act, *args)
