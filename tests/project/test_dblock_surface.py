@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import pickle
 import subprocess
@@ -155,7 +156,8 @@ def test_no_module_is_much_over_four_hundred_lines() -> None:
 
 
 def test_the_import_takes_less_than_150_ms() -> None:
-    script = "import time; began = time.perf_counter(); import dblock; print(time.perf_counter() - began)"
+    """In the time of a core, to which a busy machine adds little."""
+    script = "import time; began = time.process_time(); import dblock; print(time.process_time() - began)"
     times = [float(subprocess.check_output([sys.executable, "-c", script])) for _ in range(7)]
     # The quickest: whatever else the machine does can only add to it.
     assert min(times) < 0.150, times
@@ -169,6 +171,7 @@ def test_the_import_starts_nothing_and_brings_in_no_driver() -> None:
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "1 []"
 
 
+@functools.cache
 def _modules() -> dict[str, Path]:
     """Return the modules of the package by name, without `dblock.__init__`, which only re-exports."""
     found = {}
@@ -183,6 +186,7 @@ def _package(module: str) -> str:
     return module.split(".")[0]
 
 
+@functools.cache
 def _imports(path: Path) -> set[str]:
     """Return the modules of the package that a module imports at run time, anywhere in its code."""
     known, found = _modules(), set()
@@ -197,6 +201,7 @@ def _imports(path: Path) -> set[str]:
     return found - {""}
 
 
+@functools.cache
 def _all_imports(path: Path) -> set[str]:
     """Return the names of all modules that a module imports at run time, anywhere in its code."""
     found: set[str] = set()

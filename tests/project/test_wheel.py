@@ -45,6 +45,7 @@ def test_wheel_holds_the_package_its_sql_and_its_migrations(unpacked: Path) -> N
     assert not {name for name in names if name.startswith(("tests/", "bench/", "alembic/"))}
 
 
+@pytest.mark.second_stage
 def test_wheel_installs_its_schema_and_locks(unpacked: Path, bare_dsn: str) -> None:
     assert str(unpacked) in run(unpacked, "-c", "import dblock; print(dblock.__file__)")
     assert "Installed" in run(unpacked, "-m", "dblock.cli", "install", "--dsn", bare_dsn)

@@ -190,6 +190,7 @@ def test_tokens_rise_at_a_second_promotion_too(own_server: Server) -> None:
     assert 0 < time.time() - tokens[-1] / 1e6 < 10
 
 
+@pytest.mark.second_stage
 def test_no_token_repeats_after_a_recovery_to_a_point_in_time(own_server: Server) -> None:
     """The sequence has forgotten the tokens granted after that point, but the resources that saw them have not."""
     with copy_of(own_server) as copy:

@@ -29,6 +29,7 @@ def test_open_snapshot_makes_the_table_grow_only_while_it_is_open() -> None:
     verified(snapshots.measure(1_500, durable=False))
 
 
+@pytest.mark.second_stage
 def test_client_has_three_connections_and_leaves_nothing_behind() -> None:
     assert verified(clients.measure(2, 4, durable=False)).numbers["connections"] == clients.CONNECTIONS
 

@@ -24,6 +24,7 @@ def some(names: list[str]) -> list[object]:
 SETTINGS = {f"{setting.kind} {setting.flags}".strip(): setting for setting in check.SETTINGS}
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("name", some([*SETTINGS]))
 def test_protocol_model_has_no_violation(name: str) -> None:
     found = check.search(SETTINGS[name])
@@ -31,6 +32,7 @@ def test_protocol_model_has_no_violation(name: str) -> None:
     assert found.states > 10_000, "too few states were searched"
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("bug", some([*check.BUGS]))
 def test_seeded_bug_violates_the_model(bug: str) -> None:
     assert check.seeded(bug).error in check.VIOLATIONS.values()

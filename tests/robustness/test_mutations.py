@@ -26,6 +26,7 @@ def _when(name: str, quick: tuple[str, ...]) -> list[pytest.MarkDecorator]:
     return [] if name == quick[0] else [pytest.mark.second_stage]
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("bug", some(QUICK))
 def test_checker_finds_the_inserted_bug(bug: Bug) -> None:
     caught = hunt(bug)

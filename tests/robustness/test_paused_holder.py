@@ -88,6 +88,7 @@ def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int,
     return reports
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("times", [1, *first(0, [3]), pytest.param(20, marks=pytest.mark.long)])
 def test_stopped_holder_finds_its_lease_lost_when_it_resumes(dsn: str, times: int) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:

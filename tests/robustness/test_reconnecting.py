@@ -27,6 +27,7 @@ def wait_for_renewal(lease: dblock.Lease) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.second_stage
 def test_leases_survive_a_restart(own_server: Server) -> None:
     with dblock.Client(own_server.url, presence=None) as client:
         lease = client.lock("a", ttl=9).acquire()
@@ -53,6 +54,7 @@ def test_leases_survive_a_move_to_another_host_of_the_dsn(dsn: str) -> None:
             assert lease.release() is True
 
 
+@pytest.mark.second_stage
 def test_lease_lost_in_a_failover_has_the_right_reason(own_server: Server) -> None:
     """The lease granted after the standby was cut off is lost. The lease that was replicated before is kept."""
     with standby_of(own_server) as standby:
@@ -100,6 +102,7 @@ def test_acknowledged_grant_survives_a_synchronous_failover(own_server: Server) 
                     assert holder.token == token
 
 
+@pytest.mark.second_stage
 def test_lock_of_a_killed_holder_is_granted_again_after_its_ttl(dsn: str) -> None:
     script = (
         "import dblock, sys; client = dblock.Client(sys.argv[1], presence=None);"

@@ -15,6 +15,7 @@ FOUND_WITHIN = 1500
 """Seeds within which every bug is found; most take fewer than a hundred."""
 
 
+@pytest.mark.second_stage
 def test_everything_holds_in_some_hundred_worlds() -> None:
     summary = run_batch(range(SEEDS))
     assert not summary.failures, str(summary)

@@ -156,6 +156,7 @@ def test_command_line_shows_every_name_escaped(
         assert not raw(capsys.readouterr().err)
 
 
+@pytest.mark.second_stage
 def test_terminal_receives_no_control_characters_from_names(written: list[str], shell: Shell) -> None:
     for arguments in (["ls"], ["ls", "--json"]):
         with Terminal(shell.command(*arguments), columns=200, rows=60) as terminal:

@@ -26,6 +26,15 @@ while True:
 """
 
 
+def too_late_to_renew(lateness: float, ttl: float) -> bool:
+    """Return whether a lease may have been lost only because the machine was late.
+
+    A renewal is due after a third of the ttl. Then three processes wake up one after another: the client, the server
+    that renews, and the client that reads the reply.
+    """
+    return 3 * lateness > ttl * 2 / 3
+
+
 @contextmanager
 def measured() -> Iterator[Callable[[], float]]:
     """Yield a function that returns by how many seconds a sleeping process was late at most, since this began."""

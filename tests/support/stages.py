@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 FIRST = (
-    "test_quality",
     "test_run",
-    "test_conformance",
     "test_doctor",
+    "test_conformance",
     "test_embedded",
+    "test_presence",
+    "test_examples",
+    "test_watch",
     "test_database",
     "test_leases",
     "test_config",

@@ -30,6 +30,7 @@ def locks(dsn: str) -> list[tuple[str, bool]]:
     return [(name, held) for name, held in found]
 
 
+@pytest.mark.second_stage
 def test_role_that_may_only_lock_gets_every_figure(shell: Shell, dsn: str, role: str) -> None:
     schema.grant(dsn, role)
     began = time.monotonic()
@@ -116,6 +117,7 @@ def test_database_that_goes_away_is_exit_code_69(shell: Shell, dsn: str, phase: 
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.second_stage
 def test_bench_gives_up_on_a_database_that_stops_replying(shell: Shell, dsn: str) -> None:
     with Proxy(dsn) as proxy:
         proxy.fall_silent_at(b"SELECT 1")

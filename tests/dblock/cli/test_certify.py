@@ -43,6 +43,7 @@ def left(dsn: str) -> list[Any]:
         ).fetchall()
 
 
+@pytest.mark.second_stage
 @pytest.mark.needs_presence
 @pytest.mark.usefixtures("_short")
 def test_certificate_says_what_holds_with_figures(shell: Shell, bare_dsn: str) -> None:

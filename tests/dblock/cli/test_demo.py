@@ -158,6 +158,7 @@ def test_demo_ended_by_a_signal_leaves_nothing(shell: Shell, dsn: str) -> None:
             assert not (shell.folder / f"{number}.svg").exists()
 
 
+@pytest.mark.second_stage
 def test_repeated_ctrl_c_does_not_disturb_the_cleanup(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
     process = shell.start("demo")
     output, pids = heard_until(process, "bob    joins the queue for the lock")
@@ -176,6 +177,7 @@ def test_repeated_ctrl_c_does_not_disturb_the_cleanup(shell: Shell, dsn: str, ow
     assert name not in schemas(dsn)
 
 
+@pytest.mark.second_stage
 def test_database_that_goes_away_is_exit_code_69(shell: Shell, dsn: str) -> None:
     with Proxy(dsn) as proxy:
         process = shell.start("demo", dsn=proxy.dsn)

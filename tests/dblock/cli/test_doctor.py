@@ -250,7 +250,13 @@ TROUBLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
+def of_each_check(troubles: dict[str, tuple[str, str, str]]) -> list[Any]:
+    """Return the names of the troubles: the first of each check for the first stage, the others for the second."""
+    firsts = {check: name for name, (check, *_) in reversed(troubles.items())}.values()
+    return [name if name in firsts else pytest.param(name, marks=pytest.mark.second_stage) for name in troubles]
+
+
+@pytest.mark.parametrize("trouble", of_each_check(TROUBLES))
 def test_trouble_is_found_alone_and_its_fix_works(dsn: str, role: str, trouble: str) -> None:
     schema.grant(dsn, role, may=["lock", "see"])
     check, level, statement = TROUBLES[trouble]
@@ -331,10 +337,15 @@ def test_altered_tables_are_an_error(dsn: str, statement: str, what: str) -> Non
     ("name", "value", "check", "level"),
     [
         ("fsync", "off", "fsync", "error"),
-        ("full_page_writes", "off", "full-page-writes", "error"),
-        ("synchronous_commit", "off", "synchronous-commit", "warning"),
-        ("autovacuum", "off", "autovacuum", "warning"),
-        ("idle_session_timeout", "1h", "idle-session-timeout", "warning"),
+        *(
+            pytest.param(*case, marks=pytest.mark.second_stage)
+            for case in (
+                ("full_page_writes", "off", "full-page-writes", "error"),
+                ("synchronous_commit", "off", "synchronous-commit", "warning"),
+                ("autovacuum", "off", "autovacuum", "warning"),
+                ("idle_session_timeout", "1h", "idle-session-timeout", "warning"),
+            )
+        ),
     ],
 )
 def test_server_setting_is_found_and_its_fix_works(dsn: str, name: str, value: str, check: str, level: str) -> None:
@@ -349,6 +360,7 @@ def test_local_commit_is_fine_without_synchronous_standbys(dsn: str) -> None:
     assert found(dsn) == []
 
 
+@pytest.mark.second_stage
 def test_standbys_are_checked_in_every_state(healthy: Server, dsn: str) -> None:
     """Attached but not waited for; waited for and connected; waited for and gone; and examined itself."""
     with copy_of(healthy, "--write-recovery-conf") as standby:
@@ -556,6 +568,7 @@ def test_updates_hindered_by_the_fillfactor_are_found(dsn: str) -> None:
     assert found(dsn) == []
 
 
+@pytest.mark.second_stage
 def test_dead_rows_are_found(dsn: str) -> None:
     play(
         dsn,
@@ -569,6 +582,7 @@ def test_dead_rows_are_found(dsn: str) -> None:
     assert found(dsn) == []
 
 
+@pytest.mark.second_stage
 def test_mostly_empty_table_is_found(dsn: str) -> None:
     play(
         dsn,
@@ -611,6 +625,7 @@ def test_transactions_that_do_not_hold_back_vacuum_are_not_reported(dsn: str, he
         assert repr("postgres") in only(dsn, "old-snapshot", "warning", age=0).what
 
 
+@pytest.mark.second_stage
 def test_forgotten_prepared_transaction_is_found(dsn: str) -> None:
     play(dsn, "BEGIN; CREATE TABLE t (); PREPARE TRANSACTION 'it''s'")
     assert found(dsn) == []
@@ -631,6 +646,7 @@ def test_unused_replication_slot_is_found_by_its_lag(dsn: str, monkeypatch: pyte
         play(dsn, "SELECT pg_drop_replication_slot('forgotten')")
 
 
+@pytest.mark.second_stage
 def test_unused_replication_slot_is_found_by_its_age(dsn: str) -> None:
     if major() < 17:
         pytest.skip("servers before Postgres 17 do not record since when a slot is unused")
@@ -762,7 +778,7 @@ def test_unreachable_database_is_exit_code_69(shell: Shell) -> None:
     assert done.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("when", [b"pg_settings", b"pg_stat_replication", b"distributed_locks", b"ROLLBACK"])
+@pytest.mark.parametrize("when", first(1, [b"pg_settings", b"pg_stat_replication", b"distributed_locks", b"ROLLBACK"]))
 def test_database_that_dies_during_the_examination_is_exit_code_69(shell: Shell, dsn: str, when: bytes) -> None:
     with Proxy(dsn) as proxy:
         proxy.fall_silent_at(when)
@@ -813,6 +829,7 @@ def test_examination_writes_nothing(dsn: str) -> None:
         assert connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone() == (before[0] + 1,)
 
 
+@pytest.mark.second_stage
 def test_terminal_shows_the_running_check(shell: Shell, dsn: str, tmp_path: Path) -> None:
     with Proxy(dsn, tmp_path) as proxy:
         proxy.delay = 0.02

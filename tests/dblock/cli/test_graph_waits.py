@@ -144,6 +144,7 @@ def test_pattern_selects_locks_and_everything_connected() -> None:
     assert set(select(graph, "[ab]").locks) == set()
 
 
+@pytest.mark.second_stage
 def test_chain_of_1500_waits_is_drawn() -> None:
     number = 1500
     locks = [held_lock(f"l{one:04}", f"p{one:04}") for one in range(number)]

@@ -14,6 +14,7 @@ import pytest
 import dblock
 from dblock.cli.context import CommandContext
 from dblock.cli.watch.stream import _warn
+from tests.support.machine import measured, too_late_to_renew
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell, ended, until
 from tests.support.terminal import Terminal
@@ -126,16 +127,17 @@ def test_history_records_every_grant_on_request(shell: Shell, client: dblock.Cli
 
 def test_switching_the_record_costs_no_lease(shell: Shell, dsn: str, client: dblock.Client) -> None:
     """While an open transaction keeps the command from the table, renewals must not wait behind the command."""
-    lease = client.lock("a", ttl=1).acquire()
     shell.run("history", "--record", "all")
-    with psycopg.connect(dsn) as other:
-        other.execute("SELECT 1 FROM dblock.distributed_locks WHERE name = 'b' FOR SHARE")
-        process = shell.start("history", "--record", "incidents")
-        time.sleep(2.5)
-        assert process.poll() is None
-        assert lease.remaining() > 0
-    assert ended(process).code == 0
-    assert lease.remaining() > 0
+    with measured() as lateness:
+        lease = client.lock("a", ttl=1).acquire()
+        with psycopg.connect(dsn) as other:
+            other.execute("SELECT 1 FROM dblock.distributed_locks WHERE name = 'b' FOR SHARE")
+            process = shell.start("history", "--record", "incidents")
+            time.sleep(2.5)
+            assert process.poll() is None
+            assert lease.remaining() > 0 or too_late_to_renew(lateness(), 1)
+        assert ended(process).code == 0
+        assert lease.remaining() > 0 or too_late_to_renew(lateness(), 1)
 
 
 def test_hostile_names_move_no_cursor(shell: Shell, dsn: str) -> None:

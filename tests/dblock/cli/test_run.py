@@ -22,6 +22,7 @@ from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 from tests.support.shell import Shell, ended, until
+from tests.support.stages import first
 from tests.support.terminal import Terminal
 
 NOT_ACQUIRED, LOST, UNREACHABLE = 75, 76, 69
@@ -127,12 +128,20 @@ def test_environment_has_lock_token_and_deadline(shell: Shell, client: dblock.Cl
 
 
 def test_lock_is_held_while_the_command_runs(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
-    process = shell.start("run", "job", "--ttl", "1", "--", "sh", "-c", waits_for(tmp_path))
+    process = shell.start("run", "job", "--ttl", "3", "--", "sh", "-c", waits_for(tmp_path))
     until((tmp_path / "on").exists)
     holder = client.lock("job").holder()
     assert holder is not None
     assert holder.meta == {"command": "sh"}, "other roles see the program, but not its arguments"
-    time.sleep(1.5)  # longer than the ttl, so the lease must have been renewed
+    granted = holder
+
+    def is_renewed() -> bool:
+        now = client.lock("job").holder()
+        assert now is not None
+        assert now.token == granted.token
+        return now.expires_at > granted.expires_at
+
+    until(is_renewed, "a renewal")
     assert client.lock("job").try_acquire() is None
     (tmp_path / "off").touch()
     assert ended(process).code == 0
@@ -297,6 +306,7 @@ def test_command_that_ends_on_sigterm_is_not_killed(shell: Shell, tmp_path: Path
     assert "forced" in done.err
 
 
+@pytest.mark.second_stage
 @TRIALS
 def test_command_is_gone_before_the_next_grant_after_a_cut_link(
     shell: Shell, dsn: str, tmp_path: Path, trials: int, ttl: float
@@ -317,6 +327,7 @@ def test_command_is_gone_before_the_next_grant_after_a_cut_link(
             assert "unreachable" in done.err
 
 
+@pytest.mark.second_stage
 @TRIALS
 def test_command_is_gone_before_the_next_grant_after_a_database_crash(
     shell: Shell, tmp_path: Path, trials: int, ttl: float
@@ -388,7 +399,7 @@ def thaw(pids: list[int]) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("all_of_it", [True, False], ids=["everything", "all but the keeper"])
+@pytest.mark.parametrize("all_of_it", first(1, [True, False]), ids=["everything", "all but the keeper"])
 def test_command_frozen_past_its_deadline_is_killed_on_waking(
     shell: Shell, dsn: str, tmp_path: Path, all_of_it: bool
 ) -> None:
@@ -420,6 +431,7 @@ def test_command_frozen_past_its_deadline_is_killed_on_waking(
     assert took < 0.1, f"it took {took * 1000:.0f} ms"
 
 
+@pytest.mark.second_stage
 def test_writer_log_would_show_late_writes(shell: Shell, dsn: str, tmp_path: Path) -> None:
     """The same writer, not killed, logs refusals: the log of the test above could have shown them."""
     log = tmp_path / "log"
@@ -523,6 +535,7 @@ def test_command_ends_in_time_although_its_keeper_is_frozen(
     assert ended(process).code == LOST
 
 
+@pytest.mark.second_stage
 def test_command_ends_in_time_although_the_supervisor_is_frozen(
     shell: Shell, client: dblock.Client, tmp_path: Path
 ) -> None:
@@ -581,6 +594,7 @@ def test_closed_standard_error_keeps_the_exit_code(
     assert done.returncode == code
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_files_do_no_harm(shell: Shell, client: dblock.Client, tmp_path: Path, closed: str) -> None:
     command = " ".join(f"'{part}'" for part in shell.command("run", "job", "--", "sh", "-c", waits_for(tmp_path)))
@@ -625,6 +639,7 @@ def test_stopped_command_still_receives_signals(shell: Shell, tmp_path: Path, nu
     assert ended(process).code == 128 + number
 
 
+@pytest.mark.second_stage
 def test_stopped_command_can_end_cleanly_after_a_forced_release(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'echo bye; exit 0' TERM; {waits_for(tmp_path)}"
     process = shell.start("run", "job", "--ttl", "3", "--grace", "1", "--", "sh", "-c", line)
@@ -645,6 +660,7 @@ def test_earlier_children_are_left_alone(shell: Shell, tmp_path: Path) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.second_stage
 def test_parent_that_ignores_sigchld_does_no_harm(shell: Shell) -> None:
     def careless() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -652,6 +668,7 @@ def test_parent_that_ignores_sigchld_does_no_harm(shell: Shell) -> None:
     assert ended(shell.start("run", "job", "--", "sh", "-c", "exit 3", preexec_fn=careless)).code == 3
 
 
+@pytest.mark.second_stage
 def test_command_name_may_hold_any_bytes(shell: Shell, tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + b"/odd\xff"
     Path(os.fsdecode(odd)).symlink_to("/bin/true")

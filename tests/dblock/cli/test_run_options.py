@@ -45,7 +45,13 @@ def test_run_that_does_not_get_the_lock_names_the_holder(shell: Shell, dsn: str,
 
 @pytest.mark.parametrize(
     ("trouble", "code"),
-    [("privilege", 77), ("schema", 78), ("no database", 78), ("settings file", 78), ("refusal", 71)],
+    [
+        ("no database", 78),
+        *(
+            pytest.param(*case, marks=pytest.mark.second_stage)
+            for case in (("privilege", 77), ("schema", 78), ("settings file", 78), ("refusal", 71))
+        ),
+    ],
 )
 def test_errors_of_run_itself_have_codes_of_their_own(
     shell: Shell, dsn: str, role: str, owner: psycopg.Connection, trouble: str, code: int

@@ -113,6 +113,7 @@ def test_hand_off_is_shown_and_counted(shell: Shell, clients: dict[str, dblock.C
     waits.join()
 
 
+@pytest.mark.second_stage
 def test_recorded_events_are_shown_once(shell: Shell, owner: psycopg.Connection) -> None:
     owner.execute("SELECT record_event('old', 1, 'died', 'zoe', now())")
     for name in ("short", "told", "taken"):
@@ -250,6 +251,7 @@ def test_paused_screen_stands_still(shell: Shell, clients: dict[str, dblock.Clie
         assert "PAUSED" not in terminal.text
 
 
+@pytest.mark.second_stage
 def test_screen_survives_a_database_that_stops_replying(
     shell: Shell, dsn: str, clients: dict[str, dblock.Client]
 ) -> None:

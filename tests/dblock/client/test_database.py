@@ -29,6 +29,7 @@ from tests.support.forks import run_in_fork
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 from tests.support.sessions import Sessions
+from tests.support.shell import until
 from tests.support.stages import sync_first
 from tests.support.tokens import T1
 
@@ -462,6 +463,8 @@ def test_client_used_after_fork_opens_connections_of_its_own(dsn: str, owner: ps
 
     with dblock.Client(dsn) as client:
         mine = client.lock("a").acquire()
+        # The parent itself replaces the connection of its listener if it forks while that connection is being opened.
+        until(lambda: client._runtime.listener._newest)
         parents = backends()
 
         def body() -> bool:
@@ -558,6 +561,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("kind", ["Client", "AsyncClient"])
 def test_fork_while_another_thread_imports_a_module_of_the_client_does_not_hang_the_child(dsn: str, kind: str) -> None:
     """In the child, an import that another thread of the parent had begun would never end."""
@@ -592,6 +596,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("module", ["dblock.client", "dblock._core.schema_version", "psycopg"])
 def test_fork_does_not_hang_while_a_thread_makes_the_first_client(module: str) -> None:
     done = subprocess.run(

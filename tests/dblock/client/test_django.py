@@ -45,6 +45,7 @@ def atomic(connection: Any) -> Iterator[None]:
         yield
 
 
+@pytest.mark.second_stage
 def test_lease_is_proven_and_released_in_a_django_transaction(client: dblock.Client, connection: Any) -> None:
     lease = client.lock("a").acquire()
     with atomic(connection):

@@ -90,6 +90,7 @@ print(json.dumps({"held": held, "slots": len(pool._slots) - len(pool._idle)}))
 """
 
 
+@pytest.mark.second_stage
 def test_interrupts_at_random_moments_of_acquire_leave_nothing(dsn: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, dsn, "200"], capture_output=True, text=True, timeout=60, check=False

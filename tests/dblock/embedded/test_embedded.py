@@ -195,6 +195,7 @@ def test_empty_pid_file_is_removed(folder: Path) -> None:
     assert embedded.start().answers()
 
 
+@pytest.mark.second_stage
 def test_start_cleans_up_after_a_killed_initdb(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     starting = subprocess.Popen([sys.executable, "-c", "from dblock import embedded; embedded.start()"])
     while not list(folder.glob("making-*/data/base")):
@@ -260,6 +261,7 @@ def test_server_is_private_to_its_user(folder: Path) -> None:
     assert {method for kind, method in rules if kind != "local"} == {"scram-sha-256"}
 
 
+@pytest.mark.second_stage
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs under another account")
 def test_server_of_root_runs_under_an_unused_user_id(folder: Path) -> None:
     import pwd
@@ -280,6 +282,7 @@ def test_folder_out_of_reach_of_the_server_account_is_refused(tmp_path: Path, mo
     assert stat.S_IMODE(closed.stat().st_mode) == 0o700
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("wheel")
 def test_permissions_of_existing_folders_stay(folder: Path) -> None:
     parent = new_folder(memory())
@@ -296,6 +299,7 @@ def test_permissions_of_existing_folders_stay(folder: Path) -> None:
         shutil.rmtree(parent)
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("wheel")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the mask so that its server cannot get through")
 def test_strict_umask_does_no_harm(folder: Path) -> None:
@@ -309,6 +313,7 @@ def test_strict_umask_does_no_harm(folder: Path) -> None:
         Server(deeper).stop()
 
 
+@pytest.mark.second_stage
 def test_empty_data_folder_does_no_harm(folder: Path) -> None:
     """For example, a volume that was mounted there."""
     (folder / "data").mkdir(parents=True)
@@ -327,6 +332,7 @@ def test_server_without_free_connections_counts_as_running(folder: Path) -> None
         connection.close()
 
 
+@pytest.mark.second_stage
 def test_other_tmpdir_finds_the_same_server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = folder / ("long" * 30)
     try:
@@ -361,6 +367,7 @@ def test_root_without_ptrace_rights_finds_its_server(folder: Path, monkeypatch: 
     assert pids_working_in(server.data) == set()
 
 
+@pytest.mark.second_stage
 def test_path_too_long_for_a_socket_works() -> None:
     top = new_folder(memory())
     server = Server(top / ("long" * 20) / ("longer" * 20))
@@ -538,6 +545,7 @@ def test_demo_leaves_no_server_running(folder: Path) -> None:
     assert embedded.status() is None
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 def test_demo_leaves_an_earlier_server_running(folder: Path) -> None:
     server = embedded.start()
@@ -574,6 +582,7 @@ def test_folder_that_other_users_can_write_to_is_refused_for_root(folder: Path, 
         embedded.start()
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 def test_failed_command_leaves_the_started_server_running(folder: Path) -> None:
     done = subprocess.run(

@@ -41,6 +41,7 @@ def _stderr(path: str) -> Iterator[Path]:
         yield Path(path)
 
 
+@pytest.mark.second_stage
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_ten_processes_at_once_make_one_server_and_one_schema(rounds: int) -> None:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.support import mutants
+from tests.support.machine import measured
 from tests.support.sessions import Session, Sessions
 from tests.support.tokens import T1, T2
 
@@ -250,9 +251,10 @@ def test_uncommitted_grant_does_not_delay_a_new_waiter(sessions: Sessions) -> No
     holder.do(FREE)
     holder.do("BEGIN")
     assert holder.do(REDEEM, FIRST, 1) == (True,)
-    started = time.monotonic()
-    assert newcomer.do(ACQUIRE, uuid.UUID(int=0xA4), THERE) == (False, 4, False)
-    assert time.monotonic() - started < 0.15
+    with measured() as lateness:
+        started = time.monotonic()
+        assert newcomer.do(ACQUIRE, uuid.UUID(int=0xA4), THERE) == (False, 4, False)
+        assert time.monotonic() - started < 0.15 + 2 * lateness()  # the server wakes up, and then this process
     holder.do("COMMIT")
 
 

@@ -517,6 +517,7 @@ def test_namespaces_are_separate(tmp_path: Path, pointers: FencedStore) -> None:
     assert pointers.get("first/a") is not None
 
 
+@pytest.mark.second_stage
 def test_pointers_work_with_a_store_without_conditions(s3_address: str, pointers: FencedStore) -> None:
     store = S3Store(
         new_bucket(s3_address), endpoint=s3_address, access_key_id="nobody", secret_access_key="nothing",
@@ -582,6 +583,7 @@ def test_pointers_work_with_any_store(pointers: FencedStore) -> None:
     assert value(objects) == b"two"
 
 
+@pytest.mark.second_stage
 def test_sweep_during_writes_and_reads_loses_no_value(tmp_path: Path, dsn: str) -> None:
     """Every reader sees a complete value, and never an older one than before."""
     ends = time.monotonic() + 3

@@ -290,6 +290,7 @@ def test_writers_of_different_rows_do_not_wait_for_each_other(
     other.do("COMMIT")
 
 
+@pytest.mark.second_stage
 def test_statement_that_writes_many_rows_holds_few_locks(pair: tuple[Session, Session], dsn: str) -> None:
     """The shared lock table is small; a statement on a million rows must not fill it."""
     session, _ = pair

@@ -71,6 +71,7 @@ def test_ddl_can_be_run_by_hand(bare_dsn: str) -> None:
 HOSTILE = ['a"b', "%s :x", "x; DROP SCHEMA public", "ünï", "'", "$1", "\\"]
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("name", HOSTILE)
 def test_schema_may_have_any_valid_name(bare_dsn: str, name: str) -> None:
     fenced_store.install(bare_dsn, name)
