@@ -36,9 +36,9 @@ robustness: ## Run every fault, find every seeded bug, and write a report with p
 	mkdir -p $(REPORT)
 	( echo '## Simulation' && echo && python -m tests.robustness.simulation --seeds 100000 --processes 2 && echo ) \
 		| tee $(REPORT)/section-simulation.md
-	( echo '## Seeded bugs' && echo && python -m tests.robustness.mutations && echo ) | tee $(REPORT)/section-bugs.md
+	( echo '## Seeded bugs' && echo && python -m tests.robustness.mutations --at-once 2 && echo ) | tee $(REPORT)/section-bugs.md
 	( echo '## Limits' && echo && python -m tests.robustness.limits ) | tee $(REPORT)/section-limits.md
-	python -m tests.robustness all --out $(REPORT)
+	python -m tests.robustness all --at-once 2 --out $(REPORT)
 
 robustness-quick: ## Run the part of it that every change must pass (included in plain pytest)
 	pytest -n 2 tests/robustness tests/security
