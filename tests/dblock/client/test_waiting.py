@@ -162,7 +162,7 @@ async def test_timeout_of_zero_is_a_try(clients: Clients, owner: psycopg.Connect
 
 async def test_second_waiter_is_served_when_the_first_gives_up(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
-    giving_up = asyncio.create_task(clients().lock("a").acquire(timeout=0.6))
+    giving_up = asyncio.create_task(clients().lock("a").acquire(timeout=2))  # after the second has queued
     await wait_for_tickets(owner, 1)
     waiting = asyncio.create_task(clients().lock("a").acquire())
     await wait_for_tickets(owner, 2)
@@ -348,7 +348,7 @@ async def test_ticket_that_could_not_be_abandoned_is_abandoned_later(
     one, other = clients(), clients()
     held, elsewhere = await one.lock("a").acquire(), await one.lock("b").acquire()
     waiting_elsewhere = asyncio.create_task(other.lock("b").acquire())
-    giving_up = asyncio.create_task(other.lock("a").acquire(timeout=0.5))
+    giving_up = asyncio.create_task(other.lock("a").acquire(timeout=2))  # after its row is locked
     await wait_for_tickets(owner, 2)
     with psycopg.connect(clients.dsn) as user:
         user.execute("SET search_path TO dblock")
