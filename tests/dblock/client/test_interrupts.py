@@ -52,10 +52,12 @@ def test_exception_in_a_signal_handler_leaves_no_lock(
     keeper = sessions.open()
     keeper.do("BEGIN")
     keeper.do("LOCK TABLE distributed_locks")
-    threading.Timer(0.6, keeper.do, ("COMMIT",)).start()
+    committing = threading.Timer(1.2, keeper.do, ("COMMIT",))
+    committing.start()
     with pytest.raises(error), raised_after(0.3, error):
         client.lock("a", ttl=600).acquire()
-    time.sleep(0.5)
+    committing.join()
+    time.sleep(0.3)
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 

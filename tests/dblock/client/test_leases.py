@@ -92,7 +92,7 @@ async def test_keep_alive_connects_before_the_first_renewal_is_due(clients: Clie
 async def test_reason_of_a_loss_is_named(
     clients: Clients, owner: psycopg.Connection, happens: str, reason: str
 ) -> None:
-    lease = await clients().lock("a", ttl=0.6).acquire()
+    lease = await clients().lock("a", ttl=1.5).acquire()
     owner.execute(happens.encode())
     await eventually(lease.lost.is_set)
     assert lease.lost.reason == reason
@@ -161,7 +161,7 @@ async def test_on_lost_is_called_once_with_the_reason_and_not_on_release(
 ) -> None:
     calls: list[dblock.LeaseLost] = []
     client = clients()
-    lost, released = await client.lock("a", ttl=0.6).acquire(), await client.lock("b", ttl=0.6).acquire()
+    lost, released = await client.lock("a", ttl=1.5).acquire(), await client.lock("b", ttl=1.5).acquire()
     lost.on_lost(calls.append)
     released.on_lost(calls.append)
     await released.release()
@@ -261,7 +261,7 @@ async def test_body_of_async_with_is_cancelled_and_ends_in_lease_lost(dsn: str, 
     async with dblock.AsyncClient(dsn) as client:
         reached = False
         with pytest.raises(dblock.LeaseLost, match="superseded"):
-            async with client.lock("a", ttl=0.3):
+            async with client.lock("a", ttl=1.5):
                 owner.execute(TAKE_OVER.encode())
                 await asyncio.sleep(10)
                 reached = True
