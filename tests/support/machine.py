@@ -37,7 +37,11 @@ def too_late_to_renew(lateness: float, ttl: float) -> bool:
 
 @contextmanager
 def measured() -> Iterator[Callable[[], float]]:
-    """Yield a function that returns by how many seconds a sleeping process was late at most, since this began."""
+    """Yield a function that returns by how many seconds a sleeping process was late at most, since this began.
+
+    Enter it before you acquire a lease that has to be renewed: on a busy machine the process takes long to start, and
+    an event loop does nothing else until then.
+    """
     sleeper = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
