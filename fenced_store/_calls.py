@@ -84,6 +84,8 @@ class Call:
         self.tries = 0
         self.sent = False
         """Whether the statement may have reached the server."""
+        self.unanswered = False
+        """Whether a try that may have reached the server got no reply."""
         self.explicit = explicit
         """Whether to begin a READ COMMITTED transaction, whatever the server's default. That costs two round trips."""
 
@@ -242,6 +244,7 @@ class StoreBase:
         if call.tries < TRIES and (conflict or (lost and time.monotonic() < call.deadline)):
             # A transaction that is no stricter than READ COMMITTED waits for the other one, and then succeeds.
             call.explicit = call.explicit or conflict
+            call.unanswered = call.unanswered or (lost and call.sent)
             return PAUSE * 2.0 ** (call.tries - 1) if lost else 0.01
         write = call.write
         counterpart: FencedStoreError | None
@@ -252,7 +255,7 @@ class StoreBase:
                 "Claim timed out: a transaction that has already passed the fence is still open. Nothing was claimed. "
                 "Try again, or give it more patience."
             )
-        elif lost and call.sent and write is not None:
+        elif (call.unanswered if refused else lost and call.sent) and write is not None:
             counterpart = OutcomeUnknown(write.key, write.number, str(getattr(error, "orig", error)).strip())
         else:
             counterpart = counterpart_of(error, self._schema, call.resource)

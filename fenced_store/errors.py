@@ -172,14 +172,17 @@ class Unavailable(FencedStoreError):
 
 
 class LoginRefused(FencedStoreError):
-    """The server refuses the role, the password or the database. A retry does not help."""
+    """The server refuses the role, the password or the database. A retry does not help.
+
+    A write that was sent before the refusal raises OutcomeUnknown.
+    """
 
 
 class StoreClosed(FencedStoreError):
-    """The store was closed and cannot be used again. Nothing was sent."""
+    """The store was closed and cannot be used again. No write was sent."""
 
     def __init__(self, kind: str, schema: str) -> None:
-        super().__init__(f"This {kind} on schema {schema!r} is closed. Nothing was sent. Create a new one.")
+        super().__init__(f"This {kind} on schema {schema!r} is closed. No write was sent. Create a new one.")
 
 
 class FenceBroken(FencedStoreError):

@@ -29,6 +29,9 @@ _LOGIN_REFUSED = re.compile(
 )
 """What Postgres, libpq and the poolers say if they refuse a login for a reason that does not pass by itself."""
 
+_PASSING = re.compile(r"too many|slots are reserved|the database system is|accepting connections|no more connections")
+"""What they say if they refuse a login for now."""
+
 _LOGIN_STATES = ("28000", "28P01", "3D000")
 """The SQLSTATEs of a refused login, from a driver that reports them (asyncpg). libpq does not."""
 
@@ -60,12 +63,21 @@ def refusal_of(error: BaseException, resource: str | None) -> InvalidArgument | 
 def is_login_refused(error: BaseException) -> bool:
     """Return whether a connection was refused for a reason that does not pass by itself.
 
+    Of several hosts, each must have refused it: one that is away or busy may accept the login later.
     In a server with translated messages, psycopg's error looks like that of a server that cannot be reached.
     """
     if sqlstate(error) is not None:
         return sqlstate(error) in _LOGIN_STATES
     original = getattr(error, "orig", None) or error
-    return type(original) is psycopg.OperationalError and _LOGIN_REFUSED.search(str(original)) is not None
+    text = str(original)
+    if type(original) is not psycopg.OperationalError or _PASSING.search(text):
+        return False
+    # psycopg lists the failures if there were several, one for each address of a host.
+    hosts: dict[str, str] = {}
+    for failure in text.split("\n- host: ")[1:]:
+        host, _, said = failure.partition(", hostaddr: ")
+        hosts[host] = hosts.get(host, "") + said
+    return all(_LOGIN_REFUSED.search(said) for said in list(hosts.values()) or [text])
 
 
 def login_refused(error: BaseException) -> LoginRefused | None:

@@ -1,6 +1,6 @@
 -- Drops what is left of protected tables that no longer exist: their gates, their functions and
 -- their record. Returns the number of these tables, at most `batch`, because each takes about a
--- hundred locks. For the owner only. The tokens stay, so a new table with the same name does not
+-- hundred locks. For the owner only. The fences stay, so a new table with the same name does not
 -- start below them.
 --
 -- Leaves the remains of a table for the next call if a transaction uses them, or if a former

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import psycopg
 import pytest
 from psycopg import conninfo
+from sqlalchemy.exc import DBAPIError
 
 import fenced_store
-from fenced_store import AsyncFencedStore, FencedStore, LoginRefused, Unavailable
+from fenced_store import AsyncFencedStore, FencedStore, LoginRefused, OutcomeUnknown, Unavailable, _calls
+from fenced_store._postgres.error_mapping import is_login_refused
 
 pytestmark = pytest.mark.second_stage
 
@@ -44,7 +46,10 @@ def roles(tcp_dsn: str) -> str:
 
 
 @pytest.mark.parametrize("what", WRONG)
-async def test_refused_login_is_raised_at_once_with_the_reason_of_the_server(roles: str, what: str) -> None:
+async def test_refused_login_is_raised_at_once_with_the_reason_of_the_server(
+    roles: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_calls, "PAUSE", 60.0)
     change, reason = WRONG[what]
     dsn = change(roles)
     raised: list[LoginRefused] = []
@@ -68,7 +73,63 @@ async def test_refused_login_is_raised_at_once_with_the_reason_of_the_server(rol
         assert reason in str(error)
         assert SECRET not in str(error)
         assert "\n" not in str(error)
-    assert took < 1.4, "seven refused logins take less time than the retries of one"
+    assert took < 60, "seven refused logins take less time than the pause before one retry"
+
+
+REFUSES = 'connection to server at "ADDRESS", port 5432 failed: FATAL:  no pg_hba.conf entry for host "10.0.0.9"'
+AWAY = 'connection to server at "ADDRESS", port 5432 failed: Connection refused'
+FULL = 'connection to server at "ADDRESS", port 5432 failed: FATAL:  too many connections for role "app"'
+STARTS = 'connection to server at "ADDRESS", port 5432 failed: FATAL:  the database system is starting up'
+
+
+@pytest.mark.parametrize(
+    ("attempts", "is_refused"),
+    [
+        ([("a", REFUSES)], True),
+        ([("a", FULL)], False),
+        ([("a", STARTS)], False),
+        ([("a", REFUSES), ("b", REFUSES)], True),
+        ([("a", REFUSES), ("b", AWAY)], False),
+        ([("a", AWAY), ("b", REFUSES)], False),
+        ([("a", REFUSES), ("a", AWAY)], True),
+        ([("a", REFUSES), ("a", FULL)], False),
+        ([("a", STARTS), ("b", REFUSES)], False),
+    ],
+)
+def test_login_is_refused_only_if_no_host_may_accept_it_later(
+    attempts: list[tuple[str, str]], is_refused: bool
+) -> None:
+    """A name may stand for several addresses. A server that listens at only one of them is not away."""
+    said = f"connection failed: {attempts[-1][1]}"
+    if len(attempts) > 1:
+        lines = [
+            f"- host: '{host}', port: '5432', hostaddr: '10.0.0.{number}': connection failed: {failure}"
+            for number, (host, failure) in enumerate(attempts)
+        ]
+        said = "\n".join([said, "Multiple connection attempts failed. All failures were:", *lines])
+    assert is_login_refused(psycopg.OperationalError(said)) is is_refused
+
+
+def test_refused_host_beside_a_host_that_is_away_is_unavailable(roles: str) -> None:
+    given = conninfo.conninfo_to_dict(roles)
+    both = {"host": f"{given['host']},{given['host']}", "port": f"{given['port']},1", "password": SECRET}
+    with FencedStore(conninfo.make_conninfo(roles, **both), patience=0.3) as store, pytest.raises(Unavailable):
+        store.get("k")
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["not sent", "sent"])
+def test_write_that_was_sent_before_the_login_is_refused_has_an_unknown_outcome(sent: bool) -> None:
+    """An operator changes the password and ends the sessions. The write may have been stored before that."""
+    store = FencedStore("host=/nowhere")
+    call = store._write_call("k", 1, 1, None, 9, False)
+    call.tries, call.sent = 1, sent
+    ended = psycopg.errors.AdminShutdown("terminating connection due to administrator command")
+    assert store._delay_or_raise(call, DBAPIError("", None, ended)) > 0
+    call.tries = 2
+    refused = psycopg.OperationalError("connection failed: FATAL:  password authentication failed")
+    with pytest.raises(OutcomeUnknown if sent else LoginRefused, match="password authentication failed") as caught:
+        store._delay_or_raise(call, DBAPIError("", None, refused))
+    assert getattr(caught.value, "write", 9) == 9
 
 
 def test_server_that_is_away_is_still_unavailable(roles: str) -> None:
