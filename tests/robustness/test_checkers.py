@@ -355,6 +355,18 @@ def test_checker_finds_the_violation_in_a_bad_history(check: Checker, operations
     assert finding.after is not None
 
 
+def test_usual_hand_over_is_judged_more_strictly_without_faults() -> None:
+    operations = []
+    for number in range(20):
+        # The holder of token `number` frees the lock. The next has waited since before, and gets it 0.1 s later.
+        operations.append(op("release", number, number + 0.1, token=number, freed=True))
+        operations.append(op("acquire", number - 0.5, number + 0.2, "b", token=number + 1, ttl=10))
+    (violation,) = hand_over.check(History(operations)).violations
+    assert "20 hand-overs took 0.100 s at the median" in str(violation)
+    far_away = op("fault", 100, 101, "runner", "cut")
+    assert hand_over.check(History([*operations, far_away])).violations == []
+
+
 def test_every_checker_has_good_and_bad_histories() -> None:
     modules = [
         importlib.import_module(f"{checkers.__name__}.{one.name}") for one in pkgutil.iter_modules(checkers.__path__)
