@@ -103,15 +103,26 @@ _LOGIN_REFUSED = re.compile(
     r"authentication failed|no password supplied|(role|user|database) \".*\" does not exist|no such (user|database)"
     r"|is not permitted to log in|no pg_hba\.conf entry|permission denied for database"
 )
+_REFUSED_FOR_NOW = re.compile(
+    r"too many|slots are reserved|the database system is|accepting connections|no more connections"
+)
 
 
 def is_login_refused(error: psycopg.Error) -> bool:
     """Return whether a connection was refused for a reason that does not pass by itself.
 
-    libpq does not say which SQLSTATE a refused connection has. In a server with translated messages such a refusal
-    looks like any other.
+    Of several hosts, each must have refused it: one that is away or busy may accept the login later. libpq does not say
+    which SQLSTATE a refused connection has. In a server with translated messages such a refusal looks like any other.
     """
-    return type(error) is psycopg.OperationalError and _LOGIN_REFUSED.search(str(error)) is not None
+    text = str(error)
+    if type(error) is not psycopg.OperationalError or _REFUSED_FOR_NOW.search(text):
+        return False
+    # psycopg lists the failures if there were several, one for each address of a host.
+    hosts: dict[str, str] = {}
+    for failure in text.split("\n- host: ")[1:]:
+        host, _, said = failure.partition(", hostaddr: ")
+        hosts[host] = hosts.get(host, "") + said
+    return all(_LOGIN_REFUSED.search(said) for said in list(hosts.values()) or [text])
 
 
 def is_broken(error: psycopg.Error) -> bool:

@@ -62,3 +62,31 @@ def test_statement_refused_by_a_running_server_is_refused() -> None:
 )
 def test_state_of_a_server_is_known_by_its_address(message: str, states: dict[str, ServerState]) -> None:
     assert server_states(psycopg.OperationalError(message)) == states
+
+
+REFUSES = "FATAL:  password authentication failed for user"
+AWAY = "Connection refused"
+STARTS = "FATAL:  the database system is starting up"
+FULL = "FATAL:  too many connections for role"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        (("a", REFUSES), ("b", REFUSES), dblock.LoginRefused),
+        (("a", REFUSES), ("b", AWAY), dblock.Unavailable),
+        (("a", STARTS), ("b", REFUSES), dblock.Unavailable),
+        (("a", REFUSES), ("a", AWAY), dblock.LoginRefused),
+        (("a", REFUSES), ("a", FULL), dblock.Unavailable),
+    ],
+)
+def test_login_is_refused_only_if_every_host_refuses_it(
+    first: tuple[str, str], second: tuple[str, str], kind: type[dblock.DblockError]
+) -> None:
+    """A host's name may stand for several addresses. A server that listens at one of them is not away."""
+    lines = [
+        f"- host: '{host}', port: '5432', hostaddr: '10.0.0.{number}': connection failed: {said}"
+        for number, (host, said) in enumerate((first, second))
+    ]
+    text = f"connection failed: {second[1]}\nMultiple connection attempts failed. All failures were:\n"
+    assert type(translate(psycopg.OperationalError(text + "\n".join(lines)), "dblock")) is kind
