@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -72,6 +73,16 @@ def presence_offered(server: str) -> bool:
 def _skip_without_presence(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("needs_presence") and not request.getfixturevalue("presence_offered"):
         pytest.skip("needs presence, which there is none of behind address translation")
+
+
+@pytest.fixture(autouse=True)
+def _keep_log_levels() -> Iterator[None]:
+    """Restore the levels of the loggers: an example of the docs that a test runs sets one."""
+    loggers = [logging.getLogger(name) for name in ("dblock", "fenced_store")]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -68,14 +68,22 @@ def failing(outcomes: list[Outcome]) -> list[str]:
 
 
 def left(dsn: str) -> object:
-    """Return the names of everything that a probe or an install may have left in a database."""
-    with psycopg.connect(dsn) as connection:
+    """Return the names of everything that a probe or an install may have left in a database.
+
+    The server ends a session a moment after its client has closed it, and with it the session's advisory locks.
+    """
+    advisory = (
+        "SELECT objid::text FROM pg_locks WHERE locktype = 'advisory'"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        deadline = time.monotonic() + 10
+        while connection.execute(advisory).fetchone() and time.monotonic() < deadline:
+            time.sleep(0.02)
         return connection.execute(
             "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dblock%'"
             " UNION ALL SELECT relname FROM pg_class WHERE relname LIKE 'dblock_probe%'"
-            " UNION ALL SELECT proname FROM pg_proc WHERE proname LIKE 'dblock_probe%'"
-            " UNION ALL SELECT objid::text FROM pg_locks WHERE locktype = 'advisory'"
-            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            f" UNION ALL SELECT proname FROM pg_proc WHERE proname LIKE 'dblock_probe%' UNION ALL {advisory}".encode()
         ).fetchall()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import psycopg
@@ -42,3 +43,7 @@ def test_sessions_of_an_engine_have_a_name(dsn: str, owner: psycopg.Connection[A
         engine = create_engine("postgresql+psycopg://", creator=lambda o=options: psycopg.connect(dsn, **o))
         with dblock.Client(engine) as client, client.lock("a"):
             assert owner.execute(names).fetchall() == [(expected,)]
+        deadline = time.monotonic() + 10
+        while owner.execute(names).fetchall():  # the server ends a session a moment after its client has closed it
+            assert time.monotonic() < deadline, "a session of a closed client stays"
+            time.sleep(0.02)
