@@ -11,7 +11,7 @@ help: ## List the targets
 install: ## Install dblock for development, with the embedded Postgres
 	pip install -e '.[dev]'
 
-check: ## Run the first stage of the gate: lint and every claim (the same as plain pytest)
+check: ## Run the first stage of the gate: lint and the quick tests (the same as plain pytest)
 	pytest
 
 check-all: ## Run both stages of the gate, as CI does

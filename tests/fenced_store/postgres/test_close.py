@@ -72,6 +72,8 @@ async def test_close_is_idempotent(stores: Stores) -> None:
     await store.get("k")
     for _ in range(3):
         await store.close()
+    with pytest.raises(StoreClosed):
+        await store.get("k")
 
 
 async def test_closed_store_cannot_be_entered(stores: Stores) -> None:
