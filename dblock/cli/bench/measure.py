@@ -37,13 +37,13 @@ PATIENCE = 5.0
 WARM_UP_CALLS = 3
 """Calls before the measurement starts, which open connections and prepare statements."""
 
+FEWEST_SAMPLES = 10
+"""A figure of fewer calls says little, so a slow server gets up to `PATIENCE` more seconds for each figure."""
+
 TTL = 30.0
 
 Progress = Callable[[str, float], None]
 """Receives the name of the figure that is measured and its progress, from 0 to 1."""
-
-Rounds = Callable[[str], Iterator[None]]
-"""Iterates until the time of a figure is up."""
 
 
 @dataclass
@@ -64,6 +64,10 @@ class Timing:
             return 0.0
         ordered = sorted(self.samples)
         return ordered[max(math.ceil(part * len(ordered)) - 1, 0)]
+
+
+Rounds = Callable[[str, Timing], Iterator[None]]
+"""Iterates until the time of a figure is up and it has enough samples."""
 
 
 @dataclass
@@ -107,11 +111,13 @@ def measure(
     """Measure all figures within this time, and return them."""
     results = Results(f"bench:{secrets.token_hex(4)}", clients)
 
-    def during(what: str) -> Iterator[None]:
-        """Iterate until the time of this figure is up."""
+    def during(what: str, timing: Timing) -> Iterator[None]:
+        """Iterate until the time of this figure is up and it has enough samples."""
         began, lasts = time.monotonic(), seconds * SHARES[what]
-        while (gone := time.monotonic() - began) < lasts:
-            progress(what, gone / lasts)
+        while (gone := time.monotonic() - began) < lasts or (
+            len(timing.samples) < FEWEST_SAMPLES and gone < lasts + PATIENCE
+        ):
+            progress(what, min(gone / lasts, 1.0))
             yield
         progress(what, 1.0)
 
@@ -120,7 +126,7 @@ def measure(
         lock = client.lock(f"{results.prefix}:alone", ttl=TTL, timeout=TTL)
         lock.holder()
         _measure_server(target, schema, results, during, seconds)
-        results.pair = _time_repeatedly(during("pair"), lambda: lock.acquire().release())
+        results.pair = _time_repeatedly("pair", during, lambda: lock.acquire().release())
     asyncio.run(_measure_concurrent(target, schema, results, during))
     return results
 
@@ -135,11 +141,11 @@ def _measure_server(target: Target, schema: str, results: Results, during: Round
         fsync = connection.execute("SHOW fsync").fetchone()
         results.fsync = fsync != ("off",)
         results.round_trip = _time_repeatedly(
-            during("round_trip"), lambda: connection.execute("SELECT 1", prepare=True)
+            "round_trip", during, lambda: connection.execute("SELECT 1", prepare=True)
         )
         connection.execute("SET synchronous_commit TO on")
         with contextlib.suppress(InsufficientPrivilege):  # an operator has revoked it from PUBLIC
-            results.commit = _time_repeatedly(during("commit"), lambda: connection.execute(COMMIT, prepare=True))
+            results.commit = _time_repeatedly("commit", during, lambda: connection.execute(COMMIT, prepare=True))
 
 
 async def _measure_concurrent(target: Target, schema: str, results: Results, during: Rounds) -> None:
@@ -155,8 +161,8 @@ async def _measure_concurrent(target: Target, schema: str, results: Results, dur
         one = [client.lock(f"{results.prefix}:shared", ttl=TTL, timeout=TTL) for client in clients]
         for lock in own:
             await (await lock.acquire()).release()  # opens the connections
-        results.many = await _run_concurrently(_acquire_and_release, own[: results.clients], during("many"))
-        results.handoff = await _run_concurrently(_hand_off, one, during("handoff"))
+        results.many = await _run_concurrently("many", during, _acquire_and_release, own[: results.clients])
+        results.handoff = await _run_concurrently("handoff", during, _hand_off, one)
 
 
 class _SharedRun:
@@ -169,15 +175,16 @@ class _SharedRun:
 
 
 async def _run_concurrently(
+    what: str,
+    during: Rounds,
     each: Callable[[AsyncLock[AsyncLease], _SharedRun], Coroutine[None, None, None]],
     locks: Sequence[AsyncLock[AsyncLease]],
-    during: Iterator[None],
 ) -> Timing:
     shared = _SharedRun()
     began = time.perf_counter()
     tasks = [asyncio.create_task(each(lock, shared)) for lock in locks]
     try:
-        for _ in during:
+        for _ in during(what, shared.timing):
             done, _ = await asyncio.wait(tasks, timeout=0.05, return_when=asyncio.FIRST_EXCEPTION)
             if done:
                 break  # a task has failed; its error is raised below
@@ -208,12 +215,12 @@ async def _hand_off(lock: AsyncLock[AsyncLease], shared: _SharedRun) -> None:
         await lease.release()
 
 
-def _time_repeatedly(during: Iterator[None], act: Callable[[], object]) -> Timing:
+def _time_repeatedly(what: str, during: Rounds, act: Callable[[], object]) -> Timing:
     for _ in range(WARM_UP_CALLS):
         act()
     timing, clock = Timing(), time.perf_counter
     start = clock()
-    for _ in during:
+    for _ in during(what, timing):
         began = clock()
         act()
         timing.samples.append(clock() - began)

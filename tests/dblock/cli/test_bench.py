@@ -12,7 +12,7 @@ from psycopg import conninfo
 
 from dblock.admin import schema
 from dblock.cli.bench.command import buckets
-from dblock.cli.bench.measure import Timing
+from dblock.cli.bench.measure import FEWEST_SAMPLES, Timing
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell, ended, until
 from tests.support.stages import first
@@ -126,6 +126,15 @@ def test_bench_gives_up_on_a_database_that_stops_replying(shell: Shell, dsn: str
     assert done.code == 69
     assert done.err.count("\n") == 1
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.second_stage
+def test_slow_server_gets_more_time_instead_of_a_figure_of_three_calls(shell: Shell, dsn: str) -> None:
+    with Proxy(dsn) as proxy:
+        proxy.delay = 0.03
+        done = shell.run("bench", "--seconds", "0.5", "--clients", "2", "--json", dsn=proxy.dsn)
+    assert done.code == 0, done.err
+    assert {what: done.json[what]["count"] for what in FIGURES if done.json[what]["count"] < FEWEST_SAMPLES} == {}
 
 
 def test_missing_schema_suggests_the_install(shell: Shell, bare_dsn: str) -> None:
