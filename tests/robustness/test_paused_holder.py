@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -31,8 +32,9 @@ with client.lock(f"warm {sys.argv[3]}"):
         time.sleep(0.01)
     time.sleep(0.1)
 for line in sys.stdin:
+    asked = time.monotonic()
     lease = client.lock(line.strip(), ttl=float(sys.argv[2])).acquire()
-    print(json.dumps({"token": lease.token}), flush=True)
+    print(json.dumps({"token": lease.token, "asked": asked}), flush=True)
     sys.stdin.readline()
     # It is stopped in the line above. This is the first line that runs afterwards.
     lost, left = lease.lost.is_set(), lease.remaining()
@@ -55,8 +57,18 @@ def kill_on_failure(holder: subprocess.Popen[str]) -> Iterator[None]:
         raise
 
 
-def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int, int]]:
-    """Stop one holder past its lease repeatedly; return what it reported, its token, and the next holder's."""
+class Trial(NamedTuple):
+    """One holder that was stopped past its lease."""
+
+    report: dict[str, Any]
+    token: int
+    next_token: int
+    before_first_renewal: bool
+    """Whether the holder was stopped before its first renewal was due."""
+
+
+def trials(dsn: str, number: int, times: int) -> list[Trial]:
+    """Stop one holder past its lease repeatedly."""
     reports = []
     with (
         subprocess.Popen(
@@ -74,13 +86,16 @@ def trials(dsn: str, number: int, times: int) -> list[tuple[dict[str, Any], int,
                 name = f"{number}:{trial}"
                 holder.stdin.write(f"{name}\n")
                 holder.stdin.flush()
-                token = json.loads(holder.stdout.readline())["token"]
+                granted = json.loads(holder.stdout.readline())
                 holder.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+                in_time = time.monotonic() < granted["asked"] + TTL / 3
                 with client.lock(name, timeout=30) as lease:
                     holder.stdin.write("go on\n")
                     holder.stdin.flush()
                     holder.send_signal(signal.SIGCONT)
-                    reports.append((json.loads(holder.stdout.readline()), token, lease.token))
+                    report = json.loads(holder.stdout.readline())
+                    reports.append(Trial(report, granted["token"], lease.token, in_time))
                     current = client.lock(name).holder()
                     assert current is not None
                     assert current.token == lease.token, "the stopped holder has changed the next holder's lease"
@@ -96,9 +111,12 @@ def test_stopped_holder_finds_its_lease_lost_when_it_resumes(dsn: str, times: in
             one for some in threads.map(lambda number: trials(dsn, number, times), range(AT_ONCE)) for one in some
         ]
     assert len(reports) == times * AT_ONCE
-    for report, before, after in reports:
-        assert report == {"lost": True, "left": 0.0, "reason": "expired", "released": False, "renew": "expired"}
-        assert after > before
+    for trial in reports:
+        why = "expired"
+        if not trial.before_first_renewal and trial.report["reason"] == "unreachable":
+            why = "unreachable"  # the machine was late, and the holder was stopped while a renewal was under way
+        assert trial.report == {"lost": True, "left": 0.0, "reason": why, "released": False, "renew": why}
+        assert trial.next_token > trial.token
 
 
 def test_paused_holder_run_catches_a_trust_window_that_is_too_long(dsn: str, owner: psycopg.Connection) -> None:
