@@ -23,6 +23,8 @@ import fenced_store
 from fenced_store import FencedStore
 from tests.support.stages import first
 
+pytestmark = pytest.mark.beside_others
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.stages import first
 
+pytestmark = pytest.mark.beside_others
+
 ROOT = Path(__file__).parents[2]
 
 

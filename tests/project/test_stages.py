@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +53,46 @@ def test_stage_follows_from_the_options_and_the_named_tests(given: Any, stage: s
 def test_marks_decide_where_a_test_runs(marks: list[str], runs_in: set[tuple[str, bool]]) -> None:
     every = [("1", False), ("2", False), ("all", False), ("all", True)]
     assert {one for one in every if stages._is_wanted(item(*marks), *one)} == runs_in
+
+
+def test_test_that_measures_time_runs_alone(tmp_path: Path) -> None:
+    order: list[str] = []
+    alone, ended = threading.Event(), threading.Event()
+
+    def measure() -> None:
+        alone.set()
+        with stages.turn(tmp_path, shared=False):
+            order.append("measures")
+
+    def follow() -> None:
+        with stages.turn(tmp_path, shared=True):
+            order.append("follows")
+        ended.set()
+
+    with stages.turn(tmp_path, shared=True):
+        with stages.turn(tmp_path, shared=True):
+            order.append("shares")
+        threads = [threading.Thread(target=measure), threading.Thread(target=follow)]
+        threads[0].start()
+        alone.wait()
+        while not _waits_in(tmp_path / "queue"):
+            pass
+        threads[1].start()
+        assert not ended.wait(0.1), "it overtook a test that waits for the machine"
+        assert order == ["shares"]
+    for thread in threads:
+        thread.join()
+    assert order == ["shares", "measures", "follows"]
+
+
+def _waits_in(path: Path) -> bool:
+    """Return whether a test has the head of the queue and waits for the machine."""
+    with open(path, "w") as queue:
+        try:
+            fcntl.flock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def test_modules_that_start_first_exist() -> None:

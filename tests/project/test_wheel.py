@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+pytestmark = pytest.mark.beside_others
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -28,7 +28,7 @@ from tests.support import mutants
 from tests.support.servers import new_folder
 from tests.support.standby import copy_of, kill, promote, recover_to, standby_of, wait_until_caught_up
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(120)]
 
 
 def grant(server: Server, times: int) -> list[int]:

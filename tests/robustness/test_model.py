@@ -9,6 +9,7 @@ import pytest
 from spec import check
 
 pytestmark = [
+    pytest.mark.beside_others,
     pytest.mark.skipif(not (shutil.which("spin") and shutil.which("gcc")), reason="needs spin and gcc"),
     pytest.mark.timeout(900),
 ]

@@ -7,7 +7,7 @@ import pytest
 from tests.robustness.mutations import Bug, all_bugs, edited
 from tests.robustness.mutations.hunting import control, hunt
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("embedded_binaries")]
+pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300), pytest.mark.usefixtures("embedded_binaries")]
 
 QUICK = ("row deleted on release", "loss ignored", "fence compares nothing")
 """One bug of the tokens, one of the client, one of the resource."""

@@ -9,6 +9,8 @@ from tests.robustness.simulation.many import find_bug, run_batch, run_many, run_
 from tests.robustness.simulation.mutations import BUGS
 from tests.support.stages import first
 
+pytestmark = pytest.mark.beside_others
+
 SEEDS = 200
 
 FOUND_WITHIN = 1500

@@ -5,14 +5,20 @@ The suite has two stages and a third kind of test:
 - The first stage is plain `pytest`. It tests every claim at least once and takes a few minutes. Several processes share
   it, because most tests wait for something: each process takes one module at a time.
 - The second stage is `pytest --stage 2`. Its tests have the mark `second_stage`. They repeat a claim with more kinds,
-  seeds or rounds, wait long, or are exact about time. They run in one process, alone.
+  seeds or rounds, wait long, or are exact about time. Each of them runs alone, except those with the mark
+  `beside_others`, which measure no time: two processes share these.
 - Tests with the mark `long` take minutes. Only `pytest --long` runs them, after both stages.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterable
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +40,9 @@ FIRST = (
 """The modules that take longest, the longest first: no process should begin one of them at the end."""
 
 
+_TURNS = pytest.StashKey[str]()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stage", choices=["1", "2", "all"], help="the stage to run: 1 (the default), 2 or all")
     parser.addoption("--long", action="store_true", help="run both stages, and the tests that take minutes")
@@ -41,15 +50,51 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "second_stage: repeats, waits long or is exact about time; runs with --stage 2")
+    config.addinivalue_line("markers", "beside_others: measures no time; runs beside other tests of the second stage")
     config.addinivalue_line("markers", "needs_presence: is skipped where clients have no presence (behind a NAT)")
     config.addinivalue_line("markers", "long: takes minutes; runs only with --long")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Use several processes for the whole first stage, and one for everything else."""
-    if config.args_source is not config.ArgsSource.TESTPATHS or config.option.keyword or _stage(config) != "1":
+    """Use several processes for a whole stage, and one for everything else."""
+    if config.args_source is not config.ArgsSource.TESTPATHS or config.option.keyword:
         return 0
-    return 2 * (os.cpu_count() or 1)
+    return {"1": 2 * (os.cpu_count() or 1), "2": 2}.get(_stage(config), 0)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """In the second stage, let a test that measures time run while no other test runs."""
+    worker = getattr(item.config, "workerinput", None)
+    if worker is None or _stage(item.config) != "2":
+        return (yield)
+    with turn(Path(worker["turns"]), item.get_closest_marker("beside_others") is not None):
+        return (yield)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give every process the same folder for its turns."""
+    config = node.config
+    if _TURNS not in config.stash:
+        config.stash[_TURNS] = tempfile.mkdtemp(prefix="dblock-turns-")
+    node.workerinput["turns"] = config.stash[_TURNS]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if folder := config.stash.get(_TURNS, None):
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def turn(folder: Path, shared: bool) -> Iterator[None]:
+    """Run the block while no test has the machine for itself; without `shared`, while no other test runs."""
+    with open(folder / "queue", "w") as queue, open(folder / "machine", "w") as machine:
+        # A test that waits for the machine keeps its place in the queue, so that later ones do not overtake it.
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        fcntl.flock(machine, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        fcntl.flock(queue, fcntl.LOCK_UN)
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

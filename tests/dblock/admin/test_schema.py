@@ -23,6 +23,8 @@ from dblock.admin import privileges, schema, tables
 from tests.support.sessions import Sessions
 from tests.support.stages import first
 
+pytestmark = pytest.mark.beside_others
+
 CATALOG = """
     SELECT 'function', p.proname, pg_get_functiondef(p.oid), p.proacl::text FROM pg_proc AS p
     WHERE p.pronamespace = 'dblock'::regnamespace

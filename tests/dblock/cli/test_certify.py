@@ -24,6 +24,8 @@ from tests.support.shell import Shell, ended, until
 from tests.support.standby import standby_of, wait_until_caught_up
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.beside_others
+
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from dblock.cli import config
 from tests.support.shell import Shell, ended
 from tests.support.stages import first
 
+pytestmark = pytest.mark.beside_others
+
 COMMANDS = [
     "run", "ls", "show", "history", "waiters", "graph", "watch", "force-release", "doctor", "certify", "install",
     "uninstall", "status", "grant", "revoke", "reaper", "token", "embedded", "fence", "demo", "bench", "completion",

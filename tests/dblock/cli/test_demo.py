@@ -19,6 +19,8 @@ from tests.support.proxy import Proxy
 from tests.support.shell import Shell, ended, until
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.beside_others
+
 COLUMNS = 72
 
 

@@ -38,6 +38,8 @@ from tests.support.stages import first
 from tests.support.standby import copy_of
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.beside_others
+
 _numbers = itertools.count()
 
 SETTINGS = {

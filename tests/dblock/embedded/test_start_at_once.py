@@ -20,6 +20,8 @@ from dblock.embedded import Server
 from dblock.embedded.processes import pids_working_in
 from tests.support.servers import memory, new_folder
 
+pytestmark = pytest.mark.beside_others
+
 PROCESSES = 10
 
 

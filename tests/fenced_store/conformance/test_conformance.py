@@ -25,6 +25,8 @@ from tests.support.backends import TABLE, Keys, Objects, Rows, Service, Transact
 from tests.support.gcs import running_gcs
 from tests.support.service import running_service
 
+pytestmark = pytest.mark.beside_others
+
 CHECKS = pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 KINDS = [
     "key", "transaction", "row", "s3", "gcs", "memory", "files", "service that presents it again",

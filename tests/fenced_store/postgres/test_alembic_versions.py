@@ -14,6 +14,8 @@ import pytest
 
 import fenced_store
 
+pytestmark = pytest.mark.beside_others
+
 ROOT = Path(fenced_store.__file__).parent.parent
 OLDEST = re.findall(r'"alembic>=([0-9.]+)', (ROOT / "pyproject.toml").read_text())[0]
 
