@@ -30,6 +30,7 @@ KINDS = ("key", "transaction", "row", "table", "s3", "files", "http")
 REFUSED = (fenced_store.StaleTokenError, fenced_store.ObjectBusy, fenced_store.ClaimTimeout)
 UNKNOWN = (
     fenced_store.OutcomeUnknown,
+    fenced_store.Unavailable,
     psycopg.Error,
     sqlalchemy.exc.DBAPIError,
     httpx.HTTPError,
