@@ -20,6 +20,12 @@ BEGIN
         END LOOP;
         RETURN;
     END IF;
+    IF EXISTS (
+        SELECT FROM pg_catalog.pg_class WHERE relnamespace = space.oid AND relname = 'installed_revision'
+    ) THEN
+        RAISE EXCEPTION 'Schema % is installed already.', quote_literal(space.nspname)
+            USING ERRCODE = 'duplicate_schema';
+    END IF;
     -- Another install at the same time may be probing the server in this schema.
     SELECT relname INTO stranger FROM pg_catalog.pg_class
     WHERE relnamespace = space.oid AND relname NOT LIKE E'dblock\\_probe\\_%';

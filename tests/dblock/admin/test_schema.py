@@ -13,7 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from psycopg import conninfo, sql
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
 
 import dblock
 from dblock import cli
@@ -110,6 +110,20 @@ def test_concurrent_installs_succeed(bare_dsn: str) -> None:
     assert sorted(found, key=str) == [REVISION] * 19 + [None]
     with dblock.Client(bare_dsn) as client:
         assert client.lock("a").try_acquire()
+
+
+def test_install_succeeds_if_another_one_commits_before_it_creates_the_schema(
+    bare_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = schema._create_schema
+
+    def overtaken(connection: Connection, name: str) -> None:
+        monkeypatch.undo()
+        assert schema.install(resolve(bare_dsn)) is None
+        create(connection, name)
+
+    monkeypatch.setattr(schema, "_create_schema", overtaken)
+    assert schema.install(resolve(bare_dsn)) == REVISION
 
 
 def test_failed_install_leaves_nothing(bare_dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
