@@ -521,7 +521,7 @@ def test_fork_while_other_threads_use_the_client_does_not_hang_the_child(dsn: st
             thread.start()
         try:
             for _ in range(20):
-                assert run_in_fork(lambda: client.lock("of a child", ttl=1).acquire().release()) == 0
+                assert run_in_fork(lambda: client.lock("of a child", ttl=20).acquire().release()) == 0
         finally:
             stop.set()
             for thread in threads:
