@@ -126,6 +126,9 @@ class ListenerFlow:
             except ClientClosed:
                 break
             except Exception:
+                if self.closed:
+                    logger.debug("listener: error while the client was closed", exc_info=True)
+                    break
                 logger.exception("listener: unexpected error, continuing")
                 yield Sleep(FIRST_PAUSE)
 

@@ -114,8 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler = _LogNotices(context)
     handler.setLevel(logging.WARNING)
     logging.getLogger("dblock").addHandler(handler)
-    # dblock's errors carry the driver's messages, so the driver's own log would repeat them.
-    logging.getLogger("psycopg").addHandler(logging.NullHandler())
+    # dblock's errors carry the driver's messages, so the driver's own log would repeat them. SQLAlchemy would log the
+    # traceback of a Ctrl-C that comes while it closes a connection.
+    for library in ("psycopg", "sqlalchemy"):
+        logging.getLogger(library).addHandler(logging.NullHandler())
     try:
         code = _invoke(sys.argv[1:] if arguments is None else list(arguments), context)
         if sys.stdout is not None:

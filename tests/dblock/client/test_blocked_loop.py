@@ -23,6 +23,7 @@ import dblock
 from dblock._runtime.listener_connection import ListenerConnection, LoopReader
 from tests.dblock.client.test_engines import url
 from tests.support.forks import run_in_fork
+from tests.support.machine import measured, too_late_to_renew
 
 FREE_ROW = "UPDATE distributed_locks SET expires_at = '-infinity', released_at = clock_timestamp()"
 HELD = "SELECT count(*) FROM holder('a')"
@@ -58,24 +59,35 @@ async def test_loop_blocked_for_three_ttls_keeps_its_lease(
     owner: psycopg.Connection,
     presence_offered: bool,
 ) -> None:
-    async with dblock.AsyncClient(dsn) as client:
-        for _ in range(2):
-            async with client.lock("a", ttl=ttl) as lease:
-                if settled:
-                    await asyncio.sleep(0.3)
-                caplog.clear()
-                block(3 * ttl)
-                assert lease.remaining() > ttl / 3
-                assert owner.execute(HELD).fetchone() == (1,)
-                await asyncio.sleep(0.1)
-                lease.raise_if_lost()
-            warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-            if not presence_offered:
-                warnings = [warning for warning in warnings if "There is no presence" not in warning]
-            (warning,) = warnings
-            found = re.search(r"did not run for at least ([0-9.]+) s", warning)
-            assert found is not None
-            assert 2 * ttl < float(found[1]) < 3 * ttl + 0.3
+    with measured() as lateness:
+        async with dblock.AsyncClient(dsn) as client:
+            for _ in range(2):
+                try:
+                    async with client.lock("a", ttl=ttl) as lease:
+                        if settled:
+                            await asyncio.sleep(0.3)
+                        caplog.clear()
+                        block(3 * ttl)
+                        assert lease.remaining() > ttl / 3
+                        assert owner.execute(HELD).fetchone() == (1,)
+                        await asyncio.sleep(0.1)
+                        lease.raise_if_lost()
+                except (AssertionError, dblock.LeaseLost):
+                    if too_late_to_renew(lateness(), ttl):
+                        return
+                    raise
+                check_warning(caplog, ttl, presence_offered)
+
+
+def check_warning(caplog: pytest.LogCaptureFixture, ttl: float, presence_offered: bool) -> None:
+    """Check that one warning says for how long the loop was blocked."""
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    if not presence_offered:
+        warnings = [warning for warning in warnings if "There is no presence" not in warning]
+    (warning,) = warnings
+    found = re.search(r"did not run for at least ([0-9.]+) s", warning)
+    assert found is not None
+    assert 2 * ttl < float(found[1]) < 3 * ttl + 0.3
 
 
 @pytest.mark.second_stage

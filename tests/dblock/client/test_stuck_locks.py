@@ -77,7 +77,9 @@ def test_thirty_waiters_of_a_stuck_lock_leave_the_other_locks_their_rate(dsn: st
             time.sleep(1)
             took = [(seconds_for_ten(client), seconds_for_ten(control)) for _ in range(80)]
         assert ends == ["granted"] * 30
-    ratio = sum(theirs for _, theirs in took) / sum(ours for ours, _ in took)
+    # Without the slowest twentieth of each, in which another program had the machine.
+    ours, theirs = (sorted(seconds)[: len(took) * 19 // 20] for seconds in zip(*took, strict=True))
+    ratio = sum(theirs) / sum(ours)
     assert ratio > 0.8, ratio
 
 
