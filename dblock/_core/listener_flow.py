@@ -127,8 +127,7 @@ class ListenerFlow:
                 break
             except Exception:
                 if self.closed:
-                    logger.debug("listener: error while the client was closed", exc_info=True)
-                    break
+                    break  # the client closes what the loop uses
                 logger.exception("listener: unexpected error, continuing")
                 yield Sleep(FIRST_PAUSE)
 
