@@ -95,10 +95,10 @@ def things(dsn: str, **options: Any) -> Starlette:
 
 
 @contextmanager
-def running_service(dsn: str) -> Iterator[str]:
+def running_service(dsn: str, patience: float = 5) -> Iterator[str]:
     """Run the service, and yield its address."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.service", dsn],
+        [sys.executable, "-m", "tests.support.service", dsn, str(patience)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
@@ -122,7 +122,7 @@ def main() -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen(256)
         print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-        config = uvicorn.Config(things(sys.argv[1]), log_level="warning")
+        config = uvicorn.Config(things(sys.argv[1], patience=float(sys.argv[2])), log_level="warning")
         uvicorn.Server(config).run(sockets=[listening])
 
 

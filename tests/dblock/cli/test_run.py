@@ -498,7 +498,7 @@ while True:
 
 def test_fast_forker_is_gone_before_the_next_grant(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    process = shell.start("run", "job", "--ttl", "1.5", "--", sys.executable, "-c", HOPS, str(trace))
+    process = shell.start("run", "job", "--ttl", "3", "--", sys.executable, "-c", HOPS, str(trace))
     until(lambda: trace.exists() and trace.stat().st_size > 20)
     assert shell.run("force-release", "job", "--yes").code == 0
     client.lock("job").acquire(timeout=20)
@@ -558,7 +558,7 @@ def test_command_ends_in_time_although_the_supervisor_is_frozen(
 def test_command_is_not_started_after_the_lease_has_ended(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     """Frozen between the grant and the start, as when the whole machine is frozen."""
     lease = client.lock("job").acquire()
-    process = shell.start("run", "job", "--ttl", "1", "--", "touch", str(tmp_path / "ran"))
+    process = shell.start("run", "job", "--ttl", "3", "--", "touch", str(tmp_path / "ran"))
     until(client.lock("job").queue)
     keeper = below(process.pid)[0]
     freeze([keeper])
@@ -619,7 +619,7 @@ def test_run_without_its_keeper_starts_nothing(shell: Shell, client: dblock.Clie
 def test_stopped_command_does_not_continue_after_its_lease(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     line = f"while :; do echo x >> {trace}; done"
-    process = shell.start("run", "job", "--ttl", "1", "--", "sh", "-c", line)
+    process = shell.start("run", "job", "--ttl", "3", "--", "sh", "-c", line)
     until(trace.exists)
     frozen = [process.pid, *below(process.pid)]
     freeze(frozen)
@@ -773,7 +773,7 @@ def test_job_stopped_past_its_lease_does_not_continue(
 ) -> None:
     trace = tmp_path / "trace"
     line = f"echo ready; while :; do echo x >> {trace}; sleep 0.01; done"
-    bash.press(typed(shell, tmp_path, "job", "--ttl", "1", "--", LOOPS, "-c", line) + "\r")
+    bash.press(typed(shell, tmp_path, "job", "--ttl", "3", "--", LOOPS, "-c", line) + "\r")
     bash.wait_for("\nready")
     bash.press("\x1a")
     bash.wait_for("Stopped")
@@ -850,7 +850,7 @@ def test_ctrl_z_does_nothing_without_job_control(shell: Shell) -> None:
 
 def test_terminal_modes_are_restored_after_a_killed_command(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     line = "stty raw -echo; trap '' TERM; echo ready; sleep 60"
-    bash.press(typed(shell, tmp_path, "job", "--ttl", "1.5", "--", "sh", "-c", line) + "\r")
+    bash.press(typed(shell, tmp_path, "job", "--ttl", "3", "--", "sh", "-c", line) + "\r")
     bash.wait_for("ready")
     assert shell.run("force-release", "job", "--yes").code == 0
     bash.wait_for("was lost")

@@ -19,7 +19,8 @@ from tests.support.service import running_service
 @pytest.fixture
 def service(dsn: str, owner: psycopg.Connection) -> Iterator[str]:
     owner.execute(TABLE.format("public.things").encode())
-    with running_service(dsn) as address:
+    # Each request waits for all earlier ones, and the machine may be slow.
+    with running_service(dsn, patience=50) as address:
         yield address
 
 
