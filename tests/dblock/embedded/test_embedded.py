@@ -24,6 +24,8 @@ from dblock.embedded.processes import pids_working_in
 from tests.support.servers import memory, new_folder
 from tests.support.stages import first
 
+pytestmark = pytest.mark.beside_others
+
 
 def wait_until_gone(pid: int) -> None:
     deadline = time.monotonic() + 20
@@ -122,6 +124,7 @@ def test_killed_server_is_started_again(folder: Path, caplog: pytest.LogCaptureF
     assert "a killed Postgres had left behind" in caplog.text
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 def test_pid_file_of_an_unrelated_process_is_removed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Another process has got the number. Postgres by itself takes that process for a running server."""
@@ -135,6 +138,7 @@ def test_pid_file_of_an_unrelated_process_is_removed(folder: Path, caplog: pytes
     assert "removed" in caplog.text
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 def test_stop_leaves_an_unrelated_process_alone(folder: Path) -> None:
     server = embedded.start()
@@ -150,6 +154,7 @@ def test_stop_leaves_an_unrelated_process_alone(folder: Path) -> None:
         stranger.wait()
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 def test_shell_in_the_data_folder_does_no_harm(folder: Path) -> None:
     server = embedded.start()
@@ -162,6 +167,7 @@ def test_shell_in_the_data_folder_does_no_harm(folder: Path) -> None:
         sitting.wait()
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 def test_stop_needs_no_pid_file_for_its_own_child(folder: Path) -> None:
     server = Server(folder, dies_with_us=True)
@@ -321,6 +327,7 @@ def test_empty_data_folder_does_no_harm(folder: Path) -> None:
     assert embedded.start().answers()
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 def test_server_without_free_connections_counts_as_running(folder: Path) -> None:
     server = Server(folder, settings={"max_connections": "5", "superuser_reserved_connections": "0"})
@@ -347,6 +354,7 @@ def test_other_tmpdir_finds_the_same_server(folder: Path, tmp_path: Path, monkey
         shutil.rmtree(sockets, ignore_errors=True)
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 @pytest.mark.skipif(os.geteuid() != 0, reason="about root without access to other accounts' processes")
 def test_root_without_ptrace_rights_finds_its_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,6 +399,7 @@ def test_socket_folder_that_is_not_private_is_refused(folder: Path) -> None:
         embedded.start()
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 def test_socket_in_a_foreign_folder_is_not_trusted(folder: Path) -> None:
     """A server accepts connections there, but it may belong to another user."""
@@ -559,6 +568,7 @@ def test_demo_leaves_an_earlier_server_running(folder: Path) -> None:
     assert server.answers()
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 def test_server_that_ignores_the_stop_signal_is_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
