@@ -20,9 +20,9 @@ import dblock
 from dblock._runtime import shutdown
 from tests.support.facade import Clients
 from tests.support.forks import run_in_fork
-from tests.support.machine import measured, too_late_to_renew
 from tests.support.proxy import Proxy
-from tests.support.sessions import hold_first_grant
+from tests.support.renewals import TTL, renewed
+from tests.support.sessions import Sessions, hold_first_grant
 from tests.support.stages import first, sync_first
 
 EXPIRE = "UPDATE distributed_locks SET expires_at = clock_timestamp()"
@@ -31,8 +31,11 @@ FREE_ROW = "UPDATE distributed_locks SET expires_at = '-infinity', released_at =
 
 FORCE_RELEASE = "SELECT force_release('a', token) FROM distributed_locks"
 
+SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
+"""Of one client there are three: of its pool, the keep-alive and the listener."""
 
-async def eventually(true: Callable[[], Any], within: float = 10) -> Any:
+
+async def eventually(true: Callable[[], Any], within: float = 20) -> Any:
     deadline = time.monotonic() + within
     while not (found := true()):
         assert time.monotonic() < deadline, "the condition did not become true"
@@ -41,13 +44,10 @@ async def eventually(true: Callable[[], Any], within: float = 10) -> Any:
 
 
 async def test_lease_is_kept_alive_for_longer_than_its_ttl(clients: Clients, owner: psycopg.Connection) -> None:
-    with measured() as lateness:
-        lease = await clients().lock("a", ttl=1).acquire()
-        await asyncio.sleep(1.2)
-        if not too_late_to_renew(lateness(), 1):
-            assert lease.remaining() > 0
-            assert owner.execute("SELECT token FROM holder('a')").fetchone() == (lease.token,)
-    await lease.release()
+    lease = await clients().lock("a", ttl=TTL).acquire()
+    await renewed(lease)
+    assert owner.execute("SELECT token FROM holder('a')").fetchone() == (lease.token,)
+    assert await lease.release()
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
@@ -61,101 +61,99 @@ async def test_lease_without_keep_alive_expires(clients: Clients) -> None:
 
 
 async def test_all_leases_are_renewed_in_one_statement(clients: Clients, owner: psycopg.Connection) -> None:
-    client = clients()
-    with measured() as lateness:
-        leases = [await client.lock(f"{number}", ttl=1).acquire() for number in range(50)]
-        before = owner.execute("SELECT pg_stat_get_xact_function_calls(0), txid_current()").fetchone()
-        await asyncio.sleep(1.5)
-        after = owner.execute("SELECT pg_stat_get_xact_function_calls(0), txid_current()").fetchone()
-        assert all(lease.remaining() > 0 for lease in leases) or too_late_to_renew(lateness(), 1)
+    client = clients(presence=None)  # so that every renewal was due
+    leases = [await client.lock(f"{number}", ttl=TTL).acquire() for number in range(50)]
+    before = owner.execute("SELECT txid_current()").fetchone()
+    await asyncio.gather(*map(renewed, leases))
+    after = owner.execute("SELECT txid_current()").fetchone()
     assert before is not None
     assert after is not None
-    # Transactions of the whole server: five renewals, and a few more until all leases are renewed together.
-    assert after[1] - before[1] < 20
+    # Transactions of the whole server: a few until all leases are renewed together.
+    assert after[0] - before[0] < 20
 
 
 async def test_keep_alive_connects_before_the_first_renewal_is_due(clients: Clients, owner: psycopg.Connection) -> None:
     """If the database is slow to reply, a renewal that first had to open a connection could be too late."""
     lease = await clients(pool_size=1).lock("a", ttl=600).acquire()
-    sessions = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
-    )
-    await eventually(lambda: owner.execute(sessions).fetchone() == (3,))  # pool, keep-alive, listener
+    await eventually(lambda: owner.execute(SESSIONS).fetchone() == (3,))
     await eventually(lambda: not getattr(lease, "_inner", lease)._state.unreachable)
 
 
-@pytest.mark.parametrize(
-    ("happens", "reason"),
-    [(EXPIRE, "expired"), (TAKE_OVER, "superseded"), (FREE_ROW, "forced"), (FORCE_RELEASE, "forced")],
-    ids=str,
-)
-async def test_reason_of_a_loss_is_named(
-    clients: Clients, owner: psycopg.Connection, happens: str, reason: str
-) -> None:
-    lease = await clients().lock("a", ttl=1.5).acquire()
-    owner.execute(happens.encode())
-    await eventually(lease.lost.is_set)
-    assert lease.lost.reason == reason
-    assert abs(lease.lost.last_held.timestamp() - time.time()) < 5
-    with pytest.raises(dblock.LeaseLost, match=f"{reason}") as lost:
-        lease.raise_if_lost()
-    assert (lost.value.name, lost.value.token, lost.value.reason) == ("a", lease.token, reason)
-    assert await lease.release() is False
+async def test_reason_of_a_loss_is_named(clients: Clients, owner: psycopg.Connection) -> None:
+    losses = {
+        "a": (EXPIRE + " WHERE name = 'a'", "expired"),
+        "b": (EXPIRE + " WHERE name = 'b'; SELECT token FROM try_acquire('b', '1 hour')", "superseded"),
+        "c": (FREE_ROW + " WHERE name = 'c'", "forced"),
+        "d": ("SELECT force_release('d', token) FROM distributed_locks WHERE name = 'd'", "forced"),
+    }
+    client, began = clients(), time.time()
+    leases = {name: await client.lock(name, ttl=TTL).acquire() for name in losses}
+    for happens, _ in losses.values():
+        owner.execute(happens.encode())
+    for name, (_, reason) in losses.items():
+        lease = leases[name]
+        await eventually(lease.lost.is_set)
+        assert lease.lost.reason == reason, name
+        assert began - 0.1 < lease.lost.last_held.timestamp() < time.time()
+        with pytest.raises(dblock.LeaseLost, match=f"{reason}") as lost:
+            lease.raise_if_lost()
+        assert (lost.value.name, lost.value.token, lost.value.reason) == (name, lease.token, reason)
+        assert await lease.release() is False
 
 
 async def test_lease_is_lost_as_unreachable_before_the_database_can_grant_it_again(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn, patience=1)
-        lease = await client.lock("a", ttl=1).acquire()
+        lease = await client.lock("a", ttl=3).acquire()
         proxy.fall_silent()
         started = last_trusted = looked = time.monotonic()
         while not lease.lost.is_set():
             last_trusted = looked
             await asyncio.sleep(0.005)
             looked = time.monotonic()
-        assert last_trusted < started + 1.0, "the database could already grant the lock to another holder"
+        assert last_trusted < started + 3.0, "the database could already grant the lock to another holder"
         assert lease.lost.reason is dblock.Reason.UNREACHABLE
         proxy.flow()
 
 
 @sync_first
 async def test_renewal_whose_reply_is_lost_does_not_lose_the_lease(clients: Clients) -> None:
-    with Proxy(clients.dsn) as proxy, measured() as lateness:
+    with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
-        lease = await client.lock("the lock in question", ttl=0.9).acquire()
+        lease = await client.lock("the lock in question", ttl=TTL).acquire()
         proxy.lose_reply_to(b"the lock in question", times=2)
-        await asyncio.sleep(2)
-        kept = lease.remaining() > 0 and await lease.release()
-        # Two of three renewals within the ttl have no reply, so there is a third of the time for lateness.
-        assert (kept and proxy.lost == 2) or too_late_to_renew(lateness(), 0.3)
+        await renewed(lease)
+        await eventually(lambda: proxy.lost == 2)
+        assert await lease.release()
 
 
 @sync_first
-async def test_connections_that_fall_silent_do_not_lose_the_lease(clients: Clients) -> None:
+async def test_connections_that_fall_silent_do_not_lose_the_lease(clients: Clients, owner: psycopg.Connection) -> None:
     """The open connections stop responding without an error, while the database still accepts new connections."""
     with Proxy(clients.dsn) as proxy:
-        lease = await clients(proxy.dsn).lock("a", ttl=3).acquire()
-        await asyncio.sleep(0.5)
+        lease = await clients(proxy.dsn).lock("a", ttl=9).acquire()
+        await eventually(lambda: owner.execute(SESSIONS).fetchone() == (3,))
+        before = lease.expires_at
         assert proxy.lose_servers() > 1
-        await asyncio.sleep(3)
+        # The first renewal is given up after 6 s, which leaves 3 s for the next one.
+        await eventually(lambda: lease.lost.is_set() or lease.expires_at > before)
         assert not lease.lost.is_set()
         proxy.cut()
 
 
 @sync_first
-async def test_exhausted_pool_does_not_starve_the_keep_alive(clients: Clients) -> None:
-    client = clients(pool_size=1, patience=10)
-    with measured() as lateness:
-        lease = await client.lock("a", ttl=1).acquire()
-        with psycopg.connect(clients.dsn) as keeper:
-            # An acquire now waits for this session, with the only connection of the client's pool.
-            hold_first_grant(keeper, "b")
-            stuck = asyncio.ensure_future(client.lock("b").acquire())
-            await asyncio.sleep(1.5)
-            assert not stuck.done()
-            assert lease.remaining() > 0 or too_late_to_renew(lateness(), 1)
-        await stuck
-        assert await lease.release() or too_late_to_renew(lateness(), 1)
+async def test_exhausted_pool_does_not_starve_the_keep_alive(clients: Clients, sessions: Sessions) -> None:
+    client = clients(pool_size=1, patience=30)
+    lease = await client.lock("a", ttl=TTL).acquire()
+    with psycopg.connect(clients.dsn) as keeper:
+        # An acquire now waits for this session, with the only connection of the client's pool.
+        hold_first_grant(keeper, "b")
+        stuck = asyncio.ensure_future(client.lock("b").acquire())
+        await asyncio.to_thread(sessions.wait_until_a_session_waits)
+        await renewed(lease)
+        assert not stuck.done()
+    await stuck
+    assert await lease.release()
 
 
 async def test_on_lost_is_called_once_with_the_reason_and_not_on_release(
@@ -163,7 +161,7 @@ async def test_on_lost_is_called_once_with_the_reason_and_not_on_release(
 ) -> None:
     calls: list[dblock.LeaseLost] = []
     client = clients()
-    lost, released = await client.lock("a", ttl=1.5).acquire(), await client.lock("b", ttl=1.5).acquire()
+    lost, released = await client.lock("a", ttl=4).acquire(), await client.lock("b", ttl=4).acquire()
     lost.on_lost(calls.append)
     released.on_lost(calls.append)
     await released.release()
@@ -177,32 +175,32 @@ async def test_on_lost_is_called_once_with_the_reason_and_not_on_release(
 
 
 async def test_on_lost_is_called_on_time_even_when_the_keep_alive_is_stuck(clients: Clients) -> None:
-    with Proxy(clients.dsn) as proxy, measured() as lateness:
+    """The keep-alive is stuck for five seconds: so long it waits for a new connection."""
+    with Proxy(clients.dsn) as proxy:
         lease = await clients(proxy.dsn, patience=5).lock("a", ttl=0.8).acquire()
         calls: list[float] = []
-        started = time.monotonic()
+        started, left = time.monotonic(), lease.remaining()
         lease.on_lost(lambda error: calls.append(time.monotonic() - started))
         proxy.fall_silent()
         await eventually(lambda: calls)
-        assert 0.3 - lateness() < calls[0] < 0.8 + lateness()
+        assert left - 0.1 < calls[0] < 0.8 + 3
         proxy.flow()
 
 
 async def test_on_danger_is_called_before_the_loss_and_again_after_a_renewal(clients: Clients) -> None:
-    """The lease lasts longer than a busy machine is late: only how late the callback comes is exact."""
-    ttl, before = 5.0, 4.7
-    with measured() as lateness:
-        lease = await clients().lock("a", ttl=ttl, keep_alive=False).acquire()
-        calls: list[float] = []
-        due = min(before, lease.remaining())
-        lease.on_danger(calls.append, before=before)
-        await eventually(lambda: calls)
-        assert due - 0.2 - lateness() < calls[0] <= before
-        await lease.renew()
-        await eventually(lambda: len(calls) == 2)
-        assert not lease.lost.is_set()
-        await asyncio.sleep(0.1)
-        assert len(calls) == 2
+    """The lease lasts longer than a busy machine is late. The second call comes half of `before` after the first."""
+    ttl, before = 6.0, 5.5
+    lease = await clients().lock("a", ttl=ttl, keep_alive=False).acquire()
+    calls: list[float] = []
+    due = min(before, lease.remaining())
+    lease.on_danger(calls.append, before=before)
+    await eventually(lambda: calls)
+    assert due - 2.2 < calls[0] <= before
+    await lease.renew()
+    await eventually(lambda: len(calls) == 2)
+    assert not lease.lost.is_set()
+    await asyncio.sleep(0.1)
+    assert len(calls) == 2
     for wrong in (0, ttl, -1, "soon"):
         with pytest.raises(dblock.InvalidArgument):
             lease.on_danger(calls.append, before=wrong)
@@ -231,14 +229,14 @@ async def test_coroutine_can_be_called_back(dsn: str, owner: psycopg.Connection)
 
         lease.on_lost(callback)
         owner.execute(EXPIRE)
-        await asyncio.wait_for(called.wait(), 5)
+        await asyncio.wait_for(called.wait(), 20)
 
 
 def test_thread_can_wait_for_the_loss(client: dblock.Client, owner: psycopg.Connection) -> None:
-    lease = client.lock("a", ttl=0.6).acquire()
+    lease = client.lock("a", ttl=3).acquire()
     assert lease.lost.wait(0.05) is False
     threading.Timer(0.1, lambda: owner.execute(EXPIRE)).start()
-    assert lease.lost.wait(5) is True
+    assert lease.lost.wait(20) is True
     other = client.lock("b").acquire()
     threading.Timer(0.1, other.release).start()
     assert other.lost.wait(5) is False, "a release is not a loss"
@@ -246,26 +244,26 @@ def test_thread_can_wait_for_the_loss(client: dblock.Client, owner: psycopg.Conn
 
 async def test_task_can_wait_for_the_loss(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
-        lease = await client.lock("a", ttl=0.6).acquire()
+        lease = await client.lock("a", ttl=3).acquire()
         waiting = asyncio.ensure_future(lease.lost.wait())
         await asyncio.sleep(0.1)
         assert not waiting.done()
         owner.execute(EXPIRE)
-        assert await asyncio.wait_for(waiting, 5) is True
+        assert await asyncio.wait_for(waiting, 20) is True
         other = await client.lock("b").acquire()
         waiting = asyncio.ensure_future(other.lost.wait())
         await asyncio.sleep(0)
         await other.release()
-        assert await asyncio.wait_for(waiting, 5) is False
+        assert await asyncio.wait_for(waiting, 20) is False
 
 
 async def test_body_of_async_with_is_cancelled_and_ends_in_lease_lost(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
         reached = False
         with pytest.raises(dblock.LeaseLost, match="superseded"):
-            async with client.lock("a", ttl=1.5):
+            async with client.lock("a", ttl=4):
                 owner.execute(TAKE_OVER.encode())
-                await asyncio.sleep(10)
+                await asyncio.sleep(30)
                 reached = True
         assert not reached
         task = asyncio.current_task()
@@ -288,13 +286,15 @@ async def test_error_of_the_body_is_kept_when_the_lease_is_lost(dsn: str, owner:
 
 async def test_body_cancelled_by_the_program_raises_cancelled_error(dsn: str, owner: psycopg.Connection) -> None:
     async with dblock.AsyncClient(dsn) as client:
+        entered = asyncio.Event()
 
         async def body() -> None:
             async with client.lock("a"):
-                await asyncio.sleep(10)
+                entered.set()
+                await asyncio.sleep(30)
 
         task = asyncio.ensure_future(body())
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(entered.wait(), 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -407,19 +407,22 @@ def test_child_does_not_renew_its_parents_leases(dsn: str, owner: psycopg.Connec
     script = (
         "import dblock, os, sys, time, signal\n"
         "client = dblock.Client(sys.argv[1])\n"
-        "lease = client.lock('a', ttl=0.6).acquire()\n"
+        "lease = client.lock('a', ttl=1).acquire()\n"
         "if os.fork() == 0:\n"
-        "    mine = client.lock('b', ttl=0.6).acquire()\n"
+        "    mine = client.lock('b', ttl=6).acquire()\n"
+        "    first = mine.expires_at\n"
         "    os.kill(os.getppid(), signal.SIGKILL)\n"
-        "    time.sleep(1.5)\n"
+        "    while not mine.lost.is_set() and (mine.expires_at - first).total_seconds() < 1.5:\n"
+        "        time.sleep(0.01)\n"
         "    print(mine.remaining() > 0, lease.remaining(), flush=True)\n"
         "    os._exit(0)\n"
         "time.sleep(30)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, dsn], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-W", "ignore", "-c", script, dsn], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "True 0.0\n"
+    # The child has renewed its own lease over a second later, when the parent's ended.
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
@@ -482,9 +485,9 @@ async def test_worker_thread_may_be_the_first_to_see_the_loss(dsn: str) -> None:
         with pytest.raises(dblock.LeaseLost):
             async with await client.lock("a", ttl=0.3, keep_alive=False).acquire() as lease:
                 lease.on_lost(callback)
-                await asyncio.gather(asyncio.to_thread(poll, lease), asyncio.sleep(10))
-        assert time.monotonic() - started < 5
-        await asyncio.wait_for(called.wait(), 5)
+                await asyncio.gather(asyncio.to_thread(poll, lease), asyncio.sleep(30))
+        assert time.monotonic() - started < 15
+        await asyncio.wait_for(called.wait(), 20)
 
 
 def test_closed_client_leaves_no_thread(dsn: str) -> None:
@@ -494,7 +497,7 @@ def test_closed_client_leaves_no_thread(dsn: str) -> None:
             lease = client.lock("a").acquire()
             lease.on_lost(lambda error: None)
             lease.release()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while threading.active_count() > before:
         assert time.monotonic() < deadline, threading.enumerate()
         time.sleep(0.01)
@@ -529,10 +532,14 @@ async def test_client_that_is_closed_while_it_acquires_leaves_no_lock(
     with Proxy(clients.dsn) as proxy:
         client = clients(proxy.dsn)
         await client.lock("warm").holder()
-        proxy.delay = 0.3
+        proxy.hold_replies()
+        sent = proxy.requests
         acquiring = asyncio.ensure_future(client.lock("a", ttl=600).acquire())
-        await asyncio.sleep(0.1)
-        await client.close()
+        await eventually(lambda: proxy.requests > sent)
+        closing = asyncio.ensure_future(client.close())
+        await eventually(lambda: getattr(client, "_inner", client)._runtime.closed)
+        proxy.flow()
+        await closing
         with pytest.raises(dblock.ClientClosed):
             await acquiring
         await eventually(lambda: owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,))
@@ -553,10 +560,7 @@ async def test_keep_alive_restarts_after_all_tasks_were_cancelled(dsn: str) -> N
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         await asyncio.sleep(0.05)
-        with measured() as lateness:
-            lease = await client.lock("b", ttl=1).acquire()
-            await asyncio.sleep(1.2)
-            assert lease.remaining() > 0 or too_late_to_renew(lateness(), 1)
+        await renewed(await client.lock("b", ttl=TTL).acquire())
 
 
 async def test_on_danger_that_every_renewal_would_trigger_is_refused(clients: Clients) -> None:
@@ -575,14 +579,15 @@ async def test_body_whose_lock_was_freed_ends_in_lease_lost(clients: Clients, ow
 async def test_forced_holder_keeps_the_lock_until_it_has_released(clients: Clients, owner: psycopg.Connection) -> None:
     """The holder learns it from its next renewal, long before its deadline. Waiters need not wait for the deadline."""
     lease = await clients().lock("a", ttl=6).acquire()
+    deadline = lease.expires_at
     owner.execute(FORCE_RELEASE)
-    began = time.monotonic()
     await eventually(lambda: lease.lost.is_set())
     assert lease.lost.reason is dblock.Reason.FORCED
     assert owner.execute("SELECT token FROM holder('a')").fetchone() == (lease.token,), "the lock was freed too early"
     assert await lease.release() is False
     await eventually(lambda: owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,))
-    assert time.monotonic() - began < 4, "the lock was free only when the deadline had passed"
+    in_time = owner.execute("SELECT clock_timestamp() < %s", [deadline]).fetchone()
+    assert in_time == (True,), "the lock was free only when the deadline had passed"
 
 
 def test_concurrent_releases_of_one_lease_succeed_at_most_once(client: dblock.Client) -> None:
@@ -602,12 +607,12 @@ async def test_callback_that_is_not_callable_is_refused(clients: Clients) -> Non
 
 
 def test_parents_lease_in_a_child_is_over_and_not_lost(client: dblock.Client) -> None:
-    lease = client.lock("a", ttl=0.2, keep_alive=False).acquire()
+    lease = client.lock("a", ttl=1.5, keep_alive=False).acquire()
     calls: list[Any] = []
     lease.on_lost(calls.append)
 
     def body() -> bool:
-        time.sleep(0.3)
+        time.sleep(1.6)
         return not lease.lost.is_set() and not calls
 
     assert run_in_fork(body) == 0
