@@ -24,7 +24,7 @@ from psycopg import conninfo, sql
 
 import dblock
 import fenced_store
-from dblock._core import statements
+from dblock._core import acquire, statements
 from dblock._runtime import target
 from dblock._runtime.listener_connection import ListenerConnection
 from dblock.admin import schema
@@ -172,6 +172,15 @@ def known_tokens(owner: psycopg.Connection) -> None:
 def client(dsn: str) -> Iterator[dblock.Client]:
     with dblock.Client(dsn) as client:
         yield client
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a caller with a short timeout wait for a server that stands still, instead of for a second only.
+
+    So the caller gets the LockTimeout that the test is about, however slow the machine is.
+    """
+    monkeypatch.setattr(acquire, "LEAST_PATIENCE", 20.0)
 
 
 @pytest.fixture

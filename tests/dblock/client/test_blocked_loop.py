@@ -141,7 +141,7 @@ async def test_waiter_whose_loop_is_blocked_does_not_hold_up_the_queue(dsn: str)
             assert await lease.release()
 
 
-@pytest.mark.usefixtures("no_thread_left")
+@pytest.mark.usefixtures("no_thread_left", "patient")
 async def test_closed_client_leaves_no_thread_behind(dsn: str) -> None:
     client = dblock.AsyncClient(dsn)
     async with client.lock("a"):

@@ -69,7 +69,7 @@ async def idle_again(client: dblock.AsyncClient, owner: psycopg.Connection) -> N
     assert runner is not None
     pool = runner._pool
     assert len(pool._slots) == len(pool._idle)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     backends = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
     )
@@ -101,7 +101,7 @@ async def test_acquire_cancelled_at_any_await_leaves_no_lock_and_no_connection(
             await (await client.lock(f"{at}", ttl=600).acquire()).release()
 
         async def check(at: int) -> None:
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 20
             while holders(owner):
                 assert time.monotonic() < deadline, f"cancelled at await {at}, the lock stays held"
                 await asyncio.sleep(0.01)
@@ -135,7 +135,7 @@ async def test_release_cancelled_at_any_await_still_frees_the_lock(dsn: str, own
 
         async def check(at: int) -> None:
             name = leases[at].name
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 20
             while owner.execute("SELECT 1 FROM holder(%s)", [name]).fetchone():
                 assert time.monotonic() < deadline, f"cancelled at await {at}, the lock stays held"
                 await asyncio.sleep(0.01)

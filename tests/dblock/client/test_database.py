@@ -34,6 +34,11 @@ from tests.support.stages import sync_first
 from tests.support.tokens import T1
 
 
+def set_patience(client: Any, seconds: float) -> None:
+    """Change how long an open client waits for a reply: what comes before may take longer on a slow machine."""
+    getattr(client, "_inner", client)._runtime.runner.reply_within = seconds
+
+
 async def test_missing_schema_error_names_the_command_to_run(clients: Clients, bare_dsn: str) -> None:
     with pytest.raises(dblock.SchemaMissing, match="no dblock in schema 'dblock' .* Run: dblock install$"):
         await clients(bare_dsn).lock("a").try_acquire()
@@ -63,7 +68,7 @@ async def test_unreachable_database_is_an_error_at_once(clients: Clients) -> Non
     started = time.monotonic()
     with pytest.raises(dblock.Unavailable, match="could not be asked"):
         await clients(f"postgresql://u:hunter2@127.0.0.1:{port}/db").lock("a").try_acquire()
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 15
 
 
 async def test_wrong_role_is_named_in_the_error_without_the_password(clients: Clients) -> None:
@@ -157,7 +162,7 @@ async def test_call_without_a_reply_is_given_up_and_undone(
     clients: Clients, sessions: Sessions, owner: psycopg.Connection
 ) -> None:
     """Another session has locked the table, and keeps the lock."""
-    client = clients(patience=0.5, pool_size=1)
+    client = clients(pool_size=1)
     await client.lock("warm").holder()
     keeper = sessions.open()
     keeper.do("BEGIN")
@@ -165,14 +170,14 @@ async def test_call_without_a_reply_is_given_up_and_undone(
     started = time.monotonic()
     with pytest.raises(dblock.Unavailable, match="has not answered for 1 s"):
         await client.lock("a").acquire(timeout=0)
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 15
     keeper.do("COMMIT")
     assert await client.lock("a").holder() is None
     # The listener may have connected to retry a cleanup that failed at once.
     assert owner.execute("SELECT count(*) FROM pg_stat_activity WHERE " + CLIENT_SESSIONS).fetchone() in ((1,), (2,)), (
         "the connection was closed, or leaked"
     )
-    assert (await client.lock("a").acquire(timeout=0)).token == T1
+    assert (await client.lock("a").try_acquire()).token == T1
 
 
 async def test_server_that_stops_replying_after_the_login_is_an_error_in_bounded_time(clients: Clients) -> None:
@@ -183,19 +188,21 @@ async def test_server_that_stops_replying_after_the_login_is_an_error_in_bounded
         with pytest.raises(dblock.Unavailable):
             await client.lock("a").acquire()
         await client.close()
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 15
 
 
 @sync_first
 async def test_silent_network_is_an_error_in_bounded_time(clients: Clients) -> None:
     with Proxy(clients.dsn) as proxy:
-        client = clients(proxy.dsn, patience=1)
+        client = clients(proxy.dsn)
         lease = await client.lock("a").acquire()
         proxy.fall_silent()
+        set_patience(client, 1)
         started = time.monotonic()
         with pytest.raises(dblock.Unavailable, match="has not answered"):
             await lease.renew()
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 15
+        set_patience(client, 5)
         proxy.flow()
         await lease.renew()
         await client.close()
@@ -261,9 +268,10 @@ def test_garbage_collected_client_leaves_no_connection(dsn: str, owner: psycopg.
     client.lock("a").holder()
     del client
     gc.collect()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while owner.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = 'dblock'").fetchone():
         assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owner: psycopg.Connection) -> None:
@@ -380,8 +388,9 @@ def test_temporary_objects_cannot_replace_the_schemas_objects(dsn: str, role: st
 
 
 async def test_exhausted_pool_is_an_error_that_names_its_size(clients: Clients, owner: psycopg.Connection) -> None:
-    client = clients(pool_size=1, patience=0.3)
+    client = clients(pool_size=1, patience=20)
     await client.lock("warm").acquire()
+    getattr(client, "_inner", client)._runtime.runner._pool._patience = 0.3
     with psycopg.connect(clients.dsn) as blocker:
         blocker.execute("LOCK TABLE dblock.distributed_locks IN ACCESS EXCLUSIVE MODE")
         stuck = asyncio.ensure_future(client.lock("a").try_acquire())
@@ -391,8 +400,7 @@ async def test_exhausted_pool_is_an_error_that_names_its_size(clients: Clients, 
         with pytest.raises(dblock.Unavailable, match="All 1 connections .* busy for 0.3 s"):
             await client.lock("b").try_acquire()
         blocker.rollback()
-    with contextlib.suppress(dblock.Unavailable):  # on a slow machine the second is over by now
-        assert await stuck
+    assert await stuck
 
 
 async def test_statement_that_the_server_cancels_is_no_grant(clients: Clients, owner: psycopg.Connection) -> None:
@@ -421,7 +429,7 @@ async def test_held_locks_take_no_connection_and_no_transaction(clients: Clients
     # A renewal may be in flight at any moment. A held lock that needed a transaction would still have it later.
     before = transactions()
     await asyncio.sleep(0.5)
-    assert not before & transactions()
+    await asyncio.to_thread(until, lambda: not before & transactions())
 
 
 def test_client_opens_nothing_before_the_first_call(dsn: str, owner: psycopg.Connection) -> None:
@@ -698,8 +706,14 @@ def unreplicated(request: pytest.FixtureRequest) -> Iterator[tuple[str, psycopg.
             owner.execute("SET search_path TO dblock")
             owner.execute("ALTER SYSTEM SET synchronous_standby_names = 'missing'")
             owner.execute("SELECT pg_reload_conf()")
-            time.sleep(0.2)
+            until(lambda: waits_for_a_standby(own.url))
             yield own.url, owner
+
+
+def waits_for_a_standby(url: str) -> bool:
+    """Return whether a new session has the setting."""
+    with psycopg.connect(url) as session:
+        return session.execute("SHOW synchronous_standby_names").fetchone() == ("missing",)
 
 
 async def test_grant_that_arrives_after_patience_ends_is_given_back(
@@ -707,8 +721,9 @@ async def test_grant_that_arrives_after_patience_ends_is_given_back(
 ) -> None:
     """The grant waits for a standby. When its statement is cancelled, the grant is already committed."""
     url, owner = unreplicated
-    client = clients(url, patience=1)
+    client = clients(url)
     await client.lock("warm").holder()
+    set_patience(client, 1)
     with pytest.raises(dblock.Unavailable, match="has not answered"):
         await client.lock("a", ttl=600).acquire()
     assert owner.execute("SELECT token > 0 FROM distributed_locks").fetchone() == (True,)
@@ -728,7 +743,7 @@ def test_grant_found_by_a_retry_is_as_durable_as_the_first_request(
         session = psycopg.connect(url, autocommit=True)
         thread = threading.Thread(target=_quietly, args=(session, attempt.format(sending)))
         thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while not (row := owner.execute(waiting).fetchone()):
             assert thread.is_alive(), "the request returned without waiting for a standby"
             assert time.monotonic() < deadline

@@ -18,13 +18,12 @@ import dblock
 from dblock._core import statements
 from dblock._runtime.listener_connection import ListenerConnection
 from tests.support.emulator import EmulatingPooler
-from tests.support.machine import measured
 from tests.support.pretender import pretend
 from tests.support.proxy import Proxy
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -98,13 +97,12 @@ def test_waiters_are_served_by_a_server_without_notifications(
         with ThreadPoolExecutor(1) as thread:
             waiting = thread.submit(client.lock("a", timeout=20).acquire)
             until(lambda: holder.lock("a").queue())
-            sent = proxy.requests
+            sent, began = proxy.requests, time.monotonic()
             time.sleep(0.5)
-            assert proxy.requests - sent < 40, "requests in half a second"
-            with measured() as lateness:
-                released = time.monotonic()
-                lease.release()
-                assert waiting.result().token > lease.token
-                assert time.monotonic() - released < 1.5 + lateness()
+            assert proxy.requests - sent < 80 * (time.monotonic() - began)
+            released = time.monotonic()
+            lease.release()
+            assert waiting.result().token > lease.token
+            assert time.monotonic() - released < 5, "not when the lease ends"
     refused = [record for record in caplog.records if "refused" in record.getMessage()]
     assert len(refused) == (what == "LISTEN"), "said once"

@@ -37,6 +37,7 @@ async def test_efficiency_leases_have_no_token_and_a_type_of_their_own(clients: 
     assert "token" not in repr(inner[0])
 
 
+@pytest.mark.usefixtures("patient")
 async def test_number_of_an_efficiency_grant_is_nowhere_shown_as_a_token(
     clients: Clients, caplog: pytest.LogCaptureFixture, owner: psycopg.Connection
 ) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg
@@ -29,17 +29,23 @@ class Hard(BaseException):
 
 
 @contextmanager
-def raised_after(seconds: float, error: type[BaseException]) -> Iterator[None]:
+def raised_after(wait: Callable[[], object], error: type[BaseException]) -> Iterator[None]:
+    """Raise the error in the body, from a signal handler, when `wait` has returned."""
+
     def raise_it(*_: object) -> None:
         raise error
 
+    def interrupt() -> None:
+        wait()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
     before = signal.signal(signal.SIGUSR1, raise_it)
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGUSR1))
-    timer.start()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     try:
         yield
     finally:
-        timer.join()
+        thread.join()
         signal.signal(signal.SIGUSR1, before)
 
 
@@ -52,11 +58,9 @@ def test_exception_in_a_signal_handler_leaves_no_lock(
     keeper = sessions.open()
     keeper.do("BEGIN")
     keeper.do("LOCK TABLE distributed_locks")
-    committing = threading.Timer(1.2, keeper.do, ("COMMIT",))
-    committing.start()
-    with pytest.raises(error), raised_after(0.3, error):
+    with pytest.raises(error), raised_after(sessions.wait_until_a_session_waits, error):
         client.lock("a", ttl=600).acquire()
-    committing.join()
+    keeper.do("COMMIT")
     time.sleep(0.3)
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 

@@ -48,7 +48,7 @@ def levels(client: dblock.Client) -> list[str]:
     """Return the isolation of a call over each connection of a client."""
     with client.lock("warm"):
         runtime: Any = client._runtime
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while runtime.listener.flow.connection is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -143,7 +143,7 @@ async def test_other_clients_are_read_committed_too(strict_dsn: str) -> None:
 async def test_free_lock_is_granted_after_a_wait(strict_dsn: str, clients: Clients) -> None:
     one, other = clients(), clients()
     lease = await one.lock("a").acquire()
-    task = asyncio.ensure_future(other.lock("a", timeout=10).acquire())
+    task = asyncio.ensure_future(other.lock("a", timeout=20).acquire())
     await asyncio.sleep(0.3)
     await lease.release()
     await (await task).release()

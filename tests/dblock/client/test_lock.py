@@ -57,7 +57,7 @@ async def test_release_frees_the_lock_once(clients: Clients) -> None:
 async def test_late_release_cannot_free_the_next_holder(clients: Clients) -> None:
     client = clients()
     late = await client.lock("a", ttl=0.1, keep_alive=False).acquire()
-    current = await clients().lock("a").acquire(timeout=5)
+    current = await clients().lock("a").acquire(timeout=20)
     assert current.token > late.token
     assert await late.release() is False
     assert (await client.lock("a").holder()).token == current.token
@@ -65,13 +65,13 @@ async def test_late_release_cannot_free_the_next_holder(clients: Clients) -> Non
 
 async def test_renew_extends_from_now(clients: Clients) -> None:
     client = clients()
-    lease = await client.lock("a", ttl=2).acquire()
+    lease = await client.lock("a", ttl=20).acquire()
     before = lease.expires_at
     await lease.renew()
     assert lease.expires_at > before
     await lease.renew(ttl=timedelta(seconds=60))
-    assert 58 < lease.remaining() <= 60
-    assert 58 < (await client.lock("a").holder()).remaining <= 60
+    assert 50 < lease.remaining() <= 60
+    assert 50 < (await client.lock("a").holder()).remaining <= 60
 
 
 async def test_renewal_never_revives_an_expired_lease(clients: Clients, owner: psycopg.Connection) -> None:
@@ -104,7 +104,7 @@ async def test_renewal_never_revives_a_released_lease(clients: Clients) -> None:
 
 async def test_lock_is_granted_again_after_its_lease_expired(clients: Clients) -> None:
     lease = await clients().lock("a", ttl=0.2, keep_alive=False).acquire()
-    successor = await clients().lock("a").acquire(timeout=5)
+    successor = await clients().lock("a").acquire(timeout=20)
     assert successor.token > lease.token
 
 
@@ -117,16 +117,18 @@ async def test_acquire_waits_until_the_lock_is_released(clients: Clients) -> Non
     assert (await waiting).token > holder.token
 
 
+@pytest.mark.usefixtures("patient")
 async def test_acquire_gives_up_after_its_timeout(clients: Clients) -> None:
     await clients().lock("a").acquire()
     started = time.monotonic()
     with pytest.raises(dblock.LockTimeout, match="'a' was not acquired within 0.3 s") as caught:
         await clients().lock("a", timeout=0.3).acquire()
-    assert 0.3 <= time.monotonic() - started < 2
+    assert 0.3 <= time.monotonic() - started < 10, "not when the lease ends"
     assert caught.value.timeout == 0.3
     assert isinstance(caught.value, TimeoutError)
 
 
+@pytest.mark.usefixtures("patient")
 async def test_timeout_of_zero_is_a_try(clients: Clients) -> None:
     lease = await clients().lock("a").acquire(timeout=0)
     with pytest.raises(dblock.LockTimeout):
@@ -136,7 +138,7 @@ async def test_timeout_of_zero_is_a_try(clients: Clients) -> None:
 
 async def test_with_block_holds_the_lock_and_releases_it_after(clients: Clients) -> None:
     client = clients()
-    async with client.lock("a", ttl=30, timeout=5) as lease:
+    async with client.lock("a", ttl=30, timeout=20) as lease:
         assert (await client.lock("a").holder()).token == lease.token
     assert await client.lock("a").holder() is None
 
@@ -180,7 +182,7 @@ async def test_each_body_under_a_shared_lock_releases_its_own_lease(
     clients: Clients, owner: psycopg.Connection
 ) -> None:
     """The first body outlives its lease. When it ends, it must not release the lease of the second body."""
-    shared = clients().lock("a", timeout=10)
+    shared = clients().lock("a", timeout=20)
     lost, taken, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     tokens: list[int] = []
@@ -211,7 +213,7 @@ async def test_each_body_under_a_shared_lock_releases_its_own_lease(
 
 async def test_holder_has_name_token_times_and_meta(clients: Clients) -> None:
     client = clients(holder="worker 7", presence=None)  # so that no renewal moves the deadline
-    lock = client.lock("a", ttl=10, meta={"job": "close", "items": [1, 2.5, None, "ü"]})
+    lock = client.lock("a", ttl=20, meta={"job": "close", "items": [1, 2.5, None, "ü"]})
     assert await lock.holder() is None
     lease = await lock.acquire()
     holder = await clients().lock("a").holder()
@@ -219,8 +221,8 @@ async def test_holder_has_name_token_times_and_meta(clients: Clients) -> None:
     assert holder.holder == "worker 7"
     assert holder.meta == {"job": "close", "items": [1, 2.5, None, "ü"]}
     assert holder.expires_at == lease.expires_at
-    assert holder.expires_at - holder.granted_at == timedelta(seconds=10)
-    assert 8 < holder.remaining <= 10
+    assert holder.expires_at - holder.granted_at == timedelta(seconds=20)
+    assert 10 < holder.remaining <= 20
 
 
 @pytest.mark.parametrize("name", ["x", "ü" * 256, "a b'c\"d%s\\;--", "\n\t", "🔒", "x" * 512])

@@ -15,15 +15,20 @@ import dblock
 from tests.support.facade import Clients
 
 
+@pytest.mark.usefixtures("patient")
 async def test_each_step_of_a_lock_is_logged_at_debug(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "dblock")
     client, other = clients(), clients()
-    lease = await client.lock("a", ttl=0.6).acquire()
+    lease = await client.lock("a", ttl=3).acquire()
+    deadline = time.monotonic() + 20
+    while "keep-alive: renewed 1 lease" not in caplog.text:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
     with pytest.raises(dblock.LockTimeout):
         await other.lock("a").acquire(timeout=0.3)
     await lease.release()
-    unkept = await client.lock("b", ttl=0.1, keep_alive=False).acquire()
-    await asyncio.sleep(0.15)
+    unkept = await client.lock("b", ttl=0.2, keep_alive=False).acquire()
+    await asyncio.sleep(0.25)
     assert unkept.lost.is_set()
     for words in (
         "lock 'a': acquiring",
@@ -43,7 +48,7 @@ def test_sessions_of_an_engine_have_a_name(dsn: str, owner: psycopg.Connection[A
         engine = create_engine("postgresql+psycopg://", creator=lambda o=options: psycopg.connect(dsn, **o))
         with dblock.Client(engine) as client, client.lock("a"):
             assert owner.execute(names).fetchall() == [(expected,)]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while owner.execute(names).fetchall():  # the server ends a session a moment after its client has closed it
             assert time.monotonic() < deadline, "a session of a closed client stays"
             time.sleep(0.02)

@@ -11,6 +11,8 @@ import pytest
 import dblock
 from tests.support.facade import Clients
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 async def test_wait_for_an_own_lock_is_logged_at_once(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
     client = clients()

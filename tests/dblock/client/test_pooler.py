@@ -18,9 +18,8 @@ from dblock._core.effects import Call
 from dblock._core.waiters import LocalWaiters
 from dblock._runtime import target
 from dblock.admin import schema
-from tests.dblock.client.test_waiting import wait_for_tickets
+from tests.dblock.client.test_waiting import BOUND, wait_for_tickets
 from tests.support.facade import Clients
-from tests.support.machine import measured
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.shell import until
 from tests.support.stages import sync_first
@@ -75,20 +74,19 @@ async def test_waiters_are_served_through_a_pooler_that_drops_notifications(
     client = clients(pooled_dsn)
     waiting = [asyncio.create_task(client.lock("a").acquire()) for _ in range(3)]
     await wait_for_tickets(owner, 3)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while "notifications do not come through" not in caplog.text:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
     lease = held
     for _ in waiting:
-        with measured() as lateness:
-            released = time.monotonic()
-            await lease.release()
-            done, _ = await asyncio.wait(
-                [task for task in waiting if not task.done()], timeout=10, return_when="FIRST_COMPLETED"
-            )
-            assert done
-            assert time.monotonic() - released < 1.5 + lateness()
+        released = time.monotonic()
+        await lease.release()
+        done, _ = await asyncio.wait(
+            [task for task in waiting if not task.done()], timeout=10, return_when="FIRST_COMPLETED"
+        )
+        assert done
+        assert time.monotonic() - released < BOUND
         lease = done.pop().result()
     logged = [record for record in caplog.records if "notifications do not come through" in record.getMessage()]
     assert len(logged) == 1, "logged once, by the client that waits"
@@ -103,7 +101,7 @@ async def test_listen_dsn_past_the_pooler_brings_notifications_and_presence(
     client = clients(pooled_dsn, listen_dsn=clients.dsn)
     waiting = asyncio.create_task(client.lock("a").acquire())
     await wait_for_tickets(owner, 1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     listener = getattr(client, "_inner", client)._runtime.listener
     while not listener.waiters.notifications_work or owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (
         1,
@@ -111,7 +109,7 @@ async def test_listen_dsn_past_the_pooler_brings_notifications_and_presence(
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     await held.release()
-    assert (await asyncio.wait_for(waiting, 2)).token > held.token
+    assert (await asyncio.wait_for(waiting, 20)).token > held.token
 
 
 def _notified_as(waiters: LocalWaiters, works: bool) -> bool:
@@ -169,7 +167,7 @@ async def test_listener_in_another_installation_is_not_used(
     # Simulate a listen_dsn that names another database.
     listener.flow._statements.installation = Call(b"SELECT other.installation()", ())
     await client.lock("a").acquire()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while "another installation" not in caplog.text:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)

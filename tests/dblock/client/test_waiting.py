@@ -13,15 +13,22 @@ import pytest
 import dblock
 from dblock._core import listener_flow, waiters
 from tests.support.facade import Clients
-from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.stages import sync_first
 
-BOUND = 1.5
-"""Seconds within which a waiter finds a free lock by polling, even if its notification is lost."""
+pytestmark = pytest.mark.usefixtures("patient")
+
+BOUND = 5.0
+"""Seconds within which a waiter finds a free lock by polling, even if its notification is lost.
+
+It takes about one, and a machine may stand still for two. A waiter that did not poll would wait for the lease's end.
+"""
+
+SLOW = 20.0
+"""Seconds between two checks of a waiter that is to wait for its notification."""
 
 
-async def wait_for_tickets(owner: psycopg.Connection, number: int, within: float = 10) -> None:
+async def wait_for_tickets(owner: psycopg.Connection, number: int, within: float = 20) -> None:
     """Return when this many tickets are in the queue."""
     deadline = time.monotonic() + within
     while (found := owner.execute("SELECT count(*) FROM lock_tickets").fetchone()) != (number,):
@@ -29,9 +36,22 @@ async def wait_for_tickets(owner: psycopg.Connection, number: int, within: float
         await asyncio.sleep(0.01)
 
 
+async def wait_for_tickets_issued(owner: psycopg.Connection, number: int) -> None:
+    """Return when this many tickets of the lock have been issued, whether or not they are still in the queue."""
+    deadline = time.monotonic() + 20
+    while (found := owner.execute("SELECT max(last_ticket) FROM lock_queues").fetchone()) != (number,):
+        assert time.monotonic() < deadline, f"{found} tickets, not {number}"
+        await asyncio.sleep(0.01)
+
+
+def keep_waiters(owner: psycopg.Connection) -> None:
+    """Keep the tickets of waiters that send no heartbeat in the next seconds."""
+    owner.execute("UPDATE lock_clients SET seen_until = clock_timestamp() + interval '1 minute'")
+
+
 async def settled(client: Any) -> None:
     """Return when the client receives notifications and its waiters have done the check that follows."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while (
         not (listener := getattr(client, "_inner", client)._runtime.listener) or not listener.waiters.notifications_work
     ):
@@ -42,11 +62,10 @@ async def settled(client: Any) -> None:
 
 async def granted_in_time(held: Any, waiting: asyncio.Task[Any]) -> Any:
     """Release the lock, and return the lease of the waiter, which comes within the bound."""
-    with measured() as lateness:
-        released = time.monotonic()
-        await held.release()
-        lease = await asyncio.wait_for(waiting, 15)
-        assert time.monotonic() - released < BOUND + lateness()
+    released = time.monotonic()
+    await held.release()
+    lease = await asyncio.wait_for(waiting, 20)
+    assert time.monotonic() - released < BOUND
     return lease
 
 
@@ -59,21 +78,22 @@ async def acquired(client: Any, name: str = "a", **options: Any) -> tuple[Any, f
 @pytest.fixture
 def slow_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow down polling, so that only a notification can wake a waiter in time."""
-    for name in ("HEARTBEAT_INTERVAL", "HOLDER_CHECK_INTERVAL", "POLL", "POLL_INTERVAL_OF_OTHERS"):
-        monkeypatch.setattr(waiters, name, 2.0)
+    for name in ("EARLY_CHECK", "HEARTBEAT_INTERVAL", "HOLDER_CHECK_INTERVAL", "POLL", "POLL_INTERVAL_OF_OTHERS"):
+        monkeypatch.setattr(waiters, name, SLOW)
 
 
 @pytest.mark.usefixtures("slow_polling")
 async def test_release_wakes_the_next_waiter(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
-    waiting = asyncio.create_task(acquired(clients(presence=None)))
+    waiter = clients(presence=None)
+    waiting = asyncio.create_task(acquired(waiter))
     await wait_for_tickets(owner, 1)
-    await asyncio.sleep(0.5)  # until the checks that follow its arrival are over
-    with measured() as lateness:
-        released = time.monotonic()
-        assert await held.release()
-        lease, came = await waiting
-        assert came - released < 0.5 + lateness()
+    keep_waiters(owner)
+    await settled(waiter)
+    released = time.monotonic()
+    assert await held.release()
+    lease, came = await waiting
+    assert came - released < SLOW / 4
     assert lease.token > held.token
 
 
@@ -96,15 +116,15 @@ async def test_waiters_of_several_clients_are_served_in_order(clients: Clients, 
     await wait_for_tickets(owner, 0)
 
 
+@pytest.mark.usefixtures("slow_polling")
 async def test_fair_try_does_not_jump_the_queue_and_an_unfair_try_does(
-    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    clients: Clients, owner: psycopg.Connection
 ) -> None:
-    for name in ("EARLY_CHECK", "HEARTBEAT_INTERVAL", "HOLDER_CHECK_INTERVAL", "POLL", "POLL_INTERVAL_OF_OTHERS"):
-        monkeypatch.setattr(waiters, name, 2.5)
     held = await clients(presence=None).lock("a").acquire()
     waiter = clients()
     waiting = asyncio.create_task(waiter.lock("a").acquire())
     await wait_for_tickets(owner, 1)
+    keep_waiters(owner)
     await settled(waiter)
     # The lock is free, and its waiter does not know yet.
     owner.execute("SELECT release('a', %s, durable => true)", [held.token])
@@ -112,7 +132,7 @@ async def test_fair_try_does_not_jump_the_queue_and_an_unfair_try_does(
     jumped = await clients().lock("a", fair=False).try_acquire()
     assert jumped is not None
     await jumped.release()
-    assert (await asyncio.wait_for(waiting, 5)).token > jumped.token
+    assert (await asyncio.wait_for(waiting, 30)).token > jumped.token
 
 
 async def test_queue_lists_the_waiters_in_order(clients: Clients, owner: psycopg.Connection) -> None:
@@ -136,11 +156,10 @@ async def test_wait_that_times_out_leaves_no_ticket(clients: Clients, owner: psy
     client = clients()
     held = await client.lock("a").acquire()
     for timeout in (0, 0.2):
-        with measured() as lateness:
-            started = time.monotonic()
-            with pytest.raises(dblock.LockTimeout):
-                await client.lock("a").acquire(timeout=timeout)
-            assert timeout <= time.monotonic() - started < timeout + 1 + lateness()
+        started = time.monotonic()
+        with pytest.raises(dblock.LockTimeout):
+            await client.lock("a").acquire(timeout=timeout)
+        assert timeout <= time.monotonic() - started < timeout + 10, "not when the lease ends"
         assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
     await held.release()
     assert await client.lock("a").try_acquire()
@@ -163,9 +182,9 @@ async def test_timeout_of_zero_is_a_try(clients: Clients, owner: psycopg.Connect
 async def test_second_waiter_is_served_when_the_first_gives_up(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
     giving_up = asyncio.create_task(clients().lock("a").acquire(timeout=2))  # after the second has queued
-    await wait_for_tickets(owner, 1)
+    await wait_for_tickets_issued(owner, 1)
     waiting = asyncio.create_task(clients().lock("a").acquire())
-    await wait_for_tickets(owner, 2)
+    await wait_for_tickets_issued(owner, 2)
     with pytest.raises(dblock.LockTimeout):
         await giving_up
     assert (await granted_in_time(held, waiting)).token > held.token
@@ -179,16 +198,15 @@ async def test_lost_notification_costs_a_bounded_delay(
     await wait_for_tickets(owner, 1)
     await asyncio.sleep(0.3)
     monkeypatch.setattr(waiters.LocalWaiters, "notified", lambda self, attempt: None)
-    with measured() as lateness:
-        released = time.monotonic()
-        await held.release()
-        _, came = await asyncio.wait_for(waiting, 10)
-        assert came - released < BOUND + lateness()
+    released = time.monotonic()
+    await held.release()
+    _, came = await asyncio.wait_for(waiting, 20)
+    assert came - released < BOUND
 
 
 async def test_listener_that_is_cut_off_costs_a_bounded_delay(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
-    with Proxy(clients.dsn) as proxy, measured() as lateness:
+    with Proxy(clients.dsn) as proxy:
         client = clients(listen_dsn=proxy.dsn)
         waiting = [asyncio.create_task(acquired(client, timeout=30)) for _ in range(3)]
         await wait_for_tickets(owner, 3)
@@ -202,7 +220,7 @@ async def test_listener_that_is_cut_off_costs_a_bounded_delay(clients: Clients, 
             assert done, "no waiter was served"
             for task in done:
                 lease, came = task.result()
-                assert came - released < BOUND + lateness()
+                assert came - released < BOUND
                 released = time.monotonic()
                 await lease.release()
     await client.close()
@@ -223,7 +241,7 @@ async def test_many_waiters_share_one_connection(clients: Clients, owner: psycop
     left = set(waiting)
     while left:
         # The next waiter may be granted the lock before the release returns.
-        done, left = await asyncio.wait(left, timeout=10, return_when="FIRST_COMPLETED")
+        done, left = await asyncio.wait(left, timeout=20, return_when="FIRST_COMPLETED")
         assert done, "no waiter was granted the lock"
         for task in done:
             await task.result().release()
@@ -239,7 +257,7 @@ async def test_waiter_of_a_closed_client_gets_an_error_and_leaves_no_ticket(
     await client.close()
     for task in waiting:
         with pytest.raises(dblock.ClientClosed):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 20)
     await wait_for_tickets(owner, 0)
     assert owner.execute("SELECT count(*) FROM lock_clients").fetchone() in ((0,), (1,))
     await held.release()
@@ -255,7 +273,7 @@ async def test_waiter_whose_ticket_was_deleted_takes_a_new_one(
         owner.execute("UPDATE distributed_locks SET last_served_ticket = 7")
         owner.execute("DELETE FROM lock_tickets")  # as if the client had sent no heartbeat for too long
     await wait_for_tickets(owner, 1)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while "ticket replaced" not in caplog.text:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -268,7 +286,7 @@ async def test_waiter_gets_an_error_when_the_database_is_unreachable(
     monkeypatch.setattr(listener_flow, "AWAY_FOR", 0.5)
     held = await clients().lock("a").acquire()
     with Proxy(clients.dsn) as proxy:
-        client = clients(proxy.dsn, patience=1)
+        client = clients(proxy.dsn)
         waiting = asyncio.create_task(client.lock("a").acquire())
         await wait_for_tickets(owner, 1)
         proxy.close()
@@ -295,11 +313,10 @@ async def test_waiter_notices_a_release_in_the_users_transaction(clients: Client
         held.release_in(connection)
         await asyncio.sleep(0.5)
         assert not waiting.done(), "the release is not committed yet"
-        with measured() as lateness:
-            committed = time.monotonic()
-            connection.commit()
-            _, came = await asyncio.wait_for(waiting, 15)
-            assert came - committed < BOUND + lateness()
+        committed = time.monotonic()
+        connection.commit()
+        _, came = await asyncio.wait_for(waiting, 20)
+        assert came - committed < BOUND
 
 
 async def test_ticket_without_a_waiter_blocks_no_other_waiter(clients: Clients, owner: psycopg.Connection) -> None:
@@ -313,7 +330,7 @@ async def test_ticket_without_a_waiter_blocks_no_other_waiter(clients: Clients, 
         " SELECT name, number - 1, gen_random_uuid(), client, holder, since FROM lock_tickets"
     )
     await held.release()
-    assert (await asyncio.wait_for(waiting, 5)).token > held.token
+    assert (await asyncio.wait_for(waiting, 20)).token > held.token
 
 
 @pytest.mark.needs_presence
@@ -348,7 +365,7 @@ async def test_ticket_that_could_not_be_abandoned_is_abandoned_later(
     one, other = clients(), clients()
     held, elsewhere = await one.lock("a").acquire(), await one.lock("b").acquire()
     waiting_elsewhere = asyncio.create_task(other.lock("b").acquire())
-    giving_up = asyncio.create_task(other.lock("a").acquire(timeout=2))  # after its row is locked
+    giving_up = asyncio.create_task(other.lock("a").acquire(timeout=3.5))  # after its row is locked
     await wait_for_tickets(owner, 2)
     with psycopg.connect(clients.dsn) as user:
         user.execute("SET search_path TO dblock")
@@ -359,7 +376,7 @@ async def test_ticket_that_could_not_be_abandoned_is_abandoned_later(
         user.rollback()
     await wait_for_tickets(owner, 1)
     await held.release()
-    assert await clients().lock("a").acquire(timeout=2)
+    assert await clients().lock("a").acquire(timeout=20)
     await elsewhere.release()
     await waiting_elsewhere
 
@@ -391,7 +408,7 @@ async def test_repeated_closing_leaves_the_queue_empty(clients: Clients, owner: 
         assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
         for task in waiting:
             with pytest.raises(dblock.ClientClosed):
-                await asyncio.wait_for(task, 5)
+                await asyncio.wait_for(task, 20)
     assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
     await held.release()
 
@@ -410,7 +427,7 @@ async def test_client_without_waiters_does_not_listen(
     assert [listener.flow.listens for listener in listeners] == [False, True]
     await held.release()
     await waiting
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while listeners[1].flow.listens:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
