@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import psycopg
@@ -125,19 +125,30 @@ def test_history_records_every_grant_on_request(shell: Shell, client: dblock.Cli
     assert len(shell.run("history", "a").out.splitlines()) == 3
 
 
-def test_switching_the_record_costs_no_lease(shell: Shell, dsn: str, client: dblock.Client) -> None:
+def is_renewed_after(lease: dblock.Lease, before: datetime) -> Callable[[], bool]:
+    """Return a condition that holds after the next renewal, or when none can come any more."""
+    return lambda: lease.expires_at > before or not lease.remaining()
+
+
+@pytest.mark.parametrize(("ttl", "renewals"), [(6, 1), pytest.param(1, 6, marks=pytest.mark.second_stage)])
+def test_switching_the_record_costs_no_lease(
+    shell: Shell, dsn: str, client: dblock.Client, owner: psycopg.Connection, ttl: float, renewals: int
+) -> None:
     """While an open transaction keeps the command from the table, renewals must not wait behind the command."""
     shell.run("history", "--record", "all")
     with measured() as lateness:
-        lease = client.lock("a", ttl=1).acquire()
+        lease = client.lock("a", ttl=ttl).acquire()
         with psycopg.connect(dsn) as other:
             other.execute("SELECT 1 FROM dblock.distributed_locks WHERE name = 'b' FOR SHARE")
             process = shell.start("history", "--record", "incidents")
-            time.sleep(2.5)
+            waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'distributed_locks'::regclass"
+            until(lambda: owner.execute(waiting).fetchone(), "the command's wait for the table")
+            for _ in range(renewals):
+                until(is_renewed_after(lease, lease.expires_at), "a renewal")
             assert process.poll() is None
-            assert lease.remaining() > 0 or too_late_to_renew(lateness(), 1)
+            assert lease.remaining() > 0 or too_late_to_renew(lateness(), ttl)
         assert ended(process).code == 0
-        assert lease.remaining() > 0 or too_late_to_renew(lateness(), 1)
+        assert lease.remaining() > 0 or too_late_to_renew(lateness(), ttl)
 
 
 def test_hostile_names_move_no_cursor(shell: Shell, dsn: str) -> None:

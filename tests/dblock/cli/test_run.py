@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +24,6 @@ from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 from tests.support.shell import Shell, ended, until
-from tests.support.stages import first
 from tests.support.terminal import Terminal
 
 NOT_ACQUIRED, LOST, UNREACHABLE = 75, 76, 69
@@ -30,7 +31,7 @@ NOT_ACQUIRED, LOST, UNREACHABLE = 75, 76, 69
 TRIALS = pytest.mark.parametrize(
     ("trials", "ttl"),
     [
-        (1, 4.0),
+        (1, 5.0),
         pytest.param(2, 1.5, marks=pytest.mark.second_stage),
         pytest.param(50, 1.5, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
@@ -123,12 +124,12 @@ def test_environment_has_lock_token_and_deadline(shell: Shell, client: dblock.Cl
     done = shell.run("run", "a lock", "--", "sh", "-c", line)
     name, token, deadline = done.out.strip().split("/")
     assert (done.code, name) == (0, "a lock")
-    assert client.lock("a lock").acquire(timeout=1).token == int(token) + 1
+    assert client.lock("a lock").acquire(timeout=20).token == int(token) + 1
     assert deadline.startswith("20")
 
 
 def test_lock_is_held_while_the_command_runs(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
-    process = shell.start("run", "job", "--ttl", "3", "--", "sh", "-c", waits_for(tmp_path))
+    process = shell.start("run", "job", "--ttl", "6", "--grace", "0.5", "--", "sh", "-c", waits_for(tmp_path))
     until((tmp_path / "on").exists)
     holder = client.lock("job").holder()
     assert holder is not None
@@ -289,7 +290,7 @@ def test_leftover_processes_end_before_the_lock_is_free(
         pytest.skip("only Linux lets a process adopt its descendants")
     deaf = f'trap "" TERM; echo $$ > {tmp_path}/pid; sleep 60; sleep 60'
     line = f"{'setsid ' if away else ''}sh -c '{deaf}' & while [ ! -s {tmp_path}/pid ]; do sleep 0.01; done"
-    done = shell.run("run", "job", "--ttl", "2", "--", "sh", "-c", line)
+    done = shell.run("run", "job", "--grace", "0.5", "--", "sh", "-c", line)
     assert done.code == 0
     assert not is_there(int((tmp_path / "pid").read_text()))
     assert client.lock("job").try_acquire() is not None
@@ -297,7 +298,7 @@ def test_leftover_processes_end_before_the_lock_is_free(
 
 def test_command_that_ends_on_sigterm_is_not_killed(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'sleep 0.2; echo bye; exit 0' TERM; {waits_for(tmp_path)}"
-    process = shell.start("run", "job", "--ttl", "2", "--grace", "0.8", "--", "sh", "-c", line)
+    process = shell.start("run", "job", "--ttl", "6", "--grace", "2.4", "--", "sh", "-c", line)
     until((tmp_path / "on").exists)
     with overview(resolve(shell.dsn)) as database:
         assert database.force_release("job", database.locks(name="job")[0].number, actor="me", reason="test")
@@ -358,7 +359,7 @@ def test_command_is_gone_before_the_next_grant_after_a_forced_release(
     with dblock.Client(dsn) as client, measured() as lateness:
         for number in range(trials):
             name, path = f"forced {number}", tmp_path / str(number)
-            process = shell.start("run", name, "--ttl", f"{ttl}", "--grace", f"{ttl / 5}", *stubborn(path))
+            process = shell.start("run", name, "--ttl", f"{ttl}", "--grace", f"{ttl / 10}", *stubborn(path))
             pids = pids_in(path)
             assert len(alive(pids)) == 3
             assert shell.run("force-release", name, "--yes", "--reason", "test").code == 0
@@ -399,13 +400,21 @@ def thaw(pids: list[int]) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("all_of_it", first(1, [True, False]), ids=["everything", "all but the keeper"])
+@pytest.mark.parametrize(
+    ("all_of_it", "within"),
+    [
+        pytest.param(True, 20.0, id="everything"),
+        pytest.param(True, 0.1, id="everything, at once", marks=pytest.mark.second_stage),
+        pytest.param(False, 0.1, id="all but the keeper", marks=pytest.mark.second_stage),
+    ],
+)
 def test_command_frozen_past_its_deadline_is_killed_on_waking(
-    shell: Shell, dsn: str, tmp_path: Path, all_of_it: bool
+    shell: Shell, dsn: str, tmp_path: Path, all_of_it: bool, within: float
 ) -> None:
     """Everything is frozen, or all but the keeper, and then continues. Later writes of the command are refused."""
     log = tmp_path / "log"
-    process = shell.start("run", "job", "--ttl", "3", "--", sys.executable, "-c", WRITER, dsn, str(log))
+    writer = [sys.executable, "-c", WRITER, dsn, str(log)]
+    process = shell.start("run", "job", "--ttl", "4", "--grace", "0", "--", *writer)
     until(lambda: log.exists() and "stored" in log.read_text())
     keeper, child = below(process.pid)
     frozen = [process.pid, keeper, child] if all_of_it else [process.pid, child]
@@ -418,7 +427,7 @@ def test_command_frozen_past_its_deadline_is_killed_on_waking(
         woken = time.monotonic()
         thaw([pid for pid in reversed(frozen) if is_there(pid)])
         while is_there(child):
-            assert time.monotonic() - woken < 5
+            assert time.monotonic() - woken < 20
             time.sleep(0.001)
         took = time.monotonic() - woken - 2 * lateness()  # the keeper wakes, and then the process that is to die
         after = log.read_text()[len(before) :].split()
@@ -428,7 +437,7 @@ def test_command_frozen_past_its_deadline_is_killed_on_waking(
     # The write that was under way at the freeze may have been stored before it.
     assert "stored" not in after[1:]
     assert ended(process).code == LOST
-    assert took < 0.1, f"it took {took * 1000:.0f} ms"
+    assert took < within, f"it took {took * 1000:.0f} ms"
 
 
 @pytest.mark.second_stage
@@ -476,7 +485,8 @@ def test_command_dies_with_a_killed_supervisor(shell: Shell, tmp_path: Path) -> 
 
 
 def test_orphans_and_detached_processes_are_ended(shell: Shell, tmp_path: Path) -> None:
-    done = shell.run("run", "job", "--ttl", "2", "--", sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "0")
+    leaves = [sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "0"]
+    done = shell.run("run", "job", "--grace", "0.5", "--", *leaves)
     assert done.code == 0
     assert alive(pids_in(tmp_path / "pids")) == []
 
@@ -498,7 +508,7 @@ while True:
 
 def test_fast_forker_is_gone_before_the_next_grant(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    process = shell.start("run", "job", "--ttl", "3", "--", sys.executable, "-c", HOPS, str(trace))
+    process = shell.start("run", "job", "--ttl", "4", "--grace", "0.4", "--", sys.executable, "-c", HOPS, str(trace))
     until(lambda: trace.exists() and trace.stat().st_size > 20)
     assert shell.run("force-release", "job", "--yes").code == 0
     client.lock("job").acquire(timeout=20)
@@ -520,6 +530,18 @@ def test_command_dies_with_its_keeper(shell: Shell, client: dblock.Client, tmp_p
     assert client.lock("job").try_acquire() is not None
 
 
+def test_command_ends_although_its_keeper_is_frozen(shell: Shell, tmp_path: Path) -> None:
+    process = shell.start("run", "job", "--ttl", "4", *stubborn(tmp_path / "pids"))
+    pids = pids_in(tmp_path / "pids")
+    keeper = below(process.pid)[0]
+    freeze([keeper])
+    assert shell.run("force-release", "job", "--yes").code == 0
+    until(lambda: not alive(pids), "its end")
+    thaw([keeper])
+    assert ended(process).code == LOST
+
+
+@pytest.mark.second_stage
 def test_command_ends_in_time_although_its_keeper_is_frozen(
     shell: Shell, client: dblock.Client, tmp_path: Path
 ) -> None:
@@ -555,6 +577,18 @@ def test_command_ends_in_time_although_the_supervisor_is_frozen(
     assert ended(process).code == LOST
 
 
+def has_unread_commands(keeper: int) -> bool:
+    """Return whether a pipe of the keeper, other than its standard files, holds something that it has not read."""
+    for number in os.listdir(f"/proc/{keeper}/fd"):
+        path = f"/proc/{keeper}/fd/{number}"
+        if int(number) > 2 and os.readlink(path).startswith("pipe:"):
+            with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as pipe:
+                unread = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
+            if int.from_bytes(unread, sys.byteorder):
+                return True
+    return False
+
+
 def test_command_is_not_started_after_the_lease_has_ended(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     """Frozen between the grant and the start, as when the whole machine is frozen."""
     lease = client.lock("job").acquire()
@@ -563,7 +597,7 @@ def test_command_is_not_started_after_the_lease_has_ended(shell: Shell, client: 
     keeper = below(process.pid)[0]
     freeze([keeper])
     lease.release()
-    until(lambda: (holder := client.lock("job").holder()) and "pid" in holder.holder)
+    until(lambda: has_unread_commands(keeper), "the command to start")
     freeze([process.pid])
     client.lock("job").acquire(timeout=20)
     thaw([keeper, process.pid])
@@ -573,7 +607,7 @@ def test_command_is_not_started_after_the_lease_has_ended(shell: Shell, client: 
 
 def test_command_gets_sigterm_once(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'echo term' TERM; {waits_for(tmp_path)}"
-    process = shell.start("run", "job", "--ttl", "3", "--grace", "0.8", "--", "sh", "-c", line)
+    process = shell.start("run", "job", "--ttl", "6", "--grace", "2.3", "--", "sh", "-c", line)
     until((tmp_path / "on").exists)
     assert shell.run("force-release", "job", "--yes").code == 0
     assert ended(process).out == "term\n"
@@ -619,7 +653,7 @@ def test_run_without_its_keeper_starts_nothing(shell: Shell, client: dblock.Clie
 def test_stopped_command_does_not_continue_after_its_lease(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     line = f"while :; do echo x >> {trace}; done"
-    process = shell.start("run", "job", "--ttl", "3", "--", "sh", "-c", line)
+    process = shell.start("run", "job", "--ttl", "4", "--grace", "0", "--", "sh", "-c", line)
     until(trace.exists)
     frozen = [process.pid, *below(process.pid)]
     freeze(frozen)
@@ -675,16 +709,26 @@ def test_command_name_may_hold_any_bytes(shell: Shell, tmp_path: Path) -> None:
     assert subprocess.run([*shell.command("run", "job", "--"), odd], timeout=30).returncode == 0
 
 
-def test_short_database_outage_does_not_end_the_command(shell: Shell, dsn: str, tmp_path: Path) -> None:
+def test_short_database_outage_does_not_end_the_command(
+    shell: Shell, dsn: str, client: dblock.Client, tmp_path: Path
+) -> None:
     with Proxy(dsn) as proxy:
-        process = shell.start(
-            "run", "job", "--ttl", "3", "--", "sh", "-c", waits_for(tmp_path) + "; echo done", dsn=proxy.dsn
-        )
+        line = waits_for(tmp_path) + "; echo done"
+        process = shell.start("run", "job", "--ttl", "6", "--grace", "0.5", "--", "sh", "-c", line, dsn=proxy.dsn)
         until((tmp_path / "on").exists)
         proxy.fall_silent()
-        time.sleep(0.8)
+        asked, granted = proxy.requests, client.lock("job").holder()
+        assert granted is not None
+        until(lambda: proxy.requests > asked, "a renewal that gets no reply")
+        time.sleep(0.2)
         proxy.flow()
-        time.sleep(0.8)
+
+        def is_renewed() -> bool:
+            now = client.lock("job").holder()
+            assert now is not None
+            return now.expires_at > granted.expires_at
+
+        until(is_renewed, "a renewal")
         (tmp_path / "off").touch()
         done = ended(process)
         assert (done.code, done.out) == (0, "done\n")
@@ -773,7 +817,7 @@ def test_job_stopped_past_its_lease_does_not_continue(
 ) -> None:
     trace = tmp_path / "trace"
     line = f"echo ready; while :; do echo x >> {trace}; sleep 0.01; done"
-    bash.press(typed(shell, tmp_path, "job", "--ttl", "3", "--", LOOPS, "-c", line) + "\r")
+    bash.press(typed(shell, tmp_path, "job", "--ttl", "4", "--grace", "0", "--", LOOPS, "-c", line) + "\r")
     bash.wait_for("\nready")
     bash.press("\x1a")
     bash.wait_for("Stopped")
@@ -850,7 +894,7 @@ def test_ctrl_z_does_nothing_without_job_control(shell: Shell) -> None:
 
 def test_terminal_modes_are_restored_after_a_killed_command(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     line = "stty raw -echo; trap '' TERM; echo ready; sleep 60"
-    bash.press(typed(shell, tmp_path, "job", "--ttl", "3", "--", "sh", "-c", line) + "\r")
+    bash.press(typed(shell, tmp_path, "job", "--ttl", "6", "--grace", "0.3", "--", "sh", "-c", line) + "\r")
     bash.wait_for("ready")
     assert shell.run("force-release", "job", "--yes").code == 0
     bash.wait_for("was lost")

@@ -100,8 +100,9 @@ def test_input_that_cannot_be_read_is_doubt(ends: tuple[socket.socket, socket.so
 
 
 def test_input_that_the_listener_reads_in_a_moment_is_no_doubt(
-    ends: tuple[socket.socket, socket.socket], probe: SocketProbe
+    ends: tuple[socket.socket, socket.socket], probe: SocketProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(socket_probe, "READ_WITHIN", 20)
     presence = Presence("aa", GRACE, probe, 100)
     ends[1].sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
     reader = threading.Timer(0.01, ends[0].recv, (65536,))
@@ -136,10 +137,10 @@ def test_client_without_such_a_poll_has_no_presence(
 ) -> None:
     monkeypatch.setattr(socket_probe, "poll", None)
     with dblock.Client(dsn) as client, dblock.Client(dsn, presence=None) as other:
-        lease = client.lock("a", ttl=1).acquire()
+        lease = client.lock("a").acquire()
         held = other.lock("b").acquire()
         threading.Timer(0.2, held.release).start()
-        client.lock("b").acquire(timeout=5).release()
+        client.lock("b").acquire(timeout=20).release()
         assert owner.execute("SELECT count(*) FROM lock_presence").fetchone() == (0,)
         assert "no presence" in caplog.text
         lease.release()
