@@ -120,8 +120,11 @@ def test_stopped_holder_finds_its_lease_lost_when_it_resumes(dsn: str, times: in
 
 
 def test_paused_holder_run_catches_a_trust_window_that_is_too_long(dsn: str, owner: psycopg.Connection) -> None:
-    """The same holder with a trust window that is longer than the ttl."""
-    believing = HOLDER.replace("lease = ", "from dblock._core import acquire; acquire.TRUST = 9.0\n    lease = ")
+    """The same holder with a trust window that is longer than the ttl. It must not lose its lease before it is stopped,
+    so it does not renew it.
+    """
+    believing = HOLDER.replace("lease = ", "from dblock._core import acquire; acquire.TRUST = 60.0\n    lease = ")
+    believing = believing.replace("ttl=float(sys.argv[2])", "ttl=float(sys.argv[2]), keep_alive=False")
     believing = believing.replace("    report = {", "    print(json.dumps({'lost': lost}), flush=True)\n    report = {")
     with subprocess.Popen(
         [sys.executable, "-c", believing, dsn, "0.5", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

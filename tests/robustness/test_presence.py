@@ -30,6 +30,7 @@ from dblock.embedded import Server
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.servers import stop_slowly
+from tests.support.shell import until
 from tests.support.stages import first
 
 HOLDER = """
@@ -49,6 +50,9 @@ for line in sys.stdin:
     print(json.dumps({"lost": lease.lost.is_set(), "reason": str(lease.lost.reason)}), flush=True)
     lease.release()
 """
+
+GRACE = pytest.mark.parametrize("grace", first(1, [10.0, 0.15]))
+"""The holder's presence: one that leaves a slow machine the time to act, and the default one."""
 
 LINK = "SELECT pg_terminate_backend(session) FROM dblock.lock_presence"
 
@@ -89,8 +93,19 @@ def holding(dsn: str, **options: Any) -> Iterator[Process]:
         process.close()
 
 
+def tied(owner: psycopg.Connection) -> Any:
+    """Return the presence that lock `a` is tied to, as soon as the server knows of one."""
+    sql = "SELECT presence FROM distributed_locks JOIN lock_presence USING (presence) WHERE name = 'a'"
+    return until(lambda: owner.execute(sql).fetchone(), "a presence")[0]
+
+
+def wait_for_withdrawal(owner: psycopg.Connection, withdrawn: Any) -> None:
+    sql = "SELECT 1 FROM lock_presence WHERE presence = %s"
+    until(lambda: owner.execute(sql, [withdrawn]).fetchone() is None, "the withdrawal of the presence")
+
+
 def wait_for_tickets(owner: psycopg.Connection, number: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while owner.execute("SELECT count(*) FROM lock_tickets").fetchone() != (number,):
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -177,39 +192,62 @@ def test_next_waiter_has_the_lock_soon_after_each_of_fifty_kills(dsn: str, owner
     assert statistics.median(took) < 0.3, took
 
 
-def test_stopped_holder_is_succeeded_after_its_ttl_and_learns_of_it(dsn: str, owner: psycopg.Connection) -> None:
-    with holding(dsn, ttl=2) as holder, dblock.Client(dsn) as client, measured() as lateness:
-        thread, came = waiting(client, owner)
-        stopped = time.monotonic()
+def wait_after_the_lease(owner: psycopg.Connection, thread: threading.Thread) -> float:
+    """Return by how many seconds the next grant of lock `a` came later than the end of its lease, on one clock."""
+    sql = "SELECT token, date_part('epoch', {}) FROM distributed_locks WHERE name = 'a'"
+    before = owner.execute(sql.format("expires_at").encode()).fetchone()
+    thread.join()
+    after = owner.execute(sql.format("granted_at").encode()).fetchone()
+    assert before
+    assert after
+    assert after[0] > before[0]
+    return float(after[1] - before[1])
+
+
+@pytest.mark.parametrize("soon", first(1, [10.0, 0.3]))
+def test_stopped_holder_is_succeeded_after_its_ttl_and_learns_of_it(
+    dsn: str, owner: psycopg.Connection, soon: float
+) -> None:
+    with holding(dsn, ttl=3) as holder, dblock.Client(dsn) as client, measured() as lateness:
+        thread, _ = waiting(client, owner)
         holder.process.send_signal(signal.SIGSTOP)
-        thread.join()
-        assert 1.0 - lateness() < came[0] - stopped < 2.3 + lateness()
+        os.waitid(os.P_PID, holder.process.pid, os.WSTOPPED | os.WNOWAIT)
+        time.sleep(0.1)  # for a renewal under way
+        assert 0 <= wait_after_the_lease(owner, thread) < soon + lateness()
         holder.process.send_signal(signal.SIGCONT)
         assert holder.ask()["lost"] is True
 
 
-def test_dead_holder_without_presence_is_succeeded_after_its_ttl(dsn: str, owner: psycopg.Connection) -> None:
+@pytest.mark.parametrize("soon", first(1, [10.0, 0.3]))
+def test_dead_holder_without_presence_is_succeeded_after_its_ttl(
+    dsn: str, owner: psycopg.Connection, soon: float
+) -> None:
     with (
-        holding(dsn, ttl=2, client={"presence": None}) as holder,
+        holding(dsn, ttl=3, client={"presence": None}) as holder,
         dblock.Client(dsn) as client,
         measured() as lateness,
     ):
-        thread, came = waiting(client, owner)
-        killed = time.monotonic()
+        thread, _ = waiting(client, owner)
         holder.process.kill()
-        thread.join()
-        assert 0.9 - lateness() < came[0] - killed < 3 + lateness()
+        holder.process.wait()
+        time.sleep(0.1)  # for a renewal under way
+        assert 0 <= wait_after_the_lease(owner, thread) < soon + lateness()
 
 
-def test_live_holder_whose_session_the_server_ends_keeps_its_lock(dsn: str, owner: psycopg.Connection) -> None:
-    with dblock.Client(dsn) as holder, dblock.Client(dsn) as client:
+@GRACE
+def test_live_holder_whose_session_the_server_ends_keeps_its_lock(
+    dsn: str, owner: psycopg.Connection, grace: float
+) -> None:
+    with dblock.Client(dsn, presence=grace) as holder, dblock.Client(dsn) as client:
         lease = holder.lock("a").acquire()
         present(holder, lease)
         thread, came = waiting(client, owner)
         for _ in range(5):
             present(holder, lease)
+            ended = tied(owner)
             owner.execute(LINK.encode())
-            time.sleep(0.5)
+            wait_for_withdrawal(owner, ended)
+            time.sleep(0.3)
             assert not came, "the live holder was treated as dead"
             lease.raise_if_lost()
         assert lease.release()
@@ -219,7 +257,7 @@ def test_live_holder_whose_session_the_server_ends_keeps_its_lock(dsn: str, owne
 
 def present(client: dblock.Client, lease: Any) -> None:
     """Return once other sessions see the client's presence, and the lease is tied to it."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while client._runtime.flows.presence is None or lease._state.presence is not client._runtime.flows.presence:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -238,9 +276,8 @@ def test_cut_off_holder_learns_of_the_loss_before_the_next_grant(dsn: str, owner
     for _ in range(5):
         with (
             Proxy(dsn) as proxy,
-            dblock.Client(proxy.dsn) as holder,
+            dblock.Client(proxy.dsn, presence=0.5) as holder,
             dblock.Client(dsn) as client,
-            measured() as lateness,
         ):
             lease = holder.lock("a", ttl=30).acquire()
             present(holder, lease)
@@ -250,7 +287,7 @@ def test_cut_off_holder_learns_of_the_loss_before_the_next_grant(dsn: str, owner
             cut = time.monotonic()
             proxy.close()
             thread.join()
-            assert came[0] - cut < 2 + lateness()
+            assert came[0] - cut < 15, "the next waiter had to wait for the end of the lease"
             assert lease.lost.is_set()
             assert lost_at[0] < came[0], "the holder trusted its lease after the next grant"
             assert lease.lost.reason is dblock.Reason.UNREACHABLE
@@ -266,27 +303,28 @@ def test_cut_off_run_catches_a_holder_that_gives_up_too_late(
         test_cut_off_holder_learns_of_the_loss_before_the_next_grant(dsn, owner)
 
 
-def slow_to_notice(*args: Any) -> Iterator[Any]:
-    """Take a second, and do nothing then."""
-    time.sleep(1)
-    return iter(())
-
-
 def test_lease_checked_while_presence_is_in_doubt_reports_lost(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a stop during which the server has closed the session: no thread of the client has run yet."""
+    checked = threading.Event()
+
+    def notices_later(*args: Any) -> Iterator[Any]:
+        """Do nothing until the lease was checked, and do nothing then."""
+        checked.wait(20)
+        return iter(())
+
     with dblock.Client(dsn) as holder:
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
-        monkeypatch.setattr(core_listener.ListenerFlow, "_failed", slow_to_notice)
+        monkeypatch.setattr(core_listener.ListenerFlow, "_failed", notices_later)
         lease.raise_if_lost()
-        owner.execute(LINK.encode())
-        deadline = time.monotonic() + 5
-        while not lease.lost.is_set():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        assert lease.lost.reason is dblock.Reason.UNREACHABLE
+        try:
+            owner.execute(LINK.encode())
+            until(lease.lost.is_set, "the loss")
+            assert lease.lost.reason is dblock.Reason.UNREACHABLE
+        finally:
+            checked.set()
 
 
 @pytest.mark.usefixtures("seems_direct")
@@ -299,8 +337,9 @@ def test_silent_connection_is_replaced_without_losing_a_lease(
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
         thread, came = waiting(client, owner)
+        silent = tied(owner)
         proxy.fall_silent()
-        time.sleep(2)
+        wait_for_withdrawal(owner, silent)
         assert not came
         lease.raise_if_lost()
         proxy.close()  # now the server sees the end of the session
@@ -312,24 +351,33 @@ def test_silent_connection_is_replaced_without_losing_a_lease(
         came[1].release()
 
 
+@GRACE
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a request"])
 @pytest.mark.usefixtures("seems_direct")
 def test_last_message_of_the_server_counts_before_the_connection_closes(
-    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, busy: bool
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, busy: bool, grace: float
 ) -> None:
     """A backend gives its advisory locks back before it closes its socket."""
-    if busy:
-        monkeypatch.setattr(core_listener, "PING_INTERVAL", 0.2)
-    with Proxy(dsn) as proxy, dblock.Client(dsn, listen_dsn=proxy.dsn) as holder, dblock.Client(dsn) as client:
+    # Nothing but the message shall tell it: a request that gets no reply would tell it only after the test.
+    monkeypatch.setattr(core_listener, "PING_INTERVAL", 0.2 if busy else 60.0)
+    monkeypatch.setattr(core_listener, "REPLY_WITHIN", 60.0)
+    with (
+        Proxy(dsn) as proxy,
+        dblock.Client(dsn, listen_dsn=proxy.dsn, presence=grace) as holder,
+        dblock.Client(dsn) as client,
+    ):
         lease = holder.lock("a", ttl=30).acquire()
         present(holder, lease)
         thread, came = waiting(client, owner)
         proxy.keeps_clients = True
+        ended = tied(owner)
         if busy:
             proxy.hold_requests()
-            time.sleep(0.3)
+            asked = proxy.requests
+            until(lambda: proxy.requests > asked, "a request that gets no reply")
         owner.execute(LINK.encode())
-        time.sleep(0.6)
+        wait_for_withdrawal(owner, ended)
+        time.sleep(0.3)
         assert not came, "the live holder was treated as dead"
         lease.raise_if_lost()
         assert lease.release()
@@ -481,23 +529,28 @@ def test_stopped_holder_whose_session_ended_knows_of_the_loss_when_it_resumes(
             assert came[1].release()
 
 
-def test_holder_whose_event_loop_is_blocked_reports_that_it_is_alive(dsn: str, owner: psycopg.Connection) -> None:
+@GRACE
+def test_holder_whose_event_loop_is_blocked_reports_that_it_is_alive(
+    dsn: str, owner: psycopg.Connection, grace: float
+) -> None:
     """Its session ends while the loop is blocked. The listener's thread withdraws the presence, and the lease stays."""
 
     async def left(client: dblock.Client) -> float:
-        async with dblock.AsyncClient(dsn) as holder:
-            lease = await holder.lock("a", ttl=30).acquire()
+        async with dblock.AsyncClient(dsn, presence=grace) as holder:
+            lease = await holder.lock("a", ttl=60).acquire()
             while lease._state.presence is None:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
+            ended = await asyncio.to_thread(tied, owner)
             owner.execute(LINK.encode())
+            wait_for_withdrawal(owner, ended)  # the loop is blocked
             with pytest.raises(dblock.LockTimeout):
-                client.lock("a").acquire(timeout=0.5)  # the loop is blocked
+                client.lock("a").acquire(timeout=0.5)
             await asyncio.sleep(0)
             return lease.remaining()
 
     with dblock.Client(dsn) as client:
-        assert asyncio.run(left(client)) > 25
+        assert asyncio.run(left(client)) > 30
 
 
 @pytest.mark.second_stage
@@ -552,7 +605,7 @@ def test_open_transaction_elsewhere_delays_no_takeover_and_no_other_waiter(dsn: 
         user.execute("SELECT dblock.try_acquire('a')")
         killed = time.monotonic()
         thread.join()
-        assert came[0] - killed < 2
+        assert came[0] - killed < 15, "it waited for the end of the lease"
         came[1].release()
 
 
@@ -563,10 +616,7 @@ def test_dead_waiter_queued_before_its_presence_is_passed_over_at_once(dsn: str,
     with dblock.Client(dsn) as holder, dblock.Client(dsn) as client:
         held = holder.lock("a").acquire()
         with subprocess.Popen([sys.executable, "-c", script, dsn]) as waiter:
-            deadline = time.monotonic() + 10
-            while owner.execute(count).fetchone() != (1, 1):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: owner.execute(count).fetchone() == (1, 1), "the first ticket")
             came: list[float] = []
 
             def wait() -> None:
@@ -575,13 +625,13 @@ def test_dead_waiter_queued_before_its_presence_is_passed_over_at_once(dsn: str,
 
             thread = threading.Thread(target=wait)
             thread.start()
-            while owner.execute(count).fetchone() != (2, 2):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: owner.execute(count).fetchone() == (2, 2), "the second ticket")
             waiter.kill()
             waiter.wait()
+            # Only its presence tells that it is dead: its last heartbeat counts for long.
+            owner.execute("UPDATE lock_clients SET seen_until = clock_timestamp() + interval '1 hour'")
             time.sleep(0.3)
             released = time.monotonic()
             held.release()
             thread.join()
-            assert came[0] - released < 1
+            assert came[0] - released < 15

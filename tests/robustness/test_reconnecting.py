@@ -46,7 +46,7 @@ def test_leases_survive_a_move_to_another_host_of_the_dsn(dsn: str) -> None:
         ports = [str(conninfo.conninfo_to_dict(proxy.dsn)["port"]) for proxy in (one, other)]
         both = conninfo.make_conninfo(one.dsn, host="127.0.0.1,127.0.0.1", port=",".join(ports))
         with dblock.Client(both) as client:
-            lease = client.lock("a", ttl=3).acquire()
+            lease = client.lock("a", ttl=5).acquire()
             wait_for_renewal(lease)
             one.close()
             wait_for_renewal(lease)
