@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -34,6 +35,29 @@ def too_late_to_renew(lateness: float, ttl: float) -> bool:
     that renews, and the client that reads the reply.
     """
     return 3 * lateness > ttl * 2 / 3
+
+
+@contextmanager
+def soon(within: float) -> Iterator[None]:
+    """Fail if the body takes longer, apart from the time by which this machine was late."""
+    with measured() as lateness:
+        began = time.monotonic()
+        yield
+        took = time.monotonic() - began
+        assert took < within + lateness(), f"took {took:.2f} s"
+
+
+@contextmanager
+def before_long(within: float) -> Iterator[None]:
+    """Fail if the body takes longer by more seconds than a machine stands still.
+
+    It catches a body that waits for something that does not end by itself. Where a shorter wait counts too, another
+    test uses `soon`.
+    """
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert took < within + 8, f"took {took:.2f} s"
 
 
 @contextmanager

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 
 from tests.support import mutants
-from tests.support.machine import measured
+from tests.support.machine import before_long, soon
 from tests.support.sessions import Session, Sessions
+from tests.support.stages import first
 from tests.support.tokens import T1, T2
 
 pytestmark = pytest.mark.usefixtures("known_tokens")
@@ -245,16 +246,15 @@ def test_release_during_a_join_wakes_the_new_waiter(sessions: Sessions, owner: p
     assert notifications(listener) == [(f"dblock_{THERE.hex}", str(SECOND))]
 
 
-def test_uncommitted_grant_does_not_delay_a_new_waiter(sessions: Sessions) -> None:
+@pytest.mark.parametrize("in_time", first(1, [before_long, soon]))
+def test_uncommitted_grant_does_not_delay_a_new_waiter(sessions: Sessions, in_time: Any) -> None:
     holder, newcomer = sessions.open(), sessions.open()
     hold_with_three_waiters(holder)
     holder.do(FREE)
     holder.do("BEGIN")
     assert holder.do(REDEEM, FIRST, 1) == (True,)
-    with measured() as lateness:
-        started = time.monotonic()
+    with in_time(0.3):
         assert newcomer.do(ACQUIRE, uuid.UUID(int=0xA4), THERE) == (False, 4, False)
-        assert time.monotonic() - started < 0.15 + 2 * lateness()  # the server wakes up, and then this process
     holder.do("COMMIT")
 
 
@@ -265,7 +265,7 @@ def test_acquire_does_not_wait_for_a_users_long_transaction(sessions: Sessions) 
     user.do(f"SELECT release('a', {T1})")
     started = time.monotonic()
     assert newcomer.do(ACQUIRE, FIRST, HERE) == (False, None, False)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     assert newcomer.do("SHOW lock_timeout") == ("0",)
     user.do("ROLLBACK")
     assert newcomer.do(ACQUIRE, FIRST, HERE) == (False, 1, True)
@@ -324,14 +324,14 @@ def eventually_granted(session: Session, within: float) -> float:
 def test_lock_of_an_ended_session_is_taken_after_its_grace(sessions: Sessions) -> None:
     holder, taker = sessions.open(), sessions.open()
     acquire_with_presence(holder, HERE)
-    assert taker.do("SELECT granted, remaining > 29 FROM try_acquire('a', attempt => gen_random_uuid())") == (
+    assert taker.do("SELECT granted, remaining > 20 FROM try_acquire('a', attempt => gen_random_uuid())") == (
         False,
         True,
     )
     time.sleep(0.3)
     assert taker.do(TRY) == (False, False), "the holder's session is open, so time alone frees nothing"
     holder.close()
-    assert 0.19 < eventually_granted(taker, 5) < 2
+    assert eventually_granted(taker, 15) > 0.19, "after its grace, and not when the lease ends"
 
 
 def test_withdrawal_within_the_grace_keeps_the_lock_and_names_the_lost_ones(sessions: Sessions) -> None:
@@ -379,7 +379,7 @@ def test_withdrawal_after_the_grace_names_the_taken_lock(sessions: Sessions) -> 
     holder, back, taker = sessions.open(), sessions.open(), sessions.open()
     acquire_with_presence(holder, HERE)
     holder.close()
-    eventually_granted(taker, 5)
+    eventually_granted(taker, 15)
     assert back.do(f"SELECT withdraw_presence(%s, '{{a}}', '{{{T1}}}')", HERE) == ([1],)
 
 
@@ -388,7 +388,7 @@ def withdraw_during_a_takeover(sessions: Sessions) -> Any:
     holder, back, taker = sessions.open(), sessions.open(), sessions.open()
     acquire_with_presence(holder, HERE)
     holder.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while taker.do("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") != (0,):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -411,7 +411,7 @@ def test_withdrawal_on_an_old_snapshot_does_not_keep_a_taken_lock(sessions: Sess
     holder.close()
     back.do("BEGIN ISOLATION LEVEL REPEATABLE READ")
     back.do("SELECT 1 FROM distributed_locks")
-    eventually_granted(taker, 5)
+    eventually_granted(taker, 15)
     with pytest.raises(psycopg.errors.SerializationFailure):
         back.do(f"SELECT withdraw_presence(%s, '{{a}}', '{{{T1}}}')", HERE)
 
@@ -504,7 +504,7 @@ def test_skipped_waiter_keeps_its_position_if_it_withdraws_in_time(sessions: Ses
     assert session.do(ACQUIRE[:-1] + ", presence => %s)", FIRST, HERE, THIRD) == (False, 1, True)
     assert session.do(ACQUIRE, SECOND, THERE) == (False, 2, False)
     waiter.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while session.do("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") != (0,):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -556,7 +556,7 @@ def test_reaper_removes_presences_of_ended_sessions(sessions: Sessions) -> None:
     dead.do("SELECT register_presence(%s, '1 s')", HERE)
     session.do("SELECT register_presence(%s, '1 s')", THERE)
     dead.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while session.do("SELECT count(*) FROM lock_presence WHERE gone_since IS NOT NULL") != (1,):
         assert time.monotonic() < deadline
         session.do("SELECT reap('0 s')")

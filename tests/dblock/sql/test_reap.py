@@ -153,7 +153,7 @@ def test_command_line_reaps_until_interrupted(dsn: str, owner: psycopg.Connectio
 def test_reaper_removes_any_number_of_dead_presences(owner: psycopg.Connection, client: dblock.Client) -> None:
     """Each dead client leaves a presence with an advisory key. The server's lock table holds only a few thousand."""
     client.lock("a").acquire()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while owner.execute("SELECT count(*) FROM lock_presence").fetchone() != (1,):
         assert time.monotonic() < deadline
     owner.execute(

@@ -31,7 +31,7 @@ def test_renew_all_extends_held_leases_and_names_the_others_with_reasons(session
         [2, 3, 4, 5],
         ["released", "expired", "superseded", "superseded"],
     )
-    assert left(session, "kept") > 59
+    assert left(session, "kept") > 50
     assert left(session, "taken over") <= 5, "another holder's lease was extended"
     assert session.do("SELECT count(*) FROM holder('expired')") == (0,)
 
@@ -44,7 +44,7 @@ def renew_beside_a_busy_row(sessions: Sessions) -> object:
     keeper.do("SELECT 1 FROM distributed_locks WHERE name = 'busy' FOR SHARE")
     session.do("SET lock_timeout = '500 ms'")
     reply = session.do(RENEW, ["busy", "other"], [T1, T2], ["60 s", "60 s"])
-    assert left(session, "other") > 59
+    assert left(session, "other") > 50
     return reply
 
 
@@ -62,7 +62,7 @@ def test_renew_all_never_shortens_a_lease(sessions: Sessions) -> None:
     session = sessions.open()
     session.do("SELECT try_acquire('a', '60 s')")
     assert session.do(RENEW, ["a"], [T1], ["1 s"]) == (None, None)
-    assert left(session, "a") > 59
+    assert left(session, "a") > 50
 
 
 @pytest.mark.parametrize("name", ["{}", '"', "\\", "a,b", "NULL", "{a,b}", " ", "ünïcode", "%s"])
@@ -70,14 +70,14 @@ def test_any_name_can_be_renewed(sessions: Sessions, name: str) -> None:
     session = sessions.open()
     session.do("SELECT try_acquire(%s, '5 s')", name)
     assert session.do(RENEW, [name, "another"], [T1, T1], ["60 s", "60 s"]) == ([2], ["superseded"])
-    assert left(session, name) > 59
+    assert left(session, name) > 50
 
 
 def test_duplicate_lease_is_renewed_once(sessions: Sessions) -> None:
     session = sessions.open()
     session.do("SELECT try_acquire('a', '5 s')")
     session.do(RENEW, ["a", "a"], [T1, T1], ["30 s", "60 s"])
-    assert left(session, "a") > 29
+    assert left(session, "a") > 20
 
 
 @pytest.mark.parametrize(
