@@ -79,9 +79,9 @@ def test_role_without_privileges_cannot_stop_a_release_or_a_queue(
     """It knows the lock's name, and takes all that could be keys of that name."""
     stranger = connect("none")
     with dblock.Client(dsn) as one, dblock.Client(dsn) as other:
-        lease = one.lock("a", ttl=10).acquire()
+        lease = one.lock("a", ttl=60).acquire()
         granted: list[dblock.Lease] = []
-        waiting = threading.Thread(target=lambda: granted.append(other.lock("a", ttl=10).acquire(timeout=8)))
+        waiting = threading.Thread(target=lambda: granted.append(other.lock("a", ttl=60).acquire(timeout=30)))
         waiting.start()
         while owner.execute("SELECT count(*) FROM lock_tickets").fetchone() != (1,):
             time.sleep(0.01)
@@ -96,7 +96,7 @@ def test_role_without_privileges_cannot_stop_a_release_or_a_queue(
         assert one.lock("a").try_acquire(), "granted again"
         assert one.lock("new").try_acquire(), "a name that has no row yet"
         assert other.lock("a", ttl=1).try_acquire() is None
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
 
 
 @pytest.mark.second_stage

@@ -609,7 +609,7 @@ def test_command_is_not_started_after_the_lease_has_ended(shell: Shell, client: 
 
 def test_command_gets_sigterm_once(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'echo term' TERM; {waits_for(tmp_path)}"
-    process = shell.start("run", "job", "--ttl", "6", "--grace", "2.3", "--", "sh", "-c", line)
+    process = shell.start("run", "job", "--ttl", "5", "--grace", "2", "--", "sh", "-c", line)
     until((tmp_path / "on").exists)
     assert shell.run("force-release", "job", "--yes").code == 0
     assert ended(process).out == "term\n"

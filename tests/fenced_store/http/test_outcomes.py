@@ -160,7 +160,7 @@ async def test_slow_commit_is_reported_as_fence_lost(web: Web, owner: psycopg.Co
     owner.execute("CREATE TABLE public.slow (id int)")
     owner.execute(
         "CREATE FUNCTION public.slowly() RETURNS trigger LANGUAGE plpgsql"
-        " AS $$BEGIN PERFORM pg_sleep(3); RETURN NULL; END$$"
+        " AS $$BEGIN PERFORM pg_sleep(30); RETURN NULL; END$$"
     )
     owner.execute(
         "CREATE CONSTRAINT TRIGGER slowly AFTER INSERT ON public.slow DEFERRABLE INITIALLY DEFERRED"
@@ -172,8 +172,8 @@ async def test_slow_commit_is_reported_as_fence_lost(web: Web, owner: psycopg.Co
         return PlainTextResponse("")
 
     began = asyncio.get_running_loop().time()
-    is_problem(await web.serve(handler, within=0.3).put("/things/a", headers=shows(7)), 503, "fence-lost")
-    assert asyncio.get_running_loop().time() - began < 2
+    is_problem(await web.serve(handler, within=2.5).put("/things/a", headers=shows(7)), 503, "fence-lost")
+    assert asyncio.get_running_loop().time() - began < 15
 
 
 async def test_refusal_at_commit_is_reported_as_not_stored(web: Web, owner: psycopg.Connection) -> None:
@@ -231,7 +231,7 @@ async def test_cancellation_by_another_caller_is_kept(web: Web) -> None:
 async def test_request_cancelled_at_any_point_blocks_no_other(web: Web) -> None:
     """The request is cancelled at each point where it waits."""
     for hold in (True, False):
-        client = web.serve(fine, hold=hold, patience=0.5)
+        client = web.serve(fine, hold=hold, patience=20)
         for steps in range(40):
             request = asyncio.create_task(client.put("/things/a", headers=shows(7)))
             for _ in range(steps):
@@ -346,7 +346,7 @@ async def test_connection_is_gone_after_the_response(web: Web, dsn: str) -> None
 
 
 async def test_background_tasks_and_waiting_requests_keep_no_connection(web: Web, dsn: str) -> None:
-    small = create_async_engine(url(dsn), pool_size=1, max_overflow=0, pool_timeout=0.5)
+    small = create_async_engine(url(dsn), pool_size=1, max_overflow=0, pool_timeout=30)
     go_on = asyncio.Event()
 
     served: list[str] = []

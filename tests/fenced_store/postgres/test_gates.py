@@ -83,7 +83,7 @@ def test_role_without_privileges_stalls_no_fence(
     begin(writer, 9)
     writer.do("TRUNCATE public.orders")
     writer.do("COMMIT")
-    hurried = conninfo.make_conninfo(dsn, options="-c statement_timeout=3s")
+    hurried = conninfo.make_conninfo(dsn, options="-c statement_timeout=20s")
     assert len(fenced_store.protected(hurried)) == 2
     fenced_store.unprotect(hurried, "plain")
     assert fenced_store.install(hurried) is False
@@ -92,7 +92,7 @@ def test_role_without_privileges_stalls_no_fence(
 
 def test_role_without_privileges_stalls_no_first_install(bare_dsn: str, role: str) -> None:
     where = conninfo.make_conninfo(bare_dsn, user=role, password="app")
-    hurried = conninfo.make_conninfo(bare_dsn, options="-c statement_timeout=10s")
+    hurried = conninfo.make_conninfo(bare_dsn, options="-c statement_timeout=20s")
     with psycopg.connect(where, autocommit=True) as outsider:
         outsider.execute(KEYS[1].encode())
         assert fenced_store.install(hurried) is True

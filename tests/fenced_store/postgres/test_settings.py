@@ -16,7 +16,18 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import fenced_store
-from fenced_store import FencedStore, InvalidArgument, StaleTokenError, TransactionConflict, WriteTimeout, fence
+from fenced_store import (
+    FencedStore,
+    InvalidArgument,
+    StaleTokenError,
+    TransactionConflict,
+    WriteTimeout,
+    _calls,
+    fence,
+)
+from fenced_store import (
+    store as store_module,
+)
 from tests.fenced_store.postgres.conftest import Stores, url
 from tests.support.sessions import Sessions
 
@@ -164,7 +175,11 @@ def test_fence_in_a_stricter_session_raises_a_conflict_that_can_be_retried(
             engine.dispose()
 
 
-async def test_write_behind_an_open_fence_times_out_and_stores_nothing(stores: Stores, dsn: str) -> None:
+async def test_write_behind_an_open_fence_times_out_and_stores_nothing(
+    stores: Stores, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (_calls, store_module):  # it may be slow to connect and to reply
+        monkeypatch.setattr(module, "REPLY_MARGIN", 20.0)
     store = stores(patience=0.3)
     await store.put("ledger", 1, fence=5)
     with psycopg.connect(dsn) as holder, fence(holder, "ledger", 6):

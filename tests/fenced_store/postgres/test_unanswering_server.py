@@ -142,14 +142,14 @@ def test_engine_of_the_user_is_usable_after_a_silence_and_has_its_own_settings(
 ) -> None:
     with Proxy(dsn) as proxy:
         engine = create_engine(url(proxy.dsn), pool_size=1, max_overflow=0)
-        store = FencedStore(engine, **impatient)
+        store = FencedStore(engine, patience=20)
         store.put("k", 1, fence=1)
         with engine.connect() as connection:
             driver = connection.connection.driver_connection
             assert "wait" not in vars(driver)
         proxy.fall_silent()
         with pytest.raises(OutcomeUnknown):
-            store.put("k", 2, fence=1)
+            FencedStore(engine, **impatient).put("k", 2, fence=1)
         assert driver is not None
         assert driver.closed
         proxy.flow()
@@ -208,7 +208,7 @@ async def test_request_behind_a_silent_database_is_refused(dsn: str, monkeypatch
         }  # fmt: skip
         began = time.monotonic()
         await guarded(scope, receive, send)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         assert sent[0]["status"] == 503
         await guarded._engine.dispose()
 
