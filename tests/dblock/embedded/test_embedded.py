@@ -417,17 +417,37 @@ def test_socket_in_a_foreign_folder_is_not_trusted(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's server is the user's own")
-def test_new_data_folder_of_root_is_closed_to_other_accounts(folder: Path) -> None:
+def test_new_data_folder_of_root_is_closed_to_other_accounts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper around initdb ends only after a look at what initdb has made."""
+    folder.mkdir(mode=0o711)
+    real = find(folder, account.account_for(folder / "data"))
+    programs = new_folder()
+    programs.mkdir()
+    programs.chmod(0o755)
+    made, looked = programs / "made", programs / "looked"
+    made.touch()
+    made.chmod(0o666)
+    (programs / "postgres").symlink_to(real / "postgres")
+    wrapper = programs / "initdb"
+    wait = f"while [ ! -e {looked} ]; do sleep 0.02; done"
+    wrapper.write_text(f'#!/bin/sh\n{real}/initdb "$@" || exit $?\necho yes > {made}\n{wait}\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("DBLOCK_POSTGRES", str(programs))
     starting = subprocess.Popen([sys.executable, "-c", "from dblock import embedded; embedded.start()"])
     tried = []
     try:
         while not (folder / "data").exists():
             assert starting.poll() in (None, 0)
+            is_made = made.read_text()
             for data in folder.glob("making-*/data/base"):
                 looking = ["python3", "-c", f"import os; os.listdir({str(data)!r})"]
                 tried.append(subprocess.run(looking, user="nobody", group="nogroup", extra_groups=[]).returncode)
+            if is_made:
+                looked.touch()
     finally:
+        looked.touch()
         starting.wait()
+        shutil.rmtree(programs)
     assert tried
     assert 0 not in tried
 
