@@ -148,11 +148,11 @@ def test_next_waiter_has_the_lock_soon_after_the_holder_was_killed(dsn: str, own
     assert max(took) < 2
 
 
-@pytest.mark.second_stage
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("kills", [*first(0, [8]), pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("killed", ["holder", "waiter"])
 def test_next_waiter_has_the_lock_soon_after_a_kill_at_any_moment(
-    dsn: str, owner: psycopg.Connection, killed: str
+    dsn: str, owner: psycopg.Connection, killed: str, kills: int
 ) -> None:
     """The kill comes 0 to 2 s after the waiter has queued. A killed waiter is the first of two."""
     moments = random.Random(killed)
@@ -160,7 +160,7 @@ def test_next_waiter_has_the_lock_soon_after_a_kill_at_any_moment(
     with dblock.Client(dsn) as client, dblock.Client(dsn) as other:
         with client.lock("warm"), other.lock("warm too"):
             pass
-        for _ in range(20):
+        for _ in range(kills):
             with contextlib.ExitStack() as ending:
                 if killed == "holder":
                     process = ending.enter_context(holding(dsn, ttl=30))

@@ -53,7 +53,7 @@ def waiter(client: dblock.Client, stop: threading.Event, granted: list[float]) -
 
 
 @pytest.mark.parametrize("presence", [0.15, None])
-@pytest.mark.parametrize("seconds", [4, 12, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [4, *(pytest.param(long, marks=pytest.mark.long) for long in (12, 60))])
 def test_suspended_server_is_survived(
     own_server: Server, seconds: int, presence: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
