@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -33,12 +34,18 @@ def block(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def until(true: Callable[[], object], within: float = 10) -> float:
+def until(true: Callable[[], object], within: float = 20) -> float:
     began = time.monotonic()
     while not true():
         assert time.monotonic() < began + within, "the condition did not become true"
         time.sleep(0.01)
     return time.monotonic() - began
+
+
+def block_until_renewed(lease: dblock.AsyncLease) -> None:
+    """Block this thread until the lease was renewed because it was due, and not only to tie it to a presence."""
+    beyond = lease.expires_at + timedelta(seconds=1)
+    until(lambda: lease.lost.is_set() or lease.expires_at > beyond)
 
 
 @pytest.fixture
@@ -102,7 +109,7 @@ async def test_loss_is_known_to_every_thread_while_the_loop_is_blocked(dsn: str,
     cancelled = False
     async with dblock.AsyncClient(dsn) as client:
         with pytest.raises(dblock.LeaseLost, match="forced"):
-            async with client.lock("a", ttl=0.6) as lease:
+            async with client.lock("a", ttl=4) as lease:
                 watching = threading.Thread(target=watch, args=(lease,))
                 watching.start()
                 watching.join()  # the loop is blocked
@@ -169,8 +176,9 @@ def test_client_whose_loop_was_closed_releases_its_leases_and_ends(dsn: str, own
 def test_lease_is_kept_while_its_loop_does_not_run(dsn: str) -> None:
     loop = asyncio.new_event_loop()
     client = dblock.AsyncClient(dsn)
-    lease = loop.run_until_complete(client.lock("a", ttl=0.4).acquire())
-    time.sleep(1.2)
+    lease = loop.run_until_complete(client.lock("a", ttl=4).acquire())
+    for _ in range(3):
+        block_until_renewed(lease)
     assert lease.remaining() > 0
     assert loop.run_until_complete(lease.release())
     loop.run_until_complete(client.close())
@@ -182,8 +190,8 @@ def test_lease_is_kept_while_its_loop_does_not_run(dsn: str) -> None:
 async def test_clients_of_several_loops_one_after_the_other_keep_their_leases(dsn: str) -> None:
     def one_loop() -> None:
         async def hold() -> None:
-            async with dblock.AsyncClient(dsn) as client, client.lock("a", ttl=0.3) as lease:
-                block(0.9)
+            async with dblock.AsyncClient(dsn) as client, client.lock("a", ttl=4) as lease:
+                block_until_renewed(lease)
                 lease.raise_if_lost()
 
         asyncio.run(hold())
@@ -220,7 +228,7 @@ def test_child_of_a_fork_does_not_keep_its_parents_presence_alive(dsn: str) -> N
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", script, dsn], timeout=30, check=False)
     with dblock.Client(dsn) as client:
-        client.lock("a").acquire(timeout=2).release()
+        client.lock("a").acquire(timeout=3).release()
 
 
 @pytest.mark.second_stage
@@ -286,10 +294,10 @@ async def test_threads_connect_as_the_async_engine_does(dsn: str, owner: psycopg
             connection.commit()
 
         event.listen(engine.sync_engine, "connect", name)
-    async with dblock.AsyncClient(engine) as client, client.lock("a", ttl=1.0) as lease:
+    async with dblock.AsyncClient(engine) as client, client.lock("a", ttl=4) as lease:
         while lease._state.presence is None:
             await asyncio.sleep(0.01)
-        block(3.0)
+        block_until_renewed(lease)
         lease.raise_if_lost()
         sessions = owner.execute(
             "SELECT count(*), count(*) FILTER (WHERE application_name = 'by the engine') FROM pg_stat_activity"
