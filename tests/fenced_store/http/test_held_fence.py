@@ -216,6 +216,7 @@ async def test_background_task_runs_outside_the_fence(web: Web, rows: Callable[[
     assert seen == [[7]], "it runs after the commit and the release of the fence"
 
 
+@pytest.mark.usefixtures("slow_machine")
 @pytest.mark.parametrize("services", first(1, [2, 1]))
 async def test_slow_handler_is_cancelled_before_the_next_request_is_served(
     web: Web, rows: Callable[[], list[int]], services: int
@@ -265,6 +266,7 @@ async def test_waiting_request_holds_no_connection(web: Web, dsn: str) -> None:
     await small.dispose()
 
 
+@pytest.mark.usefixtures("slow_machine")
 async def test_statements_count_towards_the_handlers_time_limit(web: Web) -> None:
     async def handler(request: Request) -> Response:
         for _ in range(10):

@@ -187,6 +187,7 @@ async def test_refusal_at_commit_is_reported_as_not_stored(web: Web, owner: psyc
     is_problem(await web.serve(handler).put("/things/a", headers=shows(7)), 500, "undone")
 
 
+@pytest.mark.usefixtures("slow_machine")
 async def test_handler_that_ignores_its_cancellation_is_cancelled_again(web: Web) -> None:
     done: list[str] = []
 
