@@ -19,7 +19,7 @@ from tests.support.facade import Clients
 async def test_each_step_of_a_lock_is_logged_at_debug(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "dblock")
     client, other = clients(), clients()
-    lease = await client.lock("a", ttl=3).acquire()
+    lease = await client.lock("a", ttl=6).acquire()
     deadline = time.monotonic() + 20
     while "keep-alive: renewed 1 lease" not in caplog.text:
         assert time.monotonic() < deadline
