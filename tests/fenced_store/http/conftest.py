@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fenced_store.http import FencingMiddleware, middleware
+from fenced_store.http import FencingMiddleware
 from tests.fenced_store.postgres.conftest import url
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -29,16 +29,6 @@ async def engine(dsn: str) -> AsyncIterator[AsyncEngine]:
     made = create_async_engine(url(dsn), poolclass=NullPool)
     yield made
     await made.dispose()
-
-
-@pytest.fixture
-def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the server from ending the transaction of this process, even if it stands still for a while."""
-    bounds = middleware._BOUNDS.text.replace(
-        "session_timeout', :within,", "session_timeout', left(:within, 0) || '60s',"
-    )
-    assert bounds != middleware._BOUNDS.text
-    monkeypatch.setattr(middleware, "_BOUNDS", text(bounds))
 
 
 class Web:

@@ -216,7 +216,6 @@ async def test_background_task_runs_outside_the_fence(web: Web, rows: Callable[[
     assert seen == [[7]], "it runs after the commit and the release of the fence"
 
 
-@pytest.mark.usefixtures("slow_machine")
 @pytest.mark.parametrize("services", first(1, [2, 1]))
 async def test_slow_handler_is_cancelled_before_the_next_request_is_served(
     web: Web, rows: Callable[[], list[int]], services: int
@@ -243,7 +242,11 @@ async def test_slow_handler_is_cancelled_before_the_next_request_is_served(
     other = client if services == 1 else web.serve(handler, patience=20)
     newer = await other.put("/things/a", headers=shows(8))
     assert newer.status_code == 200
-    is_problem(await slow, 503, "too-late")
+    if services == 1:
+        is_problem(await slow, 503, "too-late")
+    else:
+        # On a slow machine the fence may be lost too, which changes only what the problem is called.
+        assert (await slow).status_code == 503
     assert order == ["7 is cancelled", "8 is done"]
     assert rows() == [8]
 
@@ -266,14 +269,13 @@ async def test_waiting_request_holds_no_connection(web: Web, dsn: str) -> None:
     await small.dispose()
 
 
-@pytest.mark.usefixtures("slow_machine")
 async def test_statements_count_towards_the_handlers_time_limit(web: Web) -> None:
     async def handler(request: Request) -> Response:
-        for _ in range(10):
+        for _ in range(100):
             await request.state.fencing.connection.execute(text("SELECT pg_sleep(0.1)"))
         return PlainTextResponse("")
 
-    is_problem(await web.serve(handler, within=0.3).put("/things/a", headers=shows(7)), 503, "too-late")
+    is_problem(await web.serve(handler, within=2.2).put("/things/a", headers=shows(7)), 503, "too-late")
 
 
 async def test_deadline_ends_with_the_response(web: Web) -> None:
