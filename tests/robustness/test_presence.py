@@ -530,6 +530,7 @@ def test_stopped_holder_whose_session_ended_knows_of_the_loss_when_it_resumes(
 
 
 @GRACE
+@pytest.mark.usefixtures("patient")
 def test_holder_whose_event_loop_is_blocked_reports_that_it_is_alive(
     dsn: str, owner: psycopg.Connection, grace: float
 ) -> None:

@@ -59,6 +59,7 @@ def test_pattern_takes_sql_wildcards_literally(shell: Shell, client: dblock.Clie
     assert [one["name"] for one in shell.run("ls", "a?c", "--json").json if one["name"] == "abc"] == ["abc"]
 
 
+@pytest.mark.usefixtures("patient")
 def test_show_prints_the_holder_queue_and_history(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("SELECT record_event('a', 1, 'expired', 'yesterday', now() - interval '1 day')")
     with dblock.Client(dsn, holder="ann") as ann, dblock.Client(dsn, holder="bob") as bob:

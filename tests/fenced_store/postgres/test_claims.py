@@ -71,6 +71,7 @@ async def test_grant_from_the_queue_raises_the_fences(clients: Clients, owner: p
     assert fences(owner)["s"] == lease.token
 
 
+@pytest.mark.usefixtures("patient")
 async def test_refused_acquire_claims_nothing(clients: Clients, owner: psycopg.Connection) -> None:
     await clients().lock("a").acquire()
     lock = clients().lock("a", claims=["r"])
@@ -119,6 +120,7 @@ async def test_grant_waits_for_a_transaction_past_the_fence(clients: Clients, se
 
 
 @sync_first
+@pytest.mark.usefixtures("patient")
 async def test_acquire_times_out_behind_a_transaction_past_the_fence(clients: Clients, sessions: Sessions) -> None:
     older = sessions.open()
     older.do("BEGIN")
@@ -151,6 +153,7 @@ async def test_claim_of_a_store_raises_claim_timeout_after_its_patience(
 
 
 @sync_first
+@pytest.mark.usefixtures("patient")
 async def test_claim_in_another_database_honours_the_timeout_of_acquire(
     clients: Clients, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
