@@ -206,7 +206,7 @@ class ListenerFlow:
         if self._silent is not None:
             due.append(self._now() + HEARTBEAT_INTERVAL)
         if not self._needed:
-            return math.inf
+            return math.inf if self.connection is None else 0.0
         if self.connection is None:
             due.append(self._retry_at)
         else:

@@ -12,7 +12,7 @@ from dblock._core.acquire import LockFlows
 from dblock._core.effects import CallLater, CallOver, CallOverKeepAlive, Connect, Spawn, WaitForInput
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.listener_failures import ConnectFailed, ConnectionFailed, Failure, ServerState
-from dblock._core.listener_flow import FIRST_PAUSE, PING_INTERVAL, ListenerFlow
+from dblock._core.listener_flow import FIRST_PAUSE, LISTEN_FOR, PING_INTERVAL, ListenerFlow
 from dblock._core.presence import OWN_PART, Presence, SocketState
 from dblock._core.replies import Grant
 from dblock.errors import Unavailable
@@ -268,6 +268,20 @@ def test_listener_looks_at_the_socket_only_while_a_lease_depends_on_it() -> None
     assert listener.flow.look_every() < GRACE * OWN_PART
     listener.lease.let_go()
     assert listener.flow.look_every() == math.inf
+
+
+def test_connection_that_a_turn_outlasts_the_need_for_is_closed_by_the_next() -> None:
+    listener = Listener(None)
+    connection = FakeConnection()
+    listener.shake_hands(listener.start(), connection)
+    listener.loop.send(None)
+    listener.now = 100.0 + LISTEN_FOR - 0.001
+    ping = listener.loop.send(None)
+    assert isinstance(ping, CallOver)
+    listener.now += 0.002
+    assert listener.loop.send(("",)) == WaitForInput(connection, 0.0)
+    assert listener.loop.send(None) == WaitForInput(None, math.inf)
+    assert connection.closed
 
 
 def test_silent_connection_is_kept_until_its_presence_is_withdrawn() -> None:
