@@ -16,7 +16,7 @@ from tests.robustness.faults.server import kill_all_processes
 from tests.support import mutants
 from tests.support.stages import first
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300)]
 
 SETTINGS = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "commit_delay": "0"}
 """A commit that was not waited for stays in the server's memory for long, and is lost with it."""

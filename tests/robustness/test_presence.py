@@ -51,7 +51,7 @@ for line in sys.stdin:
     lease.release()
 """
 
-GRACE = pytest.mark.parametrize("grace", first(1, [10.0, 0.15]))
+GRACE = pytest.mark.parametrize("grace", [10.0, pytest.param(0.15, marks=pytest.mark.second_stage)])
 """The holder's presence: one that leaves a slow machine the time to act, and the default one."""
 
 LINK = "SELECT pg_terminate_backend(session) FROM dblock.lock_presence"
@@ -204,7 +204,7 @@ def wait_after_the_lease(owner: psycopg.Connection, thread: threading.Thread) ->
     return float(after[1] - before[1])
 
 
-@pytest.mark.parametrize("soon", first(1, [10.0, 0.3]))
+@pytest.mark.parametrize("soon", [10.0, pytest.param(0.3, marks=pytest.mark.second_stage)])
 def test_stopped_holder_is_succeeded_after_its_ttl_and_learns_of_it(
     dsn: str, owner: psycopg.Connection, soon: float
 ) -> None:
@@ -218,7 +218,7 @@ def test_stopped_holder_is_succeeded_after_its_ttl_and_learns_of_it(
         assert holder.ask()["lost"] is True
 
 
-@pytest.mark.parametrize("soon", first(1, [10.0, 0.3]))
+@pytest.mark.parametrize("soon", [10.0, pytest.param(0.3, marks=pytest.mark.second_stage)])
 def test_dead_holder_without_presence_is_succeeded_after_its_ttl(
     dsn: str, owner: psycopg.Connection, soon: float
 ) -> None:

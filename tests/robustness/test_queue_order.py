@@ -16,7 +16,7 @@ import pytest
 import dblock
 from tests.support import mutants
 
-pytestmark = pytest.mark.second_stage
+pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
 
 PROCESSES, CLIENTS, TASKS = 4, 8, 3
 

@@ -29,6 +29,8 @@ from tests.support.s3 import new_bucket, running_s3
 from tests.support.service import running_service
 from tests.support.stages import first
 
+pytestmark = pytest.mark.beside_others
+
 AT_ONCE = 5
 TTL = 0.6
 

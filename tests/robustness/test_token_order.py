@@ -21,7 +21,7 @@ import pytest
 import dblock
 from tests.support import mutants
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others, pytest.mark.timeout(300)]
 
 PROCESSES = 16
 GRANTS = 20_000

@@ -120,9 +120,13 @@ def _is_wanted(item: pytest.Item, stage: str, long: bool) -> bool:
 
 
 def first(number: int, values: Iterable[Any]) -> list[Any]:
-    """Return the values for a parametrization, of which all but the first few are for the second stage."""
+    """Return the values for a parametrization, of which all but the first few are for the second stage.
+
+    The first ones run beside other tests, in the first stage, and so the later ones may too.
+    """
     values = list(values)
-    return [*values[:number], *(pytest.param(value, marks=pytest.mark.second_stage) for value in values[number:])]
+    marks = [pytest.mark.second_stage, *([pytest.mark.beside_others] if number else [])]
+    return [*values[:number], *(pytest.param(value, marks=marks) for value in values[number:])]
 
 
 sync_first = pytest.mark.parametrize("clients", first(1, ["sync", "async"]), indirect=True)

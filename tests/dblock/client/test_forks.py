@@ -20,6 +20,8 @@ FORK = """
 import os, sys, threading, time
 import dblock
 import dblock._runtime.runner
+
+pytestmark = pytest.mark.beside_others
 client = dblock.Client(sys.argv[1])
 opens = threading.Thread(target=client.lock("a").holder)
 opens.start()

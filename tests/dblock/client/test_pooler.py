@@ -24,7 +24,7 @@ from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.shell import until
 from tests.support.stages import sync_first
 
-pytestmark = needs_pgbouncer
+pytestmark = [needs_pgbouncer, pytest.mark.beside_others]
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import pytest
 from tests.support import mutants
 from tests.support.machine import before_long, soon
 from tests.support.sessions import Session, Sessions
-from tests.support.stages import first
 from tests.support.tokens import T1, T2
 
 pytestmark = pytest.mark.usefixtures("known_tokens")
@@ -246,7 +245,7 @@ def test_release_during_a_join_wakes_the_new_waiter(sessions: Sessions, owner: p
     assert notifications(listener) == [(f"dblock_{THERE.hex}", str(SECOND))]
 
 
-@pytest.mark.parametrize("in_time", first(1, [before_long, soon]))
+@pytest.mark.parametrize("in_time", [before_long, pytest.param(soon, marks=pytest.mark.second_stage)])
 def test_uncommitted_grant_does_not_delay_a_new_waiter(sessions: Sessions, in_time: Any) -> None:
     holder, newcomer = sessions.open(), sessions.open()
     hold_with_three_waiters(holder)

@@ -13,7 +13,6 @@ import pytest
 from tests.support import mutants
 from tests.support.machine import before_long, soon
 from tests.support.sessions import Session, Sessions
-from tests.support.stages import first
 
 HERE, THERE = uuid.UUID(int=0xC1), uuid.UUID(int=0xC2)
 FIRST, SECOND, THIRD = (uuid.UUID(int=number) for number in (0xA1, 0xA2, 0xA3))
@@ -42,7 +41,7 @@ def listener(sessions: Sessions) -> Session:
 Soon = Callable[[float], AbstractContextManager[None]]
 
 
-@pytest.fixture(params=first(1, [before_long, soon]), ids=["first", "exact"])
+@pytest.fixture(params=[before_long, pytest.param(soon, marks=pytest.mark.second_stage)], ids=["first", "exact"])
 def in_time(request: pytest.FixtureRequest) -> Soon:
     """Fail if a body takes longer: in the first stage only if it waits for the end of another transaction."""
     limit: Soon = request.param

@@ -26,6 +26,8 @@ from tests.support.s3 import new_bucket
 from tests.support.stages import first
 from tests.support.stepwise import Stepwise
 
+pytestmark = pytest.mark.beside_others
+
 
 @pytest.fixture
 def pointers(dsn: str) -> Iterator[FencedStore]:
