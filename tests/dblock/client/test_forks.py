@@ -16,12 +16,12 @@ import dblock
 from dblock._runtime.listener_connection import ListenerConnection
 from dblock._runtime.target import Target
 
+pytestmark = pytest.mark.beside_others
+
 FORK = """
 import os, sys, threading, time
 import dblock
 import dblock._runtime.runner
-
-pytestmark = pytest.mark.beside_others
 client = dblock.Client(sys.argv[1])
 opens = threading.Thread(target=client.lock("a").holder)
 opens.start()
