@@ -116,6 +116,37 @@ def upgrade() -> None:
         "COMMENT ON TABLE lock_history IS"
         " 'One row per event: a lease that expired, a holder that died, a forced release.'"
     )
+    # The runs of migrations, see 08_migration_runs.sql.
+    op.execute(
+        """
+        CREATE TABLE migration_runs (
+            run bigint GENERATED ALWAYS AS IDENTITY,
+            name text COLLATE "C" NOT NULL,
+            token bigint NOT NULL,
+            -- What the migrator was asked for, as the caller names it.
+            version text,
+            migrator text NOT NULL,
+            holder text NOT NULL,
+            -- The role and the database of the run. Sessions of other roles are not its sessions.
+            session_role text COLLATE "C" NOT NULL,
+            database_identity text NOT NULL,
+            from_revision text,
+            revision text,
+            started_at timestamptz NOT NULL,
+            ended_at timestamptz,
+            -- NULL while the run has not reported its end.
+            outcome text CONSTRAINT migration_runs_outcome_check
+                CHECK (outcome IN ('succeeded', 'failed', 'killed', 'lost')),
+            error text,
+            cleared_at timestamptz,
+            cleared_by text,
+            clear_reason text,
+            CONSTRAINT migration_runs_pkey PRIMARY KEY (run)
+        )
+        """
+    )
+    op.execute("CREATE INDEX migration_runs_name_idx ON migration_runs (name, run)")
+    op.execute("COMMENT ON TABLE migration_runs IS 'One row per run of a migrator: its version, and how it ended.'")
     # Unlogged, because a presence means nothing after a crash, on a promoted standby or in a restored copy. There the
     # table is empty, so no client counts as dead.
     op.execute(
@@ -168,6 +199,6 @@ def downgrade() -> None:
         """
     )
     op.execute("DROP TABLE distributed_locks")
-    op.execute("DROP TABLE lock_tickets, lock_queues, lock_clients, lock_presence, lock_history")
+    op.execute("DROP TABLE lock_tickets, lock_queues, lock_clients, lock_presence, lock_history, migration_runs")
     op.execute("DROP TABLE token_clock")
     op.execute("DROP SEQUENCE token_sequence, token_server_start")

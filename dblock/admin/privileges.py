@@ -26,6 +26,13 @@ API = (
     "release_all",
     "assert_held",
     "holder",
+    "migration_state",
+    "begin_migration",
+    "note_revision",
+    "end_migration",
+    "migration_sessions",
+    "retry_migration",
+    "discard_restored_grant",
     "schema_revision",
     "installation",
 )
@@ -33,7 +40,16 @@ API = (
 
 PRIVILEGES = {
     "lock": API,
-    "see": ("list_locks", "list_waiters", "list_history", "grants_are_recorded", "schema_revision", "installation"),
+    "see": (
+        "list_locks",
+        "list_waiters",
+        "list_history",
+        "grants_are_recorded",
+        "list_migrations",
+        "invalid_indexes",
+        "schema_revision",
+        "installation",
+    ),
     "force-release": ("force_release", "wake_queue", "schema_revision", "installation"),
 }
 """Each privilege, and the functions that it allows a role to call."""

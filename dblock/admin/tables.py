@@ -97,6 +97,35 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         comment="One row per event: a lease that expired, a holder that died, a forced release.",
     )
     Table(
+        "migration_runs",
+        tables,
+        Column("run", BigInteger, Identity(always=True), primary_key=True),
+        Column("name", Text(collation="C"), nullable=False),
+        Column("token", BigInteger, nullable=False),
+        Column("version", Text),
+        Column("migrator", Text, nullable=False),
+        Column("holder", Text, nullable=False),
+        Column("session_role", Text(collation="C"), nullable=False),
+        Column("database_identity", Text, nullable=False),
+        Column("from_revision", Text),
+        Column("revision", Text),
+        Column("started_at", DateTime(timezone=True), nullable=False),
+        Column("ended_at", DateTime(timezone=True)),
+        Column(
+            "outcome",
+            Text,
+            CheckConstraint(
+                "outcome IN ('succeeded', 'failed', 'killed', 'lost')", name="migration_runs_outcome_check"
+            ),
+        ),
+        Column("error", Text),
+        Column("cleared_at", DateTime(timezone=True)),
+        Column("cleared_by", Text),
+        Column("clear_reason", Text),
+        Index("migration_runs_name_idx", "name", "run"),
+        comment="One row per run of a migrator: its version, and how it ended.",
+    )
+    Table(
         "lock_presence",
         tables,
         Column("presence", Uuid, primary_key=True),

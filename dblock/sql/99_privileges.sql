@@ -6,7 +6,7 @@ DECLARE
     here CONSTANT oid := quote_ident(current_schema())::regnamespace;
     -- The functions of `dblock grant --may see` and of `--may force-release`. Below, the privilege
     -- to call the first function of each list, or try_acquire, shows which roles have it.
-    inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded}';
+    inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded,list_migrations,invalid_indexes}';
     forcing CONSTANT text[] := '{force_release,wake_queue}';
     thing record;
 BEGIN
