@@ -7,6 +7,9 @@
     ├── LeaseLost              the lease is no longer held, or can no longer be known to be held
     ├── NoFencingToken         an efficiency lock has no fencing token
     ├── ClientClosed           the client was closed
+    ├── MigrationFailed        a version has failed, here or on another replica, and is not run again
+    ├── DatabaseAhead          the database is at a newer version than the caller
+    ├── SessionsRemain         sessions of an earlier migration could not be ended
     ├── DatabaseError          the database could not be asked, or did not reply
     │   ├── Unavailable        no connection, or it broke; the call may have taken effect
     │   ├── NotWritable        a standby, or a server in read-only mode
@@ -128,6 +131,59 @@ class ClientClosed(DblockError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), ()
+
+
+class MigrationFailed(DblockError):
+    """A version of a migration has failed, here or on another replica. It is not run again."""
+
+    def __init__(self, name: str, version: str | None, failures: int, error: str | None) -> None:
+        self.name = name
+        self.version = version
+        self.failures = failures
+        self.error = error
+        """What the first of the failed runs reported."""
+        to = "" if version is None else f" to version {version!r}"
+        times = "once" if failures == 1 else f"{failures} times"
+        said = f" It reported: {error}" if error else ""
+        super().__init__(
+            f"Migration {name!r}{to} has failed {times} and is not run again until you deploy another version, or run: "
+            f"dblock migrate --name {shlex.quote(name)} --retry.{said}"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.version, self.failures, self.error)
+
+
+class DatabaseAhead(DblockError):
+    """The database is at a newer version than the caller."""
+
+    def __init__(self, name: str, version: str, newer: str) -> None:
+        self.name = name
+        self.version = version
+        self.newer = newer
+        super().__init__(
+            f"Migration {name!r}: the database is at {newer!r}, which is newer than {version!r}. Deploy the newer code, "
+            "or accept a database that is ahead: --when-ahead ok, or when_ahead='ok'."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.version, self.newer)
+
+
+class SessionsRemain(DblockError):
+    """Sessions of an earlier migration could not be ended, so nothing was run."""
+
+    def __init__(self, name: str, pids: Sequence[int]) -> None:
+        self.name = name
+        self.pids = list(pids)
+        listed = ", ".join(map(str, self.pids))
+        super().__init__(
+            f"Migration {name!r} was not started: sessions of an earlier holder still run (pid {listed}) and did not "
+            f"end when they were terminated. End them as their role or as a superuser: SELECT pg_terminate_backend(pid)."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.pids)
 
 
 class DatabaseError(DblockError):

@@ -1,0 +1,142 @@
+"""The keeper: a process that holds the lock for a migrator in another process.
+
+A migration in Python may hold the interpreter for longer than the ttl, and no thread of that process could renew the
+lease then. So the migrator's process starts this one, which waits, renews, ends stale sessions and keeps the ledger. It
+holds the lock no longer than its parent works:
+
+- If the parent dies, the keeper ends the sessions of the run, records the run as killed, and releases the lock.
+- While the parent is stopped (SIGSTOP), the keeper does not renew. The lease expires after its ttl, and the keeper and
+  all other replicas end the sessions of the run.
+
+The two processes exchange lines of JSON: the keeper's standard input carries requests, its standard output replies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dblock._core import clock
+from dblock.errors import (
+    DatabaseAhead,
+    DblockError,
+    LeaseLost,
+    LockTimeout,
+    MigrationFailed,
+    SessionsRemain,
+)
+from dblock.recipes.migrations.turn import Plan, Turn
+
+TICK = 0.2
+"""Seconds between two looks at the parent."""
+
+ERRORS: tuple[type[DblockError], ...] = (DatabaseAhead, LeaseLost, LockTimeout, MigrationFailed, SessionsRemain)
+"""The errors that the parent raises as they are. Others reach it as their text."""
+
+
+def main() -> int:
+    """Serve one parent: read its plan, take the turn, and hold the lock until the parent has finished."""
+    requests = _Requests(sys.stdin.fileno(), os.getppid())
+    first = requests.read(None)
+    if first is None:
+        return 0
+    try:
+        with Turn(
+            first["dsn"],
+            Plan(**first["plan"]),
+            schema=first["schema"],
+            holder=first["holder"],
+            listen_dsn=first["listen_dsn"],
+            keep_alive=False,
+            report_wait=lambda text: _reply(waiting=text),
+        ) as turn:
+            if not turn.take():
+                _reply(decision="done")
+                return 0
+            _reply(decision="run", token=turn.lease.token, mark=turn.mark, run=turn.run)
+            _hold(turn, requests)
+    except DblockError as error:
+        _reply(**_described(error))
+    return 0
+
+
+class _Requests:
+    """The parent's requests, and whether the parent is there and running."""
+
+    def __init__(self, fd: int, parent: int) -> None:
+        self._fd = fd
+        self._parent = parent
+        self._inbox = b""
+        self._lines: list[bytes] = []
+
+    def read(self, timeout: float | None) -> dict[str, Any] | None:
+        """Return the next request; {} if none comes in time, and None if the parent is gone."""
+        while not self._lines:
+            if os.getppid() != self._parent:
+                return None
+            if not select.select([self._fd], [], [], timeout)[0]:
+                return {}
+            part = os.read(self._fd, 65536)
+            if not part:
+                return None
+            *self._lines, self._inbox = (self._inbox + part).split(b"\n")
+        request: dict[str, Any] = json.loads(self._lines.pop(0))
+        return request
+
+    def parent_is_stopped(self) -> bool:
+        """Return whether the parent has been stopped by a signal, where the system shows it."""
+        try:
+            return Path(f"/proc/{self._parent}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        except (OSError, IndexError):
+            return False
+
+
+def _hold(turn: Turn, requests: _Requests) -> None:
+    lease = turn.lease
+    renewed_at = clock.now()
+    while True:
+        request = requests.read(TICK)
+        if request is None:
+            with contextlib.suppress(DblockError):
+                turn.end_own_sessions()
+            turn.finish("killed")
+            return
+        if "revision" in request:
+            turn.note_revision(request["revision"])
+        if "end" in request:
+            _reply(ended=turn.finish(request["end"], request.get("error"), request.get("last_revision")))
+            return
+        if clock.now() >= renewed_at + lease.ttl / 3 and not requests.parent_is_stopped():
+            with contextlib.suppress(DblockError):
+                # A lease that is lost stays lost. The parent learns it when it proves the lease or ends the run.
+                lease.renew()
+            renewed_at = clock.now()
+            time.sleep(0)
+
+
+def _reply(**reply: Any) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+
+
+def _described(error: DblockError) -> dict[str, Any]:
+    kind = type(error)
+    if kind in ERRORS:
+        reduced: Any = error.__reduce__()
+        return {"error": kind.__name__, "arguments": [_plain(argument) for argument in reduced[1]], "text": str(error)}
+    return {"error": kind.__name__, "arguments": None, "text": str(error)}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, list, type(None))) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

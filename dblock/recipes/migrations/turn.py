@@ -1,0 +1,212 @@
+"""One replica's turn: check without a lock, wait, end stale sessions, check again, run, record, release.
+
+Guarantee: `take` returns True only while this replica holds the lock, no session of an earlier grant is left, and the
+ledger has a run that no other replica has succeeded with. A replica that waits holds no snapshot, so that CREATE INDEX
+CONCURRENTLY does not wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from types import TracebackType
+
+from psycopg.conninfo import make_conninfo
+
+from dblock._runtime.target import resolve
+from dblock.admin.migration_ledger import MigrationLedger
+from dblock.client import Client
+from dblock.errors import DatabaseAhead, DblockError, InvalidArgument, LeaseLost, MigrationFailed, SessionsRemain
+from dblock.lease import Lease
+from dblock.recipes.migrations.contract import DEFAULT_TTL, MAX_TTL, MIN_TTL
+
+logger = logging.getLogger("dblock")
+
+WATCH_INTERVAL = 0.5
+"""Seconds between two looks for sessions that have become stale."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a replica wants to run."""
+
+    name: str
+    """The lock: one for all replicas that share what is migrated."""
+    version: str | None = None
+    """What the migrator is asked for. The ledger knows by it whether a run succeeded or failed."""
+    migrator: str = "unknown"
+    attempts: int = 1
+    """How often this version may fail in all, over all replicas."""
+    ttl: float = DEFAULT_TTL
+    timeout: float | None = None
+    """How long to wait for the lock; None waits without end."""
+    when_ahead: str = "fail"
+
+    def __post_init__(self) -> None:
+        if not MIN_TTL <= self.ttl <= MAX_TTL:
+            raise InvalidArgument(f"The ttl of a migration is from {MIN_TTL:g} s to a day; got {self.ttl:g} s.")
+        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
+            raise InvalidArgument(f"A migration takes a number of attempts from 1; got {self.attempts!r}.")
+        if self.when_ahead not in ("fail", "ok"):
+            raise InvalidArgument(f"when_ahead is 'fail' or 'ok'; got {self.when_ahead!r}.")
+
+
+class Turn:
+    """One replica's turn. Use it in a `with`, which releases the lock and closes the connections."""
+
+    def __init__(
+        self,
+        dsn: str,
+        plan: Plan,
+        *,
+        schema: str = "dblock",
+        holder: str | None = None,
+        listen_dsn: str | None = None,
+        keep_alive: bool = True,
+        is_done: Callable[[], bool] = lambda: False,
+        report_wait: Callable[[str], None] = logger.info,
+    ) -> None:
+        """Set what to run. Nothing is opened yet.
+
+        `is_done` is asked before the lock and again under it, in addition to the ledger. `report_wait` gets one message
+        if the lock is held.
+        """
+        self.plan = plan
+        # A name of its own, whatever PGAPPNAME says: these sessions run no DDL.
+        self._target = resolve(make_conninfo(dsn, application_name="dblock"))
+        self._schema = schema
+        self._keep_alive = keep_alive
+        self._is_done = is_done
+        self._report_wait = report_wait
+        self._ledger = MigrationLedger(self._target, schema)
+        self._client = Client(self._target.conninfo(), schema=schema, holder=holder, listen_dsn=listen_dsn)
+        self._lease: Lease | None = None
+        self._run: int | None = None
+        self._mark: str | None = None
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def lease(self) -> Lease:
+        """The lease, after `take` has returned True."""
+        assert self._lease is not None
+        return self._lease
+
+    @property
+    def mark(self) -> str:
+        """The application_name that every session of this run must carry."""
+        assert self._mark is not None
+        return self._mark
+
+    @property
+    def run(self) -> int:
+        """The number of the run in the ledger."""
+        assert self._run is not None
+        return self._run
+
+    def take(self) -> bool:
+        """Wait for the turn. Return True if this replica has to run the migrator, and False if there is nothing to do.
+
+        Raise MigrationFailed if this version has failed as often as it may, DatabaseAhead if a newer one has succeeded,
+        LockTimeout if the wait took too long, and SessionsRemain if sessions of an earlier grant cannot be ended.
+        """
+        plan, ledger = self.plan, self._ledger
+        state = ledger.state(plan.name, plan.version)
+        if state.done:
+            if state.newer is not None and plan.when_ahead == "fail":
+                raise DatabaseAhead(plan.name, plan.version or "", state.newer)
+            return False
+        if self._is_done():
+            return False
+        if state.failures >= plan.attempts:
+            raise MigrationFailed(plan.name, plan.version, state.failures, state.error)
+        ledger.discard_restored_grant(plan.name)
+        self._start_watching()
+        self._lease = self._acquired()
+        ledger.end_sessions(plan.name)
+        begun = ledger.begin(
+            plan.name,
+            self._lease.token,
+            plan.version,
+            migrator=plan.migrator,
+            attempts=plan.attempts,
+            since=state.asked_at,
+        )
+        if begun.decision == "lost":
+            raise LeaseLost(plan.name, "expired", datetime.now(timezone.utc), self._lease.token)
+        if begun.decision == "failed":
+            failures = max(ledger.state(plan.name, plan.version).failures, plan.attempts)
+            raise MigrationFailed(plan.name, plan.version, failures, begun.error)
+        if begun.decision == "done":
+            return False
+        self._run, self._mark = begun.run, begun.mark
+        if self._is_done():
+            self.finish("succeeded")
+            return False
+        return True
+
+    def note_revision(self, revision: str) -> None:
+        """Record how far the run has come. A ledger that cannot be reached does not fail the migration."""
+        with contextlib.suppress(DblockError):
+            self._ledger.note_revision(self.run, self.lease.token, revision)
+
+    def finish(self, outcome: str, error: str | None = None, revision: str | None = None) -> str:
+        """Record how the run ended, and return what the ledger has recorded."""
+        run, self._run = self.run, None
+        return self._ledger.end(run, self.lease.token, outcome, error, revision)
+
+    def end_own_sessions(self) -> None:
+        """End the sessions of this run, and wait until they are gone."""
+        self._ledger.end_sessions(self.plan.name, token=self.lease.token)
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        if self._run is not None:
+            with contextlib.suppress(DblockError):
+                self.finish("killed", None if error is None else f"{type(error).__name__}: {error}")
+        self._ledger.close()
+        self._client.close()
+
+    def _acquired(self) -> Lease:
+        lock = self._client.lock(
+            self.plan.name,
+            ttl=self.plan.ttl,
+            timeout=self.plan.timeout,
+            meta={"migration": self.plan.version, "migrator": self.plan.migrator},
+            keep_alive=self._keep_alive,
+        )
+        lease = lock.try_acquire()
+        if lease is not None:
+            return lease
+        holder = lock.holder()
+        by = f", held by {holder.holder}" if holder else ""
+        self._report_wait(f"waiting for migration {self.plan.name!r}{by}")
+        return lock.acquire()
+
+    def _start_watching(self) -> None:
+        self._watcher = threading.Thread(target=self._watch, name="dblock-migration-watch", daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        """End stale sessions until the turn is over: those of a holder that is gone, or this replica's after a loss."""
+        with MigrationLedger(self._target, self._schema) as ledger:
+            while not self._stop.wait(WATCH_INTERVAL):
+                try:
+                    ended = ledger.end_sessions(self.plan.name)
+                    if ended:
+                        logger.warning("migration %r: ended %d sessions of a stale holder", self.plan.name, ended)
+                except SessionsRemain as error:
+                    logger.warning("%s", error)
+                except DblockError as error:
+                    logger.debug("migration %r: could not look for stale sessions: %s", self.plan.name, error)
