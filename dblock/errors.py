@@ -162,8 +162,8 @@ class DatabaseAhead(DblockError):
         self.version = version
         self.newer = newer
         super().__init__(
-            f"Migration {name!r}: the database is at {newer!r}, which is newer than {version!r}. Deploy the newer code, "
-            "or accept a database that is ahead: --when-ahead ok, or when_ahead='ok'."
+            f"Migration {name!r}: the database is at {newer!r}, which is newer than {version!r}. Deploy the newer "
+            "code, or accept a database that is ahead: --when-ahead ok, or when_ahead='ok'."
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -179,7 +179,7 @@ class SessionsRemain(DblockError):
         listed = ", ".join(map(str, self.pids))
         super().__init__(
             f"Migration {name!r} was not started: sessions of an earlier holder still run (pid {listed}) and did not "
-            f"end when they were terminated. End them as their role or as a superuser: SELECT pg_terminate_backend(pid)."
+            "end when they were terminated. End them as their role or as a superuser: SELECT pg_terminate_backend(pid)."
         )
 
     def __reduce__(self) -> tuple[object, ...]:

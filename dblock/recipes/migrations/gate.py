@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import Any
 
 from dblock import errors
@@ -105,8 +107,6 @@ class Gate:
 
     def lost(self) -> LeaseLost:
         """Return the error for a lease that was lost during the migration."""
-        from datetime import datetime, timezone
-
         return LeaseLost(self.plan.name, "superseded", datetime.now(timezone.utc), self.token)
 
     def _send(self, keeper: subprocess.Popen[str], request: dict[str, Any]) -> None:
@@ -129,10 +129,8 @@ class Gate:
 def _close(keeper: subprocess.Popen[str]) -> None:
     for stream in (keeper.stdin, keeper.stdout):
         assert stream is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             stream.close()
-        except BrokenPipeError:
-            pass
     try:
         keeper.wait(10)
     except subprocess.TimeoutExpired:

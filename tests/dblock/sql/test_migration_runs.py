@@ -230,7 +230,8 @@ def test_ledger_keeps_five_hundred_runs_of_a_name(sessions: Sessions, owner: psy
     session = sessions.open()
     run(session, "failed", "0", "no")
     session.do(
-        "INSERT INTO migration_runs (name, token, version, migrator, holder, session_role, database_identity, started_at)"
+        "INSERT INTO migration_runs"
+        " (name, token, version, migrator, holder, session_role, database_identity, started_at)"
         " SELECT 'm', 1, '0', '', '', '', '', now() FROM generate_series(1, 600)"
     )
     run(session, "succeeded")
