@@ -18,7 +18,8 @@ import json
 import os
 import select
 import sys
-import time
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,9 @@ def main() -> int:
             keep_alive=False,
             report_wait=lambda text: _reply(waiting=text),
         ) as turn:
-            if not turn.take():
+            with requests.exit_if_parent_dies():
+                has_turn = turn.take()
+            if not has_turn:
                 _reply(decision="done")
                 return 0
             _reply(decision="run", token=turn.lease.token, mark=turn.mark, run=turn.run)
@@ -89,6 +92,32 @@ class _Requests:
         request: dict[str, Any] = json.loads(self._lines.pop(0))
         return request
 
+    @contextlib.contextmanager
+    def exit_if_parent_dies(self) -> Iterator[None]:
+        """End this process if the parent dies during the body, which waits for the lock.
+
+        The server then sees the connection end, and the ticket and the grant of this process go to the next replica.
+        """
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(TICK):
+                if self._parent_is_gone():
+                    os._exit(0)
+
+        watcher = threading.Thread(target=watch, name="dblock-parent-watch", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+
+    def _parent_is_gone(self) -> bool:
+        pipe = select.poll()
+        pipe.register(self._fd, 0)
+        return os.getppid() != self._parent or any(event & select.POLLHUP for _, event in pipe.poll(0))
+
     def parent_is_stopped(self) -> bool:
         """Return whether the parent has been stopped by a signal, where the system shows it."""
         try:
@@ -117,7 +146,6 @@ def _hold(turn: Turn, requests: _Requests) -> None:
                 # A lease that is lost stays lost. The parent learns it when it proves the lease or ends the run.
                 lease.renew()
             renewed_at = clock.now()
-            time.sleep(0)
 
 
 def _reply(**reply: Any) -> None:

@@ -1,0 +1,234 @@
+"""Migrations: one run for all replicas, and no statement of a stale migrator after the next one has begun."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from dblock import Client
+from dblock._runtime.target import resolve
+from dblock.admin import schema
+from dblock.admin.inspect import overview
+from dblock.errors import DatabaseAhead, InvalidArgument, LockTimeout, MigrationFailed, SessionsRemain
+from dblock.recipes.migrations.gate import Gate
+from dblock.recipes.migrations.turn import Plan, Turn
+from tests.support import migrator
+
+Start = Callable[..., subprocess.Popen[str]]
+SLOW = "SELECT pg_sleep(60)"
+
+
+@pytest.fixture
+def start(dsn: str) -> Iterator[Start]:
+    """Start migrators, and kill at the end those that are left."""
+    started: list[subprocess.Popen[str]] = []
+
+    def one(statement: str, *how: str, version: str = "1", ttl: float = 3.0) -> subprocess.Popen[str]:
+        started.append(migrator.start(dsn, "m", version, ttl, statement, *how))
+        return started[-1]
+
+    yield one
+    for process in started:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.communicate()
+
+
+def eventually(holds: Callable[[], object], patience: float = 20.0) -> float:
+    """Wait until something holds, and return how long it took."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() < began + patience, "it did not happen in time"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def marked(owner: psycopg.Connection) -> int:
+    row = owner.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dblock-migrate:m:%'"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def outcomes(owner: psycopg.Connection) -> list[str | None]:
+    return [row[0] for row in owner.execute("SELECT outcome FROM migration_runs ORDER BY run").fetchall()]
+
+
+def test_replicas_that_wait_find_the_migration_done(owner: psycopg.Connection, start: Start) -> None:
+    owner.execute("CREATE TABLE public.steps (n int)")
+    replicas = [start("INSERT INTO public.steps SELECT 1 FROM pg_sleep(0.5)") for _ in range(3)]
+    assert [replica.wait(60) for replica in replicas] == [0, 0, 0]
+    assert owner.execute("SELECT count(*) FROM public.steps").fetchone() == (1,)
+    assert outcomes(owner) == ["succeeded"]
+
+
+def test_statement_of_a_killed_migrator_takes_no_effect_after_the_next_began(
+    dsn: str, owner: psycopg.Connection, start: Start
+) -> None:
+    owner.execute("CREATE TABLE public.steps (n int)")
+    killed = start("INSERT INTO public.steps SELECT 1 FROM pg_sleep(3)")
+    migrator.wait_until_running(killed)
+    eventually(lambda: marked(owner))
+    killed.kill()
+    began = time.monotonic()
+    with Turn(dsn, Plan("m", "1", ttl=3)) as turn:
+        assert turn.take()
+        assert time.monotonic() - began < 5
+        assert marked(owner) == 0, "the old session is gone before the next run begins"
+        assert outcomes(owner) == ["killed", None]
+        turn.finish("succeeded")
+    time.sleep(max(began + 3.2 - time.monotonic(), 0))
+    assert owner.execute("SELECT count(*) FROM public.steps").fetchone() == (0,)
+
+
+def test_keeper_ends_the_session_of_a_killed_migrator_without_another_replica(
+    owner: psycopg.Connection, start: Start
+) -> None:
+    killed = start(SLOW)
+    migrator.wait_until_running(killed)
+    eventually(lambda: marked(owner))
+    killed.kill()
+    assert eventually(lambda: outcomes(owner) == ["killed"]) < 5
+    assert marked(owner) == 0
+
+
+def test_stopped_migrator_is_ended_by_the_server_within_its_ttl_and_commits_nothing(
+    owner: psycopg.Connection, start: Start
+) -> None:
+    owner.execute("CREATE TABLE public.steps (n int)")
+    stopped = start("INSERT INTO public.steps VALUES (1)", "in-transaction")
+    migrator.wait_until_running(stopped)
+    eventually(lambda: owner.execute("SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'").fetchone())
+    stopped.send_signal(signal.SIGSTOP)
+    assert eventually(lambda: not marked(owner)) < 3.0 + 1.0
+    stopped.send_signal(signal.SIGCONT)
+    _, said = stopped.communicate("\n", timeout=30)
+    assert stopped.returncode == 1, said
+    assert owner.execute("SELECT count(*) FROM public.steps").fetchone() == (0,)
+    assert "succeeded" not in outcomes(owner)
+
+
+def test_migrator_that_holds_the_interpreter_keeps_its_lease(owner: psycopg.Connection, start: Start) -> None:
+    busy = start("SELECT 1", "hold-interpreter", ttl=2.0)
+    _, said = busy.communicate(timeout=60)
+    assert busy.returncode == 0, said
+    assert outcomes(owner) == ["succeeded"]
+
+
+def test_forced_release_ends_the_session_at_once(dsn: str, owner: psycopg.Connection, start: Start) -> None:
+    forced = start(SLOW, ttl=60.0)
+    migrator.wait_until_running(forced)
+    eventually(lambda: marked(owner))
+    with overview(resolve(dsn)) as database:
+        (lock,) = database.locks("m")
+        assert database.force_release("m", lock.number, actor="ann", reason="stuck", now=True)
+    assert eventually(lambda: not marked(owner)) < 1.0
+    assert forced.wait(30) == 1
+
+
+def test_migrator_whose_keeper_was_killed_is_fenced_by_the_next(
+    dsn: str, owner: psycopg.Connection, start: Start
+) -> None:
+    orphan = start(SLOW)
+    migrator.wait_until_running(orphan)
+    eventually(lambda: marked(owner))
+    (keeper,) = subprocess.run(
+        ["pgrep", "-P", str(orphan.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    subprocess.run(["kill", "-9", keeper], check=True)
+    with Turn(dsn, Plan("m", "1", ttl=3)) as turn:
+        assert turn.take()
+        assert marked(owner) == 0
+        turn.finish("succeeded")
+    assert orphan.wait(30) == 1
+    assert outcomes(owner) == ["killed", "succeeded"]
+
+
+def test_failure_reaches_the_replicas_that_wait_and_those_that_come(
+    dsn: str, owner: psycopg.Connection, start: Start
+) -> None:
+    replicas = [start("SELECT 1 / (SELECT count(*) FROM pg_sleep(1) WHERE false)") for _ in range(3)]
+    said = [replica.communicate(timeout=60)[1] for replica in replicas]
+    assert [replica.returncode for replica in replicas] == [1, 1, 1]
+    assert outcomes(owner) == ["failed"]
+    assert sum("has failed once" in text and "division by zero" in text for text in said) == 2, said
+    with Turn(dsn, Plan("m", "1")) as turn, pytest.raises(MigrationFailed, match="division by zero"):
+        turn.take()
+    with Turn(dsn, Plan("m", "2")) as turn:
+        assert turn.take(), "a new version runs"
+
+
+def test_older_version_is_told_that_the_database_is_ahead(dsn: str) -> None:
+    for version in ("1", "2"):
+        with Turn(dsn, Plan("m", version)) as turn:
+            assert turn.take()
+            turn.finish("succeeded")
+    with Turn(dsn, Plan("m", "1")) as turn, pytest.raises(DatabaseAhead, match="'2'.*newer than '1'"):
+        turn.take()
+    with Turn(dsn, Plan("m", "1", when_ahead="ok")) as turn:
+        assert not turn.take()
+
+
+def test_version_that_is_done_takes_no_lock_and_writes_nothing(dsn: str, owner: psycopg.Connection) -> None:
+    with Turn(dsn, Plan("m", "1")) as turn:
+        assert turn.take()
+        turn.finish("succeeded")
+    before = owner.execute("SELECT token FROM distributed_locks").fetchall()
+    with Turn(dsn, Plan("m", "1")) as turn:
+        assert not turn.take()
+    with Turn(dsn, Plan("n"), is_done=lambda: True) as turn:
+        assert not turn.take()
+    assert owner.execute("SELECT token FROM distributed_locks").fetchall() == before
+
+
+def test_wait_ends_with_the_timeout(dsn: str, client: Client) -> None:
+    with client.lock("m"), Turn(dsn, Plan("m", timeout=0.2)) as turn, pytest.raises(LockTimeout):
+        turn.take()
+
+
+def test_session_that_may_not_be_ended_is_named(dsn: str, owner: psycopg.Connection, role: str) -> None:
+    with Turn(dsn, Plan("m", "1", ttl=2)) as turn:
+        assert turn.take()
+        mark = turn.mark
+        turn.finish("failed")
+    with psycopg.connect(dsn, application_name=mark) as left:
+        # A role that may lock, and may not end a session of the role that migrated before.
+        schema.grant(resolve(dsn), role, may=["lock"])
+        with (
+            Turn(make_conninfo(dsn, user=role, password="app"), Plan("m", "2", ttl=2)) as turn,
+            pytest.raises(SessionsRemain, match=f"pid {left.info.backend_pid}"),
+        ):
+            turn.take()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"ttl": 1}, "from 2 s to a day"), ({"attempts": 0}, "from 1"), ({"when_ahead": "no"}, "'fail' or 'ok'")],
+)
+def test_bad_plans_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        Plan("m", **options)  # type: ignore[arg-type]
+
+
+def test_gate_that_waits_leaves_no_ticket_when_its_process_dies(
+    dsn: str, owner: psycopg.Connection, client: Client, start: Start
+) -> None:
+    with client.lock("m"):
+        waiter = start("SELECT 1")
+        eventually(lambda: owner.execute("SELECT 1 FROM list_waiters('m')").fetchone())
+        waiter.kill()
+        eventually(lambda: not owner.execute("SELECT 1 FROM list_waiters('m')").fetchone())
+
+
+def test_gate_reports_an_unreachable_database() -> None:
+    from dblock.errors import Unavailable
+
+    with pytest.raises(Unavailable):
+        Gate("postgresql://localhost:1/nowhere", Plan("m")).enter()
