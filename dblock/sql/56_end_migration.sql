@@ -1,6 +1,7 @@
 -- Records how a run ended, and returns what was recorded: `succeeded`, `failed`, `killed` or
--- `lost`. A run that reports success without the lock is recorded as `lost`. A run that a later
--- holder has ended already keeps that end. NULL means that there is no such run.
+-- `lost`. A run that reports success or failure without the lock is recorded as `lost`: it may have
+-- failed because its sessions were ended. A run that a later holder has ended already keeps that
+-- end. NULL means that there is no such run.
 CREATE OR REPLACE FUNCTION end_migration(
     run bigint, token bigint, outcome text, error text DEFAULT NULL, revision text DEFAULT NULL
 ) RETURNS text
@@ -21,7 +22,7 @@ BEGIN
         RETURN NULL;
     END IF;
     -- First the row of the lock, then the run: the order of begin_migration().
-    IF NOT assert_held(recorded.name, end_migration.token) AND outcome = 'succeeded' THEN
+    IF NOT assert_held(recorded.name, end_migration.token) AND outcome IN ('succeeded', 'failed') THEN
         outcome := 'lost';
     END IF;
     UPDATE migration_runs AS r

@@ -123,13 +123,14 @@ def test_run_that_did_not_report_is_recorded_as_killed_by_the_next(sessions: Ses
     assert session.do("SELECT end_migration(%s, %s, 'succeeded')", first, T1) == ("killed",), "the end stays"
 
 
-def test_success_without_the_lock_is_recorded_as_lost(sessions: Sessions) -> None:
+@pytest.mark.parametrize("outcome", ["succeeded", "failed"])
+def test_success_or_failure_without_the_lock_is_recorded_as_lost(sessions: Sessions, outcome: str) -> None:
     session = sessions.open()
     granted(session, "100 ms")
     (number,) = session.do("SELECT run FROM begin_migration('m', %s, '1')", T1) or (None,)
     session.do("SELECT pg_sleep(0.11)")
-    assert session.do("SELECT end_migration(%s, %s, 'succeeded')", number, T1) == ("lost",)
-    assert session.do("SELECT done FROM migration_state('m', '1')") == (False,)
+    assert session.do("SELECT end_migration(%s, %s, %s, 'cut off')", number, T1, outcome) == ("lost",)
+    assert session.do("SELECT done, failures FROM migration_state('m', '1')") == (False, 0)
 
 
 def test_no_grant_comes_between_the_check_and_the_record_of_a_success(sessions: Sessions) -> None:
