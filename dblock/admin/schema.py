@@ -2,7 +2,7 @@
 
 Guarantee: an install or uninstall is atomic, and any number may run at once. Each is one transaction, behind a lock
 that other installs of the same schema wait for. The lock is on a table of the schema's owner, so no other role can take
-it. A first install has no table yet: there the creation of the schema makes the others wait.
+it. A first install has no table yet: there an advisory lock, and the creation of the schema, make the others wait.
 
 The schema belongs to dblock alone. So an install refuses a schema that holds other objects, and an uninstall knows that
 everything it drops is dblock's.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ PACKAGE = Path(__file__).parents[1]
 
 COLLISIONS = ("23505", "42P06", "42P07", "42P01")
 """The SQLSTATEs of an install that waited for another install or uninstall: the schema exists now, or no longer."""
+
+FIRST_INSTALL_PATIENCE = 30.0
+"""Seconds that a first install waits for another one."""
 
 REFUSED = "DBL01"
 """The SQLSTATE of the error for a schema that dblock cannot use."""
@@ -104,7 +108,7 @@ def install(target: Target | Where, schema: str = DEFAULT_SCHEMA, *, repair: boo
 
 
 def _install(target: Target, schema: str, found: Status, repair: bool) -> str | None:
-    with _transaction(target, schema) as connection:
+    with _transaction(target, schema, first=found.revision is None) as connection:
         before = _revision(connection, schema)
         if before == REVISION and not repair and found.complete:
             return before
@@ -307,13 +311,15 @@ def function_files() -> list[Path]:
 
 
 @contextmanager
-def _transaction(target: Target, schema: str) -> Iterator[Connection]:
+def _transaction(target: Target, schema: str, *, first: bool = False) -> Iterator[Connection]:
     from sqlalchemy import NullPool, create_engine
 
     engine = create_engine("postgresql+psycopg://", creator=target.connect, poolclass=NullPool)
     # A connection in autocommit mode would otherwise stay so.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
+        if first:
+            _wait_for_other_first_installs(connection, schema)
         name = f"{quoted(schema)}.{VERSION_TABLE}"
         if _may_lock(connection.exec_driver_sql(_LOCKABLE, (name,)).fetchone()):
             _run(connection, _lock_statement(schema))
@@ -321,6 +327,20 @@ def _transaction(target: Target, schema: str) -> Iterator[Connection]:
             _lock_empty_schema(connection, schema)
         _run(connection, _search_path(schema))
         yield connection
+
+
+def _wait_for_other_first_installs(connection: Connection, schema: str) -> None:
+    """Wait until no other first install of this schema runs, so that none of them fails and is retried.
+
+    Any role may take this lock, so the wait is bounded. Without it an install is still atomic: those that come late
+    collide with the first, and the server logs an error for each.
+    """
+    deadline = time.monotonic() + FIRST_INSTALL_PATIENCE
+    ask = "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))"
+    while not connection.exec_driver_sql(ask, (f"dblock install {schema}",)).scalar():
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(0.02)
 
 
 _LOCKABLE = "SELECT has_table_privilege(to_regclass(%s), 'UPDATE')"
