@@ -33,6 +33,7 @@ API = (
     "migration_sessions",
     "retry_migration",
     "discard_restored_grant",
+    "invalid_indexes",
     "schema_revision",
     "installation",
 )
@@ -46,6 +47,7 @@ PRIVILEGES = {
         "list_history",
         "grants_are_recorded",
         "list_migrations",
+        "migration_state",
         "invalid_indexes",
         "schema_revision",
         "installation",

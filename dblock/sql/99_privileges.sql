@@ -6,8 +6,10 @@ DECLARE
     here CONSTANT oid := quote_ident(current_schema())::regnamespace;
     -- The functions of `dblock grant --may see` and of `--may force-release`. Below, the privilege
     -- to call the first function of each list, or try_acquire, shows which roles have it.
-    inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded,list_migrations,invalid_indexes}';
+    inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded,list_migrations}';
     forcing CONSTANT text[] := '{force_release,wake_queue}';
+    -- The functions of both `--may lock` and `--may see`.
+    shared CONSTANT text[] := '{migration_state,invalid_indexes}';
     thing record;
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %I FROM PUBLIC', current_schema());
@@ -34,7 +36,7 @@ BEGIN
         WHERE granted.pronamespace = here AND a.grantee NOT IN (0, granted.proowner)
           AND p.pronamespace = here AND p.prosecdef
           AND CASE granted.proname
-              WHEN 'list_locks' THEN p.proname = ANY (inspecting)
+              WHEN 'list_locks' THEN p.proname = ANY (inspecting || shared)
               WHEN 'force_release' THEN p.proname = ANY (forcing)
               WHEN 'try_acquire' THEN p.proname <> ALL (inspecting || forcing)
               ELSE false
