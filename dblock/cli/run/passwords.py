@@ -1,9 +1,9 @@
 """Keep the passwords of --dsn and --listen-dsn out of `ps`.
 
-Every user of a machine can read the arguments of every process, and those of `dblock run` stay for as long as its
-command runs. The environment of a process can be read only by its own user. So `dblock run` replaces itself by a
-process with the same ID, without these options and with their values in its environment. It removes them from there
-before it starts the command.
+Every user of a machine can read the arguments of every process, and those of `dblock run` and `dblock migrate` stay for
+as long as their command runs. The environment of a process can be read only by its own user. So these commands replace
+themselves by a process with the same ID, without these options and with their values in its environment. That process
+removes them from there before it starts the command.
 """
 
 from __future__ import annotations
