@@ -23,6 +23,18 @@ def exit_on_signal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def ignore_signals() -> Iterator[None]:
+    """Ignore SIGINT, SIGTERM and SIGHUP in a body that ends by itself."""
+    signals = not_ignored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda number, frame: None) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def not_ignored(*signals: signal.Signals) -> list[signal.Signals]:
     """Return the signals that this process does not ignore.
 

@@ -42,8 +42,12 @@ STUCK_AFTER = 5.0
 class Keeper:
     """The keeper's side of the two pipes."""
 
-    def __init__(self, commands_fd: int, reports_fd: int, dispositions: Mapping[int, Any]) -> None:
+    def __init__(
+        self, commands_fd: int, reports_fd: int, dispositions: Mapping[int, Any], error_fd: int | None = None
+    ) -> None:
         self._commands_fd, self._reports_fd = commands_fd, reports_fd
+        self._error_fd = error_fd
+        """The command's standard error, if it is not the keeper's."""
         self._dispositions = dispositions
         self._inbox = b""
         self._outbox = b""
@@ -133,7 +137,11 @@ class Keeper:
         try:
             # The command inherits the files that a shell has opened for it. The keeper has no threads, so it may fork.
             started = subprocess.Popen(
-                command["start"], env=command["environment"], close_fds=False, preexec_fn=prepare
+                command["start"],
+                env=command["environment"],
+                stderr=self._error_fd,
+                close_fds=False,
+                preexec_fn=prepare,
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             if self._deadline_passed():
@@ -144,6 +152,8 @@ class Keeper:
         self._pid = started.pid
         started.returncode = 0  # `_reap` waits for it, together with all other processes
         self._report(pid=self._pid)
+        if self._error_fd is not None:
+            os.close(self._error_fd)  # its reader sees the end when the last process of the command has ended
         self._enforce_deadline()
 
     def _deadline_passed(self) -> bool:
@@ -254,8 +264,11 @@ class Keeper:
                 self._outbox = self._outbox[os.write(self._reports_fd, self._outbox) :]
 
 
-def fork_keeper() -> tuple[int, int, int]:
-    """Fork a keeper, before this process has threads; return its pid, the commands pipe and the reports pipe."""
+def fork_keeper(error_fd: int | None = None) -> tuple[int, int, int]:
+    """Fork a keeper, before this process has threads; return its pid, the commands pipe and the reports pipe.
+
+    `error_fd` is what the command gets as its standard error.
+    """
     commands_reader, commands_writer = os.pipe()
     reports_reader, reports_writer = os.pipe()
     dispositions: dict[int, Any] = {
@@ -270,7 +283,7 @@ def fork_keeper() -> tuple[int, int, int]:
             os.close(reports_reader)
             # Out of reach of signals to our group, but in the same session: the command needs its terminal.
             os.setpgid(0, 0)
-            Keeper(commands_reader, reports_writer, dispositions).serve()
+            Keeper(commands_reader, reports_writer, dispositions, error_fd).serve()
         except BaseException as error:
             with contextlib.suppress(OSError):
                 os.write(2, f"dblock: the keeper failed: {type(error).__name__}: {error}\n".encode())

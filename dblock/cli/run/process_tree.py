@@ -95,6 +95,18 @@ def _lists_children() -> bool:
     return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
+def has_stopped_child(pid: int) -> bool:
+    """Return whether a descendant of a process has been stopped by a signal, where the system shows it (Linux)."""
+    pending = children(pid)
+    while pending:
+        one = pending.pop()
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{one}/stat", "rb") as file:
+            if file.read().rpartition(b")")[2].split()[0] in (b"T", b"t"):
+                return True
+        pending += children(one)
+    return False
+
+
 def wait_readable(fds: list[int], seconds: float | None) -> list[int]:
     """Wait until a file is readable or the time is up, and return the readable ones. Any file number works."""
     poller = select.poll()

@@ -17,8 +17,9 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -44,6 +45,9 @@ FORWARDED_SIGNALS = [
 CLEAN_SCANS = 50
 """How many scans in a row must find nothing, where children from before the start keep the kernel from telling."""
 
+FIRST_PATIENCE = 2.0
+"""Seconds that the command runs on after a loss while `before_end` works. The lease's deadline still counts."""
+
 KILLED_EXIT_CODE = 128 + signal.SIGKILL
 
 
@@ -58,11 +62,12 @@ class StartFailed(Exception):
 class Supervisor:
     """One run of a command. Create it before the process has threads, because it forks its keeper."""
 
-    def __init__(self) -> None:
+    def __init__(self, error_fd: int | None = None) -> None:
+        """Fork the keeper. `error_fd` is what the command gets as its standard error, if it is not this process's."""
         self._foreign_pids: set[int] = set()
         """Descendants from before the start, which do not belong to the command."""
         self._started = False
-        self._keeper, self._commands_fd, self._reports_fd = fork_keeper()
+        self._keeper, self._commands_fd, self._reports_fd = fork_keeper(error_fd)
         self._inbox = b""
         self._pid = 0
         self._code: int | None = None
@@ -71,6 +76,11 @@ class Supervisor:
         self._signals: list[int] = []
         self._sent_deadline = 0.0
         self._asked_to_end = False
+        self._before_end: Callable[[], object] | None = None
+        self._preparation: threading.Thread | None = None
+        self._prepared_by = 0.0
+        self.forwarded: set[int] = set()
+        """The signals that were forwarded to the command."""
         self.lease_ended = False
         """Whether the command was ended because of its lease."""
         self.keeper_died = False
@@ -81,9 +91,19 @@ class Supervisor:
         """Why the lease was lost, or would have been a moment later."""
 
     def run(
-        self, lease: Lease, command: Sequence[str], environment: dict[str, str], grace: float, margin: float
+        self,
+        lease: Lease,
+        command: Sequence[str],
+        environment: dict[str, str],
+        grace: float,
+        margin: float,
+        before_end: Callable[[], object] | None = None,
     ) -> int:
-        """Run a command to its end and return its exit code, or 128 + N if signal N ended it."""
+        """Run a command to its end and return its exit code, or 128 + N if signal N ended it.
+
+        If the lease is lost, `before_end` is called in a thread, and the command is ended when it has returned.
+        """
+        self._before_end = before_end
         wake_reader, wake_writer = os.pipe()
         for fd in (wake_reader, wake_writer):
             os.set_blocking(fd, False)
@@ -110,6 +130,7 @@ class Supervisor:
                     # A keeper that runs at all would have killed the command by now.
                     self._kill_all()
                 while self._signals:
+                    self.forwarded.add(self._signals[0])
                     self._send_command(signal=self._signals.pop(0))
                 ready = process_tree.wait_readable([self._reports_fd, wake_reader], TICK)
                 if wake_reader in ready:
@@ -135,6 +156,9 @@ class Supervisor:
     def _send_deadline(self, lease: Lease) -> None:
         reason = lease.lost.reason
         deadline = lease.trusted_until
+        if reason is not None and not self._is_prepared():
+            self.loss_reason = reason
+            return
         if reason is not None:
             self.loss_reason = reason
             if reason is not Reason.FORCED:
@@ -146,6 +170,20 @@ class Supervisor:
             # End the command now. After a forced release the lease's deadline stays, so the command has its grace.
             self._asked_to_end = True
             self._send_command(end=True)
+
+    def _is_prepared(self) -> bool:
+        """Return whether the command may be ended: `before_end` has returned, or takes too long."""
+        if self._before_end is None:
+            return True
+        if self._preparation is None:
+            self._prepared_by = clock.now() + FIRST_PATIENCE
+            self._preparation = threading.Thread(target=self._before_end, name="dblock-before-end", daemon=True)
+            self._preparation.start()
+        return not self._preparation.is_alive() or clock.now() >= self._prepared_by
+
+    def has_stopped(self) -> bool:
+        """Return whether a process of the command has been stopped by a signal, where the system shows it."""
+        return process_tree.has_stopped_child(self._keeper)
 
     def end(self) -> None:
         """End everything of the command, and the keeper. Calling this again does nothing."""
