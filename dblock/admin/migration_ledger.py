@@ -98,7 +98,7 @@ class MigrationLedger:
         return bool(self._row("note_revision($1, $2, $3)", (run, token, revision))[0])
 
     def end(self, run: int, token: int, outcome: str, error: str | None = None, revision: str | None = None) -> str:
-        """Record how a run ended, and return what was recorded: a success without the lock is recorded as lost."""
+        """Record how a run ended, and return what was recorded: without the lock, success and failure are `lost`."""
         return str(self._row("end_migration($1, $2, $3, $4, $5)", (run, token, outcome, error, revision))[0])
 
     def retry(self, name: str, actor: str | None, reason: str | None) -> int:
@@ -108,6 +108,10 @@ class MigrationLedger:
     def discard_restored_grant(self, name: str) -> bool:
         """Free the lock if its holder was migrating another database when a dump of that one was taken."""
         return bool(self._row("discard_restored_grant($1)", (name,))[0])
+
+    def invalid_indexes(self) -> list[tuple[str, str]]:
+        """Return the indexes that a failed CONCURRENTLY has left, each with its table."""
+        return [(index, table) for index, table in self._rows("invalid_indexes()", ())]
 
     def installation(self) -> str:
         """Return the UUID of this installation."""

@@ -17,10 +17,21 @@ from types import TracebackType
 
 from psycopg.conninfo import make_conninfo
 
+from dblock._core.options import DEFAULT_PRESENCE
 from dblock._runtime.target import resolve
-from dblock.admin.migration_ledger import MigrationLedger
+from dblock.admin import schema as installation
+from dblock.admin.migration_ledger import MigrationLedger, MigrationState
 from dblock.client import Client
-from dblock.errors import DatabaseAhead, DblockError, InvalidArgument, LeaseLost, MigrationFailed, SessionsRemain
+from dblock.errors import (
+    AccessDenied,
+    DatabaseAhead,
+    DblockError,
+    InvalidArgument,
+    LeaseLost,
+    MigrationFailed,
+    SchemaMissing,
+    SessionsRemain,
+)
 from dblock.lease import Lease
 from dblock.recipes.migrations.contract import DEFAULT_TTL, MAX_TTL, MIN_TTL
 
@@ -67,13 +78,15 @@ class Turn:
         holder: str | None = None,
         listen_dsn: str | None = None,
         keep_alive: bool = True,
+        presence: float | None = DEFAULT_PRESENCE,
         is_done: Callable[[], bool] = lambda: False,
         report_wait: Callable[[str], None] = logger.info,
+        on_sessions_ended: Callable[[], object] = lambda: None,
     ) -> None:
         """Set what to run. Nothing is opened yet.
 
         `is_done` is asked before the lock and again under it, in addition to the ledger. `report_wait` gets one message
-        if the lock is held.
+        if the lock is held. `on_sessions_ended` is called in a thread after stale sessions were ended.
         """
         self.plan = plan
         # A name of its own, whatever PGAPPNAME says: these sessions run no DDL.
@@ -82,8 +95,11 @@ class Turn:
         self._keep_alive = keep_alive
         self._is_done = is_done
         self._report_wait = report_wait
+        self._on_sessions_ended = on_sessions_ended
         self._ledger = MigrationLedger(self._target, schema)
-        self._client = Client(self._target.conninfo(), schema=schema, holder=holder, listen_dsn=listen_dsn)
+        self._client = Client(
+            self._target.conninfo(), schema=schema, holder=holder, listen_dsn=listen_dsn, presence=presence
+        )
         self._lease: Lease | None = None
         self._run: int | None = None
         self._mark: str | None = None
@@ -95,6 +111,16 @@ class Turn:
         """The lease, after `take` has returned True."""
         assert self._lease is not None
         return self._lease
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the lock was granted."""
+        return self._lease is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run has begun and has not ended."""
+        return self._run is not None
 
     @property
     def mark(self) -> str:
@@ -112,10 +138,11 @@ class Turn:
         """Wait for the turn. Return True if this replica has to run the migrator, and False if there is nothing to do.
 
         Raise MigrationFailed if this version has failed as often as it may, DatabaseAhead if a newer one has succeeded,
-        LockTimeout if the wait took too long, and SessionsRemain if sessions of an earlier grant cannot be ended.
+        LockTimeout if the wait took too long, and SessionsRemain if sessions of an earlier grant cannot be ended. If
+        dblock is not installed, install it first.
         """
         plan, ledger = self.plan, self._ledger
-        state = ledger.state(plan.name, plan.version)
+        state = self._state_installed()
         if state.done:
             if state.newer is not None and plan.when_ahead == "fail":
                 raise DatabaseAhead(plan.name, plan.version or "", state.newer)
@@ -156,12 +183,14 @@ class Turn:
 
     def finish(self, outcome: str, error: str | None = None, revision: str | None = None) -> str:
         """Record how the run ended, and return what the ledger has recorded."""
-        run, self._run = self.run, None
-        return self._ledger.end(run, self.lease.token, outcome, error, revision)
+        recorded = self._ledger.end(self.run, self.lease.token, outcome, error, revision)
+        self._run = None
+        return recorded
 
     def end_own_sessions(self) -> None:
-        """End the sessions of this run, and wait until they are gone."""
-        self._ledger.end_sessions(self.plan.name, token=self.lease.token)
+        """End the sessions of this run, and wait until they are gone. Any thread may call this."""
+        with MigrationLedger(self._target, self._schema) as ledger:
+            ledger.end_sessions(self.plan.name, token=self.lease.token)
 
     def __enter__(self) -> Turn:
         return self
@@ -178,6 +207,20 @@ class Turn:
         self._ledger.close()
         self._client.close()
 
+    def _state_installed(self) -> MigrationState:
+        """Return what the ledger knows about the version, after installing dblock if it is missing."""
+        try:
+            return self._ledger.state(self.plan.name, self.plan.version)
+        except SchemaMissing:
+            try:
+                installation.install(self._target, self._schema)
+            except AccessDenied as error:
+                raise AccessDenied(
+                    f"dblock is not installed in schema {self._schema!r} of this database, and this role may not "
+                    "install it. As a role that may, run: dblock install, and then for this role: dblock grant ROLE."
+                ) from error
+        return self._ledger.state(self.plan.name, self.plan.version)
+
     def _acquired(self) -> Lease:
         lock = self._client.lock(
             self.plan.name,
@@ -192,6 +235,7 @@ class Turn:
         holder = lock.holder()
         by = f", held by {holder.holder}" if holder else ""
         self._report_wait(f"waiting for migration {self.plan.name!r}{by}")
+        self._ledger.close()  # a replica that waits keeps no connection that it does not need
         return lock.acquire()
 
     def _start_watching(self) -> None:
@@ -206,6 +250,7 @@ class Turn:
                     ended = ledger.end_sessions(self.plan.name)
                     if ended:
                         logger.warning("migration %r: ended %d sessions of a stale holder", self.plan.name, ended)
+                        self._on_sessions_ended()
                 except SessionsRemain as error:
                     logger.warning("%s", error)
                 except DblockError as error:
