@@ -3,8 +3,9 @@
 -- `phase` is `migrating` (a run holds the lock), `starting` (the lock is held and no run has begun),
 -- `interrupted` (the last run has not ended and does not hold the lock), `failed`, or `done`.
 -- `sessions` has what the sessions of the run are doing, as far as the owner of this schema may see
--- it: pid, state, statement, its age in seconds, and how far an index build, a copy or a cluster has
--- come. `runs` has the newest runs, newest first.
+-- it: pid, state, statement, its age in seconds, how far an index build, a copy or a cluster has
+-- come, and up to five sessions that it waits for, the oldest transaction first. `runs` has the
+-- newest runs, newest first.
 CREATE OR REPLACE FUNCTION list_migrations(name text DEFAULT NULL, max_runs integer DEFAULT 5)
 RETURNS TABLE (
     name text,
@@ -47,6 +48,16 @@ AS $$
                                                'total', nullif(p.bytes_total, 0), 'unit', 'bytes',
                                                'relation', p.relid::regclass::text)
                      FROM pg_stat_progress_copy AS p WHERE p.pid = s.pid)
+                ),
+                'blockers', (
+                    SELECT coalesce(jsonb_agg(to_jsonb(b) ORDER BY b.seconds DESC), '[]')
+                    FROM (
+                        SELECT o.pid, o.application_name AS application, o.state,
+                               nullif(left(o.query, 200), '<insufficient privilege>') AS statement,
+                               round(date_part('epoch', clock_timestamp() - o.xact_start)::numeric, 1) AS seconds
+                        FROM pg_stat_activity AS o WHERE o.pid = ANY (pg_blocking_pids(s.pid))
+                        ORDER BY o.xact_start LIMIT 5
+                    ) AS b
                 )
             ) ORDER BY s.pid), '[]')
             FROM migration_sessions(n.name) AS s JOIN pg_stat_activity AS a ON a.pid = s.pid),
