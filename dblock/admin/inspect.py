@@ -88,6 +88,27 @@ class Event:
     number: int
 
 
+@dataclass(frozen=True)
+class Migration:
+    """A migration at the moment of the query."""
+
+    name: str
+    phase: str
+    """One of: migrating, starting, interrupted, failed, done."""
+    holder: str | None
+    token: int | None
+    since: datetime | None
+    """When the holder was granted the lock; else when the last run ended, or began."""
+    version: str | None
+    revision: str | None
+    error: str | None
+    waiting: int
+    sessions: list[dict[str, Any]]
+    """What the sessions of the run are doing."""
+    runs: list[dict[str, Any]]
+    """The newest runs, newest first."""
+
+
 class Overview:
     """Inspects one schema on one connection."""
 
@@ -112,6 +133,18 @@ class Overview:
     def history(self, name: str | None = None, *, limit: int = 100) -> list[Event]:
         """Return the events of one lock or of all, newest first."""
         return [Event(*row) for row in self._call("list_history(%s, %s)", [name, limit])]
+
+    def migrations(self, name: str | None = None, *, runs: int = 5) -> list[Migration]:
+        """Return what the ledger has of one migration or of all, in the order of their names."""
+        return [Migration(*row) for row in self._call("list_migrations(%s, %s)", [name, runs])]
+
+    def invalid_indexes(self) -> list[tuple[str, str]]:
+        """Return the indexes that a failed CONCURRENTLY has left, each with its table."""
+        return [(index, table) for index, table in self._call("invalid_indexes()", [])]
+
+    def migration_is_done(self, name: str, version: str) -> bool:
+        """Return whether a run of a migration to this version has succeeded."""
+        return bool(self._call("migration_state(%s, %s)", [name, version])[0][0])
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:

@@ -25,6 +25,8 @@ from dblock.errors import DblockError, LockTimeout, LoginRefused, Unavailable
 
 COMMANDS = {
     "run": "run.command:run",
+    "migrate": "migrate.command:migrate",
+    "migrations": "migrate.status:migrations",
     "ls": "inspect:list_locks",
     "show": "inspect",
     "history": "inspect",
@@ -156,10 +158,11 @@ def _report_failure(context: CommandContext, error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(error)
-    run = context.command == "run"
+    run = context.command in ("run", "migrate")
     if isinstance(error, click.ClickException):
         if run and isinstance(error, click.NoSuchOption) and "--" not in sys.argv:
-            hint = "If this option belongs to the command, put -- before the command: dblock run NAME -- COMMAND…"
+            line = "run NAME" if context.command == "run" else "migrate"
+            hint = f"If this option belongs to the command, put -- before the command: dblock {line} -- COMMAND…"
             error = click.UsageError(f"{error.format_message()} {hint}", getattr(error, "ctx", None))
         code, message = error.exit_code, error.format_message()
     elif isinstance(error, (DblockError, OSError)):

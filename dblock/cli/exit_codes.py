@@ -1,6 +1,7 @@
 """The exit codes of the command line. Scripts rely on them, so they do not change (docs/reference/cli.md).
 
-`dblock run` exits with the code of its command. Its own errors are therefore all from 64 to 78, as in sysexits.h.
+`dblock run` and `dblock migrate` exit with the code of their command. Their own errors are therefore all from 64 to 78,
+as in sysexits.h.
 """
 
 from __future__ import annotations
@@ -8,14 +9,17 @@ from __future__ import annotations
 from dblock.errors import (
     AccessDenied,
     ConfigurationError,
+    DatabaseAhead,
     DatabaseError,
     EmbeddedError,
     InvalidArgument,
     LeaseLost,
     LockTimeout,
     LoginRefused,
+    MigrationFailed,
     NotWritable,
     SchemaError,
+    SessionsRemain,
     Unavailable,
     UnsuitableServer,
 )
@@ -30,7 +34,13 @@ DOCTOR_WARNING = 3
 DOCTOR_ERROR = 4
 """`dblock doctor`: the worst finding is an error."""
 RUN_USAGE_ERROR = 64
-"""`dblock run`: the command line is invalid."""
+"""`dblock run` and `dblock migrate`: the command line is invalid."""
+MIGRATION_FAILED = 65
+"""`dblock migrate`: this version has failed, here or on another replica, and is not run again."""
+DATABASE_AHEAD = 66
+"""`dblock migrate`: the database is at a newer version than the caller."""
+SESSIONS_REMAIN = 67
+"""`dblock migrate`: sessions of an earlier run could not be ended, so nothing was run."""
 UNREACHABLE = 69
 """The database could not be reached, stopped replying, or accepts no writes."""
 BUG = 70
@@ -40,23 +50,26 @@ REFUSED = 71
 NOT_WRITTEN = 74
 """The output could not be written."""
 NOT_ACQUIRED = 75
-"""`dblock run`: the lock was not acquired."""
+"""`dblock run` and `dblock migrate`: the lock was not acquired, or the version was not done in time."""
 LEASE_LOST = 76
-"""`dblock run`: the lease was lost, and the command was ended."""
+"""`dblock run` and `dblock migrate`: the lease was lost, and the command was ended."""
 ACCESS_DENIED = 77
 """The role lacks a privilege."""
 NOT_CONFIGURED = 78
 """No database is named, the server refuses the login, a setting cannot be used, or the schema does not fit."""
 CANNOT_EXECUTE = 126
-"""`dblock run`: the command exists but cannot be executed."""
+"""`dblock run` and `dblock migrate`: the command exists but cannot be executed."""
 NOT_FOUND = 127
-"""`dblock run`: the command was not found."""
+"""`dblock run` and `dblock migrate`: the command was not found."""
 INTERRUPTED = 130
 """The command was interrupted by Ctrl-C."""
 
 _CODES: dict[type[BaseException], int] = {
     LockTimeout: NOT_ACQUIRED,
     LeaseLost: LEASE_LOST,
+    MigrationFailed: MIGRATION_FAILED,
+    DatabaseAhead: DATABASE_AHEAD,
+    SessionsRemain: SESSIONS_REMAIN,
     Unavailable: UNREACHABLE,
     NotWritable: UNREACHABLE,
     EmbeddedError: UNREACHABLE,
@@ -79,5 +92,5 @@ def code_of(error: BaseException) -> int:
 
 
 def under_run(code: int) -> int:
-    """Return the exit code that `dblock run` uses instead, so that it is none of its command's usual codes."""
+    """Return the code that `dblock run` and `dblock migrate` use instead, which is none of a command's usual codes."""
     return {USAGE_ERROR: RUN_USAGE_ERROR, FAILED: REFUSED}.get(code, code)
