@@ -119,8 +119,9 @@ class Supervisor:
             self._foreign_pids = {*process_tree.scan_descendants()} - {self._keeper}
             process_tree.become_subreaper()
             self._started = True
+            self._sent_deadline = lease.trusted_until
             self._send_command(
-                start=list(command), environment=environment, grace=grace, margin=margin, deadline=lease.trusted_until,
+                start=list(command), environment=environment, grace=grace, margin=margin, deadline=self._sent_deadline,
                 # In a pipeline another process may be reading the terminal; the command gets it when it asks.
                 foreground=terminal is not None and terminal.in_foreground() and os.isatty(0) and os.isatty(1),
             )  # fmt: skip
