@@ -45,6 +45,7 @@ def test_version_that_is_done_is_not_run_again_and_says_so(shell: Shell, dsn: st
     assert outcomes(dsn) == ["succeeded"]
 
 
+@pytest.mark.second_stage
 def test_retry_clears_a_failure_and_records_the_reason(shell: Shell, dsn: str) -> None:
     assert shell.run("migrate", "--version", "1", "--", "false").code == 1
     assert shell.run("migrate", "--version", "1", "--", "true").code == FAILED
@@ -81,6 +82,7 @@ def test_check_is_asked_again_under_the_lock(shell: Shell, dsn: str) -> None:
     assert "'no-such-program' was not found" in missing.err
 
 
+@pytest.mark.second_stage
 def test_command_that_is_missing_does_not_fail_the_version(shell: Shell, dsn: str) -> None:
     assert shell.run("migrate", "--version", "1", "--", "no-such-program").code == 127
     assert outcomes(dsn) == ["killed"]
@@ -116,6 +118,7 @@ def test_error_output_passes_through_byte_by_byte(shell: Shell) -> None:
     assert (started.returncode, said) == (0, bytes(range(256)) * 1000)
 
 
+@pytest.mark.second_stage
 def test_older_version_finds_the_database_ahead(shell: Shell) -> None:
     """The order of the runs counts: the later version has a name that sorts before the earlier one."""
     for version in ("2026-06", "2025-12"):
@@ -128,8 +131,8 @@ def test_older_version_finds_the_database_ahead(shell: Shell) -> None:
 
 
 def test_role_that_may_not_install_gets_one_error_and_does_no_ddl(bare_dsn: str, role: str, tmp_path: Path) -> None:
-    as_role = psycopg.conninfo.make_conninfo(bare_dsn, user=role, password="app")
-    done = Shell(as_role, tmp_path).run("migrate", "--", "touch", "ran")
+    as_role = psycopg.conninfo.make_conninfo(bare_dsn, user=role)
+    done = Shell(as_role, tmp_path).run("migrate", "--", "touch", "ran", env={"PGPASSWORD": "app"})
     assert done.code == 77
     assert len(done.err.splitlines()) == 1
     assert "dblock install" in done.err
@@ -140,8 +143,8 @@ def test_role_that_may_not_install_gets_one_error_and_does_no_ddl(bare_dsn: str,
 
 def test_wait_only_ends_with_the_run_and_takes_no_lock(shell: Shell, dsn: str, role: str) -> None:
     schema.grant(resolve(dsn), role, may=["see"])
-    as_role = psycopg.conninfo.make_conninfo(dsn, user=role, password="app")
-    waiting = shell.start("migrate", "--version", "1", "--wait-only", dsn=as_role)
+    as_role = psycopg.conninfo.make_conninfo(dsn, user=role)
+    waiting = shell.start("migrate", "--version", "1", "--wait-only", dsn=as_role, env={"PGPASSWORD": "app"})
     assert "waiting for migration 'migrate' to version '1'" in waiting.stderr.readline()
     assert query(dsn, "SELECT count(*) FROM dblock.distributed_locks") == [(0,)]
     assert shell.run("migrate", "--version", "1", "--", "true").code == 0
@@ -194,6 +197,7 @@ def test_command_that_a_signal_ends_has_not_failed(shell: Shell, dsn: str) -> No
     assert outcomes(dsn) == ["killed"]
 
 
+@pytest.mark.second_stage
 def test_setting_of_the_role_does_not_cut_the_migration(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
     owner.execute(
         "ALTER DATABASE CURRENT_DATABASE SET statement_timeout TO '200ms'".replace(
@@ -224,6 +228,7 @@ def test_bad_command_lines_are_refused(shell: Shell, arguments: list[str], messa
     assert message in done.err
 
 
+@pytest.mark.second_stage
 def test_session_that_may_not_be_ended_is_named_with_its_own_code(
     shell: Shell, dsn: str, owner: psycopg.Connection, role: str
 ) -> None:
@@ -237,6 +242,7 @@ def test_session_that_may_not_be_ended_is_named_with_its_own_code(
         assert f"pid {left.info.backend_pid}" in done.err
 
 
+@pytest.mark.second_stage
 def test_passwords_of_the_options_are_not_in_the_arguments(shell: Shell, tcp_dsn: str) -> None:
     line = "tr '\\0' ' ' < /proc/$PPID/cmdline; tr '\\0' ' ' < /proc/$(ps -o ppid= -p $PPID | tr -d ' ')/cmdline"
     done = shell.run("migrate", "--", "sh", "-c", line, dsn=tcp_dsn)

@@ -43,6 +43,8 @@ CREATE TABLE times (at timestamptz);
 CREATE TABLE rows AS SELECT n FROM generate_series(1, 1000) AS n;
 """
 
+FAILS_WHEN_TOLD = "while [ ! -e go ]; do sleep 0.1; done; echo no >&2; exit 1"
+
 
 def start_together(shell: Shell, number: int, *arguments: str, **options: Any) -> list[Any]:
     return [shell.start("migrate", *arguments, **options) for _ in range(number)]
@@ -163,8 +165,9 @@ def test_failure_is_told_to_all_replicas_and_their_restarts(shell: Shell, dsn: s
 @pytest.mark.second_stage
 @pytest.mark.timeout(600)
 def test_waiters_learn_of_a_failure_within_two_seconds(shell: Shell, dsn: str) -> None:
-    replicas = start_together(shell, 5, "--version", "1", "--", "sh", "-c", "touch on; sleep 2; echo no >&2; exit 1")
+    replicas = start_together(shell, 5, "--version", "1", "--", "sh", "-c", FAILS_WHEN_TOLD)
     eventually(lambda: query(dsn, "SELECT count(*) FROM dblock.list_waiters('migrate')") == [(4,)], "the queue")
+    (shell.folder / "go").touch()
     eventually(lambda: outcomes(dsn) == ["failed"], "the failure")
     with measured() as lateness:
         took = eventually(lambda: all(one.poll() is not None for one in replicas), "the end of the others")

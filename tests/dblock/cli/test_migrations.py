@@ -61,6 +61,7 @@ def test_running_migration_shows_holder_statement_progress_and_waiters(shell: Sh
         one.wait(60)
 
 
+@pytest.mark.second_stage
 def test_sessions_that_block_a_statement_are_named(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
     owner.execute("CREATE TABLE public.busy (n int)")
     with psycopg.connect(dsn, application_name="report") as blocker:
@@ -92,6 +93,7 @@ def test_answer_takes_little_time_of_the_database(shell: Shell, dsn: str, owner:
     assert min(times) < 0.2, times
 
 
+@pytest.mark.second_stage
 def test_every_run_is_in_the_ledger(shell: Shell, dsn: str) -> None:
     assert shell.run("migrate", "--name", "m", "--version", "1", "--", "sh", "-c", "echo no >&2; exit 2").code == 2
     killed = shell.run("migrate", "--name", "m", "--version", "2", "--", "sh", "-c", "kill -9 $$")
