@@ -154,6 +154,26 @@ class MigrationFailed(DblockError):
         return type(self), (self.name, self.version, self.failures, self.error)
 
 
+class MigrationBlocked(DblockError):
+    """A migration could not lock a table in time, or deadlocked, as often as it may."""
+
+    def __init__(self, name: str, problem: str, tries: int, blockers: Sequence[str]) -> None:
+        self.name = name
+        self.problem = problem
+        self.tries = tries
+        self.blockers = list(blockers)
+        """The sessions that were seen to hold the locks, at most five, each in a line."""
+        times = "once" if tries == 1 else f"{tries} times"
+        by = f" It was blocked by {'; '.join(self.blockers)}." if self.blockers else ""
+        super().__init__(
+            f"Migration {name!r} {problem}, {times}, and was rolled back.{by} End these sessions, or migrate when they "
+            "are gone."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.problem, self.tries, self.blockers)
+
+
 class DatabaseAhead(DblockError):
     """The database is at a newer version than the caller."""
 

@@ -88,10 +88,11 @@ class MigrationLedger:
         attempts: int,
         since: datetime | None,
         revision: str | None = None,
+        repeat: bool = False,
     ) -> Begun:
         """Record that the holder of the lock begins a run, or return why it must not."""
-        arguments = (name, token, version, migrator, attempts, since, revision)
-        return Begun(*self._row("begin_migration($1, $2, $3, $4, $5, $6, $7)", arguments))
+        arguments = (name, token, version, migrator, attempts, since, revision, repeat)
+        return Begun(*self._row("begin_migration($1, $2, $3, $4, $5, $6, $7, $8)", arguments))
 
     def note_revision(self, run: int, token: int, revision: str) -> bool:
         """Record how far a run has come. False if the run has ended."""

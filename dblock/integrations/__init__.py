@@ -2,6 +2,4 @@
 
 An optional dependency is imported only in the module of its framework. A missing one raises an error that names the
 extra to install, as `fenced_store.http` does.
-
-No integration has landed yet.
 """

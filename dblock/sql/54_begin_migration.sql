@@ -4,7 +4,8 @@
 -- carry), `done` (another replica has succeeded), `failed` (this version has failed `attempts`
 -- times already, with `error` from the first of them), or `lost` (the token does not hold the
 -- lock). Without a version, a run that failed after `since` counts, which is the `asked_at` of the
--- caller's first migration_state().
+-- caller's first migration_state(). With `repeat`, a version that has succeeded may run again: the
+-- caller knows from elsewhere that there is something to do.
 --
 -- Runs of earlier tokens that have no end are recorded as `killed`: their holder did not report.
 -- The ledger keeps the newest five hundred runs of each name.
@@ -16,6 +17,7 @@ CREATE OR REPLACE FUNCTION begin_migration(
     attempts integer DEFAULT 1,
     since timestamptz DEFAULT NULL,
     revision text DEFAULT NULL,
+    repeat boolean DEFAULT false,
     OUT decision text,
     OUT run bigint,
     OUT mark text,
@@ -45,7 +47,7 @@ BEGIN
     UPDATE migration_runs AS r
     SET outcome = 'killed', ended_at = clock_timestamp()
     WHERE r.name = begin_migration.name AND r.outcome IS NULL AND r.token < begin_migration.token;
-    IF EXISTS (
+    IF NOT begin_migration.repeat AND EXISTS (
         SELECT FROM migration_runs AS r
         WHERE r.name = begin_migration.name AND r.version = begin_migration.version AND r.outcome = 'succeeded'
     ) THEN

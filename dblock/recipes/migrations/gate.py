@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
@@ -34,8 +35,14 @@ class Gate:
         schema: str = "dblock",
         holder: str | None = None,
         listen_dsn: str | None = None,
+        look: Callable[[], tuple[bool, str | None]] = lambda: (False, None),
     ) -> None:
-        """Set what to run. Nothing is started yet."""
+        """Set what to run. Nothing is started yet.
+
+        `look` returns whether there is nothing to do, and where the migration begins. If the plan's `ledger_decides` is
+        False, it is called under the lock, when no session of an earlier grant is left.
+        """
+        self._look = look
         self.plan = plan
         self._schema = schema
         self._request: dict[str, Any] = {
@@ -73,8 +80,12 @@ class Gate:
         try:
             self._send(keeper, self._request)
             reply = self._reply(keeper)
-            while "waiting" in reply:
-                logger.info("%s", reply["waiting"])
+            while "waiting" in reply or "look" in reply:
+                if "waiting" in reply:
+                    logger.info("%s", reply["waiting"])
+                else:
+                    done, revision = self._look()
+                    self._send(keeper, {"done": done, "revision": revision})
                 reply = self._reply(keeper)
         except BaseException:
             _close(keeper)

@@ -56,6 +56,7 @@ def main() -> int:
             listen_dsn=first["listen_dsn"],
             keep_alive=False,
             report_wait=lambda text: _reply(waiting=text),
+            is_done=lambda: _ask_parent(turn, requests),
         ) as turn:
             with requests.exit_if_parent_dies():
                 has_turn = turn.take()
@@ -124,6 +125,18 @@ class _Requests:
             return Path(f"/proc/{self._parent}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
         except (OSError, IndexError):
             return False
+
+
+def _ask_parent(turn: Turn, requests: _Requests) -> bool:
+    """Return whether the parent finds that there is nothing to do, now that this process holds the lock."""
+    if turn.plan.ledger_decides:
+        return False
+    _reply(look=True)
+    found = requests.read(None)
+    if found is None:
+        os._exit(0)
+    turn.revision = found["revision"]
+    return bool(found["done"])
 
 
 def _hold(turn: Turn, requests: _Requests) -> None:

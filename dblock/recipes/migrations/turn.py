@@ -56,6 +56,8 @@ class Plan:
     timeout: float | None = None
     """How long to wait for the lock; None waits without end."""
     when_ahead: str = "fail"
+    ledger_decides: bool = True
+    """Whether a version that has succeeded once is done. If not, `is_done` alone decides, under the lock."""
 
     def __post_init__(self) -> None:
         if not MIN_TTL <= self.ttl <= MAX_TTL:
@@ -103,6 +105,8 @@ class Turn:
         self._lease: Lease | None = None
         self._run: int | None = None
         self._mark: str | None = None
+        self.revision: str | None = None
+        """Where the run begins, for the ledger. `is_done` may set it."""
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -143,11 +147,11 @@ class Turn:
         """
         plan, ledger = self.plan, self._ledger
         state = self._state_installed()
-        if state.done:
+        if plan.ledger_decides and state.done:
             if state.newer is not None and plan.when_ahead == "fail":
                 raise DatabaseAhead(plan.name, plan.version or "", state.newer)
             return False
-        if self._is_done():
+        if plan.ledger_decides and self._is_done():
             return False
         if state.failures >= plan.attempts:
             raise MigrationFailed(plan.name, plan.version, state.failures, state.error)
@@ -155,6 +159,8 @@ class Turn:
         self._start_watching()
         self._lease = self._acquired()
         ledger.end_sessions(plan.name)
+        if not plan.ledger_decides and self._is_done():
+            return False
         begun = ledger.begin(
             plan.name,
             self._lease.token,
@@ -162,6 +168,8 @@ class Turn:
             migrator=plan.migrator,
             attempts=plan.attempts,
             since=state.asked_at,
+            revision=self.revision,
+            repeat=not plan.ledger_decides,
         )
         if begun.decision == "lost":
             raise LeaseLost(plan.name, "expired", datetime.now(timezone.utc), self._lease.token)
@@ -171,7 +179,7 @@ class Turn:
         if begun.decision == "done":
             return False
         self._run, self._mark = begun.run, begun.mark
-        if self._is_done():
+        if plan.ledger_decides and self._is_done():
             self.finish("succeeded")
             return False
         return True

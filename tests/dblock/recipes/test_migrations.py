@@ -232,3 +232,24 @@ def test_gate_reports_an_unreachable_database() -> None:
 
     with pytest.raises(Unavailable):
         Gate("postgresql://localhost:1/nowhere", Plan("m")).enter()
+
+
+def test_caller_that_decides_itself_looks_under_the_lock(dsn: str, owner: psycopg.Connection, client: Client) -> None:
+    looks: list[bool] = []
+
+    def look() -> tuple[bool, str | None]:
+        holder = client.lock("m").holder()
+        looks.append(holder is not None)
+        return len(looks) == 2, "a"
+
+    plan = Plan("m", "1", ttl=3, ledger_decides=False)
+    gate = Gate(dsn, plan, look=look)
+    assert gate.enter()
+    gate.leave("succeeded")
+    assert not Gate(dsn, plan, look=look).enter(), "there is nothing to do"
+    again = Gate(dsn, plan, look=look)
+    assert again.enter(), "a version that has succeeded runs again"
+    again.leave("succeeded")
+    assert looks == [True, True, True]
+    rows = owner.execute("SELECT outcome, from_revision FROM migration_runs ORDER BY run").fetchall()
+    assert rows == [("succeeded", "a")] * 2

@@ -1,0 +1,193 @@
+"""One passage through the gate: look, wait, guard Alembic's connection, run, record, release."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import text
+
+from dblock.errors import DatabaseAhead, DblockError, InvalidArgument, LeaseLost
+from dblock.integrations.alembic.drivers import forget
+from dblock.integrations.alembic.style import check_style
+
+if TYPE_CHECKING:
+    from dblock.integrations.alembic.command import Command, Found
+    from dblock.recipes.migrations.gate import Gate
+
+logger = logging.getLogger("dblock")
+
+LOOKS_PER_TIMEOUT = 4
+LONGEST_LOOK = 1.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of migration_gate."""
+
+    name: str | None
+    dsn: str | None
+    listen_dsn: str | None
+    ttl: float
+    timeout: float | None
+    attempts: int
+    when_ahead: str
+    lock_timeout: float
+    retries: int
+    schema: str
+    fence: bool | None
+
+    def __post_init__(self) -> None:
+        if self.when_ahead not in ("fail", "ok"):
+            raise InvalidArgument(f"when_ahead is 'fail' or 'ok'; got {self.when_ahead!r}.")
+        if not self.lock_timeout > 0:
+            raise InvalidArgument(f"lock_timeout is a number of seconds above 0; got {self.lock_timeout!r}.")
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+            raise InvalidArgument(f"retries is a whole number from 0; got {self.retries!r}.")
+
+
+class Passage:
+    """A `with` around the migrations of one command."""
+
+    def __init__(self, migrations: Any, command: Command, options: Options) -> None:
+        self._migrations = migrations
+        self._command = command
+        self._options = options
+        self._gate: Gate | None = None
+        self._found: Found | None = None
+        self._cleanup = contextlib.ExitStack()
+        self._revision = lambda: None
+
+    def __enter__(self) -> None:
+        check_style(self._migrations)
+        found = self._command.look()
+        if found.has_steps:
+            found = self._wait(found)
+        if found.unknown is not None:
+            self._accept_ahead(found)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # First the session: when the lock is released, a session that still has the mark counts as stale.
+        self._cleanup.close()
+        gate = self._gate
+        if gate is None:
+            return
+        if error is None:
+            gate.leave("succeeded", revision=self._revision())
+            return
+        try:
+            gate.leave(_outcome(error), _described(error))
+        except DblockError as problem:
+            logger.warning("migration %r: its failure was not recorded: %s", gate.plan.name, problem)
+
+    def _wait(self, found: Found) -> Found:
+        """Wait for the turn. Return what there is to do then."""
+        # Imported here, so that a command without work does not pay for it.
+        from dblock.recipes.migrations.gate import Gate
+        from dblock.recipes.migrations.turn import Plan
+
+        options = self._options
+        plan = Plan(
+            self._lock_name(),
+            found.version,
+            migrator="alembic",
+            attempts=options.attempts,
+            ttl=options.ttl,
+            timeout=options.timeout,
+            ledger_decides=False,
+        )
+        seen = found
+
+        def look() -> tuple[bool, str | None]:
+            nonlocal seen
+            seen = self._command.look()
+            return not seen.has_steps, seen.revision
+
+        dsn = self._dsn()
+        gate = Gate(dsn, plan, schema=options.schema, listen_dsn=options.listen_dsn, look=look)
+        if gate.enter():
+            self._gate = gate
+            try:
+                self._guard(gate, dsn)
+            except BaseException as error:
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
+        return seen
+
+    def _guard(self, gate: Gate, dsn: str) -> None:
+        from dblock._runtime.target import resolve
+        from dblock.integrations.alembic.blockers import Blockers
+        from dblock.integrations.alembic.fence import Fence
+        from dblock.integrations.alembic.runner import Runner
+        from dblock.integrations.alembic.session import Session
+
+        migrations, options = self._migrations, self._options
+        interval = min(options.lock_timeout / LOOKS_PER_TIMEOUT, LONGEST_LOOK)
+        blockers = Blockers(resolve(dsn), gate.mark, interval)
+        blockers.start()
+        self._cleanup.callback(blockers.stop)
+        session = Session(migrations.connection, gate, schema=options.schema, lock_timeout=options.lock_timeout)
+        self._cleanup.callback(session.close)
+        session.open()
+        fence = Fence(migrations, options.fence)
+        fence.protect_existing()
+        runner = Runner(migrations, gate, session, blockers, retries=options.retries, prepare=fence.protect_new)
+        runner.install()
+        self._cleanup.callback(runner.remove)
+        self._revision = lambda: runner.revision
+
+    def _accept_ahead(self, found: Found) -> None:
+        """Run nothing on a database that is ahead of these scripts, or raise DatabaseAhead."""
+        migrations = self._migrations
+        if self._options.when_ahead == "fail":
+            raise DatabaseAhead(self._lock_name(), found.version, found.unknown or "")
+        logger.warning(
+            "migration %r: the database is at %s, which these scripts do not have. Nothing is run.",
+            *(self._lock_name(), found.unknown),
+        )
+        migrations.run_migrations = lambda **_: None
+        self._cleanup.callback(lambda: delattr(migrations, "run_migrations"))
+
+    def _lock_name(self) -> str:
+        if self._options.name is not None:
+            return self._options.name
+        migrations = self._migrations
+        schema = migrations.version_table_schema
+        if schema is None:
+            try:
+                schema = migrations.connection.execute(text("SELECT current_schema()")).scalar_one()
+            finally:
+                forget(migrations.connection, external=migrations._in_external_transaction)
+        return f"alembic:{schema}.{migrations.version_table}"
+
+    def _dsn(self) -> str:
+        from dblock._runtime.target import resolve
+
+        if self._options.dsn is not None:
+            return self._options.dsn
+        try:
+            return resolve(self._migrations.connection.engine).conninfo()
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                "dblock cannot connect as Alembic's engine does, because the engine connects in a way of its own (a "
+                "creator, connect_args, a do_connect event). Pass dsn= to migration_gate."
+            ) from error
+
+
+def _outcome(error: BaseException) -> str:
+    if isinstance(error, LeaseLost):
+        return "lost"
+    # A migrator that was interrupted, or whose connection broke, has not failed: another replica may run the version.
+    if not isinstance(error, Exception) or getattr(error, "connection_invalidated", False):
+        return "killed"
+    return "failed"
+
+
+def _described(error: BaseException) -> str:
+    cause = getattr(error, "orig", None) or error
+    return f"{type(cause).__name__}: {str(cause).strip()}"
