@@ -29,6 +29,11 @@ DRIVERS = [
 ]
 
 
+def first_of(number: int, rows: list[Any]) -> list[Any]:
+    """Return rows of parameters, of which all but the first few are for the second stage."""
+    return [*rows[:number], *(pytest.param(*row, marks=pytest.mark.second_stage) for row in rows[number:])]
+
+
 def exists(owner: psycopg.Connection, table: str) -> bool:
     return rows(owner, f"SELECT to_regclass('public.{table}') IS NOT NULL") == [True]
 
@@ -39,8 +44,8 @@ def grants(owner: psycopg.Connection) -> int:
 
 @pytest.mark.parametrize(
     ("style", "driver"),
-    first(
-        1,
+    first_of(
+        2,
         [
             ("connect", "psycopg"),
             ("begin", "psycopg"),
@@ -163,7 +168,7 @@ COMMANDS: list[tuple[list[str], list[str], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("before", "command", "takes_lock"), first(3, COMMANDS))
+@pytest.mark.parametrize(("before", "command", "takes_lock"), first_of(3, COMMANDS))
 def test_lock_is_taken_only_if_a_step_follows(
     before: list[str], command: list[str], takes_lock: bool, projects: Projects, owner: psycopg.Connection
 ) -> None:

@@ -1,0 +1,242 @@
+"""Many programs of Alembic at once, killed and stopped: each step takes effect once, and none from a stale holder."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.dblock.integrations.conftest import Projects, Start, eventually, marked, rows, runs
+from tests.support.alembic_project import Project
+
+NOTE = "op.execute(\"INSERT INTO public.ran VALUES ('{0}')\")"
+CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
+ALTER = "op.execute('ALTER TABLE t ADD COLUMN {0} int')"
+INDEX = """
+with op.get_context().autocommit_block():
+    op.execute("INSERT INTO public.alone SELECT count(*) FROM pg_stat_activity"
+               " WHERE application_name LIKE 'dblock-migrate\\:%' AND pid <> pg_backend_pid()")
+    op.execute('DROP INDEX CONCURRENTLY IF EXISTS i')
+    op.execute('CREATE INDEX CONCURRENTLY i ON t (id)')
+"""
+PAUSE = """
+if 'PAUSE' in os.environ:
+    pathlib.Path('{0}/paused').touch()
+    while not pathlib.Path('{0}/go').exists():
+        time.sleep(0.05)
+"""
+INDEXES = (
+    "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relname LIKE 'i%'"
+)
+
+
+def rounds(few: int, many: int) -> Any:
+    """Return the numbers of rounds for the second stage and for the long tests."""
+    return pytest.mark.parametrize(
+        "rounds", [pytest.param(few, marks=pytest.mark.second_stage), pytest.param(many, marks=pytest.mark.long)]
+    )
+
+
+def prepare(owner: psycopg.Connection, *, bare: bool = False) -> None:
+    """Empty the database, as far as the migrations and the tests of this module fill it."""
+    owner.execute("DROP SCHEMA public CASCADE")
+    owner.execute("CREATE SCHEMA public")
+    owner.execute("CREATE TABLE public.ran (revision text)")
+    owner.execute("CREATE TABLE public.alone (others bigint)")
+    if bare:
+        owner.execute("DROP SCHEMA IF EXISTS dblock CASCADE")
+
+
+def replicas_succeed(project: Project, start: Start, number: int) -> None:
+    started = [start(project, "upgrade", "head") for _ in range(number)]
+    said = [one.communicate(timeout=600)[1] for one in started]
+    assert [one.returncode for one in started] == [0] * number, said
+
+
+def test_two_replicas_run_every_step_once(projects: Projects, start: Start, owner: psycopg.Connection) -> None:
+    prepare(owner)
+    project = projects()
+    project.revision("a", None, f"{CREATE}\n{NOTE.format('a')}")
+    project.revision("b", "a", f"{INDEX}\n{NOTE.format('b')}")
+    replicas_succeed(project, start, 2)
+    assert rows(owner, "SELECT revision FROM public.ran ORDER BY 1") == ["a", "b"]
+    assert rows(owner, INDEXES) == [("i", True)]
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("concurrently", [False, True])
+@rounds(3, 100)
+def test_ten_replicas_on_an_empty_database_run_every_step_once(
+    rounds: int, concurrently: bool, projects: Projects, start: Start, owner: psycopg.Connection
+) -> None:
+    project = projects(gate="ttl=60")
+    project.revision("a", None, f"{CREATE}\n{NOTE.format('a')}")
+    project.revision("b", "a", (INDEX if concurrently else ALTER.format("b")) + f"\n{NOTE.format('b')}")
+    project.revision("c", "b", f"{ALTER.format('c')}\n{NOTE.format('c')}")
+    for _ in range(rounds):
+        prepare(owner, bare=True)
+        replicas_succeed(project, start, 10)
+        assert rows(owner, "SELECT revision FROM public.ran ORDER BY 1") == ["a", "b", "c"]
+        assert rows(owner, INDEXES) == [("i", True)] * concurrently
+        assert rows(owner, "SELECT outcome FROM dblock.migration_runs") == ["succeeded"]
+
+
+@pytest.mark.timeout(0)
+@rounds(2, 100)
+def test_statement_of_a_killed_program_ends_before_the_next_one_begins(
+    rounds: int, dsn: str, projects: Projects, start: Start, owner: psycopg.Connection
+) -> None:
+    check_kills(rounds, projects(), dsn, start, owner)
+
+
+def check_kills(rounds: int, project: Project, dsn: str, start: Start, owner: psycopg.Connection) -> None:
+    project.revision("a", None, CREATE)
+    project.revision("b", "a", INDEX)
+    for _ in range(rounds):
+        prepare(owner)
+        with psycopg.connect(dsn) as reader:
+            # An index that is built concurrently waits for every older snapshot.
+            reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            killed = start(project, "upgrade", "head")
+            eventually(lambda: marked(owner))
+            reader.execute("SELECT 1")
+            eventually(lambda: rows(owner, "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%'"))
+            (old,) = marked(owner)
+            killed.kill()
+            gone = eventually(lambda old=old: old not in marked(owner))
+            next_one = start(project, "upgrade", "head")
+            eventually(lambda: rows(owner, "SELECT 1 FROM public.alone OFFSET 1"))
+        assert next_one.wait(120) == 0, next_one.communicate()
+        assert gone < 5
+        assert rows(owner, "SELECT DISTINCT others FROM public.alone") == [0], "two sessions migrated at once"
+        assert rows(owner, INDEXES) == [("i", True)]
+        assert runs(owner)[-2:] == ["killed", "succeeded"]
+
+
+@pytest.mark.second_stage
+@pytest.mark.timeout(300)
+def test_program_without_the_sweep_would_run_beside_the_old_statement(
+    dsn: str, projects: Projects, start: Start, owner: psycopg.Connection, seeded: Callable[[str], Path]
+) -> None:
+    packages = seeded(
+        "import dblock.admin.migration_ledger as ledger\n"
+        "ledger.MigrationLedger.end_sessions = lambda self, name, **how: 0\n"
+        "import dblock.recipes.migrations.contract as contract\n"
+        "right = contract.session_settings\n"
+        "contract.session_settings = lambda *a: right(*a) | {'client_connection_check_interval': '0'}\n"
+    )
+    with pytest.raises(AssertionError):
+        check_kills(1, projects(packages=packages), dsn, start, owner)
+
+
+def paused(project: Project, start: Start) -> subprocess.Popen[str]:
+    """Start a program, and stop it where its migration pauses."""
+    (project.folder / "paused").unlink(missing_ok=True)
+    stopped = start(project, "upgrade", "head", PAUSE="1")
+    eventually(lambda: (project.folder / "paused").exists(), 120)
+    stopped.send_signal(signal.SIGSTOP)
+    return stopped
+
+
+@pytest.mark.second_stage
+@pytest.mark.timeout(300)
+def test_stopped_program_is_ended_within_its_ttl_and_commits_nothing(
+    projects: Projects, start: Start, owner: psycopg.Connection
+) -> None:
+    project = projects(gate="ttl=3")
+    project.revision("a", None, f"{CREATE}\n{PAUSE.format(project.folder)}")
+    stopped = paused(project, start)
+    assert eventually(lambda: not marked(owner)) < 3 + 1
+    (project.folder / "go").touch()
+    stopped.send_signal(signal.SIGCONT)
+    assert stopped.wait(120) != 0
+    assert rows(owner, "SELECT to_regclass('public.t'), to_regclass('public.alembic_version')") == [(None, None)]
+    assert "succeeded" not in runs(owner)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("per_migration", [False, True])
+@rounds(5, 100)
+def test_program_that_was_stopped_before_its_version_row_never_commits(
+    rounds: int, per_migration: bool, projects: Projects, start: Start, owner: psycopg.Connection
+) -> None:
+    project = projects(gate="ttl=3", configure=f"transaction_per_migration={per_migration}")
+    project.revision("a", None, CREATE)
+    project.revision("b", "a", f"{ALTER.format('b')}\n{NOTE.format('b')}\n{PAUSE.format(project.folder)}")
+    for _ in range(rounds):
+        prepare(owner)
+        (project.folder / "go").unlink(missing_ok=True)
+        stopped = paused(project, start)
+        assert start(project, "upgrade", "head").wait(120) == 0
+        (project.folder / "go").touch()
+        stopped.send_signal(signal.SIGCONT)
+        assert stopped.wait(120) != 0
+        assert rows(owner, "SELECT revision FROM public.ran") == ["b"]
+        assert rows(owner, "SELECT version_num FROM public.alembic_version") == ["b"]
+
+
+@pytest.mark.second_stage
+@pytest.mark.timeout(300)
+def test_migration_that_holds_the_interpreter_keeps_its_lease(projects: Projects, owner: psycopg.Connection) -> None:
+    project = projects(gate="ttl=3")
+    # PyDLL keeps the interpreter's lock.
+    project.revision("a", None, f"{CREATE}\nctypes.PyDLL(None).usleep(9_000_000)\n{ALTER.format('x')}")
+    assert project.run("upgrade", "head")[0] == 0
+    assert runs(owner) == ["succeeded"]
+
+
+@pytest.mark.second_stage
+def test_timeout_of_the_role_does_not_cut_an_index_build(
+    dsn: str, projects: Projects, start: Start, owner: psycopg.Connection
+) -> None:
+    prepare(owner)
+    owner.execute("CREATE TABLE public.t (id int)")
+    database = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+    owner.execute(f"ALTER DATABASE {database} SET statement_timeout = '1s'".encode())
+    project = projects()
+    project.revision("a", None, INDEX)
+    with psycopg.connect(dsn, options="-c statement_timeout=0") as reader:
+        reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        reader.execute("SELECT 1")
+        building = start(project, "upgrade", "head")
+        running = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND now() - query_start > '2.5 s'"
+        eventually(lambda: rows(owner, running))
+    assert building.wait(60) == 0
+    assert rows(owner, INDEXES) == [("i", True)]
+
+
+@pytest.mark.parametrize("fence", ["None", "True"])
+def test_program_without_the_gate_fails_at_its_version_row(
+    fence: str, projects: Projects, owner: psycopg.Connection
+) -> None:
+    check_ungated(projects(gate=f"fence={fence}"), projects(gate=None), owner)
+
+
+def test_version_table_without_a_fence_would_accept_a_program_without_the_gate(
+    projects: Projects, owner: psycopg.Connection
+) -> None:
+    with pytest.raises(AssertionError, match="did not fail"):
+        check_ungated(projects(gate="fence=False"), projects(gate=None), owner)
+
+
+def check_ungated(gated: Project, ungated: Project, owner: psycopg.Connection) -> None:
+    for project in (gated, ungated):
+        project.revision("a", None, CREATE)
+    assert gated.call("upgrade", "head")[0] == 0
+    ungated.revision("b", "a", ALTER.format("b"))
+    try:
+        ungated.call("upgrade", "head")
+    except Exception as error:
+        assert "carries no fencing token" in str(error)
+    else:
+        raise AssertionError("the program without the gate did not fail")
+    assert rows(owner, "SELECT count(*) FROM information_schema.columns WHERE table_name = 't'") == [1]
+    assert rows(owner, "SELECT version_num FROM public.alembic_version") == ["a"]
+    gated.revision("b", "a", ALTER.format("b"))
+    assert gated.call("upgrade", "head")[0] == 0
+    assert rows(owner, "SELECT version_num FROM public.alembic_version") == ["b"]
