@@ -99,7 +99,10 @@ def downgrade():
 
 
 class Project:
-    """A project whose env.py has the gate. `gate` has the arguments of migration_gate; None leaves the gate out."""
+    """A project whose env.py has the gate. `gate` has the arguments of migration_gate; None leaves the gate out.
+
+    Unless it says otherwise, the ttl is long, so that a busy machine does not lose the lease.
+    """
 
     def __init__(
         self,
@@ -131,7 +134,9 @@ class Project:
         (folder / "script.py.mako").write_text(TEMPLATE)
         filled = {
             "gate_import": "" if gate is None else "from dblock.integrations.alembic import migration_gate",
-            "gate": "__import__('contextlib').nullcontext()" if gate is None else f"migration_gate(context, {gate})",
+            "gate": "__import__('contextlib').nullcontext()"
+            if gate is None
+            else f"migration_gate(context, **{{'ttl': 60}} | dict({gate}))",
             "configure": configure,
             "inside": inside,
         }

@@ -30,11 +30,11 @@ __all__ = ["EXIT_CODES", "migration_gate"]
 EXIT_CODES: dict[type[DblockError], int] = {
     LockTimeout: 75,
     LeaseLost: 76,
-    DatabaseAhead: 79,
-    MigrationFailed: 80,
-    SessionsRemain: 81,
+    MigrationFailed: 65,
+    DatabaseAhead: 66,
+    SessionsRemain: 67,
 }
-"""The exit code of the program `alembic` for each of these errors. Other errors of dblock exit with 1."""
+"""The exit code of the program `alembic` for each of these errors: those of `dblock migrate`. Others exit with 1."""
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -57,9 +58,8 @@ class Passage:
         self._command = command
         self._options = options
         self._gate: Gate | None = None
-        self._found: Found | None = None
         self._cleanup = contextlib.ExitStack()
-        self._revision = lambda: None
+        self._revision: Callable[[], str | None] = lambda: None
 
     def __enter__(self) -> None:
         check_style(self._migrations)

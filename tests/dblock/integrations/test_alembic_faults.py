@@ -13,6 +13,7 @@ import pytest
 
 from tests.dblock.integrations.conftest import Projects, Start, eventually, marked, rows, runs
 from tests.support.alembic_project import Project
+from tests.support.machine import measured
 
 NOTE = "op.execute(\"INSERT INTO public.ran VALUES ('{0}')\")"
 CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
@@ -30,9 +31,7 @@ if 'PAUSE' in os.environ:
     while not pathlib.Path('{0}/go').exists():
         time.sleep(0.05)
 """
-INDEXES = (
-    "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relname LIKE 'i%'"
-)
+INDEXES = "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relname = 'i'"
 
 
 def rounds(few: int, many: int) -> Any:
@@ -107,12 +106,12 @@ def check_kills(rounds: int, project: Project, dsn: str, start: Start, owner: ps
             reader.execute("SELECT 1")
             eventually(lambda: rows(owner, "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%'"))
             (old,) = marked(owner)
-            killed.kill()
-            gone = eventually(lambda old=old: old not in marked(owner))
+            with measured() as lateness:
+                killed.kill()
+                assert eventually(lambda old=old: old not in marked(owner)) < 5 + 20 * lateness()
             next_one = start(project, "upgrade", "head")
             eventually(lambda: rows(owner, "SELECT 1 FROM public.alone OFFSET 1"))
         assert next_one.wait(120) == 0, next_one.communicate()
-        assert gone < 5
         assert rows(owner, "SELECT DISTINCT others FROM public.alone") == [0], "two sessions migrated at once"
         assert rows(owner, INDEXES) == [("i", True)]
         assert runs(owner)[-2:] == ["killed", "succeeded"]
@@ -151,7 +150,8 @@ def test_stopped_program_is_ended_within_its_ttl_and_commits_nothing(
     project = projects(gate="ttl=3")
     project.revision("a", None, f"{CREATE}\n{PAUSE.format(project.folder)}")
     stopped = paused(project, start)
-    assert eventually(lambda: not marked(owner)) < 3 + 1
+    with measured() as lateness:
+        assert eventually(lambda: not marked(owner)) < 3 + 1 + 20 * lateness()
     (project.folder / "go").touch()
     stopped.send_signal(signal.SIGCONT)
     assert stopped.wait(120) != 0
