@@ -21,7 +21,7 @@ ALTER = "op.execute('ALTER TABLE t ADD COLUMN {0} int')"
 INDEX = """
 with op.get_context().autocommit_block():
     op.execute("INSERT INTO public.alone SELECT count(*) FROM pg_stat_activity"
-               " WHERE application_name LIKE 'dblock-migrate\\:%' AND pid <> pg_backend_pid()")
+               " WHERE application_name LIKE 'dblock-migrate\\\\:%' AND pid <> pg_backend_pid()")
     op.execute('DROP INDEX CONCURRENTLY IF EXISTS i')
     op.execute('CREATE INDEX CONCURRENTLY i ON t (id)')
 """
@@ -31,6 +31,7 @@ if 'PAUSE' in os.environ:
     while not pathlib.Path('{0}/go').exists():
         time.sleep(0.05)
 """
+BUILDING = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND state = 'active'"
 INDEXES = "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relname = 'i'"
 
 
@@ -101,11 +102,11 @@ def check_kills(rounds: int, project: Project, dsn: str, start: Start, owner: ps
         with psycopg.connect(dsn) as reader:
             # An index that is built concurrently waits for every older snapshot.
             reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            killed = start(project, "upgrade", "head")
-            eventually(lambda: marked(owner))
             reader.execute("SELECT 1")
-            eventually(lambda: rows(owner, "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%'"))
-            (old,) = marked(owner)
+            killed = start(project, "upgrade", "head")
+            eventually(lambda: rows(owner, BUILDING))
+            (old,) = rows(owner, BUILDING)
+            assert marked(owner) == [old]
             with measured() as lateness:
                 killed.kill()
                 assert eventually(lambda old=old: old not in marked(owner)) < 5 + 20 * lateness()

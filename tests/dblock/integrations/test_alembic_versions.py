@@ -16,6 +16,12 @@ from tests.support.servers import private_server
 
 CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
 PART = "with op.get_context().autocommit_block():\n    op.execute('CREATE INDEX CONCURRENTLY i ON t (id)')"
+WAIT = """
+if 'WAIT' in os.environ:
+    pathlib.Path({running!r}).touch()
+    while not pathlib.Path({go!r}).exists():
+        time.sleep(0.05)
+"""
 FAIL = "op.execute('SELECT 1 / (SELECT 0)')"
 
 
@@ -44,19 +50,19 @@ def test_another_replica_finishes_after_a_promotion(projects: Projects, start: S
     with private_server() as primary, standby.standby_of(primary) as follower:
         schema.install(resolve(primary.url))
         first, second = (projects(on=server.url, gate="ttl=3") for server in (primary, follower))
+        running, go = (first.folder / name for name in ("running", "go"))
         for project in (first, second):
-            go = f"pathlib.Path({str(project.folder / 'running')!r}).touch()\ntime.sleep(60)"
             project.revision("a", None, CREATE)
             project.revision("b", "a", "op.execute('ALTER TABLE t ADD COLUMN b int')")
-            project.revision("c", "b", f"if 'WAIT' in os.environ:\n    {go.replace(chr(10), chr(10) + '    ')}")
+            project.revision("c", "b", WAIT.format(running=str(running), go=str(go)))
         migrating = start(first, "upgrade", "head", WAIT="1")
-        eventually(lambda: (first.folder / "running").exists())
+        eventually(running.exists)
         standby.wait_until_caught_up(primary, follower)
         standby.kill(primary)
         standby.promote(follower)
         code, said = second.run("upgrade", "head")
         assert code == 0, said
-        migrating.terminate()
+        go.touch()
         assert migrating.wait(60) != 0
         with psycopg.connect(follower.url, autocommit=True) as owner:
             assert rows(owner, "SELECT version_num FROM public.alembic_version") == ["c"]
