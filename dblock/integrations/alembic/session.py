@@ -156,16 +156,13 @@ class Session:
         if connection.closed or connection.invalidated:
             return
         restored = [self._set(name, value or "", is_local=False) for name, value in self._found.items()]
-        if not connection.in_transaction():
-            if restored:
-                with connection.begin():
-                    self._ask(f"SELECT {', '.join(restored)}")
-        elif is_autocommit(connection):
-            self._ask(f"SELECT {', '.join(restored)}")
-        else:
+        if connection.in_transaction() and not is_autocommit(connection):
             # env.py has begun this transaction and commits it. Until then the proof keeps other replicas out, and
             # without its mark the session does not count as stale when the lock is released.
             self._ask(f"SELECT {self._set('application_name', 'dblock', is_local=True)}")
+        elif restored:
+            with contextlib.nullcontext() if connection.in_transaction() else connection.begin():
+                self._ask(f"SELECT {', '.join(restored)}")
 
     def _set(self, name: str, value: str, *, is_local: bool) -> str:
         return f"set_config({literal(name)}, {literal(value)}, {str(is_local).lower()})"
