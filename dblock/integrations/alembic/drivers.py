@@ -27,7 +27,7 @@ def is_in_transaction(connection: Any) -> bool:
 
 
 def has_pooler(connection: Any, backend: int) -> bool:
-    """Return whether the server's process is another than the one that the driver was told of."""
+    """Return whether the server's process differs from the one that the driver knows."""
     driver = connection.connection.driver_connection
     if hasattr(driver, "get_server_pid"):  # asyncpg
         return bool(driver.get_server_pid() != backend)
@@ -38,7 +38,7 @@ def has_pooler(connection: Any, backend: int) -> bool:
 def forget(connection: Any, *, external: bool) -> None:
     """End the transaction of a look, so that nothing is held while this replica waits.
 
-    If env.py has begun the transaction, only the driver's side of it ends. SQLAlchemy's goes on to the next statement.
+    If env.py has begun the transaction, only the driver's side of it ends. SQLAlchemy's stays open.
     """
     if connection.closed or connection.invalidated:
         return

@@ -1,4 +1,4 @@
-"""Migrations that fail, and migrations that cannot lock a table: told once to all, retried, and with blockers named."""
+"""Migrations that fail reach all replicas. Migrations that cannot lock a table are retried, and blockers are named."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_check_of_the_style_names_a_statement_that_it_cannot_find() -> None:
 
 @pytest.mark.parametrize("per_migration", first(1, [True, False]))
 @pytest.mark.parametrize("driver", first(1, ["psycopg", *(d for d in DRIVERS if d != "psycopg")]))
-def test_one_token_from_the_first_to_the_last_revision(
+def test_run_has_one_token_from_the_first_to_the_last_revision(
     per_migration: bool, driver: str, projects: Projects, owner: psycopg.Connection
 ) -> None:
     owner.execute("CREATE TABLE public.seen (mark text, token text)")
