@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,10 @@ def test_statement_of_a_killed_program_ends_before_the_next_one_begins(
     check_kills(rounds, projects(), dsn, start, owner)
 
 
+def is_gone(owner: psycopg.Connection, pid: int) -> bool:
+    return pid not in marked(owner)
+
+
 def check_kills(rounds: int, project: Project, dsn: str, start: Start, owner: psycopg.Connection) -> None:
     project.revision("a", None, CREATE)
     project.revision("b", "a", INDEX)
@@ -109,7 +114,7 @@ def check_kills(rounds: int, project: Project, dsn: str, start: Start, owner: ps
             assert marked(owner) == [old]
             with measured() as lateness:
                 killed.kill()
-                assert eventually(lambda old=old: old not in marked(owner)) < 5 + 20 * lateness()
+                assert eventually(partial(is_gone, owner, old)) < 5 + 20 * lateness()
             next_one = start(project, "upgrade", "head")
             eventually(lambda: rows(owner, "SELECT 1 FROM public.alone OFFSET 1"))
         assert next_one.wait(120) == 0, next_one.communicate()
