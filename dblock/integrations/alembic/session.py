@@ -8,6 +8,7 @@ session, which `close` restores.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event, text
@@ -37,7 +38,7 @@ class Session:
         self._local = self._settings | {"lock_timeout": f"{max(int(lock_timeout * 1000), 1)}ms"}
         # A lock_timeout of the role would cut CREATE INDEX CONCURRENTLY and leave an invalid index.
         self._lasting = self._settings | {"lock_timeout": "0"}
-        self._listeners = {
+        self._listeners: dict[str, Callable[..., Any]] = {
             "begin": self._begin,
             "commit": self._commit,
             "rollback": self._rollback,

@@ -101,7 +101,13 @@ def test_transaction_that_cannot_lock_a_table_is_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runner, "FIRST_PAUSE", 0.1)
-    monkeypatch.setattr(time, "sleep", lambda pause, wait=time.sleep: (blocker.rollback(), wait(pause)))
+    wait = time.sleep
+
+    def release_and_wait(pause: float) -> None:
+        blocker.rollback()
+        wait(pause)
+
+    monkeypatch.setattr(time, "sleep", release_and_wait)
     project = projects(
         gate="lock_timeout=0.4",
         configure=f"transaction_per_migration={per_migration}",

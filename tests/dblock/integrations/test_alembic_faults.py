@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -36,7 +35,7 @@ BUILDING = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AN
 INDEXES = "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relname = 'i'"
 
 
-def rounds(few: int, many: int) -> Any:
+def rounds(few: int, many: int) -> pytest.MarkDecorator:
     """Return the numbers of rounds for the second stage and for the long tests."""
     return pytest.mark.parametrize(
         "rounds", [pytest.param(few, marks=pytest.mark.second_stage), pytest.param(many, marks=pytest.mark.long)]
