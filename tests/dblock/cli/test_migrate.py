@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -113,9 +114,10 @@ def test_terminal_stays_the_standard_error_of_the_command(shell: Shell, dsn: str
 @pytest.mark.second_stage
 def test_error_output_passes_through_byte_by_byte(shell: Shell) -> None:
     every_byte = "import sys; sys.stderr.buffer.write(bytes(range(256)) * 1000)"
-    started = shell.start("migrate", "--", sys.executable, "-c", every_byte, text=False)
-    _, said = started.communicate(timeout=60)
-    assert (started.returncode, said) == (0, bytes(range(256)) * 1000)
+    done = subprocess.run(
+        shell.command("migrate", "--", sys.executable, "-c", every_byte), capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, bytes(range(256)) * 1000)
 
 
 @pytest.mark.second_stage
