@@ -1,0 +1,36 @@
+"""Django's `migrate`, behind the gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.core.management.commands import migrate as django_migrate
+
+from dblock.errors import DblockError
+from dblock.integrations.django.gate import GatedExecutor, MigrationGate, gate_for
+
+# Django's command looks its executor up in its own module. Without an open gate the two behave the same.
+django_migrate.MigrationExecutor = GatedExecutor
+
+
+class Command(django_migrate.Command):
+    """Updates the database schema, one replica at a time."""
+
+    help = django_migrate.Command.help
+
+    def handle(self, *args: Any, **options: Any) -> Any:
+        """Run Django's command. Its executor takes the turn when it finds something to do."""
+        gate = None if options["plan"] or options["check_unapplied"] else gate_for(options["database"])
+        if gate is None:
+            return super().handle(*args, **options)
+        try:
+            return self._handle_gated(gate, *args, **options)
+        except DblockError as error:
+            raise CommandError(f"dblock: {error}") from error
+
+    def _handle_gated(self, gate: MigrationGate, *args: Any, **options: Any) -> Any:
+        with gate.active():
+            if options["prune"] or options["run_syncdb"]:
+                gate.enter()  # both write before they plan
+            return super().handle(*args, **options)
