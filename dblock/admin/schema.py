@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import io
 import re
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from dblock._core.options import is_text, literal, quoted
 from dblock._core.schema_version import DEFAULT_SCHEMA, REVISION, check_name, check_revision
 from dblock._runtime.error_mapping import translated
 from dblock._runtime.target import Target, resolve
+from dblock.admin.install_locks import lock_empty_schema, run, wait_for_other_first_installs
 from dblock.admin.privileges import PRIVILEGES, chosen, functions, grant_statements, granted_to, privileges_of
 from dblock.errors import (
     AccessDenied,
@@ -44,9 +44,6 @@ PACKAGE = Path(__file__).parents[1]
 
 COLLISIONS = ("23505", "42P06", "42P07", "42P01")
 """The SQLSTATEs of an install that waited for another install or uninstall: the schema exists now, or no longer."""
-
-FIRST_INSTALL_PATIENCE = 30.0
-"""Seconds that a first install waits for another one."""
 
 REFUSED = "DBL01"
 """The SQLSTATE of the error for a schema that dblock cannot use."""
@@ -137,7 +134,7 @@ def _act_as_owner(connection: Connection, schema: str) -> None:
         {"schema": schema},
     ).one()
     if not is_ours:
-        _run(connection, f"SET LOCAL ROLE {quoted(owner)}")
+        run(connection, f"SET LOCAL ROLE {quoted(owner)}")
 
 
 def uninstall(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> int:
@@ -158,7 +155,7 @@ def uninstall(target: Target | Where, schema: str = DEFAULT_SCHEMA) -> int:
         last = connection.exec_driver_sql("SELECT highest FROM show_tokens()").scalar_one()
         _migrate(connection, schema, "base")
         connection.exec_driver_sql(f"DROP TABLE {VERSION_TABLE}")
-        _run(connection, f"DROP SCHEMA {quoted(schema)}")
+        run(connection, f"DROP SCHEMA {quoted(schema)}")
     return int(last)
 
 
@@ -319,28 +316,14 @@ def _transaction(target: Target, schema: str, *, first: bool = False) -> Iterato
     engine = engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:
         if first:
-            _wait_for_other_first_installs(connection, schema)
+            wait_for_other_first_installs(connection, schema)
         name = f"{quoted(schema)}.{VERSION_TABLE}"
         if _may_lock(connection.exec_driver_sql(_LOCKABLE, (name,)).fetchone()):
-            _run(connection, _lock_statement(schema))
+            run(connection, _lock_statement(schema))
         else:
-            _lock_empty_schema(connection, schema)
-        _run(connection, _search_path(schema))
+            lock_empty_schema(connection, schema)
+        run(connection, _search_path(schema))
         yield connection
-
-
-def _wait_for_other_first_installs(connection: Connection, schema: str) -> None:
-    """Wait until no other first install of this schema runs, so that none of them fails and is retried.
-
-    Any role may take this lock, so the wait is bounded. Without it an install is still atomic: those that come late
-    collide with the first, and the server logs an error for each.
-    """
-    deadline = time.monotonic() + FIRST_INSTALL_PATIENCE
-    ask = "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))"
-    while not connection.exec_driver_sql(ask, (f"dblock install {schema}",)).scalar():
-        if time.monotonic() >= deadline:
-            return
-        time.sleep(0.02)
 
 
 _LOCKABLE = "SELECT has_table_privilege(to_regclass(%s), 'UPDATE')"
@@ -353,26 +336,6 @@ def _may_lock(row: Any) -> bool:
 
 def _lock_statement(schema: str) -> str:
     return f"LOCK TABLE {quoted(schema)}.{VERSION_TABLE} IN SHARE ROW EXCLUSIVE MODE"
-
-
-def _lock_empty_schema(connection: Connection, schema: str) -> None:
-    """Make other installs into a schema that a DBA has created wait, if this login owns the schema.
-
-    Setting its comment again, which only an owner may do, locks the schema. CREATE SCHEMA would do so by itself.
-    """
-    found = connection.exec_driver_sql(
-        "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace"
-        " WHERE nspname = %s AND pg_has_role(nspowner, 'USAGE')",
-        (schema,),
-    ).fetchone()
-    if found is not None:
-        comment = "NULL" if found[0] is None else literal(found[0])
-        _run(connection, f"COMMENT ON SCHEMA {quoted(schema)} IS {comment}")
-
-
-def _run(connection: Connection, statement: str) -> None:
-    """Run a statement whose names may contain what the driver takes for a placeholder."""
-    connection.exec_driver_sql(statement.replace("%", "%%"))
 
 
 def _search_path(schema: str) -> str:
@@ -394,7 +357,7 @@ def _create_schema(connection: Connection, schema: str) -> None:
     from sqlalchemy.exc import DBAPIError
 
     try:
-        _run(connection, creation_statement(schema))
+        run(connection, creation_statement(schema))
     except DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) != REFUSED:
             raise

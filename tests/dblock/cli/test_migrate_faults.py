@@ -188,9 +188,10 @@ def test_command_that_reconnects_after_a_forced_release_is_ended(shell: Shell, d
 @pytest.mark.second_stage
 def test_sessions_are_ended_before_the_command(shell: Shell, dsn: str, tmp_path: Path) -> None:
     """The command is told to end after a forced release, and looks then whether its statement still runs."""
-    sleeping = "SELECT count(*) FROM pg_stat_activity WHERE state = $$active$$ AND query = $$SELECT pg_sleep(600)$$"
-    look, sleep = (" ".join(f"'{word}'" for word in psql(dsn, text)) for text in (sleeping, "SELECT pg_sleep(600)"))
-    line = f'trap "env -u PGAPPNAME {look} -At > seen; exit 1" TERM; {sleep} & while true; do sleep 0.1; done'
+    look = tmp_path / "look.sql"
+    look.write_text("SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query = 'SELECT pg_sleep(600)'")
+    asks, sleeps = (" ".join(f"'{word}'" for word in psql(dsn, what)) for what in (look, "SELECT pg_sleep(600)"))
+    line = f'trap "env -u PGAPPNAME {asks} -At > seen; exit 1" TERM; {sleeps} & while true; do sleep 0.1; done'
     forced = shell.start("migrate", "--ttl", "12", "--grace", "4", "--", "sh", "-c", line)
     eventually(lambda: marked(dsn, "active"), "the statement")
     with overview(resolve(dsn)) as database:

@@ -99,7 +99,7 @@ def test_stopped_process_is_found_below_its_ancestor() -> None:
 
 
 @pytest.mark.second_stage
-def test_what_comes_before_the_end_is_done_when_the_command_ends() -> None:
+def test_preparation_of_the_end_is_done_when_the_command_ends() -> None:
     """In a process of its own, because the supervisor forks and handles signals."""
     program = """
 import os, time
