@@ -17,6 +17,7 @@ from dblock.integrations.alembic import EXIT_CODES, runner
 from dblock.integrations.alembic.blockers import described
 from tests.dblock.integrations.conftest import Projects, Start, eventually, rows, runs
 from tests.support.machine import measured
+from tests.support.stages import first
 
 CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
 ALTER = "op.execute('ALTER TABLE t ADD COLUMN b int')"
@@ -91,7 +92,7 @@ def test_replicas_that_wait_stop_soon_after_the_failure(
     assert codes == [1, EXIT_CODES[MigrationFailed], EXIT_CODES[MigrationFailed]]
 
 
-@pytest.mark.parametrize("per_migration", [False, True])
+@pytest.mark.parametrize("per_migration", first(1, [False, True]))
 def test_transaction_that_cannot_lock_a_table_is_run_again(
     per_migration: bool,
     dsn: str,
@@ -168,6 +169,7 @@ def test_blockers_are_named_when_the_tries_are_used_up(
     assert rows(owner, "SELECT error LIKE 'MigrationBlocked: %billing%' FROM migration_runs") == [True]
 
 
+@pytest.mark.second_stage
 def test_deadlock_is_run_again(
     dsn: str, projects: Projects, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +216,7 @@ def test_index_build_is_not_cut_by_the_lock_timeout(
     assert building.wait(60) == 0
 
 
+@pytest.mark.second_stage
 def test_step_of_which_a_part_is_committed_is_not_run_again(
     projects: Projects, owner: psycopg.Connection, blocker: psycopg.Connection
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.dblock.integrations.conftest import Projects, Start, eventually, marked, rows, runs
 from tests.support.alembic_project import Project
 from tests.support.machine import measured
+from tests.support.stages import first
 
 NOTE = "op.execute(\"INSERT INTO public.ran VALUES ('{0}')\")"
 CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
@@ -58,6 +59,7 @@ def replicas_succeed(project: Project, start: Start, number: int) -> None:
     assert [one.returncode for one in started] == [0] * number, said
 
 
+@pytest.mark.second_stage
 def test_two_replicas_run_every_step_once(projects: Projects, start: Start, owner: psycopg.Connection) -> None:
     prepare(owner)
     project = projects()
@@ -215,13 +217,14 @@ def test_timeout_of_the_role_does_not_cut_an_index_build(
     assert rows(owner, INDEXES) == [("i", True)]
 
 
-@pytest.mark.parametrize("fence", ["None", "True"])
+@pytest.mark.parametrize("fence", first(1, ["None", "True"]))
 def test_program_without_the_gate_fails_at_its_version_row(
     fence: str, projects: Projects, owner: psycopg.Connection
 ) -> None:
     check_ungated(projects(gate=f"fence={fence}"), projects(gate=None), owner)
 
 
+@pytest.mark.second_stage
 def test_version_table_without_a_fence_would_accept_a_program_without_the_gate(
     projects: Projects, owner: psycopg.Connection
 ) -> None:

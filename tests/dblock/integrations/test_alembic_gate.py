@@ -81,6 +81,7 @@ def check_style_of_env(project: Project, owner: psycopg.Connection) -> None:
         assert re.search(r"Move line \d+ of .*env.py \(`connection.execute\(text\(\"SELECT 1\"\)\)`\)", said), said
 
 
+@pytest.mark.second_stage
 def test_statement_before_configure_would_be_silent_without_the_check(
     projects: Projects, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_run_has_one_token_from_the_first_to_the_last_revision(
     ]
 
 
+@pytest.mark.second_stage
 def test_session_has_its_own_settings_again_afterwards(projects: Projects, owner: psycopg.Connection) -> None:
     owner.execute("CREATE TABLE public.after (setting text)")
     project = projects()
@@ -265,6 +267,7 @@ def test_commands_that_read_reply_while_a_first_migration_runs(
     assert exists(owner, "t")
 
 
+@pytest.mark.second_stage
 def test_replica_that_waits_holds_no_transaction(projects: Projects, start: Start, owner: psycopg.Connection) -> None:
     check_waiter_holds_no_transaction(projects(), start, owner)
 
@@ -289,7 +292,7 @@ def test_waiter_in_a_transaction_would_be_found(
         check_waiter_holds_no_transaction(projects(packages=packages), start, owner)
 
 
-@pytest.mark.parametrize("when_ahead", ["fail", "ok"])
+@pytest.mark.parametrize("when_ahead", first(1, ["fail", "ok"]))
 def test_revision_that_the_scripts_do_not_have_is_ahead(
     when_ahead: str, projects: Projects, owner: psycopg.Connection
 ) -> None:
