@@ -89,7 +89,7 @@ def test_ten_replicas_on_an_empty_database_run_every_step_once(
 
 
 @pytest.mark.timeout(0)
-@rounds(2, 100)
+@rounds(5, 100)
 def test_statement_of_a_killed_program_ends_before_the_next_one_begins(
     rounds: int, dsn: str, projects: Projects, start: Start, owner: psycopg.Connection
 ) -> None:
