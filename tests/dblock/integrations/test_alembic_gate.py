@@ -274,6 +274,7 @@ def test_replica_that_waits_holds_no_transaction(projects: Projects, start: Star
 
 def check_waiter_holds_no_transaction(project: Project, start: Start, owner: psycopg.Connection) -> None:
     project.revision("a", None, CREATE)
+    owner.execute("CREATE TABLE public.alembic_version (version_num varchar(32) PRIMARY KEY)")
     owner.execute("SELECT try_acquire('alembic:public.alembic_version', interval '1 minute')")
     waiting = start(project, "upgrade", "head")
     eventually(lambda: rows(owner, "SELECT 1 FROM list_waiters('alembic:public.alembic_version')"))

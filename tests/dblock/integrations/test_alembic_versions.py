@@ -31,7 +31,7 @@ def test_oldest_alembic_migrates_behind_the_gate(tmp_path: Path, projects: Proje
     project = projects(packages=folder_of(OLDEST, tmp_path / "packages"))
     project.revision("a", None, CREATE, "op.drop_table('t')")
     project.revision("b", "a", PART, "op.drop_index('i')")
-    assert project.run("--version")[1].split()[-1] == OLDEST
+    assert project.run("--version")[1].split()[-1].startswith(OLDEST)
     for command in (["upgrade", "head"], ["upgrade", "head"], ["current"], ["downgrade", "-1"], ["stamp", "b"]):
         code, said = project.run(*command)
         assert code == 0, said
