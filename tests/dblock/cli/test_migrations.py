@@ -85,7 +85,7 @@ def test_answer_takes_little_time_of_the_database(shell: Shell, dsn: str, owner:
     owner.execute("ANALYZE migration_runs")
     with overview(resolve(dsn)) as database:
         times = []
-        for _ in range(5):
+        for _ in range(20):  # the best of them counts, because other programs may delay most
             began = time.perf_counter()
             assert len(database.migrations()) == 20
             database.invalid_indexes()
