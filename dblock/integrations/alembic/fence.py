@@ -14,28 +14,12 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from dblock._core.options import quoted
-from dblock.errors import InvalidArgument
 from dblock.integrations.alembic.drivers import sqlstate
+from dblock.recipes.migrations.version_fence import protect
 
 logger = logging.getLogger("dblock")
 
-FENCES = "fenced_store"
-FUNCTION = f"{FENCES}.protect_table(regclass, text[], text, boolean, boolean)"
 LOCK_NOT_AVAILABLE = "55P03"
-
-LOOK = f"""
-    SELECT to_regprocedure('{FUNCTION}') IS NOT NULL AS installed,
-           coalesce(has_function_privilege(to_regprocedure('{FUNCTION}'), 'EXECUTE'), false) AS may_call,
-           c.oid IS NOT NULL AS exists, coalesce(pg_has_role(c.relowner, 'USAGE'), false) AS owns
-    FROM (SELECT to_regclass(:table) AS target) AS t LEFT JOIN pg_class AS c ON c.oid = t.target
-"""
-
-IS_PROTECTED = f"""
-    SELECT count(*) FROM {FENCES}.protected_tables() AS p
-    WHERE p.target = to_regclass(:table) AND p.per = 'table' AND p.strict AND NOT p.warn_only AND p.enabled
-"""
-
-PROTECT = f"SELECT {FENCES}.protect_table(to_regclass(:table), NULL, 'table', true, false)"
 
 
 class Fence:
@@ -45,14 +29,12 @@ class Fence:
         self._migrations = migrations
         self._wanted = wanted
         name, schema = migrations.version_table, migrations.version_table_schema
-        self._table = {"table": f"{quoted(schema)}.{quoted(name)}" if schema else quoted(name)}
+        self._table = f"{quoted(schema)}.{quoted(name)}" if schema else quoted(name)
         self._is_missing = False
         """Whether there was no version table yet."""
 
     def protect_existing(self) -> None:
         """Protect the version table, if it exists, in a transaction of its own, so that it is locked only briefly."""
-        if self._wanted is False:
-            return
         connection = self._migrations.connection
         try:
             with contextlib.nullcontext() if connection.in_transaction() else connection.begin():
@@ -72,20 +54,8 @@ class Fence:
             self._protect()
 
     def _protect(self) -> None:
-        connection = self._migrations.connection
-        found = connection.execute(text(LOOK), self._table).one()
-        if found.installed and found.may_call and (found.owns or not found.exists):
-            self._is_missing |= not found.exists
-            if found.exists and not connection.execute(text(IS_PROTECTED), self._table).scalar_one():
-                connection.execute(text(PROTECT), self._table)
-        elif self._wanted:
-            raise InvalidArgument(
-                "The version table cannot be fenced: "
-                + (
-                    "this role may not protect it. Own it, and run: dblock fence grant ROLE."
-                    if found.installed
-                    else "fenced_store is not installed in this database. Run: dblock fence setup."
-                )
-            )
-        elif found.installed:
-            logger.warning("migration: the version table has no fence, because this role may not protect it")
+        self._is_missing |= not protect(self._ask, self._table, self._wanted)
+
+    def _ask(self, statement: str) -> Any:
+        # SQLAlchemy would read a colon as the begin of a parameter.
+        return self._migrations.connection.execute(text(statement.replace(":", "\\:"))).one()

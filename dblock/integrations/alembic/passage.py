@@ -121,10 +121,10 @@ class Passage:
 
     def _guard(self, gate: Gate, dsn: str) -> None:
         from dblock._runtime.target import resolve
-        from dblock.integrations.alembic.blockers import Blockers
         from dblock.integrations.alembic.fence import Fence
         from dblock.integrations.alembic.runner import Runner
         from dblock.integrations.alembic.session import Session
+        from dblock.recipes.migrations.blockers import Blockers
 
         migrations, options = self._migrations, self._options
         interval = min(options.lock_timeout / LOOKS_PER_TIMEOUT, LONGEST_LOOK)

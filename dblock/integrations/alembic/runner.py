@@ -7,25 +7,17 @@ repeated, nor a step of which a part has been committed.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dblock.errors import MigrationBlocked
 from dblock.integrations.alembic.drivers import sqlstate
+from dblock.recipes.migrations.retry import REPEATED, Retries
 
 if TYPE_CHECKING:
-    from dblock.integrations.alembic.blockers import Blockers
     from dblock.integrations.alembic.session import Session
+    from dblock.recipes.migrations.blockers import Blockers
     from dblock.recipes.migrations.gate import Gate
-
-logger = logging.getLogger("dblock")
-
-REPEATED = {"55P03": "could not lock a table in time", "40P01": "deadlocked"}
-
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 45.0
-"""Seconds between two tries: doubled each time. Ten of them and ten lock timeouts take about five minutes."""
 
 
 class Runner:
@@ -71,9 +63,8 @@ class Runner:
         session = self._session
         before = list(session.statements)
         session.records = session.has_committed = False
-        tries = 0
+        retries = Retries(self._gate.plan.name, self._blockers, self._retries)
         while True:
-            tries += 1
             try:
                 self._prepare()
                 self._run(**arguments)
@@ -82,15 +73,8 @@ class Runner:
                 state = sqlstate(error)
                 if state not in REPEATED or session.in_autocommit:
                     raise
-                blockers = self._blockers.take()
-                if tries > self._retries or session.part_committed or self._migrations._in_external_transaction:
-                    raise MigrationBlocked(self._gate.plan.name, REPEATED[state], tries, blockers) from error
-                pause = min(FIRST_PAUSE * 2 ** (tries - 1), LONGEST_PAUSE)
-                logger.warning(
-                    "migration %r %s (try %d of %d), and is run again in %g s. %s",
-                    *(self._gate.plan.name, REPEATED[state], tries, self._retries + 1, pause),
-                    f"Blocked by {'; '.join(blockers)}" if blockers else "No blocker was seen.",
-                )
+                may_repeat = not session.part_committed and not self._migrations._in_external_transaction
+                pause = retries.pause_after(state, error, may_repeat=may_repeat)
             self._begin_again(pause, before)
 
     def _begin_again(self, pause: float, before: list[tuple[str, Any]]) -> None:

@@ -1,12 +1,14 @@
 """Many replicas, one migration, and DDL that a stale process cannot finish.
 
 Three fronts use this package: `dblock migrate` (any migrator), `dblock.integrations.alembic` and
-`dblock.integrations.django`. They share five parts:
+`dblock.integrations.django`. They share these parts:
 
 - `contract`: what every session that runs DDL carries, so that it can be found and ended.
 - `turn`: one replica's turn, from the check without a lock to the record of the run.
 - `keeper`: a process that holds the lock for a migrator that is a library in this process.
 - `gate`: this process's side of that keeper.
+- `blockers` and `retry`: what happens if a transaction cannot lock a table.
+- `version_fence`: the fence on the table in which a migrator records what it has applied.
 - `invalid_indexes`: what a failed CONCURRENTLY has left, and which of it to drop before a migration.
 
 Guarantee: no statement of a session under this contract takes effect after the next holder has sent its first one. The

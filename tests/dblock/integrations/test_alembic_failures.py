@@ -13,8 +13,9 @@ import pytest
 from dblock._runtime.target import resolve
 from dblock.admin.migration_ledger import MigrationLedger
 from dblock.errors import MigrationBlocked, MigrationFailed
-from dblock.integrations.alembic import EXIT_CODES, runner
-from dblock.integrations.alembic.blockers import described
+from dblock.integrations.alembic import EXIT_CODES
+from dblock.recipes.migrations import retry
+from dblock.recipes.migrations.blockers import described
 from tests.dblock.integrations.conftest import Projects, Start, eventually, rows, runs
 from tests.support.machine import measured
 from tests.support.stages import first
@@ -101,7 +102,7 @@ def test_transaction_that_cannot_lock_a_table_is_run_again(
     blocker: psycopg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.1)
     wait = time.sleep
 
     def release_and_wait(pause: float) -> None:
@@ -151,7 +152,7 @@ def test_blockers_are_named_when_the_tries_are_used_up(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.05)
     project = projects(gate="lock_timeout=0.6, retries=1")
     project.revision("a", None, ALTER)
     others = [psycopg.connect(dsn) for _ in range(6)]
@@ -173,7 +174,7 @@ def test_blockers_are_named_when_the_tries_are_used_up(
 def test_deadlock_is_run_again(
     dsn: str, projects: Projects, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.05)
     owner.execute("CREATE TABLE public.t (id int)")
     owner.execute("CREATE TABLE public.u (id int)")
     project = projects()
