@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME = "migrate"
 
-EXAMPLE = "dblock migrate --version 42 -- psql -v ON_ERROR_STOP=1 -f 42.sql"
+EXAMPLE = 'dblock migrate --version 42 -- psql "$DBLOCK_DSN" -X -1 -v ON_ERROR_STOP=1 -f 42.sql'
 
 EPILOG = f"""\b
 Exit codes: 0 also if there was nothing to do; the command's own, or 128 + N
