@@ -8,7 +8,8 @@
 -- caller knows from elsewhere that there is something to do.
 --
 -- Runs of earlier tokens that have no end are recorded as `killed`: their holder did not report.
--- The ledger keeps the newest five hundred runs of each name.
+-- The ledger keeps the newest five hundred runs of each name, and of every version the last run that
+-- succeeded: without it a version that is done would run again.
 CREATE OR REPLACE FUNCTION begin_migration(
     name text,
     token bigint,
@@ -64,7 +65,10 @@ BEGIN
     WHERE r.name = begin_migration.name AND r.run < (
         SELECT o.run FROM migration_runs AS o
         WHERE o.name = begin_migration.name ORDER BY o.run DESC OFFSET 498 LIMIT 1
-    );
+    ) AND (r.outcome <> 'succeeded' OR r.version IS NULL OR EXISTS (
+        SELECT FROM migration_runs AS later
+        WHERE later.name = r.name AND later.version = r.version AND later.run > r.run AND later.outcome = 'succeeded'
+    ));
     decision := 'run';
     error := NULL;
     mark := migration_mark(name, token);

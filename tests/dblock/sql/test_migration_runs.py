@@ -239,6 +239,19 @@ def test_ledger_keeps_five_hundred_runs_of_a_name(sessions: Sessions, owner: psy
     assert session.do("SELECT count(*) FROM migration_runs") == (500,)
 
 
+def test_version_stays_done_after_five_hundred_later_runs(sessions: Sessions, owner: psycopg.Connection) -> None:
+    session = sessions.open()
+    run(session, "succeeded", "first")
+    session.do(
+        "INSERT INTO migration_runs"
+        " (name, token, version, migrator, holder, session_role, database_identity, started_at, ended_at, outcome)"
+        " SELECT 'm', 1, 'again', '', '', '', '', now(), now(), 'succeeded' FROM generate_series(1, 600)"
+    )
+    run(session, "succeeded", "last")
+    assert session.do("SELECT done, newer FROM migration_state('m', 'first')") == (True, "last")
+    assert session.do("SELECT count(*) FROM migration_runs") == (501,), "only the last success of a version is kept"
+
+
 def test_invalid_index_is_listed_and_one_that_is_being_built_is_not(
     sessions: Sessions, owner: psycopg.Connection
 ) -> None:
