@@ -62,6 +62,9 @@ class Plan:
     def __post_init__(self) -> None:
         if not MIN_TTL <= self.ttl <= MAX_TTL:
             raise InvalidArgument(f"The ttl of a migration is from {MIN_TTL:g} s to a day; got {self.ttl:g} s.")
+        if self.version == "":
+            # An unset variable in a script would make every deployment the same version.
+            raise InvalidArgument("The version of a migration is empty. Name a version, or leave it out.")
         if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
             raise InvalidArgument(f"A migration takes a number of attempts from 1; got {self.attempts!r}.")
         if self.when_ahead not in ("fail", "ok"):

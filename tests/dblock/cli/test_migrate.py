@@ -34,6 +34,13 @@ def test_output_and_exit_code_are_passed_on_and_the_error_is_recorded(shell: She
     assert not (shell.folder / "ran").exists()
 
 
+def test_empty_version_is_refused_before_anything_runs(shell: Shell) -> None:
+    refused = shell.run("migrate", "--version", "", "--", "touch", "ran")
+    assert (refused.code, refused.out) == (64, "")
+    assert "The version of a migration is empty" in refused.err
+    assert not (shell.folder / "ran").exists()
+
+
 def test_version_that_is_done_is_not_run_again_and_says_so(shell: Shell, dsn: str) -> None:
     first = shell.run("migrate", "--json", "--version", "1", "--", "echo", "ran")
     ran, result = first.out.splitlines()
