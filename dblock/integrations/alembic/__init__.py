@@ -19,6 +19,7 @@ which run env.py too. Offline (`--sql`) the gate does nothing.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -76,6 +77,8 @@ def migration_gate(
         return
     from dblock.integrations.alembic.passage import Options, Passage
 
+    # `fileConfig` in env.py disables every logger that alembic.ini does not name.
+    logging.getLogger("dblock").disabled = False
     options = Options(name, dsn, listen_dsn, ttl, timeout, attempts, when_ahead, lock_timeout, retries, schema, fence)
     with _reported(context.config), Passage(migrations, command, options):
         yield

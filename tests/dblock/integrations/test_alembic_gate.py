@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import time
 from typing import Any
@@ -348,3 +349,17 @@ def test_migrations_whose_target_is_not_given_are_refused(projects: Projects, ow
     ):
         script.run_env()
     assert not exists(owner, "t")
+
+
+def test_warning_is_logged_although_file_config_has_disabled_the_logger(
+    projects: Projects,
+    owner: psycopg.Connection,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("dblock"), "disabled", True)
+    owner.execute("CREATE TABLE public.alembic_version AS SELECT 'later'::varchar(32) AS version_num")
+    project = projects(gate="when_ahead='ok'")
+    project.revision("a", None, CREATE)
+    assert project.call("upgrade", "head")[0] == 0
+    assert "the database is at later, which these scripts do not have" in caplog.text
