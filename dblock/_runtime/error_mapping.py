@@ -84,7 +84,7 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
         return AccessDenied(
             f"The database refused: {said}. To lock and unlock, a role needs what the schema's owner gives it by: "
             "dblock grant ROLE. To install, it needs CREATE on the database, or an empty schema of its own. "
-            "All else is for the owner."
+            "To look, it needs: dblock grant ROLE --may see. All else is for the owner."
         )
     if isinstance(error, (pg.UndefinedFunction, pg.InvalidSchemaName, pg.UndefinedTable)):
         return SchemaMissing(schema)

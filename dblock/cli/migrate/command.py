@@ -20,13 +20,18 @@ DEFAULT_NAME = "migrate"
 
 EXAMPLE = 'dblock migrate --version 42 -- psql "$DBLOCK_DSN" -X -1 -v ON_ERROR_STOP=1 -f 42.sql'
 
-EPILOG = f"""\b
-Exit codes: 0 also if there was nothing to do; the command's own, or 128 + N
-if signal N ended it; and
+CODES = f"""{options.CODES}\
   {exit_codes.MIGRATION_FAILED}   this version has failed, here or on another replica
   {exit_codes.DATABASE_AHEAD}   the database is at a newer version
   {exit_codes.SESSIONS_REMAIN}   sessions of an earlier run could not be ended
-{options.CODES}
+"""
+IN_ORDER = "\n".join(sorted(CODES.splitlines(), key=lambda line: int(line.split()[0])))
+
+EPILOG = f"""\b
+Exit codes: 0 also if there was nothing to do; the command's own, or 128 + N
+if signal N ended it; and
+{IN_ORDER}
+
 The command finds PGAPPNAME, PGOPTIONS, DBLOCK_LOCK, DBLOCK_TOKEN and DBLOCK_DEADLINE in its environment. Its sessions
 must keep the application_name, by which they are found and ended."""
 

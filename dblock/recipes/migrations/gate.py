@@ -126,15 +126,21 @@ class Gate:
             keeper.stdin.write(json.dumps(request) + "\n")
             keeper.stdin.flush()
         except BrokenPipeError:
-            raise DatabaseError(f"The process that holds the lock of migration {self.plan.name!r} has ended.") from None
+            raise self._keeper_ended() from None
 
     def _reply(self, keeper: subprocess.Popen[str]) -> dict[str, Any]:
         assert keeper.stdout is not None
         line = keeper.stdout.readline()
         if not line:
-            raise DatabaseError(f"The process that holds the lock of migration {self.plan.name!r} has ended.")
+            raise self._keeper_ended()
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+    def _keeper_ended(self) -> DatabaseError:
+        return DatabaseError(
+            f"The process that holds the lock of migration {self.plan.name!r} has ended. Run the migrator again: a run "
+            "whose end was not recorded counts as killed, and may be repeated."
+        )
 
 
 def _close(keeper: subprocess.Popen[str]) -> None:
