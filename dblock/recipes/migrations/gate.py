@@ -23,6 +23,9 @@ from dblock.recipes.migrations.turn import Plan
 
 logger = logging.getLogger("dblock")
 
+START_KEEPER = "import sys; sys.path[:] = sys.argv[1:]; from dblock.recipes.migrations.keeper import main; main()"
+"""With -m, a module of the working directory would stand in for one of the standard library, such as queue.py."""
+
 
 class Gate:
     """One replica's passage: `enter`, then the migration, then `leave`."""
@@ -71,7 +74,7 @@ class Gate:
     def enter(self) -> bool:
         """Wait for the turn. Return whether this process has to migrate; see Turn.take for the errors."""
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "dblock.recipes.migrations.keeper"],
+            [sys.executable, "-c", START_KEEPER, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

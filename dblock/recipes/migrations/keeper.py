@@ -127,21 +127,38 @@ class _Requests:
             return False
 
 
+class _Renewals:
+    """Renews the lease of a turn, but not while the parent is stopped."""
+
+    def __init__(self, turn: Turn, requests: _Requests) -> None:
+        self._lease = turn.lease
+        self._requests = requests
+        self._due = clock.now()  # the wait for old sessions may have used up a part of the lease
+
+    def renew_if_due(self) -> None:
+        if clock.now() >= self._due and not self._requests.parent_is_stopped():
+            with contextlib.suppress(DblockError):
+                # A lease that is lost stays lost. The parent learns it when it proves the lease or ends the run.
+                self._lease.renew()
+            self._due = clock.now() + self._lease.ttl / 3
+
+
 def _ask_parent(turn: Turn, requests: _Requests) -> bool:
     """Return whether the parent finds that there is nothing to do, now that this process holds the lock."""
     if turn.plan.ledger_decides:
         return False
     _reply(look=True)
-    found = requests.read(None)
-    if found is None:
-        os._exit(0)
+    renewals = _Renewals(turn, requests)
+    while not (found := requests.read(TICK)):
+        if found is None:
+            os._exit(0)
+        renewals.renew_if_due()
     turn.revision = found["revision"]
     return bool(found["done"])
 
 
 def _hold(turn: Turn, requests: _Requests) -> None:
-    lease = turn.lease
-    renewed_at = clock.now()
+    renewals = _Renewals(turn, requests)
     while True:
         request = requests.read(TICK)
         if request is None:
@@ -154,11 +171,7 @@ def _hold(turn: Turn, requests: _Requests) -> None:
         if "end" in request:
             _reply(ended=turn.finish(request["end"], request.get("error"), request.get("last_revision")))
             return
-        if clock.now() >= renewed_at + lease.ttl / 3 and not requests.parent_is_stopped():
-            with contextlib.suppress(DblockError):
-                # A lease that is lost stays lost. The parent learns it when it proves the lease or ends the run.
-                lease.renew()
-            renewed_at = clock.now()
+        renewals.renew_if_due()
 
 
 def _reply(**reply: Any) -> None:
