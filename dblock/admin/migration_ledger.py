@@ -59,7 +59,7 @@ class MigrationSession:
 
     pid: int
     token: int
-    started_at: datetime
+    started_at: datetime | None
     mark: str
     role: str
     stale: bool
@@ -119,19 +119,29 @@ class MigrationLedger:
         return str(self._row("installation()", ())[0])
 
     def sessions(self, name: str) -> list[MigrationSession]:
-        """Return the sessions of a migration."""
-        return [MigrationSession(*row) for row in self._rows("migration_sessions($1)", (name,))]
+        """Return the sessions of a migration, also those of other roles that the ledger's role may end."""
+        return [MigrationSession(*row) for row in self._rows("migration_sessions($1, true)", (name,))]
 
     def terminate(self, sessions: Sequence[MigrationSession]) -> None:
-        """Ask the server to end these sessions, each only if it is still the session that was seen."""
+        """Ask the server to end these sessions, each only if it still carries its mark, which names one grant."""
         for session in sessions:
             # A role that may not end a session is reported by `end_sessions`, which finds it still there.
             with contextlib.suppress(AccessDenied):
                 self._query(
                     "SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_activity AS a"
-                    " WHERE a.pid = $1 AND a.backend_start = $2 AND a.application_name = $3",
-                    (session.pid, session.started_at, session.mark),
+                    " WHERE a.pid = $1 AND a.application_name = $2 AND a.usename = $3",
+                    (session.pid, session.mark, session.role),
                 )
+
+    def unreachable_roles(self, mark: str) -> list[str]:
+        """Return the roles of sessions with this mark that the ledger's role may not end."""
+        rows = self._query(
+            "SELECT DISTINCT a.usename::text FROM pg_catalog.pg_stat_activity AS a"
+            " WHERE a.application_name = $1 AND a.datname = pg_catalog.current_database()"
+            " AND NOT pg_catalog.pg_has_role(a.usesysid, 'USAGE') ORDER BY 1",
+            (mark,),
+        )
+        return [role for (role,) in rows]
 
     def end_sessions(self, name: str, *, token: int | None = None, patience: float = SWEEP_PATIENCE) -> int:
         """End the stale sessions of a migration, and with `token` those of that grant; return how many there were.

@@ -3,18 +3,26 @@
 -- pg_terminate_backend() before you run anything.
 --
 -- Only sessions count whose role has begun the run that they name, so that no other role can pass
--- for a migrator. A session that is not connected to this database does not count.
-CREATE OR REPLACE FUNCTION migration_sessions(name text)
+-- for a migrator. With `may_end`, sessions of roles count too that the caller may act as, and whose
+-- sessions it may therefore end: a migrator may use another role than dblock. A session that is not
+-- connected to this database does not count. `started_at` is NULL if the owner of this schema may
+-- not see it.
+CREATE OR REPLACE FUNCTION migration_sessions(name text, may_end boolean DEFAULT false)
 RETURNS TABLE (pid integer, token bigint, started_at timestamptz, mark text, role_name name, stale boolean)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
     SELECT a.pid, r.token, a.backend_start, a.application_name, a.usename,
            (l.token = r.token AND l.expires_at > clock_timestamp()) IS NOT TRUE
     FROM (
-        SELECT DISTINCT o.token, o.session_role FROM migration_runs AS o WHERE o.name = migration_sessions.name
+        SELECT o.token, array_agg(o.session_role) AS roles FROM migration_runs AS o
+        WHERE o.name = migration_sessions.name GROUP BY o.token
     ) AS r
     JOIN pg_stat_activity AS a
-        ON a.application_name = migration_mark(migration_sessions.name, r.token) AND a.usename = r.session_role
+        ON a.application_name = migration_mark(migration_sessions.name, r.token)
+        AND (
+            a.usename = ANY (r.roles)
+            OR migration_sessions.may_end AND pg_has_role(session_user, a.usesysid, 'USAGE')
+        )
     LEFT JOIN distributed_locks AS l ON l.name = migration_sessions.name
     WHERE a.datname = current_database()
     ORDER BY r.token, a.pid

@@ -11,6 +11,8 @@ Three fronts use this package: `dblock migrate` (any migrator), `dblock.integrat
 - `version_fence`: the fence on the table in which a migrator records what it has applied.
 - `invalid_indexes`: what a failed CONCURRENTLY has left, and which of it to drop before a migration.
 
-Guarantee: no statement of a session under this contract takes effect after the next holder has sent its first one. The
-next holder first ends every session whose grant does not hold the lock any more, and waits until it is gone.
+Guarantee: no statement of a session under this contract takes effect after the next holder has sent its first one, if
+the session was opened before. The next holder first ends every session whose grant does not hold the lock any more, and
+waits until it is gone. A session that a stale program opens later is ended within a second. In a transaction, or with
+the proof of the lease before it, its statement takes no effect.
 """

@@ -112,6 +112,7 @@ class Turn:
         """Where the run begins, for the ledger. `is_done` may set it."""
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
+        self._has_warned = False
 
     @property
     def lease(self) -> Lease:
@@ -249,6 +250,18 @@ class Turn:
         self._ledger.close()  # a replica that waits keeps no connection that it does not need
         return lock.acquire()
 
+    def _warn_of_other_roles(self, ledger: MigrationLedger) -> None:
+        if self._mark is None or self._has_warned:
+            return
+        roles = ledger.unreachable_roles(self._mark)
+        if roles:
+            self._has_warned = True
+            logger.warning(
+                "migration %r: its sessions run as role %s, which the role of dblock may not end. If this replica "
+                "dies, its statements are not ended before the next replica begins. Let dblock connect as that role.",
+                *(self.plan.name, ", ".join(roles)),
+            )
+
     def _start_watching(self) -> None:
         self._watcher = threading.Thread(target=self._watch, name="dblock-migration-watch", daemon=True)
         self._watcher.start()
@@ -258,6 +271,7 @@ class Turn:
         with MigrationLedger(self._target, self._schema) as ledger:
             while not self._stop.wait(WATCH_INTERVAL):
                 try:
+                    self._warn_of_other_roles(ledger)
                     ended = ledger.end_sessions(self.plan.name)
                     if ended:
                         logger.warning("migration %r: ended %d sessions of a stale holder", self.plan.name, ended)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -206,6 +208,82 @@ def test_session_that_may_not_be_ended_is_named(dsn: str, owner: psycopg.Connect
             pytest.raises(SessionsRemain, match=f"pid {left.info.backend_pid}"),
         ):
             turn.take()
+
+
+@pytest.fixture
+def plain_dsn(bare_dsn: str, role: str) -> Iterator[str]:
+    """A database for `role`, in which the owner of dblock's schema is neither a superuser nor a member of `role`."""
+    owner = f"{role}_owner"
+    with psycopg.connect(bare_dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {owner} LOGIN PASSWORD 'app'".encode())
+        admin.execute(f"GRANT CREATE ON DATABASE {admin.info.dbname} TO {owner}".encode())
+        installed = resolve(make_conninfo(bare_dsn, user=owner, password="app"))
+        schema.install(installed)
+        schema.grant(installed, role, may=["lock"])
+        yield make_conninfo(bare_dsn, user=role, password="app")
+        admin.execute(f"DROP OWNED BY {owner} CASCADE".encode())
+        admin.execute(f"DROP ROLE {owner}".encode())
+
+
+def session_left_by_a_run(stack: contextlib.ExitStack, dsn: str, session_dsn: str) -> psycopg.Connection:
+    """Return a session of a run that has ended without ending it."""
+    with Turn(dsn, Plan("m", "1", ttl=10)) as turn:
+        assert turn.take()
+        mark = turn.mark
+        turn.finish("killed")
+    return stack.enter_context(psycopg.connect(session_dsn, application_name=mark))
+
+
+def test_plain_role_ends_its_stale_sessions_whatever_the_owner_of_the_schema_may_see(plain_dsn: str) -> None:
+    with contextlib.ExitStack() as stack:
+        left = session_left_by_a_run(stack, plain_dsn, plain_dsn)
+        turn = stack.enter_context(Turn(plain_dsn, Plan("m", "1", ttl=10)))
+        assert turn.take()
+        with pytest.raises(psycopg.OperationalError):
+            left.execute("SELECT 1")
+
+
+def test_sessions_of_another_role_that_may_be_ended_are_ended(dsn: str, role: str) -> None:
+    with contextlib.ExitStack() as stack:
+        left = session_left_by_a_run(stack, dsn, make_conninfo(dsn, user=role, password="app"))
+        turn = stack.enter_context(Turn(dsn, Plan("m", "1", ttl=10)))
+        assert turn.take()
+        with pytest.raises(psycopg.OperationalError):
+            left.execute("SELECT 1")
+
+
+@pytest.mark.second_stage
+def test_sessions_of_a_role_that_may_not_be_ended_are_reported_while_the_run_lasts(
+    dsn: str, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema.grant(resolve(dsn), role, may=["lock"])
+    with Turn(make_conninfo(dsn, user=role, password="app"), Plan("m", "1", ttl=10)) as turn:
+        assert turn.take()
+        with psycopg.connect(dsn, application_name=turn.mark) as other:
+            eventually(lambda: "which the role of dblock may not end" in caplog.text)
+            assert f"role {other.info.user}" in caplog.text
+
+
+@pytest.mark.second_stage
+def test_lease_outlasts_a_look_that_takes_longer_than_its_ttl(dsn: str, owner: psycopg.Connection) -> None:
+    def look() -> tuple[bool, str | None]:
+        time.sleep(5)
+        return False, None
+
+    gate = Gate(dsn, Plan("m", "1", ttl=3, ledger_decides=False), look=look)
+    assert gate.enter()
+    gate.leave("succeeded")
+    assert outcomes(owner) == ["succeeded"]
+
+
+def test_keeper_imports_no_module_of_the_working_directory(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise RuntimeError('this is the queue of an application')")
+    monkeypatch.chdir(tmp_path)
+    gate = Gate(dsn, Plan("m", "1"))
+    assert gate.enter()
+    gate.leave("succeeded")
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,18 @@ def test_version_stays_done_after_five_hundred_later_runs(sessions: Sessions, ow
     assert session.do("SELECT count(*) FROM migration_runs") == (501,), "only the last success of a version is kept"
 
 
+def test_session_of_another_role_that_the_caller_may_end_counts_if_asked_for(
+    sessions: Sessions, dsn: str, role: str
+) -> None:
+    session = sessions.open()
+    token = granted(session)
+    (mark,) = session.do("SELECT mark FROM begin_migration('m', %s, '1')", token) or ("",)
+    with psycopg.connect(dsn, user=role, password="app", application_name=mark) as migrator:
+        listed = "SELECT pid FROM migration_sessions('m', %s)"
+        assert session.do(listed, True) == (migrator.info.backend_pid,), "a superuser may end each session"
+        assert session.do(listed, False) is None
+
+
 def test_invalid_index_is_listed_and_one_that_is_being_built_is_not(
     sessions: Sessions, owner: psycopg.Connection
 ) -> None:
