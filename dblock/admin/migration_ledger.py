@@ -1,7 +1,7 @@
 """The ledger of migrations, and the sessions that run them.
 
 The database decides: whether a run may begin, which sessions are stale, and what is recorded of a run's end. Each call
-here is one statement on a connection of the ledger's own, which is opened when it is needed and again after it broke.
+here is one statement on the ledger's own connection. The connection is opened at first use, and again after it broke.
 """
 
 from __future__ import annotations

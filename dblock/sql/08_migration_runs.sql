@@ -1,5 +1,5 @@
 -- The ledger of migrations: one row in migration_runs for each run of a migrator. The functions 53
--- to 58 and 74 read and write it.
+-- to 59 and 74 read and write it.
 
 -- Returns the application_name of the sessions that one run of a migration uses. Postgres keeps 63
 -- bytes of printable ASCII, so a long or unusual name is abbreviated and told apart by its hash.
@@ -31,9 +31,9 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- Returns the newest run of a version that failed, if no run has succeeded and no operator has
--- asked for a retry since, and how many such runs there are. `error` is the text of the first one.
--- Without a version, only runs count that ended after `since`.
+-- Counts the failed runs of a version that no later success of the migration has followed, and that
+-- no operator has cleared. `error` is the text of the first of these runs. Without a version, only
+-- runs that ended after `since` count.
 CREATE OR REPLACE FUNCTION failed_runs(name text, version text, since timestamptz, OUT failures bigint, OUT error text)
 LANGUAGE sql STABLE
 AS $$

@@ -1,5 +1,5 @@
--- Returns what the ledger knows about a migration, without a lock. A replica asks it first, and at
--- the version that it wants has nothing else to do.
+-- Returns what the ledger knows about a migration, without a lock. A replica calls this
+-- function first. If the version that it wants is done, the replica has nothing else to do.
 --
 -- `done`: a run to this version has succeeded. `newer` is the version of a run that succeeded after
 -- it: the database is ahead of the caller. `failures` is how often this version has failed since

@@ -1,4 +1,4 @@
--- Records that a holder of the lock begins a migration, or says why it must not.
+-- Records that a holder of the lock begins a migration, or returns why the holder must not.
 --
 -- `decision` is `run` (with the number of the run, and the application_name that its sessions must
 -- carry), `done` (another replica has succeeded), `failed` (this version has failed `attempts`
@@ -8,8 +8,8 @@
 -- caller knows from elsewhere that there is something to do.
 --
 -- Runs of earlier tokens that have no end are recorded as `killed`: their holder did not report.
--- The ledger keeps the newest five hundred runs of each name, and of every version the last run that
--- succeeded: without it a version that is done would run again.
+-- The ledger keeps the newest five hundred runs of each name, and the last success of every
+-- version: without that row, a version that is done would run again.
 CREATE OR REPLACE FUNCTION begin_migration(
     name text,
     token bigint,

@@ -1,7 +1,7 @@
 -- Records how a run ended, and returns what was recorded: `succeeded`, `failed`, `killed` or
 -- `lost`. A run that reports success or failure without the lock is recorded as `lost`: it may have
--- failed because its sessions were ended. A run that a later holder has ended already keeps that
--- end. NULL means that there is no such run.
+-- failed because its sessions were ended. If a later holder has recorded the run as
+-- killed, that record stays. NULL means that there is no such run.
 CREATE OR REPLACE FUNCTION end_migration(
     run bigint, token bigint, outcome text, error text DEFAULT NULL, revision text DEFAULT NULL
 ) RETURNS text

@@ -2,11 +2,10 @@
 -- grant for which a session was opened does not hold the lock any more: end it with
 -- pg_terminate_backend() before you run anything.
 --
--- Only sessions count whose role has begun the run that they name, so that no other role can pass
--- for a migrator. With `may_end`, sessions of roles count too that the caller may act as, and whose
--- sessions it may therefore end: a migrator may use another role than dblock. A session that is not
--- connected to this database does not count. `started_at` is NULL if the owner of this schema may
--- not see it.
+-- A session counts only if its role began the run that its mark names, so that no other role can
+-- pass for a migrator. With `may_end`, sessions of roles that the caller may act as count too,
+-- because the caller may end them: a migrator may use another role than dblock. Sessions of other
+-- databases do not count. `started_at` is NULL if the owner of this schema may not see it.
 CREATE OR REPLACE FUNCTION migration_sessions(name text, may_end boolean DEFAULT false)
 RETURNS TABLE (pid integer, token bigint, started_at timestamptz, mark text, role_name name, stale boolean)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT

@@ -1,5 +1,5 @@
 -- Lets a version that has failed run again, and returns how many failures it clears. Records the
--- actor and the reason with them.
+-- actor and the reason with each failure.
 CREATE OR REPLACE FUNCTION retry_migration(name text, actor text DEFAULT NULL, reason text DEFAULT NULL)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT

@@ -1,12 +1,11 @@
 -- Returns the migrations that the ledger knows, in the order of their names, or one of them.
 --
 -- `phase` is `migrating` (a run holds the lock), `starting` (the lock is held and no run has
--- begun), `interrupted` (the last run has not ended and does not hold the lock), `failed`, or
--- `done`.
--- `sessions` has what the sessions of the run are doing, as far as the owner of this schema may see
--- it: pid, state, statement, its age in seconds, how far an index build, a copy or a cluster has
--- come, and up to five sessions that it waits for, the oldest transaction first. `runs` has the
--- newest runs, newest first.
+-- begun), `interrupted` (the last run was killed or lost its lease, or has not reported its end),
+-- `failed`, or `done`. `sessions` has what the sessions of the run are doing, as far as the owner
+-- of this schema may see it: pid, state, statement, age of the statement in seconds, how far an
+-- index build, a copy or a cluster has come, and up to five sessions that block the session, the
+-- oldest transaction first. `runs` has the newest runs, newest first.
 CREATE OR REPLACE FUNCTION list_migrations(name text DEFAULT NULL, max_runs integer DEFAULT 5)
 RETURNS TABLE (
     name text,

@@ -1,5 +1,6 @@
 -- Returns the indexes that a failed CREATE INDEX CONCURRENTLY or REINDEX CONCURRENTLY has left
--- behind. They cost every write and serve no query. An index that is being built does not count.
+-- behind. Such an index slows down every write and serves no query. An index that is being built
+-- does not count.
 CREATE OR REPLACE FUNCTION invalid_indexes()
 RETURNS TABLE (index_name text, table_name text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT

@@ -33,7 +33,9 @@ class Check:
         except ValueError as error:
             raise click.UsageError(f"--check cannot be read as a command: {error}.") from None
         if not self._command:
-            raise click.UsageError("--check is empty. Give a command whose exit code 0 means that nothing is to do.")
+            raise click.UsageError(
+                "--check is empty. Give a command whose exit code 0 means that there is nothing to do."
+            )
 
     def passes(self, environment: dict[str, str], may_run: Callable[[], bool]) -> bool:
         """Run the check to its end and return whether it says `done`. It is killed when it may not run any longer.

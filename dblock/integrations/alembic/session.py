@@ -111,7 +111,7 @@ class Session:
         self._between_steps = False
 
     def _prove(self, *expressions: str) -> None:
-        """Raise LeaseLost unless this process holds the lock. In a transaction nothing passes it until its end."""
+        """Raise LeaseLost unless this process holds the lock. A transaction keeps it until its end."""
         try:
             row = self._ask(f"SELECT {', '.join([*expressions, self._gate.proof])}")
         except SQLAlchemyError as error:

@@ -1,9 +1,9 @@
 """Refuse an env.py whose connection is in a transaction already, and name the line that began it.
 
 Alembic leaves a transaction that it finds at `configure` to env.py. A statement before `configure` begins one without
-saying so. Nothing commits that one, and the migrations would be rolled back silently. A transaction that env.py begins
-itself (`engine.begin()`) is committed by env.py, and works as long as no statement has been sent: this replica would
-otherwise wait for the others while it holds locks.
+saying so. No code commits that transaction, and the migrations would be rolled back silently. A transaction that env.py
+begins itself (`engine.begin()`) is committed by env.py, and works as long as no statement has been sent: this replica
+would otherwise wait for the others while it holds locks.
 """
 
 from __future__ import annotations

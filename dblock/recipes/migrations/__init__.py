@@ -13,6 +13,6 @@ Three fronts use this package: `dblock migrate` (any migrator), `dblock.integrat
 
 Guarantee: no statement of a session under this contract takes effect after the next holder has sent its first one, if
 the session was opened before. The next holder first ends every session whose grant does not hold the lock any more, and
-waits until it is gone. A session that a stale program opens later is ended within a second. In a transaction, or with
-the proof of the lease before it, its statement takes no effect.
+waits until the session is gone. A session that a stale program opens later is ended within a second. A statement of
+such a session takes no effect if it is in a transaction that proves the lease, or if a proof comes before it.
 """

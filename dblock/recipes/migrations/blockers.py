@@ -40,11 +40,11 @@ class Blockers:
         self._seen: list[str] = []
 
     def start(self) -> None:
-        """Look from now on."""
+        """Start to look for blockers."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking, and close the connection."""
         self._over.set()
         self._thread.join()
 

@@ -43,7 +43,7 @@ class Gate:
         """Set what to run. Nothing is started yet.
 
         `look` returns whether there is nothing to do, and where the migration begins. If the plan's `ledger_decides` is
-        False, it is called under the lock, when no session of an earlier grant is left.
+        False, `look` is called under the lock, when no session of an earlier grant is left.
         """
         self._look = look
         self.plan = plan

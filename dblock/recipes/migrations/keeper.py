@@ -1,8 +1,8 @@
 """The keeper: a process that holds the lock for a migrator in another process.
 
 A migration in Python may hold the interpreter for longer than the ttl, and no thread of that process could renew the
-lease then. So the migrator's process starts this one, which waits, renews, ends stale sessions and keeps the ledger. It
-holds the lock no longer than its parent works:
+lease then. So the migrator's process starts this one, which waits, renews, ends stale sessions and keeps the ledger.
+The keeper holds the lock only while its parent works:
 
 - If the parent dies, the keeper ends the sessions of the run, records the run as killed, and releases the lock.
 - While the parent is stopped (SIGSTOP), the keeper does not renew. The lease expires after its ttl, and the keeper and

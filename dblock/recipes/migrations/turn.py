@@ -1,7 +1,7 @@
 """One replica's turn: check without a lock, wait, end stale sessions, check again, run, record, release.
 
 Guarantee: `take` returns True only while this replica holds the lock, no session of an earlier grant is left, and the
-ledger has a run that no other replica has succeeded with. A replica that waits holds no snapshot, so that CREATE INDEX
+ledger has recorded that this replica's run has begun. A replica that waits holds no snapshot, so that CREATE INDEX
 CONCURRENTLY does not wait for it.
 """
 
@@ -48,7 +48,7 @@ class Plan:
     name: str
     """The lock: one for all replicas that share what is migrated."""
     version: str | None = None
-    """What the migrator is asked for. The ledger knows by it whether a run succeeded or failed."""
+    """The version to migrate to. The ledger records successes and failures under it."""
     migrator: str = "unknown"
     attempts: int = 1
     """How often this version may fail in all, over all replicas."""
