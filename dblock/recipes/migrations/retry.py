@@ -41,7 +41,7 @@ class Retries:
         blockers = self._blockers.take()
         if self._tries > self._retries or not may_repeat:
             raise MigrationBlocked(self._name, REPEATED[state], self._tries, blockers) from error
-        pause = min(FIRST_PAUSE * 2 ** (self._tries - 1), LONGEST_PAUSE)
+        pause = min(FIRST_PAUSE * 2.0 ** (self._tries - 1), LONGEST_PAUSE)
         logger.warning(
             "migration %r %s (try %d of %d), and is run again in %g s. %s",
             *(self._name, REPEATED[state], self._tries, self._retries + 1, pause),
