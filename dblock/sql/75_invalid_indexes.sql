@@ -15,6 +15,9 @@ AS $$
           -- CONCURRENTLY holds this lock on the table from the first step to the last.
           WHERE k.relation = i.indrelid AND k.granted AND k.mode = 'ShareUpdateExclusiveLock'
             AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+            -- VACUUM and ANALYZE hold the same lock, and build no index.
+            AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum AS v WHERE v.pid = k.pid)
+            AND NOT EXISTS (SELECT FROM pg_stat_progress_analyze AS a WHERE a.pid = k.pid)
       )
     ORDER BY 1
 $$;

@@ -53,6 +53,7 @@ def migration_gate(
     retries: int = 10,
     schema: str = "dblock",
     fence: bool | None = None,
+    drop_invalid: bool = False,
 ) -> Iterator[None]:
     """Run the body under the lock of these migrations, if the command has something to do.
 
@@ -63,6 +64,8 @@ def migration_gate(
     with 'ok' run nothing. `lock_timeout` bounds the wait of a statement for a table, and `retries` is how often a
     transaction that waited too long, or deadlocked, is run again. `fence` protects the version table with a fence of
     fenced_store: by default if fenced_store is installed in the database, always (True), or never (False).
+    `drop_invalid` drops, before the first revision, the invalid indexes that the script of a pending revision names: a
+    CREATE INDEX CONCURRENTLY that was cut off has left them.
     """
     migrations = context.get_context()
     if migrations.as_sql:
@@ -79,7 +82,9 @@ def migration_gate(
 
     # `fileConfig` in env.py disables every logger that alembic.ini does not name.
     logging.getLogger("dblock").disabled = False
-    options = Options(name, dsn, listen_dsn, ttl, timeout, attempts, when_ahead, lock_timeout, retries, schema, fence)
+    options = Options(
+        *(name, dsn, listen_dsn, ttl, timeout, attempts, when_ahead, lock_timeout, retries, schema, fence, drop_invalid)
+    )
     with _reported(context.config), Passage(migrations, command, options):
         yield
 

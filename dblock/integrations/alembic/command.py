@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from alembic.runtime.migration import HeadMaintainer
+from alembic.runtime.migration import HeadMaintainer, RevisionStep
 from alembic.util.exc import CommandError
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
@@ -32,6 +32,8 @@ class Found:
     has_steps: bool
     unknown: str | None = None
     """Revisions of the database that these scripts do not have: the database is ahead."""
+    scripts: tuple[str, ...] = ()
+    """The files of the revisions that are pending."""
 
 
 class Command:
@@ -68,7 +70,9 @@ class Command:
         if unknown and getattr(self._steps_of, "__name__", "") not in ("downgrade", "do_stamp"):
             return Found(revision, _joined(script.get_heads()), False, _joined(unknown))
         steps = list(self._steps_of(heads, migrations))
-        return Found(revision, _joined(_after(migrations, heads, steps)), bool(steps) or bool(migrations.purge))
+        scripts = tuple(step.revision.path for step in steps if isinstance(step, RevisionStep))
+        after = _joined(_after(migrations, heads, steps))
+        return Found(revision, after, bool(steps) or bool(migrations.purge), scripts=scripts)
 
     def _heads(self) -> tuple[str, ...]:
         migrations = self._migrations

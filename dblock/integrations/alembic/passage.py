@@ -6,12 +6,13 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
-from dblock.errors import DatabaseAhead, DblockError, InvalidArgument, LeaseLost
+from dblock.errors import DatabaseAhead, DblockError, InvalidArgument, LeaseLost, Unavailable
 from dblock.integrations.alembic.drivers import forget
 from dblock.integrations.alembic.style import check_style
 
@@ -23,6 +24,7 @@ logger = logging.getLogger("dblock")
 
 LOOKS_PER_TIMEOUT = 4
 LONGEST_LOOK = 1.0
+MOST_LISTED = 5
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Options:
     retries: int
     schema: str
     fence: bool | None
+    drop_invalid: bool
 
     def __post_init__(self) -> None:
         if self.when_ahead not in ("fail", "ok"):
@@ -113,11 +116,32 @@ class Passage:
         if gate.enter():
             self._gate = gate
             try:
+                self._clear_invalid_indexes(gate, dsn, seen)
                 self._guard(gate, dsn)
             except BaseException as error:
                 self.__exit__(type(error), error, error.__traceback__)
                 raise
         return seen
+
+    def _clear_invalid_indexes(self, gate: Gate, dsn: str, found: Found) -> None:
+        """Report the indexes that a failed CONCURRENTLY has left, and drop before those that a revision names."""
+        from dblock._runtime.target import resolve
+        from dblock.admin.migration_ledger import MigrationLedger
+        from dblock.recipes.migrations.invalid_indexes import drop_named, marked_session
+
+        schema, name = self._options.schema, gate.plan.name
+        if self._options.drop_invalid and found.scripts:
+            named = "\n".join(Path(script).read_text(encoding="utf-8", errors="replace") for script in found.scripts)
+            with marked_session(dsn, gate.mark, gate.plan.ttl) as connection:
+                drop_named(connection, named, lock=name, token=gate.token, schema=schema)
+        with contextlib.suppress(DblockError), MigrationLedger(resolve(dsn), schema) as ledger:
+            if left := ledger.invalid_indexes():
+                listed = ", ".join(f"{index} on {table}" for index, table in left[:MOST_LISTED])
+                more = f" and {len(left) - MOST_LISTED} more" if len(left) > MOST_LISTED else ""
+                logger.warning(
+                    "migration %r: a failed CONCURRENTLY has left invalid indexes: %s%s. Drop or reindex them.",
+                    *(name, listed, more),
+                )
 
     def _guard(self, gate: Gate, dsn: str) -> None:
         from dblock._runtime.target import resolve
@@ -183,7 +207,8 @@ def _outcome(error: BaseException) -> str:
     if isinstance(error, LeaseLost):
         return "lost"
     # A migrator that was interrupted, or whose connection broke, has not failed: another replica may run the version.
-    if not isinstance(error, Exception) or getattr(error, "connection_invalidated", False):
+    is_cut_off = isinstance(error, Unavailable) or getattr(error, "connection_invalidated", False)
+    if not isinstance(error, Exception) or is_cut_off:
         return "killed"
     return "failed"
 

@@ -32,6 +32,8 @@ ROUNDS = pytest.mark.parametrize(
     ],
 )
 
+ROUNDS_LATER = pytest.mark.parametrize("rounds", ROUNDS.args[1][1:])
+
 SLOW_INDEX = """
 CREATE TABLE pace AS SELECT 0.2 AS seconds;
 CREATE FUNCTION slow(n int) RETURNS int IMMUTABLE LANGUAGE plpgsql
@@ -157,6 +159,36 @@ def test_transaction_of_a_stopped_command_is_over_within_its_ttl(
             assert "was stopped by a signal" in said
         assert outcomes(dsn) == ["lost"]
         assert query(dsn, "SELECT to_regclass('added')") == [(None,)]
+
+
+@ROUNDS_LATER
+def test_commit_of_a_stopped_command_never_succeeds(shell: Shell, dsn: str, tmp_path: Path, rounds: int) -> None:
+    """The command is stopped between its last DDL and its version row, and resumes when another has migrated."""
+    script = tmp_path / "1.sql"
+    wait = "touch paused; while [ ! -e go ]; do sleep 0.05; done"
+    script.write_text(
+        f"BEGIN; ALTER TABLE orders ADD COLUMN day date;\n\\! {wait}\nINSERT INTO versions VALUES (1); COMMIT;"
+    )
+    arguments = ["migrate", "--version", "1", "--ttl", "3", "--", *psql(dsn, script)]
+    for _ in range(rounds):
+        query(dsn, "TRUNCATE dblock.migration_runs")
+        query(dsn, "DROP TABLE IF EXISTS orders, versions")
+        query(dsn, "CREATE TABLE orders (n int); CREATE TABLE versions (n int)")
+        for file in ("paused", "go"):
+            (tmp_path / file).unlink(missing_ok=True)
+        stopped = shell.start(*arguments)
+        eventually((tmp_path / "paused").exists, "the pause")
+        process = process_of_psql(stopped)
+        os.kill(process, signal.SIGSTOP)
+        next_one = shell.start(*arguments)
+        eventually(lambda: outcomes(dsn)[1:] == [None], "the next run")
+        (tmp_path / "go").touch()
+        os.kill(process, signal.SIGCONT)
+        assert next_one.wait(60) == 0, next_one.communicate()[1]
+        assert stopped.wait(60) == LOST, stopped.communicate()[1]
+        assert outcomes(dsn) == ["lost", "succeeded"]
+        assert query(dsn, "SELECT n FROM versions") == [(1,)]
+        assert query(dsn, "SELECT count(*) FROM information_schema.columns WHERE column_name = 'day'") == [(1,)]
 
 
 def test_forced_release_ends_the_statement_at_once(shell: Shell, dsn: str) -> None:

@@ -24,6 +24,11 @@ CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
 ALTER = "op.execute('ALTER TABLE t ADD COLUMN b int')"
 FAIL = "op.execute('SELECT pg_sleep(0.5)')\nop.execute('SELECT 1 / (SELECT 0)')"
 NAME = "alembic:public.alembic_version"
+BUILD = "with op.get_context().autocommit_block():\n    op.execute('CREATE INDEX CONCURRENTLY {0} ON t (id)')"
+INDEXES = (
+    "SELECT c.relname, i.indisvalid FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
+    " WHERE i.indrelid = 'public.t'::regclass ORDER BY 1"
+)
 
 
 @pytest.fixture
@@ -234,3 +239,51 @@ def test_step_of_which_a_part_is_committed_is_not_run_again(
 def test_blocker_that_is_not_visible_is_still_named() -> None:
     assert described(0, None, None, None).startswith("pid 0 (a prepared transaction")
     assert str(MigrationBlocked("m", "deadlocked", 1, [])).startswith("Migration 'm' deadlocked, once")
+
+
+def broken(owner: psycopg.Connection, *indexes: str) -> None:
+    """Leave indexes of a table as a CONCURRENTLY that was cut off leaves them."""
+    owner.execute("CREATE TABLE public.t AS SELECT 1 AS id FROM generate_series(1, 2)")
+    for index in indexes:
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            owner.execute(f"CREATE UNIQUE INDEX CONCURRENTLY {index} ON public.t (id)".encode())
+
+
+@pytest.mark.parametrize("drop_invalid", first(1, [True, False]))
+def test_invalid_index_that_a_pending_revision_names_is_dropped_if_asked_for(
+    drop_invalid: bool, projects: Projects, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    project = projects(gate=f"drop_invalid={drop_invalid}")
+    project.revision("a", None, "pass  # applied")
+    assert project.call("upgrade", "head")[0] == 0
+    broken(owner, "mine", "applied", "other")
+    project.revision("b", "a", BUILD.format("mine"))
+    if drop_invalid:
+        assert project.call("upgrade", "head")[0] == 0
+        assert "dropped the invalid index public.mine on public.t" in caplog.text
+        assert "left invalid indexes: public.applied on public.t, public.other on public.t." in caplog.text
+    else:
+        with pytest.raises(Exception, match="already exists"):
+            project.call("upgrade", "head")
+        assert "left invalid indexes: public.applied on public.t, public.mine on public.t, public.other" in caplog.text
+    assert rows(owner, INDEXES) == [("applied", False), ("mine", drop_invalid), ("other", False)]
+
+
+@pytest.mark.second_stage
+def test_invalid_index_that_is_being_rebuilt_is_not_dropped(
+    dsn: str, projects: Projects, owner: psycopg.Connection
+) -> None:
+    broken(owner, "mine")
+    owner.execute("DELETE FROM public.t")
+    project = projects(gate="drop_invalid=True")
+    project.revision("a", None, "pass  # mine")
+    with psycopg.connect(dsn) as reader, psycopg.connect(dsn, autocommit=True) as builder:
+        reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        reader.execute("SELECT 1")
+        rebuild = threading.Thread(target=builder.execute, args=["REINDEX INDEX CONCURRENTLY public.mine"])
+        rebuild.start()
+        eventually(lambda: rows(owner, "SELECT 1 FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting%'"))
+        assert project.call("upgrade", "head")[0] == 0
+        reader.rollback()
+        rebuild.join()
+    assert rows(owner, INDEXES) == [("mine", True)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import psycopg
 import pytest
 
@@ -282,6 +284,23 @@ def test_invalid_index_is_listed_and_one_that_is_being_built_is_not(
         builder.do("ROLLBACK")
     finally:
         session.do("DROP TABLE public.people")
+
+
+def test_invalid_index_is_listed_while_its_table_is_vacuumed(
+    dsn: str, sessions: Sessions, owner: psycopg.Connection
+) -> None:
+    session = sessions.open()
+    session.do("CREATE TABLE public.people AS SELECT 'a' AS name FROM generate_series(1, 20000)")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        session.do("CREATE UNIQUE INDEX CONCURRENTLY people_name ON public.people (name)")
+    with contextlib.closing(psycopg.connect(dsn, autocommit=True)) as vacuum:
+        vacuum.execute("SET vacuum_cost_delay = 100")
+        vacuum.execute("SET vacuum_cost_limit = 1")
+        vacuum.pgconn.send_query(b"VACUUM public.people")
+        while session.do("SELECT 1 FROM pg_stat_progress_vacuum WHERE relid = 'public.people'::regclass") is None:
+            pass
+        assert session.do("SELECT index_name FROM invalid_indexes()") == ("public.people_name",)
+        owner.execute("SELECT pg_terminate_backend(%s)", [vacuum.info.backend_pid])
 
 
 @pytest.mark.parametrize(
