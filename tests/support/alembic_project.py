@@ -21,7 +21,6 @@ ROOT = Path(dblock.__file__).parent.parent
 HEAD = """
 from alembic import context
 from sqlalchemy import create_engine, make_url, pool, text
-from sqlalchemy.ext.asyncio import create_async_engine
 {gate_import}
 
 url = make_url(context.config.get_main_option("sqlalchemy.url"))
@@ -55,6 +54,7 @@ STYLES = {
 """,
     "async": """
     import asyncio
+    from sqlalchemy.ext.asyncio import create_async_engine
 
     async def run():
         engine = create_async_engine(url, poolclass=pool.NullPool)
@@ -67,6 +67,11 @@ STYLES = {
     "statement before": """
     with create_engine(url, poolclass=pool.NullPool).connect() as connection:
         connection.execute(text("SELECT 1"))
+        migrate(connection)
+""",
+    "lock on the connection": """
+    with create_engine(url, poolclass=pool.NullPool).connect() as connection:
+        connection.execute(text("SELECT pg_advisory_lock(1)"))
         migrate(connection)
 """,
     "committed statement before": """

@@ -36,6 +36,8 @@ INSERT INTO steps VALUES (1);
 CREATE INDEX CONCURRENTLY by_n ON steps (n);
 """
 
+STEPS = pytest.mark.parametrize("steps", [IN_ONE_TRANSACTION, CONCURRENTLY], ids=["transaction", "concurrently"])
+
 SLOW_INDEX = """
 CREATE FUNCTION slow(n int) RETURNS int IMMUTABLE LANGUAGE plpgsql
 AS 'BEGIN PERFORM pg_sleep(0.002); RETURN n; END';
@@ -71,7 +73,7 @@ def test_replicas_run_the_script_once(shell: Shell, dsn: str, tmp_path: Path) ->
         pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
     ],
 )
-@pytest.mark.parametrize("steps", [IN_ONE_TRANSACTION, CONCURRENTLY], ids=["transaction", "concurrently"])
+@STEPS
 def test_ten_replicas_run_every_step_once_on_an_empty_database(
     shell: Shell, bare_dsn: str, tmp_path: Path, steps: str, rounds: int
 ) -> None:
@@ -256,18 +258,21 @@ def _longest_snapshot(dsn: str, goes_on: Any) -> float:
 @needs_pgbouncer
 @pytest.mark.second_stage
 @pytest.mark.timeout(900)
-def test_ten_replicas_behind_a_transaction_pooler_run_every_step_once(shell: Shell, dsn: str, tmp_path: Path) -> None:
+@STEPS
+def test_ten_replicas_behind_a_transaction_pooler_run_every_step_once(
+    shell: Shell, bare_dsn: str, tmp_path: Path, steps: str
+) -> None:
     script = tmp_path / "1.sql"
-    script.write_text(CONCURRENTLY)
+    script.write_text(steps)
     advisory = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-    with pooled(dsn) as through:
-        before = query(dsn, advisory)
+    with pooled(bare_dsn) as through:
+        before = query(bare_dsn, advisory)
         replicas = start_together(shell, 10, "--version", "1", "--", *psql(through, script), dsn=through)
         said = [replica.communicate(timeout=PATIENCE)[1] for replica in replicas]
         assert [replica.returncode for replica in replicas] == [0] * 10, said
-        assert query(dsn, advisory) == before
-    assert query(dsn, "SELECT n FROM steps") == [(1,)]
-    assert outcomes(dsn) == ["succeeded"]
+        assert query(bare_dsn, advisory) == before
+    assert query(bare_dsn, "SELECT n FROM steps") == [(1,)]
+    assert outcomes(bare_dsn) == ["succeeded"]
     assert sum("the command gets no PGOPTIONS" in text for text in said) == 1, said
 
 

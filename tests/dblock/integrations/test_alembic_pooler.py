@@ -1,4 +1,4 @@
-"""The gate for Alembic behind a pooler in transaction mode: every step runs once, and no lock is left in its sessions."""
+"""The gate for Alembic behind a pooler in transaction mode: every step runs once, and no lock stays in the pool."""
 
 from __future__ import annotations
 
