@@ -24,18 +24,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from dblock.errors import DatabaseAhead, DblockError, LeaseLost, LockTimeout, MigrationFailed, SessionsRemain
+from dblock.errors import DblockError
+from dblock.recipes.migrations.exit_codes import EXIT_CODES, exit_code
 
 __all__ = ["EXIT_CODES", "migration_gate"]
-
-EXIT_CODES: dict[type[DblockError], int] = {
-    LockTimeout: 75,
-    LeaseLost: 76,
-    MigrationFailed: 65,
-    DatabaseAhead: 66,
-    SessionsRemain: 67,
-}
-"""The exit code of the program `alembic` for each of these errors: those of `dblock migrate`. Others exit with 1."""
 
 
 @contextlib.contextmanager
@@ -102,4 +94,4 @@ def _reported(config: Any) -> Iterator[None]:
 
 def _exit(error: DblockError) -> NoReturn:
     sys.stderr.write(f"FAILED: {error}\n")
-    raise SystemExit(next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)) from error
+    raise SystemExit(exit_code(error)) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,9 @@ from sqlalchemy.exc import DBAPIError
 
 from dblock.errors import InvalidArgument
 from dblock.integrations.alembic.drivers import forget, sqlstate
+from dblock.recipes.migrations.versions import version_of
 
 UNDEFINED_TABLE = "42P01"
-MAX_VERSION = 512
-"""The bytes that the ledger has for a version."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,13 @@ class Command:
         migrations = self._migrations
         heads = () if migrations.purge else self._heads()
         script = migrations.script
-        revision = _joined(heads)
+        revision = version_of(heads)
         unknown = [head for head in heads if not _is_known(script, head)]
         if unknown and getattr(self._steps_of, "__name__", "") not in ("downgrade", "do_stamp"):
-            return Found(revision, _joined(script.get_heads()), False, _joined(unknown))
+            return Found(revision, version_of(script.get_heads()), False, version_of(unknown))
         steps = list(self._steps_of(heads, migrations))
         scripts = tuple(step.revision.path for step in steps if isinstance(step, RevisionStep))
-        after = _joined(_after(migrations, heads, steps))
+        after = version_of(_after(migrations, heads, steps))
         return Found(revision, after, bool(steps) or bool(migrations.purge), scripts=scripts)
 
     def _heads(self) -> tuple[str, ...]:
@@ -123,10 +121,3 @@ def _is_known(script: Any, revision: str) -> bool:
     except CommandError:
         return False
     return found is not None and found.revision == revision
-
-
-def _joined(revisions: Iterable[str]) -> str:
-    text = ",".join(sorted(revisions)) or "base"
-    if len(text.encode()) > MAX_VERSION:
-        return f"{text[:80]}…{hashlib.sha256(text.encode()).hexdigest()}"
-    return text

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import event, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from dblock._core.options import literal, quoted
+from dblock._core.options import literal
 from dblock.errors import DblockError, InvalidArgument
 from dblock.integrations.alembic.drivers import has_pooler, is_autocommit, sqlstate
 from dblock.recipes.migrations.contract import session_settings
@@ -128,10 +128,7 @@ class Session:
 
     def _check_is_known(self) -> None:
         """Raise if other replicas could not find this session, and therefore not end it."""
-        (known,) = self._ask(
-            f"SELECT count(*) FROM {quoted(self._schema)}.migration_sessions({literal(self._gate.plan.name)}) AS s"
-            f" WHERE s.pid = pg_backend_pid() AND s.mark = {literal(self._gate.mark)}"
-        )
+        (known,) = self._ask(self._gate.recognition)
         if not known:
             raise DblockError(
                 f"Migration {self._gate.plan.name!r} was not run: other replicas would not find the session of Alembic "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.core import checks
 
 
 class DblockConfig(AppConfig):
@@ -11,3 +12,9 @@ class DblockConfig(AppConfig):
     name = "dblock.integrations.django"
     label = "dblock"
     verbose_name = "dblock"
+
+    def ready(self) -> None:
+        """Register the checks."""
+        from dblock.integrations.django.checks import check_command
+
+        checks.register(check_command)

@@ -1,33 +1,32 @@
-"""The gate around Django's migrations.
-
-Django's executor asks for its plan once the command line is understood. If the plan has steps, the executor enters the
-gate, loads again what is applied, and plans again: another replica may have done the work in between.
+"""The gate around Django's migrations of one database: wait, guard the connection, run, record, release.
 
 While the gate is open, every session of the migrated database carries the session contract, and every transaction
-proves the lease before its first statement. Django records a migration outside the transaction of its DDL whenever SQL
-was deferred. Behind the gate both commit together, so that no replica finds DDL without its record.
+proves the lease before its first statement. See `session` for the connection, and `executor` for what is applied.
+
+What is needed only for a migration is imported when it begins, so that a `migrate` with nothing to do does not pay for
+it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, connections, transaction
-from django.db.backends.signals import connection_created
-from django.db.migrations.executor import MigrationExecutor
+from django.db import InterfaceError, OperationalError, connections, transaction
 
-from dblock.admin.schema import install
-from dblock.recipes.migrations.contract import DEFAULT_TTL, LOCK_TIMEOUT, session_settings
-from dblock.recipes.migrations.gate import Gate
-from dblock.recipes.migrations.turn import Plan
+from dblock.errors import DblockError, InvalidArgument, LeaseLost
+
+if TYPE_CHECKING:
+    from dblock.integrations.django.session import Session
+    from dblock.recipes.migrations.blockers import Blockers
+    from dblock.recipes.migrations.gate import Gate
 
 logger = logging.getLogger("dblock")
 
@@ -37,43 +36,67 @@ OPTIONS: dict[str, Any] = {
     "dsn": None,
     "listen_dsn": None,
     "schema": "dblock",
-    "ttl": DEFAULT_TTL,
+    "ttl": 15.0,
     "timeout": None,
     "attempts": 1,
-    "lock_timeout": LOCK_TIMEOUT,
+    "lock_timeout": 5.0,
     "retries": 10,
+    "fence": None,
+    "drop_invalid": True,
 }
-"""The setting DBLOCK_MIGRATE, with its defaults."""
+"""The setting DBLOCK_MIGRATE, with its defaults. A dict stands for one value per database alias."""
 
-RETRIED = ("55P03", "40P01")
-"""lock_not_available and deadlock_detected: another transaction was in the way, and the migration is rolled back."""
+TABLE = "django_migrations"
+LOCK_NOT_AVAILABLE = "55P03"
+LOOKS_PER_TIMEOUT = 4
+LONGEST_LOOK = 1.0
 
 _active: ContextVar[MigrationGate | None] = ContextVar("dblock_migration_gate", default=None)
 
 
-def gate_for(alias: str) -> MigrationGate | None:
-    """Return the gate for a database; None if it is not Postgres, is a test database, or the gate is switched off."""
-    connection: Any = connections[alias]
+def options_for(alias: str) -> dict[str, Any]:
+    """Return the settings for a database. Raise ImproperlyConfigured if they cannot be used."""
     given = getattr(settings, "DBLOCK_MIGRATE", {})
     unknown = sorted(set(given) - set(OPTIONS))
     if unknown:
         raise ImproperlyConfigured(
             f"DBLOCK_MIGRATE has no setting {', '.join(map(repr, unknown))}. It takes: {', '.join(OPTIONS)}."
         )
-    options = OPTIONS | given
+    chosen = {name: value.get(alias) if isinstance(value, dict) else value for name, value in given.items()}
+    options = OPTIONS | {name: value for name, value in chosen.items() if value is not None}
+    if not options["lock_timeout"] > 0:
+        raise ImproperlyConfigured(f"lock_timeout of DBLOCK_MIGRATE is above 0; got {options['lock_timeout']!r}.")
+    if isinstance(options["retries"], bool) or not isinstance(options["retries"], int) or options["retries"] < 0:
+        raise ImproperlyConfigured(f"retries of DBLOCK_MIGRATE is a whole number; got {options['retries']!r}.")
+    return options
+
+
+def gate_for(alias: str) -> MigrationGate | None:
+    """Return the gate for a database; None if it is not Postgres, is a test database, or the gate is switched off."""
+    connection: Any = connections[alias]
+    options = options_for(alias)
     if not options["enabled"] or connection.vendor != "postgresql" or _in_tests():
         return None
     return MigrationGate(connection, options)
+
+
+def active_gate(connection: Any) -> MigrationGate | None:
+    """Return the gate of the `migrate` that runs now, if it migrates over this connection."""
+    gate = _active.get()
+    return gate if gate is not None and gate.connection is connection else None
 
 
 class MigrationGate:
     """One run of `migrate` on one database."""
 
     def __init__(self, connection: Any, options: dict[str, Any]) -> None:
-        self._connection = connection
+        self.connection = connection
         self._options = options
         self._gate: Gate | None = None
-        self._looked = False
+        self._session: Session | None = None
+        self._blockers: Blockers | None = None
+        self._revision: str | None = None
+        self._has_looked = False
 
     @property
     def is_open(self) -> bool:
@@ -87,176 +110,193 @@ class MigrationGate:
         try:
             yield
         except BaseException as error:
-            self._leave("failed" if isinstance(error, Exception) else "killed", f"{type(error).__name__}: {error}")
+            try:
+                self._leave(self._outcome(error), _described(error))
+            except DblockError as problem:
+                logger.warning("migration: its failure was not recorded: %s", problem)
             raise
         else:
             self._leave("succeeded")
         finally:
             _active.reset(before)
 
-    def enter(self, version: str | None = None, is_done: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the turn, and put the contract on the connection."""
-        if self._looked:
+    def enter(
+        self,
+        targets: Sequence[str] = (),
+        look: Callable[[], tuple[bool, str | None]] = lambda: (False, None),
+    ) -> None:
+        """Wait for the turn, and guard the connection. `look` is called under the lock, as for `Gate`."""
+        if self._has_looked:
             return
-        self._looked = True
+        self._has_looked = True
+        if self.connection.in_atomic_block:
+            raise InvalidArgument(
+                "Nothing was migrated: `migrate` was called in a transaction, which would stay open while this replica "
+                "waits for the others. Call it outside of transaction.atomic()."
+            )
+        from dblock.recipes.migrations.gate import Gate
+        from dblock.recipes.migrations.turn import Plan
+        from dblock.recipes.migrations.versions import version_of
+
         options = self._options
-        dsn = options["dsn"] or _conninfo(self._connection)
-        install(dsn, options["schema"])
+        dsn = options["dsn"] or _conninfo(self.connection)
         plan = Plan(
             options["name"] or f"django:{self._schema()}",
-            version,
+            version_of(targets) if targets else None,
             migrator="django",
             attempts=options["attempts"],
             ttl=options["ttl"],
             timeout=options["timeout"],
             ledger_decides=False,
         )
-        gate = Gate(
-            dsn,
-            plan,
-            schema=options["schema"],
-            listen_dsn=options["listen_dsn"],
-            look=lambda: (is_done(), None),
-        )
+        gate = Gate(dsn, plan, schema=options["schema"], listen_dsn=options["listen_dsn"], look=look)
         if gate.enter():
             self._gate = gate
-            connection_created.connect(self._contract_on_new_session, dispatch_uid=self)
-            self._connection.execute_wrappers.append(self._prove_first)
-            self._put_contract()
+            self._guard(gate, dsn)
 
     def note(self, revision: str) -> None:
         """Record how far the run has come."""
+        self._revision = revision
         if self._gate is not None:
             self._gate.note_revision(revision)
 
-    def retrying(self, apply: Callable[[], Any]) -> Any:
-        """Apply one migration in a transaction. Retry it if another transaction was in the way."""
-        tries = 0
+    def run_in_transaction(self, apply: Callable[[], Any]) -> Any:
+        """Apply one migration in a transaction. Run it again if it could not lock a table in time, or deadlocked."""
+        from dblock.recipes.migrations.retry import REPEATED, Retries
+
+        assert self._gate is not None
+        assert self._session is not None
+        assert self._blockers is not None
+        retries = Retries(self._gate.plan.name, self._blockers, self._options["retries"])
         while True:
             try:
-                with transaction.atomic(using=self._connection.alias):
+                with transaction.atomic(using=self.connection.alias):
+                    self._session.prove()
                     return apply()
-            except OperationalError as error:
-                tries += 1
-                state = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
-                if state not in RETRIED or tries >= self._options["retries"] or self._connection.in_atomic_block:
+            except Exception as error:
+                state = _sqlstate(error)
+                if state not in REPEATED:
                     raise
-                pause = min(2.0**tries, 60.0)
-                logger.warning("migration was in the way of other work; trying again in %g s: %s", pause, error)
-                time.sleep(pause)
+                pause = retries.pause_after(state, error)
+            time.sleep(pause)
+
+    @contextlib.contextmanager
+    def naming_blockers(self) -> Iterator[None]:
+        """Log the sessions in the way of a migration that is not atomic, and that therefore does not run again."""
+        from dblock.recipes.migrations.retry import REPEATED
+
+        try:
+            yield
+        except Exception as error:
+            state = _sqlstate(error)
+            if state in REPEATED and self._gate is not None and self._blockers is not None:
+                logger.warning(
+                    "migration %r %s, and is not run again, because it is not atomic. %s",
+                    *(self._gate.plan.name, REPEATED[state], self._blockers.described()),
+                )
+            raise
+
+    def drop_invalid(self, indexes: Sequence[str]) -> None:
+        """Drop those of the indexes that a cut CONCURRENTLY has left: building them again would fail."""
+        if not indexes or not self._options["drop_invalid"] or self._gate is None or self._session is None:
+            return
+        from dblock.recipes.migrations.invalid_indexes import drop_named
+
+        self._session.prove()
+        plan, schema = self._gate.plan, self._options["schema"]
+        names = " ".join(indexes)
+        drop_named(self.connection.connection, names, lock=plan.name, token=self._gate.token, schema=schema)
+
+    def _guard(self, gate: Gate, dsn: str) -> None:
+        from dblock._runtime.target import resolve
+        from dblock.integrations.django.session import Session
+        from dblock.recipes.migrations.blockers import Blockers
+
+        lock_timeout = self._options["lock_timeout"]
+        self._blockers = Blockers(resolve(dsn), gate.mark, min(lock_timeout / LOOKS_PER_TIMEOUT, LONGEST_LOOK))
+        self._blockers.start()
+        self._session = Session(self.connection, gate, lock_timeout=lock_timeout)
+        self._session.open()
+        self._protect()
+
+    def _protect(self) -> None:
+        """Protect the table of applied migrations, in a transaction of its own, so that it is locked only briefly."""
+        from django.db.migrations.recorder import MigrationRecorder
+
+        from dblock.recipes.migrations.version_fence import protect
+
+        wanted, table = self._options["fence"], self.connection.ops.quote_name(TABLE)
+        try:
+            with transaction.atomic(using=self.connection.alias):
+                if not protect(self._ask, table, wanted):
+                    MigrationRecorder(self.connection).ensure_schema()
+                    protect(self._ask, table, wanted)
+        except OperationalError as error:
+            if wanted or _sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            logger.warning("migration: the table %s has no fence yet, because it was in use: %s", table, error)
 
     def _leave(self, outcome: str, error: str | None = None) -> None:
+        # First the session: when the lock is released, a session that still has the mark counts as stale.
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+        blockers, self._blockers = self._blockers, None
+        if blockers is not None:
+            blockers.stop()
         gate, self._gate = self._gate, None
-        if gate is None:
-            return
-        connection_created.disconnect(self._contract_on_new_session, dispatch_uid=self)
-        self._connection.execute_wrappers.remove(self._prove_first)
-        try:
-            gate.leave(outcome, error)
-        finally:
-            with contextlib.suppress(Exception):
-                self._take_contract_off(gate)
+        if gate is not None:
+            gate.leave(outcome, error, self._revision)
 
-    def _prove_first(self, execute: Any, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-        """Prove the lease before the first statement of a transaction, and before each one outside of transactions."""
-        gate = self._gate
-        raw = self._connection.connection
-        if gate is not None and raw is not None and raw.info.transaction_status == 0:
-            in_transaction = not self._connection.get_autocommit()
-            with raw.cursor() as cursor:
-                if in_transaction:
-                    cursor.execute(f"SET LOCAL lock_timeout = '{int(self._options['lock_timeout'] * 1000)}ms'")
-                is_local = str(in_transaction).lower()
-                cursor.execute(f"SELECT {gate.proof}, set_config('fenced_store.token', '{gate.token}', {is_local})")
-                if cursor.fetchone()[0] is not True:
-                    raise gate.lost()
-        return execute(sql, params, many, context)
-
-    def _contract_on_new_session(self, sender: Any, connection: Any, **rest: Any) -> None:
-        if connection is self._connection:
-            self._put_contract()
-
-    def _put_contract(self) -> None:
-        assert self._gate is not None
-        self._connection.ensure_connection()
-        with self._connection.connection.cursor() as cursor:
-            for name, value in session_settings(self._gate.mark, self._gate.plan.ttl).items():
-                cursor.execute(f"SET {name} = '{value}'")
-
-    def _take_contract_off(self, gate: Gate) -> None:
-        raw = self._connection.connection
-        if raw is not None and raw.info.transaction_status == 0:
-            with raw.cursor() as cursor:
-                for name in (*session_settings(gate.mark, gate.plan.ttl), "fenced_store.token"):
-                    cursor.execute(f"RESET {name}")
+    def _outcome(self, error: BaseException) -> str:
+        if isinstance(error, LeaseLost):
+            return "lost"
+        raw = self.connection.connection
+        is_cut = isinstance(error, (OperationalError, InterfaceError)) and (raw is None or raw.closed)
+        # A migrator that was interrupted, or whose connection broke, has not failed: another replica may run it.
+        return "killed" if is_cut or not isinstance(error, Exception) else "failed"
 
     def _schema(self) -> str:
-        with self._connection.cursor() as cursor:
-            cursor.execute("SELECT current_schema()")
-            return str(cursor.fetchone()[0])
+        (schema,) = self._ask("SELECT current_schema()")
+        if schema is None:
+            raise InvalidArgument(
+                "Nothing was migrated: no schema of the search_path exists. Create the schema, or change search_path "
+                f"in the OPTIONS of database {self.connection.alias!r}."
+            )
+        return str(schema)
+
+    def _ask(self, statement: str) -> Any:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchone()
 
 
-class GatedExecutor(MigrationExecutor):
-    """Django's executor, which enters the gate of the running `migrate` before it applies anything."""
-
-    def migration_plan(self, targets: Any, clean_start: bool = False) -> Any:
-        """Return the plan. If it has steps, wait for the turn first and plan again."""
-        plan = super().migration_plan(targets, clean_start)
-        gate = _active.get()
-        if gate is None or clean_start or not plan:
-            return plan
-
-        def is_done() -> bool:
-            nonlocal plan
-            self.loader.build_graph()
-            plan = MigrationExecutor.migration_plan(self, targets, clean_start)
-            return not plan
-
-        gate.enter(_version(self), is_done)
-        return plan
-
-    def apply_migration(self, state: Any, migration: Any, fake: bool = False, fake_initial: bool = False) -> Any:
-        """Apply a migration and record it in one transaction, and retry it if it was in the way."""
-        gate = _active.get()
-        if gate is None or not gate.is_open:
-            return super().apply_migration(state, migration, fake, fake_initial)
-        gate.note(f"{migration.app_label}.{migration.name}")
-        if not migration.atomic:
-            return super().apply_migration(state, migration, fake, fake_initial)
-        apply = super().apply_migration
-        return gate.retrying(lambda: apply(state.clone(), migration, fake, fake_initial))
-
-    def unapply_migration(self, state: Any, migration: Any, fake: bool = False) -> Any:
-        """Unapply a migration and remove its record in one transaction, and retry it if it was in the way."""
-        gate = _active.get()
-        if gate is None or not gate.is_open:
-            return super().unapply_migration(state, migration, fake)
-        gate.note(f"{migration.app_label}.{migration.name}, backwards")
-        if not migration.atomic:
-            return super().unapply_migration(state, migration, fake)
-        unapply = super().unapply_migration
-        return gate.retrying(lambda: unapply(state.clone(), migration, fake))
+def _sqlstate(error: BaseException | None) -> str:
+    """Return the SQLSTATE of the driver's error that has led to this one, or an empty text."""
+    while error is not None:
+        state = getattr(error, "sqlstate", None)
+        if isinstance(state, str):
+            return state
+        error = error.__cause__
+    return ""
 
 
-def _version(executor: MigrationExecutor) -> str:
-    """Name what the code wants: the newest migration of each app, as a short hash."""
-    leaves = ",".join(f"{app}.{name}" for app, name in sorted(executor.loader.graph.leaf_nodes()))
-    return hashlib.sha256(leaves.encode()).hexdigest()[:16]
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}"
 
 
 def _conninfo(connection: Any) -> str:
     """Return libpq's connection string for the database of a Django connection."""
     from psycopg.conninfo import make_conninfo
+    from psycopg.pq import Conninfo
 
+    known = {one.keyword.decode() for one in Conninfo.get_defaults()} - {"application_name", "client_encoding"}
     given = dict(connection.get_connection_params())
-    names = ("dbname", "user", "password", "host", "port", "service", "passfile", "options")
-    wanted = {name: given[name] for name in names if given.get(name)}
-    wanted |= {name: value for name, value in given.items() if name.startswith("ssl") and isinstance(value, str)}
-    return make_conninfo("", **wanted)
+    return make_conninfo("", **{name: value for name, value in given.items() if name in known and value is not None})
 
 
 def _in_tests() -> bool:
     """Return whether Django's test environment is set up: it migrates a database of its own for each process."""
-    from django.test.utils import _TestState
-
-    return hasattr(_TestState, "saved_data")
+    # Not imported here: Django's test tools take longer to import than everything else at the head.
+    tools = sys.modules.get("django.test.utils")
+    return tools is not None and hasattr(tools._TestState, "saved_data")

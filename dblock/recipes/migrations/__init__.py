@@ -9,6 +9,7 @@ Three fronts use this package: `dblock migrate` (any migrator), `dblock.integrat
 - `gate`: this process's side of that keeper.
 - `blockers` and `retry`: what happens if a transaction cannot lock a table.
 - `version_fence`: the fence on the table in which a migrator records what it has applied.
+- `versions` and `exit_codes`: how a version is named, and with what a program exits.
 - `invalid_indexes`: what a failed CONCURRENTLY has left, and which of it to drop before a migration.
 
 Guarantee: no statement of a session under this contract takes effect after the next holder has sent its first one, if

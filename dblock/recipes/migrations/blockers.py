@@ -53,6 +53,11 @@ class Blockers:
         seen, self._seen = self._seen, []
         return seen
 
+    def described(self) -> str:
+        """Return a sentence about the blockers that were seen last, and forget them."""
+        seen = self.take()
+        return f"Blocked by {'; '.join(seen)}" if seen else "No blocker was seen."
+
     def _watch(self) -> None:
         connection: psycopg.Connection[Any] | None = None
         while not self._over.wait(self._interval):

@@ -71,6 +71,14 @@ class Gate:
         """The expression that proves the lease in a transaction. It is false if the lease is lost."""
         return f"{quoted(self._schema)}.assert_held('{_literal(self.plan.name)}', {self.token})"
 
+    @property
+    def recognition(self) -> str:
+        """The query that returns, in a session with the mark, whether other replicas find that session."""
+        return (
+            f"SELECT count(*) FROM {quoted(self._schema)}.migration_sessions('{_literal(self.plan.name)}') AS s"
+            f" WHERE s.pid = pg_backend_pid() AND s.mark = '{_literal(self.mark)}'"
+        )
+
     def enter(self) -> bool:
         """Wait for the turn. Return whether this process has to migrate; see Turn.take for the errors."""
         keeper = subprocess.Popen(

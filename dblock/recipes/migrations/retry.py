@@ -38,13 +38,11 @@ class Retries:
         Raise MigrationBlocked from the error if no try is left, or the transaction must not run again.
         """
         self._tries += 1
-        blockers = self._blockers.take()
         if self._tries > self._retries or not may_repeat:
-            raise MigrationBlocked(self._name, REPEATED[state], self._tries, blockers) from error
-        pause = min(FIRST_PAUSE * 2.0 ** (self._tries - 1), LONGEST_PAUSE)
+            raise MigrationBlocked(self._name, REPEATED[state], self._tries, self._blockers.take()) from error
+        pause: float = min(FIRST_PAUSE * 2.0 ** (self._tries - 1), LONGEST_PAUSE)
         logger.warning(
             "migration %r %s (try %d of %d), and is run again in %g s. %s",
-            *(self._name, REPEATED[state], self._tries, self._retries + 1, pause),
-            f"Blocked by {'; '.join(blockers)}" if blockers else "No blocker was seen.",
+            *(self._name, REPEATED[state], self._tries, self._retries + 1, pause, self._blockers.described()),
         )
         return pause
