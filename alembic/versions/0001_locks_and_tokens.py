@@ -147,6 +147,20 @@ def upgrade() -> None:
     )
     op.execute("CREATE INDEX migration_runs_name_idx ON migration_runs (name, run)")
     op.execute("COMMENT ON TABLE migration_runs IS 'One row per run of a migrator: its version, and how it ended.'")
+    # The guard of DDL, see 09_guard_ddl.sql.
+    op.execute(
+        """
+        CREATE TABLE ddl_guards (
+            schema_name text COLLATE "C" NOT NULL,
+            name text COLLATE "C" NOT NULL,
+            CONSTRAINT ddl_guards_pkey PRIMARY KEY (schema_name, name)
+        )
+        """
+    )
+    op.execute(
+        "COMMENT ON TABLE ddl_guards IS"
+        " 'The schemas in which DDL needs a migration that holds the lock, and the names of these migrations.'"
+    )
     # Unlogged, because a presence means nothing after a crash, on a promoted standby or in a restored copy. There the
     # table is empty, so no client counts as dead.
     op.execute(
@@ -181,6 +195,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    # The event triggers of the guard depend on its function, and the owner of the schema may drop them only with it.
+    op.execute("DROP FUNCTION IF EXISTS guard_ddl() CASCADE")
     # The schema holds only dblock's objects, so drop every function in it.
     op.execute(
         """
@@ -199,6 +215,7 @@ def downgrade() -> None:
         """
     )
     op.execute("DROP TABLE distributed_locks")
-    op.execute("DROP TABLE lock_tickets, lock_queues, lock_clients, lock_presence, lock_history, migration_runs")
+    op.execute("DROP TABLE lock_tickets, lock_queues, lock_clients, lock_presence, lock_history")
+    op.execute("DROP TABLE migration_runs, ddl_guards")
     op.execute("DROP TABLE token_clock")
     op.execute("DROP SEQUENCE token_sequence, token_server_start")

@@ -142,6 +142,10 @@ class Overview:
         """Return the indexes that a failed CONCURRENTLY has left, each with its table."""
         return [(index, table) for index, table in self._call("invalid_indexes()", [])]
 
+    def guards(self) -> list[tuple[str, list[str], bool]]:
+        """Return the guarded schemas, the migrations that may change each, and whether the guard is active."""
+        return [(schema, names, active) for schema, names, active in self._call("list_guards()", [])]
+
     def migration_is_done(self, name: str, version: str) -> bool:
         """Return whether a run of a migration to this version has succeeded."""
         return bool(self._call("migration_state(%s, %s)", [name, version])[0][0])

@@ -47,6 +47,7 @@ PRIVILEGES = {
         "list_history",
         "grants_are_recorded",
         "list_migrations",
+        "list_guards",
         "migration_state",
         "invalid_indexes",
         "schema_revision",

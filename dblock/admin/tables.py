@@ -126,6 +126,13 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         comment="One row per run of a migrator: its version, and how it ended.",
     )
     Table(
+        "ddl_guards",
+        tables,
+        Column("schema_name", Text(collation="C"), primary_key=True),
+        Column("name", Text(collation="C"), primary_key=True),
+        comment="The schemas in which DDL needs a migration that holds the lock, and the names of these migrations.",
+    )
+    Table(
         "lock_presence",
         tables,
         Column("presence", Uuid, primary_key=True),

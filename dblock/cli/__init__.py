@@ -27,6 +27,7 @@ COMMANDS = {
     "run": "run.command:run",
     "migrate": "migrate.command:migrate",
     "migrations": "migrate.status:migrations",
+    "guard": "guard",
     "ls": "inspect:list_locks",
     "show": "inspect",
     "history": "inspect",

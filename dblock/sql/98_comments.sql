@@ -24,6 +24,7 @@ DECLARE
 "discard_restored_grant": "Frees the lock of a migration that was running when this database was dumped elsewhere.",
 "list_migrations": "Returns each migration: its phase, holder, sessions, waiters and newest runs.",
 "invalid_indexes": "Returns the indexes that a failed CREATE INDEX CONCURRENTLY has left behind.",
+"list_guards": "Returns the schemas in which DDL needs a migration that holds the lock, and the names of these migrations.",
 "holder": "Returns the current holder of a lock. No row: the lock is free.",
 "schema_revision": "Returns the installed revision of this schema.",
 "installation": "Returns the UUID of this installation, to tell it from one in another database.",
@@ -36,6 +37,8 @@ DECLARE
 "raise_tokens": "For the owner: makes every later token higher than `above`, for example after a restore. Never lowers tokens.",
 "show_tokens": "For the owner: returns the highest token that was issued, and by how many seconds it is behind the clock.",
 "record_grants": "For the owner: starts or stops recording every grant and release in the history.",
+"guard_schema": "For the owner: refuses DDL in a schema unless it runs in a migration with one of these names that holds its lock. Creates event triggers.",
+"unguard_schema": "For the owner: allows DDL in a schema again, or with NULL in all. Returns the event triggers that this role may not drop.",
 "reap": "For the owner: deletes the rows of locks that have been free for longer than `idle`, and returns how many."
 }$json$;
     thing record;

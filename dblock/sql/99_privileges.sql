@@ -6,7 +6,7 @@ DECLARE
     here CONSTANT oid := quote_ident(current_schema())::regnamespace;
     -- The functions of `dblock grant --may see` and of `--may force-release`. Below, the privilege
     -- to call the first function of each list, or try_acquire, shows which roles have it.
-    inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded,list_migrations}';
+    inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded,list_migrations,list_guards}';
     forcing CONSTANT text[] := '{force_release,wake_queue}';
     -- The functions of both `--may lock` and `--may see`.
     shared CONSTANT text[] := '{migration_state,invalid_indexes}';
@@ -34,7 +34,7 @@ BEGIN
         SELECT p.oid::regprocedure AS name, a.grantee::regrole AS grantee
         FROM pg_proc AS granted, aclexplode(granted.proacl) AS a, pg_proc AS p
         WHERE granted.pronamespace = here AND a.grantee NOT IN (0, granted.proowner)
-          AND p.pronamespace = here AND p.prosecdef
+          AND p.pronamespace = here AND p.prosecdef AND p.prorettype <> 'event_trigger'::regtype
           AND CASE granted.proname
               WHEN 'list_locks' THEN p.proname = ANY (inspecting || shared)
               WHEN 'force_release' THEN p.proname = ANY (forcing)

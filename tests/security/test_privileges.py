@@ -35,7 +35,17 @@ MAY_CALL = {
             ),
             LOCK,
         ),
-        **dict.fromkeys(("list_locks", "list_waiters", "list_history", "grants_are_recorded"), SEE),
+        **dict.fromkeys(
+            (
+                "begin_migration", "note_revision", "end_migration", "migration_sessions", "retry_migration",
+                "discard_restored_grant",
+            ),
+            LOCK,
+        ),
+        **dict.fromkeys(
+            ("list_locks", "list_waiters", "list_history", "grants_are_recorded", "list_migrations", "list_guards"), SEE
+        ),
+        **dict.fromkeys(("migration_state", "invalid_indexes"), LOCK | SEE),
         **dict.fromkeys(("force_release", "wake_queue"), FORCE),
         **dict.fromkeys(("schema_revision", "installation"), LOCK | SEE | FORCE),
         **dict.fromkeys(
@@ -47,6 +57,9 @@ MAY_CALL = {
                 "snapshot_is_fresh", "session_is_gone", "wake_past_the_dead", "notify_waiter",
                 "remaining_grace", "free_dead_holder", "first_in_queue", "queue_is_empty", "wake_next", "wake_if_free",
                 "touch_client", "raise_tokens", "show_tokens", "reap",
+                "migration_mark", "database_identity", "failed_runs",
+                "runs_migration", "identifier_of", "hides_its_objects", "guarded_names", "guarded_changes", "guard_ddl",
+                "guard_schema", "unguard_schema",
             ),
             OWNER_ALONE,
         ),
@@ -81,7 +94,7 @@ MAY_CALL = {
 OWNERS_RELATIONS = {
     "dblock": {
         "distributed_locks", "lock_clients", "lock_history", "lock_history_number_seq", "lock_presence",
-        "lock_queues", "lock_tickets",
+        "lock_queues", "lock_tickets", "migration_runs", "migration_runs_run_seq", "ddl_guards",
         "installed_revision", "token_sequence", "token_server_start", "token_clock",
     },
     "fenced_store": {"fences", "versions", "protections", "rejections", "rejections_id_seq", "installed_revision"},

@@ -20,6 +20,7 @@ from dblock.admin.doctor import (
     connectivity,
     durability,
     engine,
+    guard,
     installation,
     maintenance,
     privileges,
@@ -46,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     *maintenance.CHECKS,
     *snapshots.CHECKS,
     *privileges.CHECKS,
+    *guard.CHECKS,
     *clocks.CHECKS,
 )
 """In the order in which they run: checks that make others pointless come first, slow ones last."""

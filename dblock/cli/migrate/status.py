@@ -43,6 +43,7 @@ def migrations(context: CommandContext, name: str | None, ready: str | None, run
         found = database.migrations(name, runs=runs)
         waiters = {one.name: database.waiters(one.name) for one in found if one.waiting}
         invalid = database.invalid_indexes()
+        guards = database.guards()
 
     def render() -> None:
         if not found:
@@ -54,6 +55,10 @@ def migrations(context: CommandContext, name: str | None, ready: str | None, run
             _print_migration(
                 migration, [[w.position, w.holder, duration(w.seconds)] for w in waiters.get(migration.name, [])]
             )
+        if guards:
+            click.echo("\nguarded schemas (DDL needs a migration that holds the lock)")
+            rows = [[on, ", ".join(by), "yes" if active else "NO"] for on, by, active in guards]
+            table(["SCHEMA", "MIGRATIONS", "ACTIVE"], rows)
         if invalid:
             click.echo("\ninvalid indexes (left by a failed CONCURRENTLY; drop or reindex them)")
             table(["INDEX", "TABLE"], invalid)
@@ -62,7 +67,8 @@ def migrations(context: CommandContext, name: str | None, ready: str | None, run
         jsonable(migration) | {"waiters": jsonable(waiters.get(migration.name, []))} for migration in found
     ]
     listed = [{"index": index, "table": on} for index, on in invalid]
-    context.output({"migrations": data, "invalid_indexes": listed}, render)
+    guarded = [{"schema": on, "names": by, "active": active} for on, by, active in guards]
+    context.output({"migrations": data, "invalid_indexes": listed, "guards": guarded}, render)
     return exit_codes.OK
 
 

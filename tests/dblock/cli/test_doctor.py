@@ -248,6 +248,13 @@ TROUBLES = {
     "may read a table": ("direct-privileges", "error", "GRANT SELECT ON dblock.distributed_locks TO {role}"),
     "may write a column": ("direct-privileges", "error", "GRANT UPDATE (token) ON dblock.distributed_locks TO {role}"),
     "may use the sequence": ("direct-privileges", "error", "GRANT USAGE ON SEQUENCE dblock.token_sequence TO {role}"),
+    "guard without its event triggers": (
+        "ddl-guard", "warning",
+        "DO $$ BEGIN PERFORM dblock.guard_schema('public', '{{m,n}}'); DROP EVENT TRIGGER dblock_guard_end; END $$",
+    ),
+    "guard of a schema that is gone": (
+        "ddl-guard", "warning", "INSERT INTO dblock.ddl_guards VALUES ('gone', 'm')",
+    ),
     "all may read": ("direct-privileges", "error", "GRANT SELECT ON dblock.lock_history TO PUBLIC"),
 }  # fmt: skip
 

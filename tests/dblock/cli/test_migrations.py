@@ -128,6 +128,7 @@ def test_invalid_indexes_are_shown_and_reported_at_the_start(shell: Shell, dsn: 
     assert shell.run("migrations", "--json").json == {
         "migrations": [],
         "invalid_indexes": [{"index": "public.broken", "table": "public.doubled"}],
+        "guards": [],
     }
     assert "public.broken" in shell.run("migrations").out
     done = shell.run("migrate", "--", "true")
