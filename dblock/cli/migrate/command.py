@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -61,6 +62,14 @@ must keep the application_name, by which they are found and ended."""
     show_default=True,
     help="What to do if a later run has brought the database to another version.",
 )
+@click.option(
+    "--drop-invalid",
+    "scripts",
+    type=click.Path(exists=True, readable=True, path_type=Path),
+    multiple=True,
+    metavar="PATH",
+    help="File or folder with scripts of this run: first drop the invalid indexes that they name. Repeat it for more.",
+)
 @click.option("--wait-only", is_flag=True, help="Run nothing: wait until the version is done, without a lock.")
 @click.option("--retry", is_flag=True, help="Clear the failures first, so that a version that has failed runs again.")
 @click.option("--why", metavar="TEXT", help="The reason for --retry, which is recorded.")
@@ -85,6 +94,7 @@ def migrate(
     check: str | None,
     attempts: int,
     when_ahead: str,
+    scripts: tuple[Path, ...],
     wait_only: bool,
     retry: bool,
     why: str | None,
@@ -106,8 +116,10 @@ def migrate(
     grace = options.checked_grace(ttl, grace, MIN_TTL, MAX_TTL)
     if why is not None and not retry:
         raise click.UsageError("--why is the reason for --retry. Add --retry, or leave --why out.")
-    if wait_only and (command_line or retry or check):
-        raise click.UsageError("--wait-only only reads the ledger. Leave out --check, --retry and the command.")
+    if wait_only and (command_line or retry or check or scripts):
+        raise click.UsageError(
+            "--wait-only only reads the ledger. Leave out --check, --retry, --drop-invalid and the command."
+        )
     if wait_only and version is None:
         raise click.UsageError("--wait-only waits for a version. Name it with --version.")
     checked = None if check is None else Check(check)
@@ -137,6 +149,7 @@ def migrate(
             argv,
             grace=grace,
             check=checked,
+            scripts=scripts,
             holder=holder,
             listen_dsn=listen_dsn,
             hand_down_options=not no_options,

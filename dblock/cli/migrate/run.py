@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,12 +27,14 @@ from dblock.cli.context import CommandContext
 from dblock.cli.migrate.check import Check, until
 from dblock.cli.migrate.error_output import ErrorOutput
 from dblock.cli.migrate.renewals import Renewals
+from dblock.cli.migrate.scripts import text_of
 from dblock.cli.output import printable, to_json
 from dblock.cli.run import options
 from dblock.cli.run.supervisor import StartFailed, Supervisor
 from dblock.cli.signals import ignore_signals
 from dblock.errors import DblockError, SessionsRemain, Unavailable
 from dblock.recipes.migrations import contract
+from dblock.recipes.migrations.invalid_indexes import drop_named, marked_session
 from dblock.recipes.migrations.turn import Plan, Turn
 
 ENDED_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
@@ -52,6 +56,7 @@ class MigrationRun:
         grace: float,
         holder: str | None,
         check: Check | None = None,
+        scripts: Sequence[Path] = (),
         listen_dsn: str | None = None,
         hand_down_options: bool = True,
     ) -> None:
@@ -60,6 +65,7 @@ class MigrationRun:
         self._command = command
         self._grace = grace
         self._check = check
+        self._scripts = scripts
         self._hand_down_options = hand_down_options
         self._renewals: Renewals | None = None
         self._errors = ErrorOutput()
@@ -129,6 +135,8 @@ class MigrationRun:
 
     def _run(self) -> int:
         lease, supervisor = self._turn.lease, self._supervisor
+        if self._scripts:
+            self._drop_invalid_indexes()
         self._report_invalid_indexes()
         environment = os.environ | self._contract() | {"DBLOCK_DEADLINE": lease.expires_at.isoformat()}
         began = time.monotonic()
@@ -239,6 +247,15 @@ class MigrationRun:
                 "exit_code": code,
             }
             click.echo(to_json(data))
+
+    def _drop_invalid_indexes(self) -> None:
+        """Drop the invalid indexes that the scripts name. Each is logged, and those that are left are reported."""
+        lease, text = self._turn.lease, text_of(self._scripts)
+        with (
+            Renewals(lease, lambda: False) as self._renewals,
+            marked_session(self._target.conninfo(), self._turn.mark, self._plan.ttl) as session,
+        ):
+            drop_named(session, text, lock=lease.name, token=lease.token, schema=self._context.schema)
 
     def _report_invalid_indexes(self) -> None:
         try:

@@ -70,9 +70,10 @@ def drop_named(
                 connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {index}".encode())
             except (pg.InsufficientPrivilege, pg.DependentObjectsStillExist) as error:
                 said = error.diag.message_primary
-                logger.warning("migration %r: could not drop the invalid index %s on %s: %s", lock, index, table, said)
+                # A text of its own for each index: the command line repeats the same text only after a while.
+                logger.warning(f"migration {lock!r}: could not drop the invalid index {index} on {table}: {said}")
                 continue
-            logger.warning("migration %r: dropped the invalid index %s on %s, which it names", lock, index, table)
+            logger.warning(f"migration {lock!r}: dropped the invalid index {index} on {table}, which it names")
             dropped.append((index, table))
     return dropped
 
