@@ -311,7 +311,13 @@ def function_files() -> list[Path]:
 def _transaction(target: Target, schema: str, *, first: bool = False) -> Iterator[Connection]:
     from sqlalchemy import NullPool, create_engine
 
-    engine = create_engine("postgresql+psycopg://", creator=target.connect, poolclass=NullPool)
+    def connect() -> psycopg.Connection[Any]:
+        connection = target.connect()
+        # A pooler gives the server's session, with all that was prepared in it, to other clients.
+        connection.prepare_threshold = None
+        return connection
+
+    engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
     # A connection in autocommit mode would otherwise stay so.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
     with engine.begin() as connection:

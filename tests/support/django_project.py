@@ -215,7 +215,7 @@ class Project:
 
     def run(self, *arguments: str, code: int = 0, schema: str | None = None, **environment: str) -> str:
         """Run manage.py to its end, check its exit code, and return what it printed."""
-        program = self.start(*arguments, schema=schema, **environment)
+        program = self.start(*arguments, real=False, schema=schema, **environment)
         found = program.wait()
         assert found == code, program.said
         return program.said

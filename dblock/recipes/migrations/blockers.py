@@ -62,7 +62,7 @@ class Blockers:
         connection: psycopg.Connection[Any] | None = None
         while not self._over.wait(self._interval):
             try:
-                connection = connection or self._target.connect()
+                connection = connection or self._connected()
                 rows = connection.execute(QUERY, [self._mark]).fetchall()
             except (psycopg.Error, DblockError) as error:
                 logger.debug("migration: could not look for blockers: %s", error)
@@ -72,6 +72,12 @@ class Blockers:
                 self._seen = [described(*row) for row in rows]
         if connection is not None:
             connection.close()
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        connection = self._target.connect()
+        # A pooler gives the server's session, with all that was prepared in it, to other clients.
+        connection.prepare_threshold = None
+        return connection
 
 
 def described(pid: int, age: object, application: str | None, statement: str | None) -> str:

@@ -99,14 +99,14 @@ def test_timeouts_do_not_cut_an_index_build(project: Project, start: Start, data
     project.run("migrate")
     (name,) = rows(database, "SELECT current_database()")
     for setting in ("statement_timeout", "lock_timeout"):
-        database.execute(f"ALTER DATABASE {name} SET {setting} = '1s'".encode())
+        database.execute(f"ALTER DATABASE {name} SET {setting} = '2s'".encode())
     project.options |= {"lock_timeout": 0.3}
     project.add_index()
     with psycopg.connect(project.dsn, options="-c statement_timeout=0") as reader:
         reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         reader.execute("SELECT 1")
         building = start(project, "migrate")
-        running = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND now() - query_start > '2.5 s'"
+        running = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND now() - query_start > '3.5 s'"
         eventually(lambda: rows(database, running) or building.poll() is not None)
     assert building.wait() == 0, building.said
     assert rows(database, INDEXES) == [True]
