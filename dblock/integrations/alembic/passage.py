@@ -77,14 +77,17 @@ class Passage:
     ) -> None:
         # First the session: when the lock is released, a session that still has the mark counts as stale.
         self._cleanup.close()
+        if error is not None:
+            self._leave(_outcome(error), error)
+        elif self._gate is not None:
+            self._gate.leave("succeeded", revision=self._revision())
+
+    def _leave(self, outcome: str, error: BaseException) -> None:
         gate = self._gate
         if gate is None:
             return
-        if error is None:
-            gate.leave("succeeded", revision=self._revision())
-            return
         try:
-            gate.leave(_outcome(error), _described(error))
+            gate.leave(outcome, _described(error))
         except DblockError as problem:
             logger.warning("migration %r: its failure was not recorded: %s", gate.plan.name, problem)
 
@@ -119,7 +122,9 @@ class Passage:
                 self._clear_invalid_indexes(gate, dsn, seen)
                 self._guard(gate, dsn)
             except BaseException as error:
-                self.__exit__(type(error), error, error.__traceback__)
+                # No step was run, so the version has not failed: a replica with other settings may run it.
+                self._cleanup.close()
+                self._leave("killed", error)
                 raise
         return seen
 

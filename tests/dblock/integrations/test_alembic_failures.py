@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from dblock._runtime.target import resolve
+from dblock.admin import schema
 from dblock.admin.migration_ledger import MigrationLedger
 from dblock.errors import MigrationBlocked, MigrationFailed
 from dblock.integrations.alembic import EXIT_CODES
@@ -50,6 +52,19 @@ def test_failure_is_recorded_and_told_to_the_next_replica(projects: Projects, ow
     assert code == EXIT_CODES[MigrationFailed]
     assert "division by zero" in said
     assert runs(owner) == ["failed"], "it was not run again"
+
+
+def test_replica_that_cannot_be_guarded_does_not_fail_the_version(
+    dsn: str, projects: Projects, owner: psycopg.Connection, role: str
+) -> None:
+    schema.grant(resolve(dsn), role, may=["lock"])
+    project = projects(gate=f"dsn={make_conninfo(dsn, user=role, password='app')!r}")
+    project.revision("a", None, CREATE)
+    code, said = project.call("upgrade", "head")
+    assert code == 1
+    assert "use the same role" in said
+    assert runs(owner) == ["killed"], "nothing of the version was run"
+    assert project.call("upgrade", "head")[0] == 1, "the second try has the same error"
 
 
 @pytest.mark.timeout(0)
