@@ -17,7 +17,9 @@ MAX_LINES, MAX_BYTES = 20, 4000
 DRAIN_PATIENCE = 5.0
 """Seconds that a slow reader of standard error has to take the rest after the command has ended."""
 
-_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@]+(?=@)|(\bpassword\s*=\s*)('[^']*'|\S+)", re.IGNORECASE)
+_PASSWORD = re.compile(
+    r"(://[^\s:/@]*:)[^\s@]+(?=@)|(password\s*=\s*)('[^']*'|\S+)|(\bpassword\s+)'[^']*'", re.IGNORECASE
+)
 
 
 class ErrorOutput:
@@ -50,7 +52,7 @@ class ErrorOutput:
             self._thread.join(DRAIN_PATIENCE)
         text = self._tail[-MAX_BYTES:].decode(errors="replace").replace("\0", "")
         lines = [line for line in text.splitlines() if line.strip()][-MAX_LINES:]
-        return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}***", "\n".join(lines))
+        return masked("\n".join(lines))
 
     def _copy(self) -> None:
         assert self._reader is not None
@@ -63,6 +65,11 @@ class ErrorOutput:
             pass  # standard error is closed: the command learns it from its own pipe, which is closed now
         finally:
             os.close(self._reader)
+
+
+def masked(text: str) -> str:
+    """Return a text without the passwords in URLs, in `password=…` and `PGPASSWORD=…`, and in `PASSWORD '…'` of SQL."""
+    return _PASSWORD.sub(lambda found: f"{found[1] or found[2] or found[4]}***", text)
 
 
 def _can_be_copied() -> bool:

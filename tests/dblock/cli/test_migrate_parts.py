@@ -15,6 +15,7 @@ import pytest
 from dblock._core import clock
 from dblock._core.lease_state import Reason
 from dblock.cli.migrate.check import Check, CheckNotStarted, until
+from dblock.cli.migrate.error_output import masked
 from dblock.cli.migrate.renewals import Renewals
 from dblock.cli.run import process_tree
 from dblock.errors import LeaseLost, Unavailable
@@ -119,3 +120,18 @@ print(order, code, supervisor.lease_ended)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[False] 137 True", done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "postgresql://ann:secret@db/app",
+        "connection failed: password=secret",
+        "connection failed: password = 'secret'",
+        "+ PGPASSWORD=secret psql",
+        "LINE 1: ALTER ROLE app PASSWORD 'secret';",
+    ],
+)
+def test_passwords_are_masked(line: str) -> None:
+    assert "secret" not in masked(line)
+    assert "***" in masked(line)
