@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -143,11 +143,18 @@ class MigrationLedger:
         )
         return [role for (role,) in rows]
 
-    def end_sessions(self, name: str, *, token: int | None = None, patience: float = SWEEP_PATIENCE) -> int:
+    def end_sessions(
+        self,
+        name: str,
+        *,
+        token: int | None = None,
+        patience: float = SWEEP_PATIENCE,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> int:
         """End the stale sessions of a migration, and with `token` those of that grant; return how many there were.
 
         Raise SessionsRemain if they have not ended in time. A statement that was sent over one of them takes no effect
-        after this returns.
+        after this returns. `meanwhile` is called again and again during the wait.
         """
         deadline = time.monotonic() + patience
         seen: set[int] = set()
@@ -159,6 +166,7 @@ class MigrationLedger:
                 raise SessionsRemain(name, [session.pid for session in found])
             self.terminate([session for session in found if session.pid not in seen])
             seen.update(session.pid for session in found)
+            meanwhile()
             time.sleep(SWEEP_INTERVAL)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,15 @@ from dblock.errors import (
     LockTimeout,
     MigrationFailed,
     SessionsRemain,
+    Unavailable,
 )
 from dblock.recipes.migrations.turn import Plan, Turn
 
 TICK = 0.2
 """Seconds between two looks at the parent."""
+
+RETRY_INTERVAL = 0.5
+"""Seconds between two tries to record the end of a run."""
 
 ERRORS: tuple[type[DblockError], ...] = (DatabaseAhead, LeaseLost, LockTimeout, MigrationFailed, SessionsRemain)
 """The errors that the parent raises as they are. Others reach it as their text."""
@@ -169,9 +174,20 @@ def _hold(turn: Turn, requests: _Requests) -> None:
         if "revision" in request:
             turn.note_revision(request["revision"])
         if "end" in request:
-            _reply(ended=turn.finish(request["end"], request.get("error"), request.get("last_revision")))
+            _reply(ended=_finished(turn, request))
             return
         renewals.renew_if_due()
+
+
+def _finished(turn: Turn, request: dict[str, Any]) -> str:
+    """Record how the run ended, and return what the ledger has. Try for as long as the lease lasts."""
+    while True:
+        try:
+            return turn.finish(request["end"], request.get("error"), request.get("last_revision"))
+        except Unavailable:
+            if not turn.lease.remaining():
+                raise
+            time.sleep(RETRY_INTERVAL)
 
 
 def _reply(**reply: Any) -> None:

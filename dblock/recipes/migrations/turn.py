@@ -31,6 +31,7 @@ from dblock.errors import (
     MigrationFailed,
     SchemaMissing,
     SessionsRemain,
+    Unavailable,
 )
 from dblock.lease import Lease
 from dblock.recipes.migrations.contract import DEFAULT_TTL, MAX_TTL, MIN_TTL
@@ -162,7 +163,7 @@ class Turn:
         ledger.discard_restored_grant(plan.name)
         self._start_watching()
         self._lease = self._acquired()
-        ledger.end_sessions(plan.name)
+        ledger.end_sessions(plan.name, meanwhile=self._renew_early)
         if not plan.ledger_decides and self._is_done():
             return False
         begun = ledger.begin(
@@ -249,6 +250,12 @@ class Turn:
         self._report_wait(f"waiting for migration {self.plan.name!r}{by}")
         self._ledger.close()  # a replica that waits keeps no connection that it does not need
         return lock.acquire()
+
+    def _renew_early(self) -> None:
+        """Renew a lease of which a third is over: old sessions may take longer to end than a short ttl."""
+        if self.lease.remaining() < self.lease.ttl * 2 / 3:
+            with contextlib.suppress(Unavailable):
+                self.lease.renew()
 
     def _warn_of_other_roles(self, ledger: MigrationLedger) -> None:
         if self._mark is None or self._has_warned:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import psycopg
@@ -17,7 +18,9 @@ from dblock import Client
 from dblock._runtime.target import resolve
 from dblock.admin import schema
 from dblock.admin.inspect import overview
-from dblock.errors import DatabaseAhead, InvalidArgument, LockTimeout, MigrationFailed, SessionsRemain
+from dblock.admin.migration_ledger import MigrationLedger, MigrationSession
+from dblock.errors import DatabaseAhead, InvalidArgument, LockTimeout, MigrationFailed, SessionsRemain, Unavailable
+from dblock.recipes.migrations import keeper
 from dblock.recipes.migrations.gate import Gate
 from dblock.recipes.migrations.turn import Plan, Turn
 from tests.support import migrator
@@ -141,10 +144,10 @@ def test_migrator_whose_keeper_was_killed_is_fenced_by_the_next(
     orphan = start(SLOW)
     migrator.wait_until_running(orphan)
     eventually(lambda: marked(owner))
-    (keeper,) = subprocess.run(
+    (holder,) = subprocess.run(
         ["pgrep", "-P", str(orphan.pid)], capture_output=True, text=True, check=True
     ).stdout.split()
-    subprocess.run(["kill", "-9", keeper], check=True)
+    subprocess.run(["kill", "-9", holder], check=True)
     with Turn(dsn, Plan("m", "1", ttl=3)) as turn:
         assert turn.take()
         assert marked(owner) == 0
@@ -265,6 +268,22 @@ def test_sessions_of_a_role_that_may_not_be_ended_are_reported_while_the_run_las
 
 
 @pytest.mark.second_stage
+def test_lease_is_renewed_while_old_sessions_take_their_time_to_end(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines: list[datetime] = []
+
+    def sessions(ledger: MigrationLedger, name: str) -> list[MigrationSession]:
+        if not turn.has_lease:
+            return []
+        deadlines.append(turn.lease.expires_at)
+        is_renewed = turn.lease.expires_at > deadlines[0]
+        return [] if is_renewed else [MigrationSession(0, 1, None, "dblock-migrate:m:1", "nobody", stale=True)]
+
+    monkeypatch.setattr(MigrationLedger, "sessions", sessions)
+    with Turn(dsn, Plan("m", "1", ttl=6), keep_alive=False) as turn:
+        assert turn.take()
+
+
+@pytest.mark.second_stage
 def test_lease_outlasts_a_look_that_takes_longer_than_its_ttl(dsn: str, owner: psycopg.Connection) -> None:
     def look() -> tuple[bool, str | None]:
         time.sleep(5)
@@ -274,6 +293,26 @@ def test_lease_outlasts_a_look_that_takes_longer_than_its_ttl(dsn: str, owner: p
     assert gate.enter()
     gate.leave("succeeded")
     assert outcomes(owner) == ["succeeded"]
+
+
+def test_keeper_records_the_end_of_a_run_after_a_lost_reply(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[str] = []
+    end = MigrationLedger.end
+
+    def end_without_reply(self: MigrationLedger, run: int, token: int, outcome: str, *rest: str | None) -> str:
+        tries.append(recorded := end(self, run, token, outcome, *rest))
+        if len(tries) == 1:
+            raise Unavailable("The reply was lost.")
+        return recorded
+
+    monkeypatch.setattr(MigrationLedger, "end", end_without_reply)
+    with Turn(dsn, Plan("m", "1")) as turn:
+        assert turn.take()
+        assert keeper._finished(turn, {"end": "failed", "error": "no"}) == "failed"
+    assert tries == ["failed"] * 2
+    assert outcomes(owner) == ["failed"]
 
 
 def test_keeper_imports_no_module_of_the_working_directory(
@@ -306,8 +345,6 @@ def test_gate_that_waits_leaves_no_ticket_when_its_process_dies(
 
 
 def test_gate_reports_an_unreachable_database() -> None:
-    from dblock.errors import Unavailable
-
     with pytest.raises(Unavailable):
         Gate("postgresql://localhost:1/nowhere", Plan("m")).enter()
 
