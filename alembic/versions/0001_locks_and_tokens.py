@@ -136,7 +136,7 @@ def upgrade() -> None:
             ended_at timestamptz,
             -- NULL while the run has not reported its end.
             outcome text CONSTRAINT migration_runs_outcome_check
-                CHECK (outcome IN ('succeeded', 'failed', 'killed', 'lost')),
+                CHECK (outcome IN ('succeeded', 'failed', 'blocked', 'killed', 'lost')),
             error text,
             cleared_at timestamptz,
             cleared_by text,

@@ -115,7 +115,7 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
             "outcome",
             Text,
             CheckConstraint(
-                "outcome IN ('succeeded', 'failed', 'killed', 'lost')", name="migration_runs_outcome_check"
+                "outcome IN ('succeeded', 'failed', 'blocked', 'killed', 'lost')", name="migration_runs_outcome_check"
             ),
         ),
         Column("error", Text),

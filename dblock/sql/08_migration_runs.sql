@@ -32,16 +32,16 @@ END
 $$;
 
 -- Counts the failed runs of a version that no later success of the migration has followed, and that
--- no operator has cleared. `error` is the text of the first of these runs. Without a version, only
--- runs that ended after `since` count.
+-- no operator has cleared. `error` is the text of the first of these runs. A run that was blocked,
+-- or has no version, counts only if it ended after `since`.
 CREATE OR REPLACE FUNCTION failed_runs(name text, version text, since timestamptz, OUT failures bigint, OUT error text)
 LANGUAGE sql STABLE
 AS $$
     SELECT count(*), (array_agg(r.error ORDER BY r.run))[1]
     FROM migration_runs AS r
-    WHERE r.name = failed_runs.name AND r.outcome = 'failed' AND r.cleared_at IS NULL
+    WHERE r.name = failed_runs.name AND r.outcome IN ('failed', 'blocked') AND r.cleared_at IS NULL
       AND r.version IS NOT DISTINCT FROM failed_runs.version
-      AND (failed_runs.version IS NOT NULL OR r.ended_at > failed_runs.since)
+      AND (failed_runs.version IS NOT NULL AND r.outcome = 'failed' OR r.ended_at > failed_runs.since)
       AND NOT EXISTS (
           SELECT FROM migration_runs AS later
           WHERE later.name = r.name AND later.run > r.run AND later.outcome = 'succeeded'

@@ -3,8 +3,9 @@
 -- off. It prevents accidents: a session can set the application_name of a migration by hand.
 
 -- Returns whether this session belongs to a migration with one of these names (NULL for any name)
--- that holds its lock. The session's role is the one that has begun the run, or one that the role of
--- the run may act as. With `pins`, no other client is granted the lock before this transaction ends.
+-- that holds its lock. The session's role is the one that has begun the run, or one that the role
+-- of the run may act as. With `pins`, no other client is granted the lock before this transaction
+-- ends.
 CREATE OR REPLACE FUNCTION runs_migration(names text[], pins boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$

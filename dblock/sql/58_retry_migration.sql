@@ -13,7 +13,7 @@ BEGIN
     SET cleared_at = clock_timestamp(),
         cleared_by = format('%s as %s', left(coalesce(actor, describe_session()), 400), session_user),
         clear_reason = left(reason, 2048)
-    WHERE r.name = retry_migration.name AND r.outcome = 'failed' AND r.cleared_at IS NULL;
+    WHERE r.name = retry_migration.name AND r.outcome IN ('failed', 'blocked') AND r.cleared_at IS NULL;
     GET DIAGNOSTICS cleared = ROW_COUNT;
     RETURN cleared;
 END

@@ -28,7 +28,7 @@ AS $$
                WHEN l.token IS NOT NULL THEN 'starting'
                WHEN r.outcome IS NULL THEN 'interrupted'
                WHEN r.outcome = 'succeeded' THEN 'done'
-               WHEN r.outcome = 'failed' THEN 'failed'
+               WHEN r.outcome IN ('failed', 'blocked') THEN 'failed'
                ELSE 'interrupted'
            END,
            l.holder, l.token, coalesce(l.granted_at, r.ended_at, r.started_at), r.version, r.revision, r.error,
@@ -53,7 +53,12 @@ AS $$
                     SELECT coalesce(jsonb_agg(to_jsonb(b) ORDER BY b.seconds DESC), '[]')
                     FROM (
                         SELECT o.pid, o.application_name AS application, o.state,
-                               nullif(left(o.query, 200), '<insufficient privilege>') AS statement,
+                               -- The owner may see more than the caller: show what the caller may read.
+                               CASE
+                                   WHEN pg_has_role(session_user, 'pg_read_all_stats', 'USAGE')
+                                       OR pg_has_role(session_user, o.usesysid, 'USAGE')
+                                   THEN nullif(left(o.query, 200), '<insufficient privilege>')
+                               END AS statement,
                                round(date_part('epoch', clock_timestamp() - o.xact_start)::numeric, 1) AS seconds
                         FROM pg_stat_activity AS o WHERE o.pid = ANY (pg_blocking_pids(s.pid))
                         ORDER BY o.xact_start LIMIT 5

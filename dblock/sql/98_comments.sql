@@ -18,7 +18,7 @@ DECLARE
 "migration_state": "Returns what the ledger knows about a migration, without a lock: whether this version is done, and how often it has failed.",
 "begin_migration": "Records that the holder of the lock begins a migration, or says why it must not: `decision` is run, done, failed or lost.",
 "note_revision": "Records how far a run of a migration has come. False: the run has ended.",
-"end_migration": "Records how a run of a migration ended: succeeded, failed, killed or lost. Returns what was recorded.",
+"end_migration": "Records how a run of a migration ended: succeeded, failed, blocked, killed or lost. Returns what was recorded.",
 "migration_sessions": "Returns the sessions of a migration. End those that are `stale` with pg_terminate_backend() before you run anything.",
 "retry_migration": "Lets a version that has failed run again, and returns how many failures it clears.",
 "discard_restored_grant": "Frees the lock of a migration that was running when this database was dumped elsewhere.",

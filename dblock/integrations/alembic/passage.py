@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
-from dblock.errors import DatabaseAhead, DblockError, InvalidArgument, LeaseLost, Unavailable
+from dblock.errors import DatabaseAhead, DblockError, InvalidArgument, LeaseLost, MigrationBlocked, Unavailable
 from dblock.integrations.alembic.drivers import forget
 from dblock.integrations.alembic.style import check_style
 
@@ -211,6 +211,8 @@ class Passage:
 def _outcome(error: BaseException) -> str:
     if isinstance(error, LeaseLost):
         return "lost"
+    if isinstance(error, MigrationBlocked):
+        return "blocked"
     # A migrator that was interrupted, or whose connection broke, has not failed: another replica may run the version.
     is_cut_off = isinstance(error, Unavailable) or getattr(error, "connection_invalidated", False)
     if not isinstance(error, Exception) or is_cut_off:

@@ -21,7 +21,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, OperationalError, connections, transaction
 
-from dblock.errors import DblockError, InvalidArgument, LeaseLost
+from dblock.errors import DblockError, InvalidArgument, LeaseLost, MigrationBlocked
 
 if TYPE_CHECKING:
     from dblock.integrations.django.session import Session
@@ -251,6 +251,8 @@ class MigrationGate:
     def _outcome(self, error: BaseException) -> str:
         if isinstance(error, LeaseLost):
             return "lost"
+        if isinstance(error, MigrationBlocked):
+            return "blocked"
         raw = self.connection.connection
         is_cut = isinstance(error, (OperationalError, InterfaceError)) and (raw is None or raw.closed)
         # A migrator that was interrupted, or whose connection broke, has not failed: another replica may run it.

@@ -62,7 +62,9 @@ def test_running_migration_shows_holder_statement_progress_and_waiters(shell: Sh
 
 
 @pytest.mark.second_stage
-def test_sessions_that_block_a_statement_are_named(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
+def test_sessions_that_block_a_statement_are_named(
+    shell: Shell, dsn: str, seeing: str, owner: psycopg.Connection
+) -> None:
     owner.execute("CREATE TABLE public.busy (n int)")
     with psycopg.connect(dsn, application_name="report") as blocker:
         blocker.execute("SELECT * FROM public.busy")
@@ -73,6 +75,10 @@ def test_sessions_that_block_a_statement_are_named(shell: Shell, dsn: str, owner
         assert (named["pid"], named["application"]) == (blocker.info.backend_pid, "report")
         assert named["statement"] == "SELECT * FROM public.busy"
         assert "blocked by" in shell.run("migrations").out
+        (found,) = shell.run("migrations", "--json", dsn=seeing).json["migrations"]
+        (named,) = found["sessions"][0]["blockers"]
+        assert named["application"] == "report"
+        assert named["statement"] is None, "Postgres does not show it to this role either"
     assert running.wait(60) == 0
 
 

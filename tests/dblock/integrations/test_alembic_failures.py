@@ -186,7 +186,7 @@ def test_blockers_are_named_when_the_tries_are_used_up(
     assert re.search(named, said), said
     assert said.count("pid ") == 5
     assert "2 times" in said
-    assert runs(owner) == ["failed"]
+    assert runs(owner) == ["blocked"]
     assert rows(owner, "SELECT error LIKE 'MigrationBlocked: %billing%' FROM migration_runs") == [True]
 
 

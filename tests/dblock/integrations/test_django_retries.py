@@ -70,7 +70,7 @@ def test_blockers_are_named_when_the_tries_are_used_up(
     named = f"pid {blocker.info.backend_pid}, for [0-9.]+ s, application 'billing': SELECT id, 'a long report' FROM"
     assert re.search(named, said), said
     assert said.count("pid ") == 5
-    assert outcomes(database)[-1] == "failed"
+    assert outcomes(database)[-1] == "blocked"
     assert rows(database, "SELECT error LIKE 'MigrationBlocked: %billing%' FROM dblock.migration_runs")[-1]
 
 

@@ -114,6 +114,18 @@ def test_without_a_version_only_those_that_waited_hear_of_a_failure(sessions: Se
     assert session.do(begin, token, after) == ("run", None), "a replica that started later tries"
 
 
+def test_blocked_run_stops_only_the_replicas_that_waited(sessions: Sessions) -> None:
+    session = sessions.open()
+    (before,) = session.do("SELECT asked_at FROM migration_state('m', '1')") or (None,)
+    run(session, "blocked", "1", "a report was in the way")
+    (after, failures) = session.do("SELECT asked_at, failures FROM migration_state('m', '1')") or (None, None)
+    assert failures == 0
+    token = granted(session)
+    begin = "SELECT decision, error FROM begin_migration('m', %s, '1', since => %s)"
+    assert session.do(begin, token, before) == ("failed", "a report was in the way")
+    assert session.do(begin, token, after) == ("run", None), "a replica that started later tries"
+
+
 def test_run_that_did_not_report_is_recorded_as_killed_by_the_next(sessions: Sessions) -> None:
     session = sessions.open()
     granted(session, "100 ms")
@@ -125,7 +137,7 @@ def test_run_that_did_not_report_is_recorded_as_killed_by_the_next(sessions: Ses
     assert session.do("SELECT end_migration(%s, %s, 'succeeded')", first, T1) == ("killed",), "the end stays"
 
 
-@pytest.mark.parametrize("outcome", ["succeeded", "failed"])
+@pytest.mark.parametrize("outcome", ["succeeded", "failed", "blocked"])
 def test_success_or_failure_without_the_lock_is_recorded_as_lost(sessions: Sessions, outcome: str) -> None:
     session = sessions.open()
     granted(session, "100 ms")
@@ -309,8 +321,8 @@ def test_invalid_index_is_listed_while_its_table_is_vacuumed(
         ("begin_migration('m', 1, repeat('x', 513))", "at most 512 bytes"),
         ("begin_migration('m', 1, attempts => 0)", "a number of attempts from 1"),
         ("begin_migration('m', 1, attempts => NULL)", "a number of attempts from 1"),
-        ("end_migration(1, 1, 'fine')", "succeeded, failed, killed or lost"),
-        ("end_migration(1, 1, NULL)", "succeeded, failed, killed or lost"),
+        ("end_migration(1, 1, 'fine')", "succeeded, failed, blocked, killed or lost"),
+        ("end_migration(1, 1, NULL)", "succeeded, failed, blocked, killed or lost"),
     ],
 )
 def test_bad_arguments_are_refused(sessions: Sessions, call: str, message: str) -> None:
