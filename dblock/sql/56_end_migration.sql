@@ -1,7 +1,7 @@
 -- Records how a run ended, and returns what was recorded: `succeeded`, `failed`, `blocked`,
 -- `killed` or `lost`. A run that reports success or failure without the lock is recorded as `lost`:
--- it may have failed because its sessions were ended. If a later holder has recorded the run as killed,
--- that record stays. NULL means that there is no such run.
+-- it may have failed because its sessions were ended. If a later holder has recorded the run as
+-- killed, that record stays. NULL means that there is no such run.
 --
 -- `blocked` is a failure for the replicas that wait already. A replica that starts later runs the
 -- version again, because what was in the way may be gone.

@@ -53,7 +53,7 @@ AS $$
                     SELECT coalesce(jsonb_agg(to_jsonb(b) ORDER BY b.seconds DESC), '[]')
                     FROM (
                         SELECT o.pid, o.application_name AS application, o.state,
-                               -- The owner may see more than the caller: show what the caller may read.
+                               -- The owner may see more than the caller.
                                CASE
                                    WHEN pg_has_role(session_user, 'pg_read_all_stats', 'USAGE')
                                        OR pg_has_role(session_user, o.usesysid, 'USAGE')
