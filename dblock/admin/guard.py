@@ -82,8 +82,9 @@ def remove(target: Target | Where, schemas: Sequence[str] = (), schema: str = DE
             if one not in guarded:
                 raise InvalidArgument(f"Schema {one!r} has no guard. Guarded are: {', '.join(guarded) or 'none'}.")
         kept: list[str] = []
-        for one in schemas or [None]:
-            kept = _call(connection, schema, "unguard_schema(%s)", one)[0][0]
+        named: Sequence[str | None] = schemas or [None]
+        for which in named:
+            kept = _call(connection, schema, "unguard_schema(%s)", which)[0][0]
         return kept
 
 

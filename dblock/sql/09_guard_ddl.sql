@@ -81,15 +81,15 @@ AS $$
     ORDER BY g.schema_name, w.word
 $$;
 
--- Returns the guarded schemas that the finished command has changed, and an object in each of them.
--- Only for an event trigger. NULL for no event.
+-- Returns the guarded schemas that the command of an event trigger changes, and an object in each of
+-- them.
 CREATE OR REPLACE FUNCTION guarded_changes(event text) RETURNS TABLE (schema_name text, object text)
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
 BEGIN
-    IF event IS NULL THEN
-        RETURN;
+    IF event = 'ddl_command_start' THEN
+        RETURN QUERY SELECT f.schema_name, f.object FROM guarded_names(current_query()) AS f;
     ELSIF event = 'sql_drop' THEN
         RETURN QUERY
             SELECT g.schema_name, min(d.object_identity)
@@ -151,13 +151,7 @@ BEGIN
         RETURN;
     END IF;
     BEGIN
-        FOR touched IN
-            SELECT f.schema_name, f.object
-            FROM guarded_names(CASE WHEN is_start THEN current_query() END) AS f
-            UNION ALL
-            SELECT f.schema_name, f.object
-            FROM guarded_changes(CASE WHEN NOT is_start THEN tg_event END) AS f
-        LOOP
+        FOR touched IN SELECT f.schema_name, f.object FROM guarded_changes(tg_event) AS f LOOP
             needed := array_agg(g.name ORDER BY g.name) FROM ddl_guards AS g WHERE g.schema_name = touched.schema_name;
             -- At the start, a name in the text may also mean an object of another schema, which
             -- another migration changes.

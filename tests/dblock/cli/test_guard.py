@@ -97,6 +97,7 @@ def test_dblock_is_repaired_and_uninstalled_while_the_guard_is_on(shell: Shell, 
     query(dsn, "DROP TABLE public.orders")
 
 
+@pytest.mark.second_stage
 def test_owner_without_a_superuser_learns_what_to_run_and_can_uninstall(shell: Shell, bare_dsn: str, role: str) -> None:
     query(bare_dsn, f"GRANT CREATE ON DATABASE {conninfo.conninfo_to_dict(bare_dsn)['dbname']} TO {role}")
     as_owner = conninfo.make_conninfo(bare_dsn, user=role, password="app")
