@@ -85,6 +85,7 @@ def test_gate_of_alembic_passes_the_guard_and_a_program_without_it_does_not(
     assert query(dsn, "SELECT version_num FROM public.alembic_version") == [("a",)]
 
 
+@pytest.mark.second_stage
 def test_dblock_is_repaired_and_uninstalled_while_the_guard_is_on(shell: Shell, dsn: str) -> None:
     query(dsn, "CREATE TABLE public.orders (n int)")
     guard.install(dsn, ["public"], ["m"])
