@@ -51,8 +51,8 @@ class GatedExecutor(MigrationExecutor):
         if migration.atomic:
             after = gate.run_in_transaction(lambda: apply(state.clone(), migration, fake, fake_initial))
         else:
-            gate.drop_invalid([] if fake else _indexes(migration, "AddIndexConcurrently"))
-            with gate.naming_blockers():
+            with gate.outside_transactions():
+                gate.drop_invalid([] if fake else _indexes(migration, "AddIndexConcurrently"))
                 after = apply(state, migration, fake, fake_initial)
         gate.note(f"{migration.app_label}.{migration.name}")
         return after
@@ -66,8 +66,8 @@ class GatedExecutor(MigrationExecutor):
         if migration.atomic:
             after = gate.run_in_transaction(lambda: unapply(state.clone(), migration, fake))
         else:
-            gate.drop_invalid([] if fake else _indexes(migration, "RemoveIndexConcurrently"))
-            with gate.naming_blockers():
+            with gate.outside_transactions():
+                gate.drop_invalid([] if fake else _indexes(migration, "RemoveIndexConcurrently"))
                 after = unapply(state, migration, fake)
         gate.note(f"before {migration.app_label}.{migration.name}")
         return after

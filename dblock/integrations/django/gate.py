@@ -152,7 +152,12 @@ class MigrationGate:
         gate = Gate(dsn, plan, schema=options["schema"], listen_dsn=options["listen_dsn"], look=look)
         if gate.enter():
             self._gate = gate
-            self._guard(gate, dsn)
+            try:
+                self._guard(gate, dsn)
+            except BaseException as error:
+                # No migration has failed: another replica, or this one with other settings, may run the version.
+                self._leave("killed", _described(error))
+                raise
 
     def note(self, revision: str) -> None:
         """Record how far the run has come."""
@@ -181,15 +186,22 @@ class MigrationGate:
             time.sleep(pause)
 
     @contextlib.contextmanager
-    def naming_blockers(self) -> Iterator[None]:
-        """Log the sessions in the way of a migration that is not atomic, and that therefore does not run again."""
+    def outside_transactions(self) -> Iterator[None]:
+        """Apply in the body a migration that is not atomic. If it could not lock a table, log the sessions in the way.
+
+        Such a migration does not run again: a part of it has taken effect.
+        """
         from dblock.recipes.migrations.retry import REPEATED
 
+        assert self._gate is not None
+        assert self._session is not None
+        assert self._blockers is not None
         try:
-            yield
+            with self._session.outside_transactions():
+                yield
         except Exception as error:
             state = _sqlstate(error)
-            if state in REPEATED and self._gate is not None and self._blockers is not None:
+            if state in REPEATED:
                 logger.warning(
                     "migration %r %s, and is not run again, because it is not atomic. %s",
                     *(self._gate.plan.name, REPEATED[state], self._blockers.described()),

@@ -8,6 +8,7 @@ session, which `close` restores.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -37,6 +38,8 @@ class Session:
         # A lock_timeout of the role would cut CREATE INDEX CONCURRENTLY and leave an invalid index.
         self._lasting = settings | {"lock_timeout": "0"}
         self._is_known = False
+        self._is_pooled = False
+        self._has_ddl = False
         self._marked: Any = None
         self._found: dict[str, str] = {}
 
@@ -47,11 +50,26 @@ class Session:
     def close(self) -> None:
         """Stop guarding the connection, and restore its settings."""
         self._connection.execute_wrappers.remove(self._before)
+        self._restore()
+
+    @contextlib.contextmanager
+    def outside_transactions(self) -> Iterator[None]:
+        """Mark the session in the body also behind a pooler, for DDL outside of transactions."""
+        self._has_ddl = True
+        try:
+            yield
+        finally:
+            self._has_ddl = False
+            if self._is_pooled:
+                self._restore()
+
+    def _restore(self) -> None:
         raw = self._connection.connection
         if raw is not None and raw is self._marked and _is_idle(raw) and self._connection.get_autocommit():
             restored = (_set(name, value, is_local=False) for name, value in self._found.items())
             with contextlib.suppress(psycopg.Error):
                 raw.execute(f"SELECT {', '.join(restored)}")
+        self._marked = None
 
     def prove(self) -> None:
         """Raise LeaseLost unless this process holds the lock. In a transaction nothing passes it until its end."""
@@ -59,8 +77,10 @@ class Session:
         raw = self._connection.connection
         if not self._connection.get_autocommit():
             self._ask(raw, *(_set(name, value, is_local=True) for name, value in self._local.items()))
+        elif not self._mark(raw):
+            self._ask(raw)
+            return
         else:
-            self._mark(raw)
             self._ask(raw)
         if not self._is_known:
             self._check_is_known(raw)
@@ -72,18 +92,29 @@ class Session:
             self.prove()
         return execute(sql, params, many, context)
 
-    def _mark(self, raw: Any) -> None:
-        """Put the contract on a session. Django may have opened a new one since the last statement."""
+    def _mark(self, raw: Any) -> bool:
+        """Put the contract on a session, and return whether it is there. Django may have opened another one.
+
+        A pooler has no session for a client. It gives the application_name of a client to each session that it lends
+        out, where it stays until the next client comes: other replicas would end these sessions later. So behind a
+        pooler the mark is set only where DDL runs outside of transactions.
+        """
         if raw is self._marked:
-            return
+            return True
+        if self._is_pooled and not self._has_ddl:
+            return False
         names = list(self._lasting)
         asked = ", ".join(f"current_setting({literal(name)}, true)" for name in names)
         backend, *found = self._row(raw, f"SELECT pg_backend_pid(), {asked}")
-        # Behind a pooler the settings of a session reach other clients. A pooler keeps each client's application_name.
-        kept = names if raw.info.backend_pid == backend else ["application_name"]
+        self._is_pooled = raw.info.backend_pid != backend
+        if self._is_pooled and not self._has_ddl:
+            return False
+        # Behind a pooler the settings of a session reach other clients.
+        kept = ["application_name"] if self._is_pooled else names
         self._found = {name: value or "" for name, value in zip(names, found, strict=True) if name in kept}
         self._marked = raw
         self._ask(raw, *(_set(name, self._lasting[name], is_local=False) for name in kept))
+        return True
 
     def _ask(self, raw: Any, *settings: str) -> None:
         try:
