@@ -40,7 +40,10 @@ KEY = "migrations.AddField('sale', 'other', models.ForeignKey('Shop', models.CAS
 DROP_COLUMN = "SQL('ALTER TABLE shop_shop DROP COLUMN IF EXISTS extra')"
 DROP_KEY = "SQL('ALTER TABLE shop_sale DROP COLUMN IF EXISTS other_id')"
 INDEX = 'AddIndexConcurrently("shop", models.Index(fields=["name"], name="shop_name"))'
-BUILDING = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND state = 'active'"
+BUILDING = """
+    SELECT pid FROM pg_stat_activity
+    WHERE query LIKE 'CREATE INDEX%' AND state = 'active' AND datname = current_database()
+"""
 INDEXES = "SELECT i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relname = 'shop_name'"
 
 

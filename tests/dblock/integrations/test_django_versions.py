@@ -18,7 +18,10 @@ from tests.support.pooler import needs_pgbouncer, pooled
 __all__ = ["database", "project", "start"]
 
 OLDEST = re.findall(r'"django>=([0-9.]+)', (ROOT / "pyproject.toml").read_text())[0]
-ADVISORY = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+ADVISORY = """
+    SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
+    WHERE l.locktype = 'advisory' AND d.datname = current_database()
+"""
 ALTER = "SQL('ALTER TABLE shop_shop ADD COLUMN extra int')"
 
 
