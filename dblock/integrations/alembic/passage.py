@@ -87,9 +87,12 @@ class Passage:
         if gate is None:
             return
         try:
-            gate.leave(outcome, _described(error))
+            was_lost = gate.leave(outcome, _described(error))
         except DblockError as problem:
             logger.warning("migration %r: its failure was not recorded: %s", gate.plan.name, problem)
+            return
+        if was_lost and isinstance(error, Exception):
+            raise gate.lost() from error
 
     def _wait(self, found: Found) -> Found:
         """Wait for the turn. Return what there is to do then."""

@@ -113,11 +113,14 @@ class Gate:
         if self._keeper is not None:
             self._send(self._keeper, {"revision": revision})
 
-    def leave(self, outcome: str, error: str | None = None, revision: str | None = None) -> None:
-        """Record how the migration ended, and release the lock. Raise LeaseLost if a success came too late."""
+    def leave(self, outcome: str, error: str | None = None, revision: str | None = None) -> bool:
+        """Record how the migration ended, and release the lock. Raise LeaseLost if a success came too late.
+
+        Return whether a migration that ended as `killed` had lost its lease, and was cut off for that reason.
+        """
         keeper, self._keeper = self._keeper, None
         if keeper is None:
-            return
+            return False
         try:
             self._send(keeper, {"end": outcome, "error": error, "last_revision": revision})
             reply = self._reply(keeper)
@@ -126,6 +129,7 @@ class Gate:
         if outcome == "succeeded" and reply.get("ended") != "succeeded":
             _raise_reported(reply)
             raise self.lost()
+        return bool(reply.get("lost"))
 
     def lost(self) -> LeaseLost:
         """Return the error for a lease that was lost during the migration."""

@@ -34,6 +34,7 @@ from dblock.errors import (
     SessionsRemain,
     Unavailable,
 )
+from dblock.lease import Lease
 from dblock.recipes.migrations.turn import Plan, Turn
 
 TICK = 0.2
@@ -174,7 +175,9 @@ def _hold(turn: Turn, requests: _Requests) -> None:
         if "revision" in request:
             turn.note_revision(request["revision"])
         if "end" in request:
-            _reply(ended=_finished(turn, request))
+            # A migrator whose connection was cut off does not know whether that came from the loss of its lease.
+            is_lost = request["end"] == "killed" and _is_lost(turn.lease)
+            _reply(ended=_finished(turn, request | ({"end": "lost"} if is_lost else {})), lost=is_lost)
             return
         renewals.renew_if_due()
 
@@ -188,6 +191,16 @@ def _finished(turn: Turn, request: dict[str, Any]) -> str:
             if not turn.lease.remaining():
                 raise
             time.sleep(RETRY_INTERVAL)
+
+
+def _is_lost(lease: Lease) -> bool:
+    try:
+        lease.renew()
+    except LeaseLost:
+        return True
+    except DblockError:
+        return False
+    return False
 
 
 def _reply(**reply: Any) -> None:

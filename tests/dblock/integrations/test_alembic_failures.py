@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from dblock._runtime.target import resolve
 from dblock.admin import schema
 from dblock.admin.migration_ledger import MigrationLedger
-from dblock.errors import MigrationBlocked, MigrationFailed
+from dblock.errors import LockTimeout, MigrationBlocked, MigrationFailed
 from dblock.integrations.alembic import EXIT_CODES
 from dblock.recipes.migrations import retry
 from dblock.recipes.migrations.blockers import described
@@ -302,3 +302,34 @@ def test_invalid_index_that_is_being_rebuilt_is_not_dropped(
         reader.rollback()
         rebuild.join()
     assert rows(owner, INDEXES) == [("mine", True)]
+
+
+@pytest.mark.second_stage
+def test_role_that_may_not_install_gets_one_error_and_does_no_ddl(
+    bare_dsn: str, role: str, projects: Projects, owner: psycopg.Connection
+) -> None:
+    project = projects(on=make_conninfo(bare_dsn, user=role, password="app"))
+    project.revision("a", None, CREATE)
+    code, said = project.call("upgrade", "head")
+    assert code == 1
+    assert said.count("FAILED") == 1
+    assert "run: dblock install" in said
+    with psycopg.connect(bare_dsn, autocommit=True) as database:
+        found = rows(database, "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dblock%'")
+        assert found == rows(database, "SELECT relname FROM pg_class WHERE relname IN ('t', 'alembic_version')") == []
+
+
+@pytest.mark.second_stage
+@pytest.mark.parametrize("other", ["version_table_schema='billing'", "version_table='billing_version'"])
+def test_services_with_their_own_version_tables_do_not_wait_for_each_other(
+    other: str, projects: Projects, owner: psycopg.Connection
+) -> None:
+    owner.execute("CREATE SCHEMA billing")
+    owner.execute("SELECT try_acquire('alembic:public.alembic_version', interval '1 hour')")
+    project = projects(gate="timeout=0.1", configure=other)
+    project.revision("a", None, "pass")
+    assert project.call("upgrade", "head") == (0, "")
+    project = projects(gate="timeout=1")
+    project.revision("a", None, "pass")
+    code, said = project.call("upgrade", "head")
+    assert code == EXIT_CODES[LockTimeout], f"the same table waits: {said}"

@@ -11,6 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from dblock._runtime.target import resolve
+from dblock.admin.inspect import overview
+from dblock.errors import LeaseLost
+from dblock.integrations.alembic import EXIT_CODES
 from tests.dblock.integrations.conftest import Projects, Start, eventually, marked, rows, runs
 from tests.support.alembic_project import Project
 from tests.support.machine import measured
@@ -180,7 +184,29 @@ def test_stopped_program_is_ended_within_its_ttl_and_never_commits(
         assert next_one.wait(120) == 0, next_one.communicate()
         assert rows(owner, "SELECT revision FROM public.ran") == ["b"]
         assert rows(owner, "SELECT version_num FROM public.alembic_version") == ["b"]
-        assert set(runs(owner)[-2:]) == {"lost", "succeeded"}
+        before, last = runs(owner)[-2:]
+        assert before in ("lost", "killed"), "the program reports it, or else the next one"
+        assert last == "succeeded"
+
+
+@pytest.mark.second_stage
+@pytest.mark.timeout(300)
+def test_forced_release_ends_the_program_with_its_own_code(
+    dsn: str, projects: Projects, start: Start, owner: psycopg.Connection
+) -> None:
+    project = projects()
+    project.revision("a", None, f"{CREATE}\nop.execute('SELECT pg_sleep(600)')")
+    forced = start(project, "upgrade", "head")
+    eventually(lambda: rows(owner, "SELECT 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)'"))
+    with measured() as lateness:
+        with overview(resolve(dsn)) as database:
+            (lock,) = database.locks("alembic:public.alembic_version")
+            assert database.force_release(lock.name, lock.number, actor="ann", reason="stuck", now=True)
+        assert eventually(lambda: not marked(owner)) < 1 + 20 * lateness()
+    _, said = forced.communicate(timeout=120)
+    assert forced.returncode == EXIT_CODES[LeaseLost], said
+    assert rows(owner, "SELECT to_regclass('public.t')") == [None]
+    assert runs(owner) == ["lost"]
 
 
 @pytest.mark.second_stage
