@@ -20,6 +20,7 @@ from psycopg.conninfo import make_conninfo
 from dblock._core.options import DEFAULT_PRESENCE
 from dblock._runtime.target import resolve
 from dblock.admin import schema as installation
+from dblock.admin.install_locks import one_first_install
 from dblock.admin.migration_ledger import MigrationLedger, MigrationState
 from dblock.client import Client
 from dblock.errors import (
@@ -222,17 +223,25 @@ class Turn:
 
     def _state_installed(self) -> MigrationState:
         """Return what the ledger knows about the version, after installing dblock if it is missing."""
-        try:
+        with contextlib.suppress(SchemaMissing):
             return self._ledger.state(self.plan.name, self.plan.version)
-        except SchemaMissing:
-            try:
-                installation.install(self._target, self._schema)
-            except AccessDenied as error:
-                raise AccessDenied(
-                    f"dblock is not installed in schema {self._schema!r} of this database, and this role may not "
-                    "install it. As a role that may, run: dblock install, and then for this role: dblock grant ROLE."
-                ) from error
+        try:
+            with one_first_install(self._target, self._schema, self._is_installed):
+                if not self._is_installed():
+                    installation.install(self._target, self._schema)
+        except AccessDenied as error:
+            raise AccessDenied(
+                f"dblock is not installed in schema {self._schema!r} of this database, and this role may not "
+                "install it. As a role that may, run: dblock install, and then for this role: dblock grant ROLE."
+            ) from error
         return self._ledger.state(self.plan.name, self.plan.version)
+
+    def _is_installed(self) -> bool:
+        try:
+            self._ledger.state(self.plan.name, self.plan.version)
+        except SchemaMissing:
+            return False
+        return True
 
     def _acquired(self) -> Lease:
         lock = self._client.lock(

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,12 @@ def family(process: int) -> list[int]:
         listed = subprocess.run(["pgrep", "-P", str(one)], capture_output=True, text=True).stdout
         found += map(int, listed.split())
     return found
+
+
+def send(what: signal.Signals, processes: list[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):  # a short sleep has ended by now
+            os.kill(process, what)
 
 
 def building(dsn: str) -> list[tuple[int]]:
@@ -188,13 +194,11 @@ def test_commit_of_a_stopped_command_never_succeeds(shell: Shell, dsn: str, tmp_
         stopped = shell.start(*arguments)
         eventually((tmp_path / "paused").exists, "the pause")
         frozen = family(stopped.pid)
-        for process in frozen:
-            os.kill(process, signal.SIGSTOP)
+        send(signal.SIGSTOP, frozen)
         next_one = shell.start(*arguments)
         eventually(lambda: outcomes(dsn)[1:] == [None], "the next run")
         (tmp_path / "go").touch()
-        for process in frozen:
-            os.kill(process, signal.SIGCONT)
+        send(signal.SIGCONT, frozen)
         assert next_one.wait(60) == 0, next_one.communicate()[1]
         assert stopped.wait(60) == LOST, stopped.communicate()[1]
         assert outcomes(dsn) == ["killed", "succeeded"], "the next run has recorded the end of the first"
