@@ -81,8 +81,8 @@ AS $$
     ORDER BY g.schema_name, w.word
 $$;
 
--- Returns the guarded schemas that the command of an event trigger changes, and an object in each of
--- them.
+-- Returns the guarded schemas that the command of an event trigger changes, and an object in each
+-- of them.
 CREATE OR REPLACE FUNCTION guarded_changes(event text) RETURNS TABLE (schema_name text, object text)
 LANGUAGE plpgsql VOLATILE
 AS $$
