@@ -13,6 +13,8 @@ from tests.support.migrations import eventually, outcomes, query
 from tests.support.programs import psql
 from tests.support.shell import Shell
 
+pytestmark = pytest.mark.beside_others
+
 
 def broken(dsn: str, *indexes: str) -> None:
     """Leave invalid indexes on a table whose rows are not unique."""

@@ -18,6 +18,8 @@ from tests.support.programs import psql
 from tests.support.shell import Shell
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.beside_others
+
 FAILED, AHEAD, SESSIONS_REMAIN, NOT_ACQUIRED = 65, 66, 67, 75
 
 

@@ -21,6 +21,8 @@ from dblock.cli.run import process_tree
 from dblock.errors import LeaseLost, Unavailable
 from tests.support.migrations import eventually
 
+pytestmark = pytest.mark.beside_others
+
 
 class FakeLease:
     """A lease without a database."""

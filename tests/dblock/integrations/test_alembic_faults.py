@@ -20,6 +20,8 @@ from tests.support.alembic_project import Project
 from tests.support.machine import measured
 from tests.support.stages import first
 
+pytestmark = pytest.mark.beside_others
+
 NOTE = "op.execute(\"INSERT INTO public.ran VALUES ('{0}')\")"
 CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
 ALTER = "op.execute('ALTER TABLE t ADD COLUMN {0} int')"

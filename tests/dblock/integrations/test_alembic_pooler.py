@@ -17,6 +17,8 @@ from tests.dblock.integrations.test_alembic_faults import (
 )
 from tests.support.pooler import needs_pgbouncer, pooled
 
+pytestmark = pytest.mark.beside_others
+
 ADVISORY = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 
 

@@ -14,6 +14,8 @@ from tests.fenced_store.postgres.test_alembic_versions import OLDEST, folder_of
 from tests.support import standby
 from tests.support.servers import private_server
 
+pytestmark = pytest.mark.beside_others
+
 CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
 PART = "with op.get_context().autocommit_block():\n    op.execute('CREATE INDEX CONCURRENTLY i ON t (id)')"
 WAIT = """

@@ -27,6 +27,8 @@ from tests.dblock.integrations.django_cases import (
 from tests.support.django_project import Program, Project
 from tests.support.machine import measured
 
+pytestmark = pytest.mark.beside_others
+
 __all__ = ["database", "project", "start"]
 
 SHORT_TTL = 5

@@ -15,6 +15,8 @@ from tests.dblock.integrations.django_cases import Start, applied, database, out
 from tests.support.django_project import ROOT, Project
 from tests.support.pooler import needs_pgbouncer, pooled
 
+pytestmark = pytest.mark.beside_others
+
 __all__ = ["database", "project", "start"]
 
 OLDEST = re.findall(r'"django>=([0-9.]+)', (ROOT / "pyproject.toml").read_text())[0]

@@ -10,6 +10,8 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
+pytestmark = pytest.mark.beside_others
+
 REFUSED = "DBL02"
 
 REFUSED_STATEMENTS = [
