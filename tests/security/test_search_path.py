@@ -94,6 +94,16 @@ CALLS: dict[str, dict[str, list[tuple[str, Check]]]] = {
         "list_waiters": [("list_waiters('a')", one("a", 1, ..., ..., ...))],
         "list_history": [("list_history('a')", lambda got: got == [])],
         "grants_are_recorded": [("grants_are_recorded()", one(False))],
+        "migration_state": [("migration_state('a', '1')", one(False, None, 0, None, ...))],
+        "begin_migration": [(f"begin_migration('a', {T1}, '1')", one("run", 1, ..., None))],
+        "note_revision": [(f"note_revision(1, {T1}, 'r')", one(True))],
+        "list_migrations": [("list_migrations('a')", anything)],
+        "end_migration": [(f"end_migration(1, {T1}, 'failed', 'no')", one("failed"))],
+        "retry_migration": [("retry_migration('a')", one(1))],
+        "migration_sessions": [("migration_sessions('a')", lambda got: got == [])],
+        "discard_restored_grant": [("discard_restored_grant('a')", one(False))],
+        "invalid_indexes": [("invalid_indexes()", lambda got: got == [])],
+        "list_guards": [("list_guards()", lambda got: got == [])],
         "abandon": [(f"abandon('a', '{CLIENT}')", one(True))],
         "leave_queue": [(f"leave_queue('{CLIENT}', '{PRESENCE}')", anything)],
         "wake_queue": [("wake_queue('a')", anything)],
@@ -127,8 +137,8 @@ CALLS: dict[str, dict[str, list[tuple[str, Check]]]] = {
 }  # fmt: skip
 """Calls of each SECURITY DEFINER function, with a check of the result, in this order."""
 
-TRIGGERS = ("guard_table_trigger",)
-"""The functions that a write to a protected table calls."""
+TRIGGERS = {("fenced_store", "guard_table_trigger"), ("dblock", "guard_ddl")}
+"""The functions that a write to a protected table and a change of a guarded schema call."""
 
 
 @pytest.fixture
@@ -267,7 +277,7 @@ def test_every_definer_function_sets_its_search_path(owner: psycopg.Connection) 
     owner.execute("CREATE TABLE public.rows (id int PRIMARY KEY)")
     owner.execute("SELECT fenced_store.protect_table('public.rows')")
     found = owner.execute(DEFINERS).fetchall()
-    assert sum(name.startswith("guard_") and name not in CALLS[schema] for schema, name, *_ in found) == 2
+    assert sum(name.startswith("guard_") and name not in CALLS[schema] for schema, name, *_ in found) == 3
     for schema, _, signature, settings, _ in found:
         assert f"search_path={schema}, pg_temp" in (settings or []), signature
     makers = owner.execute(
@@ -280,9 +290,7 @@ def test_every_definer_function_sets_its_search_path(owner: psycopg.Connection) 
 
 def test_every_definer_function_is_called_by_the_attacker(owner: psycopg.Connection) -> None:
     there = {(schema, name) for schema, name, *_ in owner.execute(DEFINERS).fetchall()}
-    assert there == {(schema, name) for schema, called in CALLS.items() for name in called} | {
-        ("fenced_store", name) for name in TRIGGERS
-    }
+    assert there == {(schema, name) for schema, called in CALLS.items() for name in called} | TRIGGERS
 
 
 @pytest.mark.usefixtures("known_tokens")
@@ -302,6 +310,11 @@ def test_attackers_objects_never_run_with_the_owners_privileges(
             attacker.execute("SET LOCAL fenced_store.token = '7'")
             attacker.execute(statement.encode())
         assert table
+    owner.execute("SELECT dblock.guard_schema('public')")
+    with pytest.raises(psycopg.Error) as refused:
+        attacker.execute("CREATE TABLE public.guarded ()")
+    assert refused.value.sqlstate == "DBL02"
+    owner.execute("SELECT dblock.unguard_schema()")
     assert not tripped(owner)
     assert owner.execute("SELECT token FROM fenced_store.fences WHERE resource = 'public.rows:1'").fetchone() == (7,)
     for name in ("distributed_locks", "lock_tickets", "fences", "rejections"):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from dblock._core.options import quoted
 from dblock.admin.doctor.patient import Check, Finding, Patient
 from dblock.admin.privileges import PRIVILEGES
 
-SHARED = set.intersection(*map(set, PRIVILEGES.values()))
-"""The functions that every privilege includes, which therefore identify none."""
+SHARED = {one for one, count in Counter(chain.from_iterable(PRIVILEGES.values())).items() if count > 1}
+"""The functions that several privileges include, which therefore identify none."""
 
 NOT_PRIVILEGED = " NOT r.rolsuper AND NOT pg_has_role(r.oid, n.nspowner, 'MEMBER')"
 """Superusers and members of the owner may do everything, whatever was granted."""

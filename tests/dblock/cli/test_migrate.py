@@ -23,6 +23,7 @@ pytestmark = pytest.mark.beside_others
 FAILED, AHEAD, SESSIONS_REMAIN, NOT_ACQUIRED = 65, 66, 67, 75
 
 
+@pytest.mark.second_stage
 def test_output_and_exit_code_are_passed_on_and_the_error_is_recorded(shell: Shell, dsn: str) -> None:
     line = "echo out; echo first >&2; echo 'postgresql://ann:secret@host/db: no' >&2; exit 3"
     done = shell.run("migrate", "--version", "1", "--", "sh", "-c", line)
@@ -43,6 +44,7 @@ def test_empty_version_is_refused_before_anything_runs(shell: Shell) -> None:
     assert not (shell.folder / "ran").exists()
 
 
+@pytest.mark.second_stage
 def test_version_that_is_done_is_not_run_again_and_says_so(shell: Shell, dsn: str) -> None:
     first = shell.run("migrate", "--json", "--version", "1", "--", "echo", "ran")
     ran, result = first.out.splitlines()
@@ -74,6 +76,7 @@ def test_retry_with_a_command_and_another_version_run_at_once(shell: Shell, dsn:
     assert outcomes(dsn) == ["failed", "succeeded", "failed", "succeeded"]
 
 
+@pytest.mark.second_stage
 def test_check_that_passes_runs_nothing_and_takes_no_lock(shell: Shell, dsn: str) -> None:
     (shell.folder / "done").touch()
     done = shell.run("migrate", "--check", "test -e done", "--", "echo", "ran")
@@ -152,6 +155,7 @@ def test_role_that_may_not_install_gets_one_error_and_does_no_ddl(bare_dsn: str,
     assert query(bare_dsn, "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dblock%'") == []
 
 
+@pytest.mark.second_stage
 def test_wait_only_ends_with_the_run_and_takes_no_lock(shell: Shell, dsn: str, role: str) -> None:
     schema.grant(resolve(dsn), role, may=["see"])
     as_role = psycopg.conninfo.make_conninfo(dsn, user=role)
@@ -192,6 +196,7 @@ def test_long_run_fails_no_replica_that_waits_long_enough(shell: Shell, dsn: str
     assert outcomes(dsn) == ["succeeded"]
 
 
+@pytest.mark.second_stage
 def test_two_names_do_not_wait_for_each_other(shell: Shell, dsn: str) -> None:
     other = shell.start("migrate", "--name", "billing", "--", "sleep", "60")
     eventually(lambda: outcomes(dsn) == [None], "the first run")

@@ -206,6 +206,7 @@ def test_commit_of_a_stopped_command_never_succeeds(shell: Shell, dsn: str, tmp_
         assert query(dsn, "SELECT count(*) FROM information_schema.columns WHERE column_name = 'day'") == [(1,)]
 
 
+@pytest.mark.second_stage
 def test_forced_release_ends_the_statement_at_once(shell: Shell, dsn: str) -> None:
     forced = shell.start("migrate", "--version", "1", "--ttl", "60", "--", *psql(dsn, "SELECT pg_sleep(600)"))
     eventually(lambda: marked(dsn, "active"), "the statement")

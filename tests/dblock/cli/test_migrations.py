@@ -23,6 +23,7 @@ def seeing(dsn: str, role: str) -> str:
     return psycopg.conninfo.make_conninfo(dsn, user=role, password="app")
 
 
+@pytest.mark.second_stage
 def test_running_migration_shows_holder_statement_progress_and_waiters(shell: Shell, dsn: str, seeing: str) -> None:
     query(
         dsn,
@@ -82,6 +83,7 @@ def test_sessions_that_block_a_statement_are_named(
     assert running.wait(60) == 0
 
 
+@pytest.mark.second_stage
 def test_answer_takes_little_time_of_the_database(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
     owner.execute(
         "INSERT INTO migration_runs (name, token, version, migrator, holder, session_role, database_identity,"

@@ -349,6 +349,7 @@ async def test_application_role_can_lock_and_touch_no_table(clients: Clients, ro
             "distributed_locks", "lock_clients", "lock_presence", "lock_queues", "lock_tickets",
             "lock_history", "lock_history_number_seq",
             "token_sequence", "token_server_start", "installed_revision", "token_clock",
+            "migration_runs", "migration_runs_run_seq", "ddl_guards",
         }  # fmt: skip
         for (name,) in relations:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):

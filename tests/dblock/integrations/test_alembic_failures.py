@@ -42,6 +42,7 @@ def blocker(dsn: str, owner: psycopg.Connection) -> Iterator[psycopg.Connection]
         yield connection
 
 
+@pytest.mark.second_stage
 def test_failure_is_recorded_and_told_to_the_next_replica(projects: Projects, owner: psycopg.Connection) -> None:
     project = projects()
     project.revision("a", None, FAIL)
@@ -54,6 +55,7 @@ def test_failure_is_recorded_and_told_to_the_next_replica(projects: Projects, ow
     assert runs(owner) == ["failed"], "it was not run again"
 
 
+@pytest.mark.second_stage
 def test_replica_that_cannot_be_guarded_does_not_fail_the_version(
     dsn: str, projects: Projects, owner: psycopg.Connection, role: str
 ) -> None:
@@ -113,6 +115,7 @@ def test_replicas_that_wait_stop_soon_after_the_failure(
     assert codes == [1, EXIT_CODES[MigrationFailed], EXIT_CODES[MigrationFailed]]
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("per_migration", first(1, [False, True]))
 def test_transaction_that_cannot_lock_a_table_is_run_again(
     per_migration: bool,
@@ -164,6 +167,7 @@ def test_transaction_that_cannot_lock_a_table_is_run_again(
     assert runs(owner) == ["succeeded"]
 
 
+@pytest.mark.second_stage
 def test_blockers_are_named_when_the_tries_are_used_up(
     dsn: str,
     projects: Projects,
@@ -264,6 +268,7 @@ def broken(owner: psycopg.Connection, *indexes: str) -> None:
             owner.execute(f"CREATE UNIQUE INDEX CONCURRENTLY {index} ON public.t (id)".encode())
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("drop_invalid", first(1, [True, False]))
 def test_invalid_index_that_a_pending_revision_names_is_dropped_if_asked_for(
     drop_invalid: bool, projects: Projects, owner: psycopg.Connection, caplog: pytest.LogCaptureFixture

@@ -241,6 +241,7 @@ def test_timeout_of_the_role_does_not_cut_an_index_build(
     assert rows(owner, INDEXES) == [("i", True)]
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("fence", first(1, ["None", "True"]))
 def test_program_without_the_gate_fails_at_its_version_row(
     fence: str, projects: Projects, owner: psycopg.Connection

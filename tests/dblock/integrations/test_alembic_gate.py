@@ -187,6 +187,7 @@ COMMANDS: list[tuple[list[str], list[str], bool]] = [
 ]
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize(("before", "command", "takes_lock"), first_of(3, COMMANDS))
 def test_lock_is_taken_only_if_a_step_follows(
     before: list[str], command: list[str], takes_lock: bool, projects: Projects, owner: psycopg.Connection

@@ -58,6 +58,7 @@ def test_setting_may_differ_by_database(monkeypatch: pytest.MonkeyPatch) -> None
     assert [gate.options_for("other")[name] for name in names] == [7, "mine", 2, 10]
 
 
+@pytest.mark.second_stage
 def test_program_without_the_gate_fails_at_its_record(
     project: Project, fences: None, database: psycopg.Connection
 ) -> None:

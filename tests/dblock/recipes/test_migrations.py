@@ -66,6 +66,7 @@ def outcomes(owner: psycopg.Connection) -> list[str | None]:
     return [row[0] for row in owner.execute("SELECT outcome FROM migration_runs ORDER BY run").fetchall()]
 
 
+@pytest.mark.second_stage
 def test_replicas_that_wait_find_the_migration_done(owner: psycopg.Connection, start: Start) -> None:
     owner.execute("CREATE TABLE public.steps (n int)")
     replicas = [start("INSERT INTO public.steps SELECT 1 FROM pg_sleep(0.5)") for _ in range(3)]
@@ -74,6 +75,7 @@ def test_replicas_that_wait_find_the_migration_done(owner: psycopg.Connection, s
     assert outcomes(owner) == ["succeeded"]
 
 
+@pytest.mark.second_stage
 def test_statement_of_a_killed_migrator_takes_no_effect_after_the_next_began(
     dsn: str, owner: psycopg.Connection, start: Start
 ) -> None:
@@ -93,6 +95,7 @@ def test_statement_of_a_killed_migrator_takes_no_effect_after_the_next_began(
     assert owner.execute("SELECT count(*) FROM public.steps").fetchone() == (0,)
 
 
+@pytest.mark.second_stage
 def test_keeper_ends_the_session_of_a_killed_migrator_without_another_replica(
     owner: psycopg.Connection, start: Start
 ) -> None:
@@ -104,6 +107,7 @@ def test_keeper_ends_the_session_of_a_killed_migrator_without_another_replica(
     assert marked(owner) == 0
 
 
+@pytest.mark.second_stage
 def test_stopped_migrator_is_ended_by_the_server_within_its_ttl_and_commits_nothing(
     owner: psycopg.Connection, start: Start
 ) -> None:
@@ -120,6 +124,7 @@ def test_stopped_migrator_is_ended_by_the_server_within_its_ttl_and_commits_noth
     assert "succeeded" not in outcomes(owner)
 
 
+@pytest.mark.second_stage
 def test_migrator_that_holds_the_interpreter_keeps_its_lease(owner: psycopg.Connection, start: Start) -> None:
     busy = start("SELECT 1", "hold-interpreter", ttl=2.0)
     _, said = busy.communicate(timeout=60)
@@ -127,6 +132,7 @@ def test_migrator_that_holds_the_interpreter_keeps_its_lease(owner: psycopg.Conn
     assert outcomes(owner) == ["succeeded"]
 
 
+@pytest.mark.second_stage
 def test_forced_release_ends_the_session_at_once(dsn: str, owner: psycopg.Connection, start: Start) -> None:
     forced = start(SLOW, ttl=60.0)
     migrator.wait_until_running(forced)
@@ -138,6 +144,7 @@ def test_forced_release_ends_the_session_at_once(dsn: str, owner: psycopg.Connec
     assert forced.wait(30) == 1
 
 
+@pytest.mark.second_stage
 def test_migrator_whose_keeper_was_killed_is_fenced_by_the_next(
     dsn: str, owner: psycopg.Connection, start: Start
 ) -> None:
@@ -156,6 +163,7 @@ def test_migrator_whose_keeper_was_killed_is_fenced_by_the_next(
     assert outcomes(owner) == ["killed", "succeeded"]
 
 
+@pytest.mark.second_stage
 def test_failure_reaches_the_replicas_that_wait_and_those_that_come(
     dsn: str, owner: psycopg.Connection, start: Start
 ) -> None:
@@ -198,6 +206,7 @@ def test_wait_ends_with_the_timeout(dsn: str, client: Client) -> None:
         turn.take()
 
 
+@pytest.mark.second_stage
 def test_session_that_may_not_be_ended_is_named(dsn: str, owner: psycopg.Connection, role: str) -> None:
     with Turn(dsn, Plan("m", "1", ttl=2)) as turn:
         assert turn.take()
@@ -237,6 +246,7 @@ def session_left_by_a_run(stack: contextlib.ExitStack, dsn: str, session_dsn: st
     return stack.enter_context(psycopg.connect(session_dsn, application_name=mark))
 
 
+@pytest.mark.second_stage
 def test_plain_role_ends_its_stale_sessions_whatever_the_owner_of_the_schema_may_see(plain_dsn: str) -> None:
     with contextlib.ExitStack() as stack:
         left = session_left_by_a_run(stack, plain_dsn, plain_dsn)
@@ -334,6 +344,7 @@ def test_bad_plans_are_refused(options: dict[str, object], message: str) -> None
         Plan("m", **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.second_stage
 def test_gate_that_waits_leaves_no_ticket_when_its_process_dies(
     dsn: str, owner: psycopg.Connection, client: Client, start: Start
 ) -> None:
@@ -349,6 +360,7 @@ def test_gate_reports_an_unreachable_database() -> None:
         Gate("postgresql://localhost:1/nowhere", Plan("m")).enter()
 
 
+@pytest.mark.second_stage
 def test_caller_that_decides_itself_looks_under_the_lock(dsn: str, owner: psycopg.Connection, client: Client) -> None:
     looks: list[bool] = []
 
