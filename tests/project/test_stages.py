@@ -55,6 +55,13 @@ def test_marks_decide_where_a_test_runs(marks: list[str], runs_in: set[tuple[str
     assert {one for one in every if stages._is_wanted(item(*marks), *one)} == runs_in
 
 
+@pytest.mark.parametrize(
+    ("marks", "shares"), [([], False), (["beside_others"], True), (["beside_others", "alone"], False)]
+)
+def test_marks_decide_whether_a_test_shares_the_machine(marks: list[str], shares: bool) -> None:
+    assert stages.shares_the_machine(item(*marks)) is shares
+
+
 def test_test_that_measures_time_runs_alone(tmp_path: Path) -> None:
     order: list[str] = []
     alone, ended = threading.Event(), threading.Event()

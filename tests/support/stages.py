@@ -6,7 +6,8 @@ The suite has two stages and a third kind of test:
   it, because most tests wait for something: each process takes one module at a time.
 - The second stage is `pytest --stage 2`. Its tests have the mark `second_stage`. They repeat a claim with more kinds,
   seeds or rounds, wait long, or are exact about time. Each of them runs alone, except those with the mark
-  `beside_others`, which measure no time: two processes share these.
+  `beside_others`, which judge no duration: two processes share these. In a module with this mark, a test with the mark
+  `alone` still runs alone.
 - Tests with the mark `long` take minutes. Only `pytest --long` runs them, after both stages.
 """
 
@@ -50,7 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "second_stage: repeats, waits long or is exact about time; runs with --stage 2")
-    config.addinivalue_line("markers", "beside_others: measures no time; runs beside other tests of the second stage")
+    config.addinivalue_line("markers", "beside_others: judges no duration; runs beside other tests of the second stage")
+    config.addinivalue_line("markers", "alone: judges a duration, in a module that otherwise runs beside others")
     config.addinivalue_line("markers", "needs_presence: is skipped where clients have no presence (behind a NAT)")
     config.addinivalue_line("markers", "long: takes minutes; runs only with --long")
 
@@ -68,8 +70,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     worker = getattr(item.config, "workerinput", None)
     if worker is None or _stage(item.config) != "2":
         return (yield)
-    with turn(Path(worker["turns"]), item.get_closest_marker("beside_others") is not None):
+    with turn(Path(worker["turns"]), shares_the_machine(item)):
         return (yield)
+
+
+def shares_the_machine(item: pytest.Item) -> bool:
+    """Return whether a test of the second stage runs beside others."""
+    return bool(item.get_closest_marker("beside_others")) and not item.get_closest_marker("alone")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -21,6 +21,8 @@ from tests.support.migrations import eventually, marked, outcomes, query
 from tests.support.programs import psql
 from tests.support.shell import Shell
 
+pytestmark = pytest.mark.beside_others
+
 LOST = 76
 
 ROUNDS = pytest.mark.parametrize(
@@ -108,6 +110,7 @@ def watched_marks(dsn: str) -> Iterator[Marks]:
         marks.close()
 
 
+@pytest.mark.alone
 @ROUNDS
 @pytest.mark.parametrize(
     ("victim", "options"),
@@ -150,6 +153,7 @@ def test_next_run_begins_when_the_statement_of_a_killed_one_is_gone(
         assert query(dsn, "SELECT indisvalid FROM pg_index WHERE indrelid = 'rows'::regclass") == [(True,)]
 
 
+@pytest.mark.alone
 @ROUNDS
 @pytest.mark.parametrize("victim", ["command", pytest.param("dblock", marks=pytest.mark.second_stage)])
 def test_transaction_of_a_stopped_command_is_over_within_its_ttl(

@@ -22,6 +22,8 @@ from tests.support.programs import program, psql
 from tests.support.servers import private_server
 from tests.support.shell import Shell
 
+pytestmark = pytest.mark.beside_others
+
 PATIENCE = 300
 
 IN_ONE_TRANSACTION = """
@@ -131,6 +133,7 @@ def test_hundred_replicas_of_a_version_that_is_done_write_nothing(shell: Shell, 
     assert query(dsn, "SELECT l::text FROM dblock.distributed_locks AS l") == locks
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 def test_version_that_is_done_costs_one_statement_and_little_time(dsn: str) -> None:
     with Turn(dsn, Plan("m", "1")) as turn:
@@ -145,6 +148,7 @@ def test_version_that_is_done_costs_one_statement_and_little_time(dsn: str) -> N
     assert min(times) < 0.05, times
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 @pytest.mark.timeout(900)
 def test_failure_is_told_to_all_replicas_and_their_restarts(shell: Shell, dsn: str, tmp_path: Path) -> None:
@@ -164,6 +168,7 @@ def test_failure_is_told_to_all_replicas_and_their_restarts(shell: Shell, dsn: s
         assert time.monotonic() - began < 2.0 + 20 * lateness()
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 @pytest.mark.timeout(600)
 def test_waiters_learn_of_a_failure_within_two_seconds(shell: Shell, dsn: str) -> None:
@@ -197,6 +202,7 @@ def waiters(dsn: str, number: int) -> Iterator[None]:
             thread.join()
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 @pytest.mark.timeout(900)
 def test_waiters_hold_no_snapshot_and_do_not_delay_an_index(tmp_path: Path) -> None:

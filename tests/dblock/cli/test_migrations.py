@@ -15,6 +15,8 @@ from tests.support.migrations import eventually, marked, outcomes, query
 from tests.support.programs import psql
 from tests.support.shell import Shell
 
+pytestmark = pytest.mark.beside_others
+
 
 @pytest.fixture
 def seeing(dsn: str, role: str) -> str:
@@ -83,6 +85,7 @@ def test_sessions_that_block_a_statement_are_named(
     assert running.wait(60) == 0
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 def test_answer_takes_little_time_of_the_database(shell: Shell, dsn: str, owner: psycopg.Connection) -> None:
     owner.execute(

@@ -22,6 +22,8 @@ from tests.dblock.integrations.conftest import Projects, Start, eventually, rows
 from tests.support.machine import measured
 from tests.support.stages import first
 
+pytestmark = pytest.mark.beside_others
+
 CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
 ALTER = "op.execute('ALTER TABLE t ADD COLUMN b int')"
 FAIL = "op.execute('SELECT pg_sleep(0.5)')\nop.execute('SELECT 1 / (SELECT 0)')"
@@ -96,6 +98,7 @@ def test_version_fails_as_often_as_it_may_over_all_replicas(
     assert project.call("upgrade", "head")[0] == 0, "a new version runs"
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 @pytest.mark.timeout(300)
 def test_replicas_that_wait_stop_soon_after_the_failure(
@@ -115,6 +118,7 @@ def test_replicas_that_wait_stop_soon_after_the_failure(
     assert codes == [1, EXIT_CODES[MigrationFailed], EXIT_CODES[MigrationFailed]]
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 @pytest.mark.parametrize("per_migration", first(1, [False, True]))
 def test_transaction_that_cannot_lock_a_table_is_run_again(

@@ -163,6 +163,7 @@ def paused(project: Project, start: Start) -> subprocess.Popen[str]:
     return stopped
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("per_migration", [False, True])
 @rounds(5, 100)

@@ -19,6 +19,8 @@ from tests.support.alembic_project import Project
 from tests.support.machine import measured
 from tests.support.stages import first
 
+pytestmark = pytest.mark.beside_others
+
 CREATE = "op.create_table('t', sa.Column('id', sa.Integer))"
 DROP = "op.drop_table('t')"
 TOKEN = "op.execute(\"INSERT INTO seen SELECT current_setting('application_name'), current_setting('{setting}')\")"
@@ -206,6 +208,7 @@ def test_lock_is_taken_only_if_a_step_follows(
     assert runs(owner)[-1] == "succeeded", "a merge is a step"
 
 
+@pytest.mark.alone
 def test_command_at_the_head_costs_one_statement_and_writes_nothing(
     projects: Projects, owner: psycopg.Connection
 ) -> None:
@@ -260,6 +263,7 @@ def test_replicas_at_the_head_take_no_ticket_and_no_grant(
 WAIT = "pathlib.Path('{0}/running').touch()\nwhile not pathlib.Path('{0}/go').exists(): time.sleep(0.05)"
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 def test_commands_that_read_reply_while_a_first_migration_runs(
     projects: Projects, start: Start, owner: psycopg.Connection

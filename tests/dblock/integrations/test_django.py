@@ -21,6 +21,8 @@ from tests.dblock.integrations.django_cases import Start, applied, database, out
 from tests.support.django_project import Project
 from tests.support.machine import measured
 
+pytestmark = pytest.mark.beside_others
+
 __all__ = ["database", "project", "start"]
 
 ALTER = "SQL('ALTER TABLE shop_shop ADD COLUMN extra int', 'ALTER TABLE shop_shop DROP COLUMN extra')"
@@ -164,6 +166,7 @@ def cpu_of(project: Project, start: Start) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 def test_commands_that_read_reply_while_a_migration_runs(
     project: Project, start: Start, database: psycopg.Connection

@@ -17,7 +17,7 @@ from tests.support.machine import measured
 
 __all__ = ["database", "project", "start"]
 
-pytestmark = [pytest.mark.second_stage, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.beside_others, pytest.mark.second_stage, pytest.mark.timeout(300)]
 
 ALTER = "SQL('ALTER TABLE shop_shop ADD COLUMN extra int')"
 INDEXES = "SELECT i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relname = 'shop_name'"
@@ -32,6 +32,7 @@ def blocker(project: Project) -> Iterator[psycopg.Connection]:
         yield connection
 
 
+@pytest.mark.alone
 def test_transaction_that_cannot_lock_a_table_is_run_again(
     project: Project, start: Start, database: psycopg.Connection, blocker: psycopg.Connection
 ) -> None:

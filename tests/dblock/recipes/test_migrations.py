@@ -25,6 +25,8 @@ from dblock.recipes.migrations.gate import Gate
 from dblock.recipes.migrations.turn import Plan, Turn
 from tests.support import migrator
 
+pytestmark = pytest.mark.beside_others
+
 Start = Callable[..., subprocess.Popen[str]]
 SLOW = "SELECT pg_sleep(60)"
 
@@ -107,6 +109,7 @@ def test_keeper_ends_the_session_of_a_killed_migrator_without_another_replica(
     assert marked(owner) == 0
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 def test_stopped_migrator_is_ended_by_the_server_within_its_ttl_and_commits_nothing(
     owner: psycopg.Connection, start: Start
@@ -132,6 +135,7 @@ def test_migrator_that_holds_the_interpreter_keeps_its_lease(owner: psycopg.Conn
     assert outcomes(owner) == ["succeeded"]
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 def test_forced_release_ends_the_session_at_once(dsn: str, owner: psycopg.Connection, start: Start) -> None:
     forced = start(SLOW, ttl=60.0)
