@@ -19,7 +19,7 @@ import dblock
 from dblock import cli
 from dblock._core.schema_version import REVISION
 from dblock._runtime.target import resolve
-from dblock.admin import privileges, schema, tables
+from dblock.admin import install_locks, privileges, schema, tables
 from tests.support.sessions import Sessions
 from tests.support.stages import first
 
@@ -120,6 +120,7 @@ def test_install_succeeds_if_another_one_commits_before_it_creates_the_schema(
 
     def overtaken(connection: Connection, name: str) -> None:
         monkeypatch.undo()
+        monkeypatch.setattr(install_locks, "FIRST_INSTALL_PATIENCE", 0.05)  # it stops waiting for the other one
         assert schema.install(resolve(bare_dsn)) is None
         create(connection, name)
 
