@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -25,6 +26,9 @@ logger = logging.getLogger("dblock")
 
 START_KEEPER = "import sys; sys.path[:] = sys.argv[1:]; from dblock.recipes.migrations.keeper import main; main()"
 """With -m, a module of the working directory would stand in for one of the standard library, such as queue.py."""
+
+END_MARGIN = 15.0
+"""Seconds after the ttl within which a keeper has recorded the end of a run, or has given up."""
 
 
 class Gate:
@@ -116,14 +120,15 @@ class Gate:
     def leave(self, outcome: str, error: str | None = None, revision: str | None = None) -> bool:
         """Record how the migration ended, and release the lock. Raise LeaseLost if a success came too late.
 
-        Return whether a migration that ended as `killed` had lost its lease, and was cut off for that reason.
+        Raise DatabaseError if the keeper has died or does not reply. Return whether a migration that ended as `killed`
+        had lost its lease, and was cut off for that reason.
         """
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return False
         try:
             self._send(keeper, {"end": outcome, "error": error, "last_revision": revision})
-            reply = self._reply(keeper)
+            reply = self._reply(keeper, within=self.plan.ttl + END_MARGIN)
         finally:
             _close(keeper)
         if outcome == "succeeded" and reply.get("ended") != "succeeded":
@@ -143,8 +148,10 @@ class Gate:
         except BrokenPipeError:
             raise self._keeper_ended() from None
 
-    def _reply(self, keeper: subprocess.Popen[str]) -> dict[str, Any]:
+    def _reply(self, keeper: subprocess.Popen[str], within: float | None = None) -> dict[str, Any]:
         assert keeper.stdout is not None
+        if within is not None and not select.select([keeper.stdout], [], [], within)[0]:
+            keeper.kill()  # it was stopped, and must not renew or end anything when it continues
         line = keeper.stdout.readline()
         if not line:
             raise self._keeper_ended()

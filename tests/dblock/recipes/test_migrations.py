@@ -19,7 +19,16 @@ from dblock._runtime.target import resolve
 from dblock.admin import schema
 from dblock.admin.inspect import overview
 from dblock.admin.migration_ledger import MigrationLedger, MigrationSession
-from dblock.errors import DatabaseAhead, InvalidArgument, LockTimeout, MigrationFailed, SessionsRemain, Unavailable
+from dblock.errors import (
+    DatabaseAhead,
+    DatabaseError,
+    InvalidArgument,
+    LockTimeout,
+    MigrationFailed,
+    SessionsRemain,
+    Unavailable,
+)
+from dblock.recipes.migrations import gate as gate_module
 from dblock.recipes.migrations import keeper
 from dblock.recipes.migrations.gate import Gate
 from dblock.recipes.migrations.turn import Plan, Turn
@@ -307,6 +316,23 @@ def test_lease_outlasts_a_look_that_takes_longer_than_its_ttl(dsn: str, owner: p
     assert gate.enter()
     gate.leave("succeeded")
     assert outcomes(owner) == ["succeeded"]
+
+
+@pytest.mark.second_stage
+def test_migrator_does_not_wait_for_a_stopped_keeper(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "END_MARGIN", 0.5)
+    gate = Gate(dsn, Plan("m", "1", ttl=3))
+    assert gate.enter()
+    assert gate._keeper is not None
+    gate._keeper.send_signal(signal.SIGSTOP)
+    with pytest.raises(DatabaseError, match="may be repeated"):
+        gate.leave("succeeded")
+    again = Gate(dsn, Plan("m", "1", ttl=3))
+    assert again.enter()
+    again.leave("succeeded")
+    assert outcomes(owner) == ["killed", "succeeded"]
 
 
 def test_keeper_records_the_end_of_a_run_after_a_lost_reply(
