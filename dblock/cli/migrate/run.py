@@ -8,6 +8,7 @@ stop its statement.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -168,8 +169,18 @@ class MigrationRun:
             return self._report_loss()
         if not released and outcome == "succeeded":
             self._context.notice(f"the lock {printable(lease.name)!r} was lost after the run was recorded.")
+        if recorded == "failed" and not self._context.quiet:
+            self._report_failure()
         self._report_result({"succeeded": "migrated"}.get(outcome, outcome), code, seconds)
         return code
+
+    def _report_failure(self) -> None:
+        plan = self._plan
+        and_then = ", and" if plan.attempts == 1 else f". After {plan.attempts} failures"
+        self._context.notice(
+            f"the failure is recorded{and_then} no replica tries again until you run: "
+            f"dblock migrate --name {shlex.quote(plan.name)} --retry"
+        )
 
     def _outcome(self, code: int) -> str:
         supervisor = self._supervisor

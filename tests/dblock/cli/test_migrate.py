@@ -27,7 +27,9 @@ FAILED, AHEAD, SESSIONS_REMAIN, NOT_ACQUIRED = 65, 66, 67, 75
 def test_output_and_exit_code_are_passed_on_and_the_error_is_recorded(shell: Shell, dsn: str) -> None:
     line = "echo out; echo first >&2; echo 'postgresql://ann:secret@host/db: no' >&2; exit 3"
     done = shell.run("migrate", "--version", "1", "--", "sh", "-c", line)
-    assert done == (3, "out\n", "first\npostgresql://ann:secret@host/db: no\n")
+    assert (done.code, done.out) == (3, "out\n")
+    assert done.err.startswith("first\npostgresql://ann:secret@host/db: no\n")
+    assert "no replica tries again until you run: dblock migrate --name migrate --retry" in done.err
     assert outcomes(dsn) == ["failed"]
     assert errors(dsn) == ["first\npostgresql://ann:***@host/db: no"]
     other = shell.run("migrate", "--version", "1", "--", "touch", "ran")
@@ -190,8 +192,8 @@ def test_wait_for_the_lock_ends_with_its_timeout_and_counts_as_no_failure(
 @pytest.mark.second_stage
 def test_long_run_fails_no_replica_that_waits_long_enough(shell: Shell, dsn: str) -> None:
     """A run may last several ttls, and its failures are counted apart from the time that others wait."""
-    start = ["migrate", "--version", "1", "--ttl", "2", "--timeout", "60", "--"]
-    replicas = [shell.start(*start, "sh", "-c", "sleep 5") for _ in range(3)]
+    start = ["migrate", "--version", "1", "--ttl", "3", "--timeout", "90", "--"]
+    replicas = [shell.start(*start, "sh", "-c", "sleep 8") for _ in range(3)]
     assert [replica.wait(120) for replica in replicas] == [0, 0, 0]
     assert outcomes(dsn) == ["succeeded"]
 
