@@ -110,25 +110,25 @@ def watched_marks(dsn: str) -> Iterator[Marks]:
         marks.close()
 
 
+VICTIMS: list[tuple[str, list[str]]] = [
+    ("command", []),
+    ("dblock", ["--ttl", "3"]),
+    # The server does not notice the killed client, so that only the next holder ends the statement.
+    ("dblock", ["--ttl", "3", "--no-options"]),
+]
+
+
 @pytest.mark.alone
 @ROUNDS
-@pytest.mark.parametrize(
-    ("victim", "options"),
-    [
-        ("command", []),
-        pytest.param("dblock", ["--ttl", "3"], marks=pytest.mark.second_stage),
-        # The server does not notice the killed client, so that only the next holder ends the statement.
-        pytest.param("dblock", ["--ttl", "3", "--no-options"], marks=pytest.mark.second_stage),
-    ],
-)
 def test_next_run_begins_when_the_statement_of_a_killed_one_is_gone(
-    shell: Shell, dsn: str, tmp_path: Path, victim: str, options: list[str], rounds: int
+    shell: Shell, dsn: str, tmp_path: Path, rounds: int
 ) -> None:
     script = tmp_path / "1.sql"
     script.write_text(BUILD)
     query(dsn, SLOW_INDEX)
-    arguments = ["migrate", *options, "--"]
-    for _ in range(rounds):
+    for number in range(rounds):
+        victim, options = VICTIMS[number % len(VICTIMS)]
+        arguments = ["migrate", *options, "--"]
         query(dsn, "DROP INDEX IF EXISTS by_n")
         query(dsn, "TRUNCATE dblock.migration_runs")
         query(dsn, "UPDATE pace SET seconds = 0.2")
@@ -155,14 +155,15 @@ def test_next_run_begins_when_the_statement_of_a_killed_one_is_gone(
 
 @pytest.mark.alone
 @ROUNDS
-@pytest.mark.parametrize("victim", ["command", pytest.param("dblock", marks=pytest.mark.second_stage)])
 def test_transaction_of_a_stopped_command_is_over_within_its_ttl(
-    shell: Shell, dsn: str, tmp_path: Path, victim: str, rounds: int
+    shell: Shell, dsn: str, tmp_path: Path, rounds: int
 ) -> None:
+    """The command is stopped, or in every second round dblock."""
     script = tmp_path / "1.sql"
     script.write_text("BEGIN; CREATE TABLE added (n int); \\! touch on; sleep 600\nCOMMIT;")
     ttl = 3.0
-    for _ in range(rounds):
+    for number in range(rounds):
+        victim = ("command", "dblock")[number % 2]
         query(dsn, "TRUNCATE dblock.migration_runs")
         (tmp_path / "on").unlink(missing_ok=True)
         with measured() as lateness:
@@ -227,7 +228,7 @@ def test_forced_release_ends_the_statement_at_once(shell: Shell, dsn: str) -> No
 @pytest.mark.second_stage
 def test_command_that_reconnects_after_a_forced_release_is_ended(shell: Shell, dsn: str, tmp_path: Path) -> None:
     once = " ".join(f"'{word}'" for word in psql(dsn, "SELECT pg_sleep(600)"))
-    forced = shell.start("migrate", "--ttl", "60", "--", "sh", "-c", f"while true; do {once}; done")
+    forced = shell.start("migrate", "--ttl", "12", "--", "sh", "-c", f"while true; do {once}; done")
     eventually(lambda: marked(dsn, "active"), "the statement")
     with overview(resolve(dsn)) as database:
         (lock,) = database.locks("migrate")

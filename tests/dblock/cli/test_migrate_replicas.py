@@ -75,13 +75,12 @@ def test_replicas_run_the_script_once(shell: Shell, dsn: str, tmp_path: Path) ->
         pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
     ],
 )
-@STEPS
 def test_ten_replicas_run_every_step_once_on_an_empty_database(
-    shell: Shell, bare_dsn: str, tmp_path: Path, steps: str, rounds: int
+    shell: Shell, bare_dsn: str, tmp_path: Path, rounds: int
 ) -> None:
     script = tmp_path / "1.sql"
-    script.write_text(steps)
-    for _ in range(rounds):
+    for number in range(rounds):
+        script.write_text((CONCURRENTLY, IN_ONE_TRANSACTION)[number % 2])
         query(bare_dsn, "DROP TABLE IF EXISTS public.steps")
         query(bare_dsn, "DROP SCHEMA IF EXISTS dblock CASCADE")
         arguments = ["--version", "1", "--", *psql(bare_dsn, script)]
@@ -121,14 +120,16 @@ def test_version_that_is_done_needs_a_database_that_can_only_be_read(shell: Shel
     assert shell.run("migrate", "--version", "1", "--", "false", env=read_only).code == 0
 
 
-@pytest.mark.second_stage
 @pytest.mark.timeout(900)
-def test_hundred_replicas_of_a_version_that_is_done_write_nothing(shell: Shell, dsn: str) -> None:
+@pytest.mark.parametrize(
+    "replicas", [pytest.param(30, marks=pytest.mark.second_stage), pytest.param(100, marks=pytest.mark.long)]
+)
+def test_replicas_of_a_version_that_is_done_write_nothing(shell: Shell, dsn: str, replicas: int) -> None:
     assert shell.run("migrate", "--version", "1", "--", "true").code == 0
     eventually(lambda: tuples_written(dsn) > 0, "the statistics of the run")
     time.sleep(1.5)  # a session reports its statistics at most once a second
     written, locks = tuples_written(dsn), query(dsn, "SELECT l::text FROM dblock.distributed_locks AS l")
-    assert exit_codes(start_together(shell, 100, "--version", "1", "--", "false")) == []
+    assert exit_codes(start_together(shell, replicas, "--version", "1", "--", "false")) == []
     assert tuples_written(dsn) == written
     assert query(dsn, "SELECT l::text FROM dblock.distributed_locks AS l") == locks
 
@@ -149,18 +150,22 @@ def test_version_that_is_done_costs_one_statement_and_little_time(dsn: str) -> N
 
 
 @pytest.mark.alone
-@pytest.mark.second_stage
 @pytest.mark.timeout(900)
-def test_failure_is_told_to_all_replicas_and_their_restarts(shell: Shell, dsn: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "starts"),
+    [pytest.param(5, 3, marks=pytest.mark.second_stage), pytest.param(10, 5, marks=pytest.mark.long)],
+)
+def test_failure_is_told_to_all_replicas_and_their_restarts(
+    shell: Shell, dsn: str, tmp_path: Path, replicas: int, starts: int
+) -> None:
     script = tmp_path / "1.sql"
     script.write_text("SELECT pg_sleep(1); SELECT 1 / 0;")
     arguments = ["--version", "1", "--attempts", "2", "--", *psql(dsn, script)]
     said = []
-    for _ in range(5):
-        said += exit_codes(start_together(shell, 10, *arguments))
+    for _ in range(starts):
+        said += exit_codes(start_together(shell, replicas, *arguments))
     assert outcomes(dsn) == ["failed", "failed"]
-    assert len(said) == 50
-    assert sorted(code for code, _ in said) == [3, 3, *[65] * 48]
+    assert sorted(code for code, _ in said) == [3, 3, *[65] * (replicas * starts - 2)]
     assert all("division by zero" in text for _, text in said)
     with measured() as lateness:
         began = time.monotonic()

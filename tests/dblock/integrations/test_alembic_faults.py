@@ -79,20 +79,23 @@ def test_two_replicas_run_every_step_once(projects: Projects, start: Start, owne
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("concurrently", [False, True])
 @rounds(3, 100)
 def test_ten_replicas_on_an_empty_database_run_every_step_once(
-    rounds: int, concurrently: bool, projects: Projects, start: Start, owner: psycopg.Connection
+    rounds: int, projects: Projects, start: Start, owner: psycopg.Connection
 ) -> None:
-    project = projects(gate="ttl=60")
-    project.revision("a", None, f"{CREATE}\n{NOTE.format('a')}")
-    project.revision("b", "a", (INDEX if concurrently else ALTER.format("b")) + f"\n{NOTE.format('b')}")
-    project.revision("c", "b", f"{ALTER.format('c')}\n{NOTE.format('c')}")
-    for _ in range(rounds):
+    """In every second round all steps are transactions; in the others one builds an index concurrently."""
+    alternate = []
+    for step in (INDEX, ALTER.format("b")):
+        project = projects(gate="ttl=60")
+        project.revision("a", None, f"{CREATE}\n{NOTE.format('a')}")
+        project.revision("b", "a", f"{step}\n{NOTE.format('b')}")
+        project.revision("c", "b", f"{ALTER.format('c')}\n{NOTE.format('c')}")
+        alternate.append(project)
+    for number in range(rounds):
         prepare(owner, bare=True)
-        replicas_succeed(project, start, 10)
+        replicas_succeed(alternate[number % 2], start, 10)
         assert rows(owner, "SELECT revision FROM public.ran ORDER BY 1") == ["a", "b", "c"]
-        assert rows(owner, INDEXES) == [("i", True)] * concurrently
+        assert rows(owner, INDEXES) == [("i", True)] * (number % 2 == 0)
         assert rows(owner, "SELECT outcome FROM dblock.migration_runs") == ["succeeded"]
 
 
@@ -165,16 +168,19 @@ def paused(project: Project, start: Start) -> subprocess.Popen[str]:
 
 @pytest.mark.alone
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("per_migration", [False, True])
 @rounds(5, 100)
 def test_stopped_program_is_ended_within_its_ttl_and_never_commits(
-    rounds: int, per_migration: bool, projects: Projects, start: Start, owner: psycopg.Connection
+    rounds: int, projects: Projects, start: Start, owner: psycopg.Connection
 ) -> None:
-    """It is stopped between its last DDL and its version row."""
-    project = projects(gate="ttl=3", configure=f"transaction_per_migration={per_migration}")
-    project.revision("a", None, CREATE)
-    project.revision("b", "a", f"{ALTER.format('b')}\n{NOTE.format('b')}\n{PAUSE.format(project.folder)}")
-    for _ in range(rounds):
+    """It is stopped between its last DDL and its version row; in every second round each step is a transaction."""
+    alternate = []
+    for per_migration in (False, True):
+        project = projects(gate="ttl=3", configure=f"transaction_per_migration={per_migration}")
+        project.revision("a", None, CREATE)
+        project.revision("b", "a", f"{ALTER.format('b')}\n{NOTE.format('b')}\n{PAUSE.format(project.folder)}")
+        alternate.append(project)
+    for number in range(rounds):
+        project = alternate[number % 2]
         prepare(owner)
         (project.folder / "go").unlink(missing_ok=True)
         stopped = paused(project, start)

@@ -23,9 +23,14 @@ ADVISORY = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 
 
 @needs_pgbouncer
-@pytest.mark.second_stage
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("step", [ALTER.format("b"), INDEX], ids=["transaction", "concurrently"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(INDEX, marks=pytest.mark.second_stage, id="concurrently"),
+        pytest.param(ALTER.format("b"), marks=pytest.mark.long, id="transaction"),
+    ],
+)
 def test_ten_replicas_behind_a_transaction_pooler_run_every_step_once(
     step: str, dsn: str, projects: Projects, start: Start, owner: psycopg.Connection
 ) -> None:
