@@ -147,15 +147,17 @@ def test_replicas_at_the_head_take_no_ticket_and_no_grant(
     assert outcomes(database) == ["succeeded"]
 
 
+@pytest.mark.alone
 @pytest.mark.second_stage
 def test_gate_costs_little_at_the_head(project: Project, start: Start) -> None:
+    """At most an eighth of what Django's own command takes, which is 50 ms of 0.4 s."""
     project.run("migrate")
-    gated = project.apps
-    spent = []
-    for apps in ((), gated):
-        project.apps = apps
-        spent.append(min(cpu_of(project, start) for _ in range(4)))
-    assert spent[1] - spent[0] < 0.05
+    apps: list[tuple[str, ...]] = [(), project.apps]
+    spent: list[list[float]] = [[], []]
+    for number in range(10):
+        project.apps = apps[number % 2]
+        spent[number % 2].append(cpu_of(project, start))
+    assert min(spent[1]) < 1.125 * min(spent[0]), spent
 
 
 def cpu_of(project: Project, start: Start) -> float:
