@@ -95,7 +95,9 @@ def test_statement_of_a_killed_program_ends_before_the_next_one_begins(
     check_kills(rounds, project, start, database)
 
 
-def check_kills(rounds: int, project: Project, start: Start, database: psycopg.Connection) -> None:
+def check_kills(
+    rounds: int, project: Project, start: Start, database: psycopg.Connection, patience: float = 60
+) -> None:
     project.run("migrate")
     project.add_index()
     database.execute("CREATE TABLE alone (others bigint)")
@@ -113,7 +115,7 @@ def check_kills(rounds: int, project: Project, start: Start, database: psycopg.C
             killed.kill()
             next_one = start(project, "migrate")
             with measured() as lateness:
-                assert eventually(partial(is_gone, database, old)) < 5 + 20 * lateness()
+                assert eventually(partial(is_gone, database, old), patience) < 5 + 20 * lateness()
             eventually(partial(is_building, database, next_one))
         assert next_one.wait() == 0, next_one.said
         assert rows(database, "SELECT others FROM alone") == [0, 0], "two sessions migrated at once"
@@ -146,7 +148,7 @@ def test_program_without_the_sweep_would_run_beside_the_old_statement(
         "contract.session_settings = lambda *a: right(*a) | {'client_connection_check_interval': '0'}\n"
     )
     with pytest.raises(AssertionError):
-        check_kills(1, project, start, database)
+        check_kills(1, project, start, database, patience=10)
 
 
 def stop_where_it_pauses(program: Program, folder: Path) -> None:
