@@ -33,6 +33,7 @@ from dblock.recipes.migrations import keeper
 from dblock.recipes.migrations.gate import Gate
 from dblock.recipes.migrations.turn import Plan, Turn
 from tests.support import migrator
+from tests.support.migrations import eventually
 
 pytestmark = pytest.mark.beside_others
 
@@ -54,15 +55,6 @@ def start(dsn: str) -> Iterator[Start]:
         process.send_signal(signal.SIGCONT)
         process.kill()
         process.communicate()
-
-
-def eventually(holds: Callable[[], object], patience: float = 20.0) -> float:
-    """Wait until something holds, and return how long it took."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() < began + patience, "it did not happen in time"
-        time.sleep(0.02)
-    return time.monotonic() - began
 
 
 def marked(owner: psycopg.Connection) -> int:
