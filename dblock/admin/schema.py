@@ -42,6 +42,9 @@ VERSION_TABLE = "installed_revision"
 
 PACKAGE = Path(__file__).parents[1]
 
+_SQL_FOLDERS = ("locks", "migrations", ".")
+"""The folders of functions. Each may use those of the folders before it."""
+
 COLLISIONS = ("23505", "42P06", "42P07", "42P01")
 """The SQLSTATEs of an install that waited for another install or uninstall: the schema exists now, or no longer."""
 
@@ -304,7 +307,7 @@ def status_of(connection: psycopg.Connection[Any], schema: str) -> Status:
 
 def function_files() -> list[Path]:
     """Return the files with the functions' current bodies, in the order in which they run."""
-    return sorted((PACKAGE / "sql").glob("*.sql"))
+    return [path for folder in _SQL_FOLDERS for path in sorted((PACKAGE / "sql" / folder).glob("*.sql"))]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 -- token of a grant that is not durable is a negative number that fences nothing. Token 0 means that
 -- the lock was never granted.
 --
--- `dblock grant --may see` allows the functions 70 to 75, because they show the locks of other
+-- `dblock grant --may see` allows the functions 70 to 73, because they show the locks of other
 -- applications.
 CREATE OR REPLACE FUNCTION list_locks(
     pattern text DEFAULT '%',

@@ -1,5 +1,5 @@
--- Checks that the public functions share. No application role may call the functions in the files
--- 01 to 09. Each of them runs under the fixed search_path of the public function that calls it.
+-- Checks that the public functions share. No application role may call the functions in files
+-- below 10. Each of them runs under the fixed search_path of the public function that calls it.
 --
 -- Some return true instead of nothing. A caller can then call them in an assignment, which PL/pgSQL
 -- evaluates without the cost of a query.

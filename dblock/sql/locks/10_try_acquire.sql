@@ -15,8 +15,9 @@
 -- A holder whose process is known to be gone (see remaining_grace) holds nothing. `presence` ties
 -- the grant to the caller's session in the same way. Without it, only the ttl decides. A queue of
 -- dead waiters does not count either. What a call finds and records about a holder should be
--- committed at once. So a call without an `attempt` checks the holder only outside of a longer
--- transaction, and the waiters only if no heartbeat of theirs counts.
+-- committed at once. So a call without an `attempt`, whose transaction may stay open, checks the
+-- waiters only if no heartbeat of theirs counts. It checks the holder only if the call does not
+-- look like a part of a longer transaction, and if no live waiter does so itself.
 --
 -- With `fair => false` the call takes a free lock ahead of its queue. With a `ticket`, which
 -- acquire() gave to the same attempt, it redeems the ticket if no ticket is ahead. `waiting` in the
@@ -199,7 +200,14 @@ BEGIN
         ELSIF checks = 1 AND remaining = 0 THEN
             -- Freed after the first query, or free and locked by another transaction.
             CONTINUE;
-        ELSIF checks = 1 AND NOT granted AND seen.presence IS NOT NULL AND alone THEN
+        ELSIF checks = 1 AND NOT granted AND seen.presence IS NOT NULL AND alone
+            AND (
+                try_acquire.attempt IS NOT NULL OR NOT seen.waiting OR NOT EXISTS (
+                    SELECT FROM lock_tickets AS t JOIN lock_clients AS c ON c.client = t.client
+                    WHERE t.name = try_acquire.name AND c.seen_until > clock_timestamp()
+                )
+            )
+        THEN
             grace := remaining_grace(seen.presence, true, true);
             IF grace <= 0 THEN
                 PERFORM free_dead_holder(try_acquire.name, seen.token, seen.presence);

@@ -1,5 +1,4 @@
--- The ledger of migrations: one row in migration_runs for each run of a migrator. The functions 53
--- to 59 and 74 read and write it.
+-- The ledger of migrations: one row in migration_runs for each run of a migrator.
 
 -- Returns the application_name of the sessions that one run of a migration uses. Postgres keeps 63
 -- bytes of printable ASCII, so a long or unusual name is abbreviated and told apart by its hash.
