@@ -2,7 +2,7 @@
 
 `dblock.admin.schema` runs this file. It passes an open connection (or none, to print the DDL instead) whose search
 path begins with the schema. Tables change by migrations, which are frozen once released. Functions have no
-migrations: an upgrade replaces them with their current bodies in `dblock/sql/*.sql`.
+migrations: an upgrade replaces them with their current bodies in `dblock/sql/`.
 """
 
 from alembic import context

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dblock._core.clock import monotonic
     from dblock._core.lease_state import Reason
     from dblock._core.replies import Holder, Waiter
+    from dblock._core.slots import SKIPPED
     from dblock.client import AsyncClient, Client
     from dblock.errors import (
         AccessDenied,
@@ -33,29 +34,38 @@ if TYPE_CHECKING:
         SchemaMissing,
         SchemaOutdated,
         SchemaTooNew,
+        TermsForgotten,
+        TransferRefused,
         Unavailable,
         UnsuitableServer,
     )
     from dblock.lease import AsyncEfficiencyLease, AsyncLease, EfficiencyLease, Lease
     from dblock.lock import AsyncLock, Lock
+    from dblock.recipes.elections import AsyncElection, AsyncTerm, Election, Leader, Term, Vacancy
+    from dblock.recipes.schedules.run import current_run
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SKIPPED",
     "AccessDenied",
     "AsyncClient",
     "AsyncEfficiencyLease",
+    "AsyncElection",
     "AsyncLease",
     "AsyncLock",
+    "AsyncTerm",
     "Client",
     "ClientClosed",
     "ConfigurationError",
     "DatabaseError",
     "DblockError",
     "EfficiencyLease",
+    "Election",
     "EmbeddedError",
     "Holder",
     "InvalidArgument",
+    "Leader",
     "Lease",
     "LeaseLost",
     "Lock",
@@ -68,24 +78,37 @@ __all__ = [
     "SchemaMissing",
     "SchemaOutdated",
     "SchemaTooNew",
+    "Term",
+    "TermsForgotten",
+    "TransferRefused",
     "Unavailable",
     "UnsuitableServer",
+    "Vacancy",
     "Waiter",
+    "current_run",
     "monotonic",
 ]
 
 _HOME = {
     "AsyncClient": "client",
     "AsyncEfficiencyLease": "lease",
+    "AsyncElection": "recipes.elections",
     "AsyncLease": "lease",
     "AsyncLock": "lock",
+    "AsyncTerm": "recipes.elections",
     "Client": "client",
     "EfficiencyLease": "lease",
+    "Election": "recipes.elections",
     "Holder": "_core.replies",
+    "Leader": "recipes.elections",
     "Lease": "lease",
     "Lock": "lock",
     "Reason": "_core.lease_state",
+    "SKIPPED": "_core.slots",
+    "Term": "recipes.elections",
+    "Vacancy": "recipes.elections",
     "Waiter": "_core.replies",
+    "current_run": "recipes.schedules.run",
     "monotonic": "_core.clock",
 }
 """The module of each name. All other names are errors."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ from dblock.lock import AsyncLock, Lock
 
 if TYPE_CHECKING:
     from dblock._runtime.target import Where
+    from dblock.recipes.elections import AsyncElection, AsyncTerm, Election, Term
+    from dblock.recipes.schedules.schedule import AsyncDecorator, Decorator
 
 MOST_PATIENT = 86_400.0
 HOLDER_BYTES = 512
@@ -153,6 +156,73 @@ class Client(_ClientBase):
         options = lock_options(name, ttl, timeout, meta, False, keep_alive, fair)
         return Lock(self._runtime, options, EfficiencyLease)
 
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        delay: Seconds | None = None,
+        catch_up: str = "none",
+        overlap: str = "skip",
+        delivery: str = "at-most-once",
+        grace: Seconds | None = None,
+        at_least: Seconds | None = None,
+        at_most: Seconds | None = None,
+        ttl: Seconds = DEFAULT_TTL,
+    ) -> Decorator:
+        """Return a decorator: the function runs once per slot of the schedule, on whichever host calls it first.
+
+        Give one of `every` (an interval), `cron` (an expression of five fields, in the time zone `tz`, UTC by default)
+        and `delay` (counted from the end of the last run). A call returns the function's result, or `dblock.SKIPPED` if
+        no slot is due for this host.
+
+        `catch_up` says what becomes of slots at which no host called: `none` (a slot may start `grace` late, by default
+        half the time to the next slot and at most ten minutes), `latest` or `all`. `overlap` says what becomes of a
+        slot that is due while a run is active: `skip`, `queue` (one) or `allow`. With `delivery="at-least-once"` the
+        slot runs again if its runner died. No other run starts for `at_least` after a start, and the lease ends
+        `at_most` after the start: these are ShedLock's lockAtLeastFor and lockAtMostFor.
+        """
+        return _recipe("schedules.schedule", "Decorator")(  # type: ignore[no-any-return]
+            self._runtime,
+            name,
+            every=every,
+            cron=cron,
+            tz=tz,
+            delay=delay,
+            catch_up=catch_up,
+            overlap=overlap,
+            delivery=delivery,
+            grace=grace,
+            at_least=at_least,
+            at_most=at_most,
+            ttl=ttl,
+        )
+
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        value: Any = None,
+        priority: int = 0,
+        version: str | None = None,
+        on_started: Callable[[Term], object] | None = None,
+        on_stopped: Callable[[Term], object] | None = None,
+    ) -> Election:
+        """Return a candidate of an election. Nothing is sent yet.
+
+        A term lasts for `ttl` unless it is renewed in the background. `value` is any JSON to show beside the leader,
+        such as its address. Of the candidates that wait, one with the highest `priority` leads next, and among these
+        one with the highest `version`, such as 1.20.3. A leader with a lower one is asked to hand over. `on_started`
+        is called before the body of each term, and `on_stopped` once after it.
+        """
+        options = _recipe("elections.records", "election_options")(
+            name, ttl, value, priority, version, on_started, on_stopped
+        )
+        return _recipe("elections", "Election")(self._runtime, options)  # type: ignore[no-any-return]
+
     def close(self) -> None:
         """Release the leases that are still held, and close the connections."""
         self._runtime.close()
@@ -222,6 +292,73 @@ class AsyncClient(_ClientBase):
             self._runtime, lock_options(name, ttl, timeout, meta, False, keep_alive, fair), AsyncEfficiencyLease
         )
 
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        delay: Seconds | None = None,
+        catch_up: str = "none",
+        overlap: str = "skip",
+        delivery: str = "at-most-once",
+        grace: Seconds | None = None,
+        at_least: Seconds | None = None,
+        at_most: Seconds | None = None,
+        ttl: Seconds = DEFAULT_TTL,
+    ) -> AsyncDecorator:
+        """Return a decorator: the function runs once per slot of the schedule, on whichever host calls it first.
+
+        Give one of `every` (an interval), `cron` (an expression of five fields, in the time zone `tz`, UTC by default)
+        and `delay` (counted from the end of the last run). A call returns the function's result, or `dblock.SKIPPED` if
+        no slot is due for this host.
+
+        `catch_up` says what becomes of slots at which no host called: `none` (a slot may start `grace` late, by default
+        half the time to the next slot and at most ten minutes), `latest` or `all`. `overlap` says what becomes of a
+        slot that is due while a run is active: `skip`, `queue` (one) or `allow`. With `delivery="at-least-once"` the
+        slot runs again if its runner died. No other run starts for `at_least` after a start, and the lease ends
+        `at_most` after the start: these are ShedLock's lockAtLeastFor and lockAtMostFor.
+        """
+        return _recipe("schedules.schedule", "AsyncDecorator")(  # type: ignore[no-any-return]
+            self._runtime,
+            name,
+            every=every,
+            cron=cron,
+            tz=tz,
+            delay=delay,
+            catch_up=catch_up,
+            overlap=overlap,
+            delivery=delivery,
+            grace=grace,
+            at_least=at_least,
+            at_most=at_most,
+            ttl=ttl,
+        )
+
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = DEFAULT_TTL,
+        value: Any = None,
+        priority: int = 0,
+        version: str | None = None,
+        on_started: Callable[[AsyncTerm], object] | None = None,
+        on_stopped: Callable[[AsyncTerm], object] | None = None,
+    ) -> AsyncElection:
+        """Return a candidate of an election. Nothing is sent yet.
+
+        A term lasts for `ttl` unless it is renewed in the background. `value` is any JSON to show beside the leader,
+        such as its address. Of the candidates that wait, one with the highest `priority` leads next, and among these
+        one with the highest `version`, such as 1.20.3. A leader with a lower one is asked to hand over. `on_started`
+        is called before the body of each term, and `on_stopped` once after it.
+        """
+        options = _recipe("elections.records", "election_options")(
+            name, ttl, value, priority, version, on_started, on_stopped
+        )
+        return _recipe("elections", "AsyncElection")(self._runtime, options)  # type: ignore[no-any-return]
+
     async def close(self) -> None:
         """Release the leases that are still held, and close the connections."""
         await self._runtime.close()
@@ -238,6 +375,12 @@ class AsyncClient(_ClientBase):
 def _default_holder() -> Callable[[], str]:
     host = socket.gethostname()
     return lambda: f"{host} pid {os.getpid()}"
+
+
+def _recipe(module: str, name: str) -> Any:
+    """Import a recipe when it is first used. Recipes are built on clients, so this module does not import them."""
+    with importing:
+        return getattr(import_module(f"dblock.recipes.{module}"), name)
 
 
 def _listen_target(listen_dsn: str) -> Target:

@@ -10,6 +10,8 @@
     ├── MigrationFailed        a version has failed, here or on another replica, and is not run again
     ├── DatabaseAhead          the database is at a newer version than the caller
     ├── SessionsRemain         sessions of an earlier migration could not be ended
+    ├── TransferRefused        the named candidate cannot lead next
+    ├── TermsForgotten         an observer asks for terms that are not kept any more
     ├── DatabaseError          the database could not be asked, or did not reply
     │   ├── Unavailable        no connection, or it broke; the call may have taken effect
     │   ├── NotWritable        a standby, or a server in read-only mode
@@ -204,6 +206,45 @@ class SessionsRemain(DblockError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.name, self.pids)
+
+
+class TransferRefused(DblockError):
+    """A term of an election was not handed over, because the named candidate cannot lead next."""
+
+    _WHY: ClassVar[dict[str, str]] = {
+        "absent": "no candidate of that name waits. Name one that campaigns at this moment",
+        "outranked": "the leader or another candidate has a higher priority or version, and would take over at once. "
+        "Name one with the highest priority",
+        "leads": "it is the leader already",
+        "over": "there is no leader. Ask again when a term has begun",
+    }
+
+    def __init__(self, name: str, candidate: str, why: str) -> None:
+        self.name = name
+        self.candidate = candidate
+        self.why = why
+        """One of absent, outranked, leads and over."""
+        super().__init__(
+            f"Election {name!r} was not transferred to candidate {candidate!r}: {self._WHY.get(why, why)}."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.candidate, self.why)
+
+
+class TermsForgotten(DblockError):
+    """An observer of an election asks for terms that are not kept any more."""
+
+    def __init__(self, name: str, since: int) -> None:
+        self.name = name
+        self.since = since
+        super().__init__(
+            f"Election {name!r} does not keep all terms since token {since} any more: only the newest ten thousand are "
+            "kept. Call leader(), and observe from there."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.since)
 
 
 class DatabaseError(DblockError):

@@ -116,7 +116,7 @@ def upgrade() -> None:
         "COMMENT ON TABLE lock_history IS"
         " 'One row per event: a lease that expired, a holder that died, a forced release.'"
     )
-    # The runs of migrations, see 08_migration_runs.sql.
+    # The runs of migrations, see migrations/01_migration_runs.sql.
     op.execute(
         """
         CREATE TABLE migration_runs (
@@ -147,7 +147,7 @@ def upgrade() -> None:
     )
     op.execute("CREATE INDEX migration_runs_name_idx ON migration_runs (name, run)")
     op.execute("COMMENT ON TABLE migration_runs IS 'One row per run of a migrator: its version, and how it ended.'")
-    # The guard of DDL, see 09_guard_ddl.sql.
+    # The guard of DDL, see migrations/02_guard_ddl.sql.
     op.execute(
         """
         CREATE TABLE ddl_guards (
@@ -160,6 +160,120 @@ def upgrade() -> None:
     op.execute(
         "COMMENT ON TABLE ddl_guards IS"
         " 'The schemas in which DDL needs a migration that holds the lock, and the names of these migrations.'"
+    )
+    # The terms of elections, and the candidates that wait for one, see elections/01_terms.sql. Candidates are logged
+    # as their tickets are: after a crash both are still there.
+    op.execute(
+        """
+        CREATE TABLE terms (
+            name text COLLATE "C" NOT NULL,
+            token bigint NOT NULL,
+            -- Counts the terms of this name from 1, so that a reader sees whether older ones were deleted.
+            number bigint NOT NULL,
+            holder text NOT NULL,
+            rank bigint[] NOT NULL,
+            value jsonb,
+            began_at timestamptz NOT NULL,
+            ended_at timestamptz,
+            how text CONSTRAINT terms_how_check CHECK (
+                how IN ('resigned', 'transferred', 'outranked', 'failed', 'released', 'expired', 'died', 'forced')
+            ),
+            -- The candidate that must lead next.
+            transfer_to text,
+            CONSTRAINT terms_pkey PRIMARY KEY (name, token),
+            CONSTRAINT terms_number_key UNIQUE (name, number)
+        )
+        """
+    )
+    op.execute("COMMENT ON TABLE terms IS 'One row per term of an election: its leader, and how it ended.'")
+    op.execute(
+        'CREATE TABLE candidates (name text COLLATE "C" NOT NULL, attempt uuid NOT NULL, holder text NOT NULL,'
+        " rank bigint[] NOT NULL, since timestamptz NOT NULL,"
+        " CONSTRAINT candidates_pkey PRIMARY KEY (name, attempt))"
+    )
+    op.execute(
+        "COMMENT ON TABLE candidates IS 'One row per candidate of an election: the rank of the attempt that waits.'"
+    )
+    # Schedules and the ledger of their slots, see schedules/01_schedules.sql.
+    op.execute(
+        """
+        CREATE TABLE schedules (
+            name text COLLATE "C" NOT NULL,
+            kind text NOT NULL CONSTRAINT schedules_kind_check CHECK (kind IN ('every', 'cron', 'delay')),
+            -- Of an interval or a delay.
+            period interval,
+            -- Of a cron expression.
+            expression text,
+            zone text,
+            catch_up text NOT NULL,
+            overlap text NOT NULL,
+            delivery text NOT NULL,
+            grace interval,
+            at_least interval,
+            -- Slots before `since` never count, nor do those up to `decided_until`.
+            since timestamptz NOT NULL,
+            decided_until timestamptz,
+            -- The slots of a cron expression, complete up to `planned_until`.
+            upcoming timestamptz[] NOT NULL DEFAULT '{}',
+            planned_until timestamptz,
+            last_claimed_at timestamptz,
+            last_ended_at timestamptz,
+            requested_at timestamptz,
+            paused_at timestamptz,
+            paused_by text,
+            pause_reason text,
+            changed_at timestamptz,
+            CONSTRAINT schedules_pkey PRIMARY KEY (name)
+        ) WITH (fillfactor = 50)
+        """
+    )
+    op.execute("COMMENT ON TABLE schedules IS 'One row per schedule: its definition, and up to where it is decided.'")
+    op.execute(
+        """
+        CREATE TABLE slot_runs (
+            run bigint GENERATED ALWAYS AS IDENTITY,
+            name text COLLATE "C" NOT NULL,
+            slot timestamptz NOT NULL,
+            -- For slots that were skipped or missed: the last one of the series, and how many there are.
+            last_slot timestamptz NOT NULL,
+            slots bigint NOT NULL,
+            -- Which run of the slot it is. A slot runs again if its runner died.
+            number integer NOT NULL,
+            lock text COLLATE "C",
+            token bigint,
+            holder text,
+            attempt uuid,
+            -- NULL while the run has not reported its end.
+            outcome text CONSTRAINT slot_runs_outcome_check
+                CHECK (outcome IN ('succeeded', 'failed', 'died', 'queued', 'skipped', 'missed')),
+            claimed_at timestamptz NOT NULL,
+            ended_at timestamptz,
+            exit_code integer,
+            error text,
+            CONSTRAINT slot_runs_pkey PRIMARY KEY (run)
+        )
+        """
+    )
+    op.execute("CREATE INDEX slot_runs_name_idx ON slot_runs (name, run)")
+    op.execute("CREATE INDEX slot_runs_open_idx ON slot_runs (name) WHERE outcome IS NULL OR outcome = 'queued'")
+    op.execute("COMMENT ON TABLE slot_runs IS 'One row per decided slot of a schedule: who ran it, and how it ended.'")
+    op.execute(
+        """
+        CREATE TABLE schedule_events (
+            number bigint GENERATED ALWAYS AS IDENTITY,
+            at timestamptz NOT NULL,
+            name text COLLATE "C" NOT NULL,
+            event text NOT NULL,
+            actor text,
+            reason text,
+            CONSTRAINT schedule_events_pkey PRIMARY KEY (number)
+        )
+        """
+    )
+    op.execute("CREATE INDEX schedule_events_name_idx ON schedule_events (name, number)")
+    op.execute(
+        "COMMENT ON TABLE schedule_events IS"
+        " 'One row per change of a schedule: registered, changed, paused, resumed, run by an operator, deleted.'"
     )
     # Unlogged, because a presence means nothing after a crash, on a promoted standby or in a restored copy. There the
     # table is empty, so no client counts as dead.
@@ -217,5 +331,7 @@ def downgrade() -> None:
     op.execute("DROP TABLE distributed_locks")
     op.execute("DROP TABLE lock_tickets, lock_queues, lock_clients, lock_presence, lock_history")
     op.execute("DROP TABLE migration_runs, ddl_guards")
+    op.execute("DROP TABLE terms, candidates")
+    op.execute("DROP TABLE schedules, slot_runs, schedule_events")
     op.execute("DROP TABLE token_clock")
     op.execute("DROP SEQUENCE token_sequence, token_server_start")

@@ -11,6 +11,7 @@ Acquire and wait      acquire, waiters
 Grants and leases     grants, lease_state, lease_flows, renewal, keepalive_flow
 Listener, presence    listener_flow, listener_failures, handshake (can a connection be a presence), presence,
                       doubtful_presences (its session is gone or silent)
+Schedules             slots
 Logging               outage
 
 Authority

@@ -83,10 +83,7 @@ class Status(enum.Enum):
     HELD = "held"
     """Believed inside the trust window, and renewed if it is kept alive."""
     LEAVING = "leaving"
-    """A release was sent inside the user's own transaction, which may be committed or rolled back. Not believed.
-
-    The keep-alive still renews the lease, and the reply says how that transaction ended.
-    """
+    """A release was sent inside the user's own transaction. Not believed. The next renewal shows how it ended."""
     RELEASING = "releasing"
     """The holder has let go. Not believed and never called lost on suspicion; the database has not confirmed it yet."""
     RELEASED = "released"
@@ -233,9 +230,12 @@ class LeaseState:
 
     def remaining(self) -> float:
         """Return the seconds for which the lease may still be believed without asking the database."""
-        if self.over or self.left or not self.ours or self.lost():
-            return 0.0
-        return max(0.0, self._trusted_until - self._now())
+        # The usual case first, and cheap: callers ask this before each step of their work.
+        left = self._trusted_until - self._now()
+        if left > 0 and self._status is Status.HELD and not self.in_doubt and self.ours:
+            return left
+        gone = self.over or self.left or not self.ours or self.lost()
+        return 0.0 if gone else max(0.0, self._trusted_until - self._now())
 
     def error(self) -> LeaseLost:
         """Return the error to raise for a lease that is no longer held."""

@@ -161,11 +161,11 @@ def check_presence(presence: Seconds) -> float:
     return seconds
 
 
-def encode_meta(name: str, meta: Any) -> str | None:
-    """Return the meta as JSON that Postgres accepts, or None if there is none."""
+def encode_meta(name: str, meta: Any, what: str = "meta of lock") -> str | None:
+    """Return the meta as JSON that Postgres accepts, or None if there is none. `what` is for error messages."""
     if meta is None:
         return None
-    where = f"The meta of lock {_shown(name)}"
+    where = f"The {what} {_shown(name)}"
     try:
         text = json.dumps(meta, ensure_ascii=False, allow_nan=False)
         size = len(text.encode())

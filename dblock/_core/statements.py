@@ -125,6 +125,22 @@ class Statements:
             f" FROM {prefix}.holder($1)"
         ).encode()
         self.queue = f"SELECT {prefix}.queue($1)".encode()
+
+        # Moments of slots as microseconds since 1970, because they must come back exactly.
+        moments = ", ".join(
+            f"(extract(epoch FROM (r).{moment}) * 1000000)::bigint" for moment in ("slot", "asked_at", "planned_until")
+        )
+        self.claim_slot = (
+            "SELECT (r).decision, (r).lock, (r).token, date_part('epoch', (r).expires_at), (r).remaining, (r).number,"
+            f" (r).wait, {moments} FROM (SELECT {prefix}.claim_slot($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,"
+            " $13, $14, CASE WHEN $15::bigint[] IS NOT NULL THEN ARRAY(SELECT to_timestamp(p) FROM unnest($15) AS p)"
+            " END, timestamptz 'epoch' + $16::bigint * interval '1 microsecond') AS r OFFSET 0) AS a"
+        ).encode()
+        self.end_slot = f"SELECT {prefix}.end_slot($1, $2, $3, $4, $5)".encode()
+        self.slot_outcome = (
+            f"SELECT outcome, exit_code, error, alive FROM {prefix}.slot_outcome($1,"
+            " timestamptz 'epoch' + $2::bigint * interval '1 microsecond')"
+        ).encode()
         self.revision = Call(f"SELECT {prefix}.schema_revision()".encode(), ())
         self.installation = Call(f"SELECT {prefix}.installation()".encode(), ())
 

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dblock._core.acquire import LockFlows
@@ -57,6 +58,8 @@ class RuntimeBase:
     def __init__(self, flows: LockFlows, grace: float | None) -> None:
         self.flows = flows
         self.closed = False
+        self.before_close: list[Callable[[], Any]] = []
+        """What is called, and awaited by an AsyncClient, before the client is closed: terms whose body still runs."""
         self._grace = grace
 
     def own_lease(self, name: str, owner: object = None) -> LeaseState | None:
@@ -159,6 +162,8 @@ class ThreadRuntime(_OpensLater):
 
     def close(self) -> None:
         """Release the leases that are still held, and close the connections."""
+        for end in list(self.before_close):
+            end()
         with self.opening:
             self.closed = True
             runner, self.runner = self.runner, None
@@ -233,6 +238,8 @@ class TaskRuntime(_OpensLater):
 
     async def close(self) -> None:
         """Release the leases that are still held, and close the connections."""
+        for end in list(self.before_close):
+            await end()
         self.closed = True
         runner, self.runner = self.runner, None
         if runner:

@@ -109,6 +109,57 @@ class Migration:
     """The newest runs, newest first."""
 
 
+@dataclass(frozen=True)
+class ScheduleState:
+    """A schedule at the moment of the query."""
+
+    name: str
+    kind: str
+    """One of: every, cron, delay."""
+    definition: str
+    zone: str | None
+    catch_up: str
+    overlap: str
+    delivery: str
+    next_slot: datetime | None
+    """The first undecided slot, which may have passed."""
+    overdue_since: datetime | None
+    """When the schedule became overdue. None if it is not."""
+    paused_at: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    requested_at: datetime | None
+    """When an operator asked for a run that has not started yet."""
+    running: int
+    missed: int
+    skipped: int
+    last_run: dict[str, Any] | None
+    """The newest run: slot, holder, outcome (None while it runs), exit_code, seconds, token."""
+    runs: list[dict[str, Any]]
+    """The newest rows of the ledger, newest first."""
+
+    @property
+    def state(self) -> str:
+        """One of: paused, overdue, running, waiting."""
+        if self.paused_at is not None:
+            return "paused"
+        if self.overdue_since is not None:
+            return "overdue"
+        return "running" if self.running else "waiting"
+
+
+@dataclass(frozen=True)
+class ScheduleEvent:
+    """A change of a schedule, with the actor and the reason."""
+
+    at: datetime
+    name: str
+    event: str
+    """One of: registered, changed, paused, resumed, run now, deleted."""
+    actor: str | None
+    reason: str | None
+
+
 class Overview:
     """Inspects one schema on one connection."""
 
@@ -149,6 +200,18 @@ class Overview:
     def migration_is_done(self, name: str, version: str) -> bool:
         """Return whether a run of a migration to this version has succeeded."""
         return bool(self._call("migration_state(%s, %s)", [name, version])[0][0])
+
+    def schedules(self, name: str | None = None, *, runs: int = 5) -> list[ScheduleState]:
+        """Return one schedule or all, in the order of their names."""
+        return [ScheduleState(*row) for row in self._call("list_schedules(%s, %s)", [name, runs])]
+
+    def schedule_events(self, name: str | None = None, *, limit: int = 100) -> list[ScheduleEvent]:
+        """Return the changes of one schedule or of all, newest first."""
+        return [ScheduleEvent(*row) for row in self._call("list_schedule_events(%s, %s)", [name, limit])]
+
+    def change_schedule(self, action: str, name: str, *, actor: str, reason: str | None) -> bool:
+        """Pause, resume, run or delete a schedule. False if there is nothing to change."""
+        return bool(self._call(f"{action}_schedule(%s, %s, %s)", [name, actor, reason])[0][0])
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
@@ -214,6 +277,8 @@ class Overview:
                 return self._connection.execute(statement.encode(), arguments).fetchall()
         except AccessDenied as error:
             privilege = "force-release" if call.startswith(("force", "wake")) else "see"
+            if "_schedule(" in call:
+                privilege = "lock"
             allow = (
                 "is only for the owner" if call.startswith("record") else f"needs: dblock grant ROLE --may {privilege}"
             )

@@ -42,7 +42,7 @@ VERSION_TABLE = "installed_revision"
 
 PACKAGE = Path(__file__).parents[1]
 
-_SQL_FOLDERS = ("locks", "migrations", ".")
+_SQL_FOLDERS = ("locks", "migrations", "schedules", "elections", ".")
 """The folders of functions. Each may use those of the folders before it."""
 
 COLLISIONS = ("23505", "42P06", "42P07", "42P01")

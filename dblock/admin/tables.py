@@ -24,7 +24,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from dblock._core.schema_version import DEFAULT_SCHEMA
 
@@ -131,6 +131,111 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("schema_name", Text(collation="C"), primary_key=True),
         Column("name", Text(collation="C"), primary_key=True),
         comment="The schemas in which DDL needs a migration that holds the lock, and the names of these migrations.",
+    )
+    Table(
+        "terms",
+        tables,
+        Column("name", Text(collation="C"), primary_key=True),
+        Column("token", BigInteger, primary_key=True, autoincrement=False),
+        Column("number", BigInteger, nullable=False),
+        Column("holder", Text, nullable=False),
+        Column("rank", ARRAY(BigInteger), nullable=False),
+        Column("value", JSONB),
+        Column("began_at", DateTime(timezone=True), nullable=False),
+        Column("ended_at", DateTime(timezone=True)),
+        Column(
+            "how",
+            Text,
+            CheckConstraint(
+                "how IN ('resigned', 'transferred', 'outranked', 'failed', 'released', 'expired', 'died', 'forced')",
+                name="terms_how_check",
+            ),
+        ),
+        Column("transfer_to", Text),
+        UniqueConstraint("name", "number", name="terms_number_key"),
+        comment="One row per term of an election: its leader, and how it ended.",
+    )
+    Table(
+        "candidates",
+        tables,
+        Column("name", Text(collation="C"), primary_key=True),
+        Column("attempt", Uuid, primary_key=True),
+        Column("holder", Text, nullable=False),
+        Column("rank", ARRAY(BigInteger), nullable=False),
+        Column("since", DateTime(timezone=True), nullable=False),
+        comment="One row per candidate of an election: the rank of the attempt that waits.",
+    )
+    Table(
+        "schedules",
+        tables,
+        Column("name", Text(collation="C"), primary_key=True),
+        Column(
+            "kind",
+            Text,
+            CheckConstraint("kind IN ('every', 'cron', 'delay')", name="schedules_kind_check"),
+            nullable=False,
+        ),
+        Column("period", Interval),
+        Column("expression", Text),
+        Column("zone", Text),
+        Column("catch_up", Text, nullable=False),
+        Column("overlap", Text, nullable=False),
+        Column("delivery", Text, nullable=False),
+        Column("grace", Interval),
+        Column("at_least", Interval),
+        Column("since", DateTime(timezone=True), nullable=False),
+        Column("decided_until", DateTime(timezone=True)),
+        Column("upcoming", ARRAY(DateTime(timezone=True)), nullable=False, server_default=text("'{}'")),
+        Column("planned_until", DateTime(timezone=True)),
+        Column("last_claimed_at", DateTime(timezone=True)),
+        Column("last_ended_at", DateTime(timezone=True)),
+        Column("requested_at", DateTime(timezone=True)),
+        Column("paused_at", DateTime(timezone=True)),
+        Column("paused_by", Text),
+        Column("pause_reason", Text),
+        Column("changed_at", DateTime(timezone=True)),
+        comment="One row per schedule: its definition, and up to where it is decided.",
+    )
+    Table(
+        "slot_runs",
+        tables,
+        Column("run", BigInteger, Identity(always=True), primary_key=True),
+        Column("name", Text(collation="C"), nullable=False),
+        Column("slot", DateTime(timezone=True), nullable=False),
+        Column("last_slot", DateTime(timezone=True), nullable=False),
+        Column("slots", BigInteger, nullable=False),
+        Column("number", Integer, nullable=False),
+        Column("lock", Text(collation="C")),
+        Column("token", BigInteger),
+        Column("holder", Text),
+        Column("attempt", Uuid),
+        Column(
+            "outcome",
+            Text,
+            CheckConstraint(
+                "outcome IN ('succeeded', 'failed', 'died', 'queued', 'skipped', 'missed')",
+                name="slot_runs_outcome_check",
+            ),
+        ),
+        Column("claimed_at", DateTime(timezone=True), nullable=False),
+        Column("ended_at", DateTime(timezone=True)),
+        Column("exit_code", Integer),
+        Column("error", Text),
+        Index("slot_runs_name_idx", "name", "run"),
+        Index("slot_runs_open_idx", "name", postgresql_where=text("outcome IS NULL OR outcome = 'queued'")),
+        comment="One row per decided slot of a schedule: who ran it, and how it ended.",
+    )
+    Table(
+        "schedule_events",
+        tables,
+        Column("number", BigInteger, Identity(always=True), primary_key=True),
+        Column("at", DateTime(timezone=True), nullable=False),
+        Column("name", Text(collation="C"), nullable=False),
+        Column("event", Text, nullable=False),
+        Column("actor", Text),
+        Column("reason", Text),
+        Index("schedule_events_name_idx", "name", "number"),
+        comment="One row per change of a schedule: registered, changed, paused, resumed, run by an operator, deleted.",
     )
     Table(
         "lock_presence",

@@ -25,9 +25,13 @@ from dblock.errors import DblockError, LockTimeout, LoginRefused, Unavailable
 
 COMMANDS = {
     "run": "run.command:run",
+    "once": "once.command:once",
+    "schedules": "once.schedules:schedules",
     "migrate": "migrate.command:migrate",
     "migrations": "migrate.status:migrations",
     "guard": "guard",
+    "elect": "elect.command:elect",
+    "leader": "elect.leader:leader",
     "ls": "inspect:list_locks",
     "show": "inspect",
     "history": "inspect",
@@ -159,10 +163,10 @@ def _report_failure(context: CommandContext, error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(error)
-    run = context.command in ("run", "migrate")
+    run = context.command in ("run", "migrate", "once", "elect")
     if isinstance(error, click.ClickException):
         if run and isinstance(error, click.NoSuchOption) and "--" not in sys.argv:
-            line = "run NAME" if context.command == "run" else "migrate"
+            line = "migrate" if context.command == "migrate" else f"{context.command} NAME"
             hint = f"If this option belongs to the command, put -- before the command: dblock {line} -- COMMAND…"
             error = click.UsageError(f"{error.format_message()} {hint}", getattr(error, "ctx", None))
         code, message = error.exit_code, error.format_message()

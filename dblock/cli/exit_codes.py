@@ -1,7 +1,7 @@
 """The exit codes of the command line. Scripts rely on them, so they do not change (docs/reference/cli.md).
 
-`dblock run` and `dblock migrate` exit with the code of their command. Their own errors are therefore all from 64 to 78,
-as in sysexits.h.
+`dblock run`, `dblock migrate` and `dblock once` exit with the code of their command. Their own errors are therefore all
+from 64 to 78, as in sysexits.h.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ FAILED = 1
 USAGE_ERROR = 2
 """The command line is invalid."""
 DOCTOR_WARNING = 3
-"""`dblock doctor`: the worst finding is a warning. `dblock certify`: a guarantee does not hold, or is weaker."""
+"""`dblock doctor`: the worst finding is a warning. `dblock certify`: a guarantee does not hold, or is weaker.
+`dblock schedules --overdue`: a schedule is overdue."""
+NO_LEADER = 3
+"""`dblock leader`: the election has no leader."""
 DOCTOR_ERROR = 4
 """`dblock doctor`: the worst finding is an error."""
 RUN_USAGE_ERROR = 64

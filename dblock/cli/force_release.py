@@ -59,7 +59,7 @@ def force_release_lock(
         if reason is None:
             question = "Reason, for the history"
             reason = "" if yes else click.prompt(question, default="", show_default=False, err=True)
-        if not database.force_release(name, lock.number, actor=_actor(), reason=reason, now=now):
+        if not database.force_release(name, lock.number, actor=actor(), reason=reason, now=now):
             raise DblockError(f"Lock {name!r} is no longer held {held_under(lock)}; nothing was done.")
         after = database.locks(name=name, include_free=True)
     remaining = after[0].remaining if after and after[0].number == lock.number else 0.0
@@ -110,7 +110,8 @@ def held_under(lock: LockState) -> str:
     return f"under token {lock.token}" if lock.token else "without durability or token"
 
 
-def _actor() -> str:
+def actor() -> str:
+    """Return the name of the operator, for the history."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):

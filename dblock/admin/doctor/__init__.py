@@ -24,6 +24,7 @@ from dblock.admin.doctor import (
     installation,
     maintenance,
     privileges,
+    schedules,
     snapshots,
     tokens,
 )
@@ -48,6 +49,7 @@ CHECKS: tuple[Check, ...] = (
     *snapshots.CHECKS,
     *privileges.CHECKS,
     *guard.CHECKS,
+    *schedules.CHECKS,
     *clocks.CHECKS,
 )
 """In the order in which they run: checks that make others pointless come first, slow ones last."""

@@ -39,6 +39,14 @@ MONITOR = "membership in pg_monitor"
 USER = "USAGE on the schema"
 
 
+def duration(seconds: float) -> str:
+    """Return a duration in the largest unit that fits."""
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 @dataclass(frozen=True)
 class Finding:
     """A problem, its consequence and its fix."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dblock._core.options import quoted
-from dblock.admin.doctor.patient import CannotCheck, Check, Finding, Patient
+from dblock.admin.doctor.patient import CannotCheck, Check, Finding, Patient, duration
 
 MOST = 2**53 - 1
 
@@ -75,7 +75,7 @@ def token_ahead(patient: Patient) -> Iterator[Finding]:
     if ahead > AHEAD:
         yield Finding(
             "warning",
-            f"The tokens are {_duration(ahead)} ahead of the server's clock. They were raised, or the clock was set "
+            f"The tokens are {duration(ahead)} ahead of the server's clock. They were raised, or the clock was set "
             "back.",
             "Tokens still rise on this server. But after a failover that loses grants, a clock that is behind the lost "
             "tokens cannot keep the order. Only a million tokens are skipped then.",
@@ -95,7 +95,7 @@ def token_behind(patient: Patient) -> Iterator[Finding]:
     for name, token, behind in rows:
         yield Finding(
             "error",
-            f"Lock {name!r} was granted under token {token}, {_duration(behind)} behind the clock of its grant.",
+            f"Lock {name!r} was granted under token {token}, {duration(behind)} behind the clock of its grant.",
             "Only functions that are not this version's grant so. After a failover their tokens may repeat or fall.",
             patient.run("install --repair"),
         )
@@ -156,14 +156,6 @@ def _highest(patient: Patient) -> str:
 def _reached(patient: Patient) -> str:
     """Return SQL for the value that the next token exceeds, or comes within a second of."""
     return f"greatest({_highest(patient)}, (date_part('epoch', clock_timestamp()) * 1000000)::bigint)"
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration in the largest unit that fits."""
-    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _sequence(patient: Patient, what: str) -> Any:

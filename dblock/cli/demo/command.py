@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,10 @@ from dblock.errors import DblockError
 
 if TYPE_CHECKING:
     from dblock.cli.demo.events import Event
+    from dblock.embedded import Server
+
+SESSIONS_END_WITHIN = 3.0
+"""Seconds that the sessions of the story's own workers may take to end after their processes."""
 
 
 @command("demo")
@@ -94,5 +99,15 @@ def _temporary_server(context: CommandContext) -> Iterator[None]:
         yield
     finally:
         server = embedded.status() if ours else None
-        if server is not None and not server.in_use():
+        if server is not None and _is_idle(server):
             server.stop()
+
+
+def _is_idle(server: Server) -> bool:
+    """Return whether no other client is connected. The session of a killed worker ends a moment after its process."""
+    give_up_at = time.monotonic() + SESSIONS_END_WITHIN
+    while server.in_use():
+        if time.monotonic() >= give_up_at:
+            return False
+        time.sleep(0.05)
+    return True

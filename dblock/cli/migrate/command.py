@@ -9,6 +9,7 @@ import click
 
 from dblock.cli import exit_codes
 from dblock.cli.context import CommandContext, command
+from dblock.cli.durations import seconds, written
 from dblock.cli.run import options
 from dblock.cli.run.passwords import hide_passwords
 from dblock.cli.signals import exit_on_signal
@@ -75,10 +76,10 @@ must keep the application_name, by which they are found and ended."""
 @click.option("--why", metavar="TEXT", help="The reason for --retry, which is recorded.")
 @click.option(
     "--ttl",
-    type=float,
+    type=seconds,
     default=DEFAULT_TTL,
-    show_default=True,
-    metavar="S",
+    show_default=written(DEFAULT_TTL),
+    metavar="TIME",
     help="Lease duration unless renewed.",
 )
 @click.option(

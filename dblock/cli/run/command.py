@@ -10,6 +10,7 @@ import click
 
 from dblock.cli import exit_codes
 from dblock.cli.context import CommandContext, command, lock_name
+from dblock.cli.durations import seconds
 from dblock.cli.output import printable
 from dblock.cli.run import options
 from dblock.cli.run.passwords import hide_passwords
@@ -32,7 +33,9 @@ that it writes to."""
 
 @command("run", epilog=EPILOG)
 @lock_name
-@click.option("--ttl", type=float, default=30.0, show_default=True, metavar="S", help="Lease duration unless renewed.")
+@click.option(
+    "--ttl", type=seconds, default=30.0, show_default="30s", metavar="TIME", help="Lease duration unless renewed."
+)
 @click.option(
     "--skip-if-held", is_flag=True, help=f"Do not wait: exit with code {exit_codes.NOT_ACQUIRED} if the lock is held."
 )

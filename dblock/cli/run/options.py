@@ -1,9 +1,10 @@
-"""What `dblock run` and `dblock migrate` share: options, their limits, and the reports on a command."""
+"""What `dblock run`, `migrate`, `once` and `elect` share: options, their limits, and the reports on a command."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import click
 
 from dblock.cli import exit_codes
 from dblock.cli.context import CommandContext, Function
+from dblock.cli.durations import seconds, waiting_time
 from dblock.cli.output import printable
 
 if TYPE_CHECKING:
@@ -33,20 +35,28 @@ CODES = f"""\
   {exit_codes.CANNOT_EXECUTE}  the command cannot be executed
   {exit_codes.NOT_FOUND}  the command was not found
 """
-"""The exit codes of both commands, for their help."""
+"""The exit codes of these commands, for their help."""
 
 
 def supervised_options(function: Function) -> Function:
+    """Add the options of a command that waits for a lock and runs another command under its lease."""
+    timeout = click.option(
+        "--timeout",
+        type=waiting_time,
+        metavar="TIME",
+        help="How long to wait for the lock (default: no limit).",
+    )
+    return timeout(command_options(function))
+
+
+def command_options(function: Function) -> Function:
     """Add the options of a command that runs another one under a lease."""
     options = [
         click.option(
-            "--timeout",
-            type=click.FloatRange(min=0),
-            metavar="S",
-            help="How long to wait for the lock (default: no limit).",
-        ),
-        click.option(
-            "--grace", type=float, metavar="S", help="Time from SIGTERM to SIGKILL (default: a quarter of the ttl)."
+            "--grace",
+            type=seconds,
+            metavar="TIME",
+            help="Time from SIGTERM to SIGKILL (default: a quarter of the ttl).",
         ),
         click.option(
             "--holder", metavar="TEXT", help="Name of this run that others see (default: machine, process, program)."
@@ -77,11 +87,14 @@ def checked_command(command_line: tuple[str, ...], example: str) -> list[str]:
     return list(command)
 
 
-def checked_grace(ttl: float, grace: float | None, least: float, most: float) -> float:
-    """Return the grace, by default a quarter of the ttl; raise UsageError if it or the ttl is out of bounds."""
+def checked_grace(ttl: float, grace: float | None, least: float, most: float, option: str = "--ttl") -> float:
+    """Return the grace, by default a quarter of the ttl; raise UsageError if it or the ttl is out of bounds.
+
+    `option` is what gives the ttl.
+    """
     if not least <= ttl <= most:
         raise click.UsageError(
-            f"--ttl must be from {least:g} s, so that there is time to end the command, to a day; got {ttl:g}."
+            f"{option} must be from {least:g} s, so that there is time to end the command, to a day; got {ttl:g}."
         )
     grace = ttl / 4 if grace is None else grace
     if not 0 <= grace <= ttl * MAX_GRACE:
@@ -104,6 +117,16 @@ def program_name(command: list[str]) -> str:
 def described_run(program: str) -> str:
     """Return the name of this run that others see."""
     return f"{socket.gethostname()} pid {os.getpid()} ({program})"
+
+
+def missing_program(program: str) -> StartFailed | None:
+    """Return why a program cannot be started on this host, as far as that is known before its start."""
+    from dblock.cli.run.supervisor import StartFailed
+
+    if shutil.which(program) is not None:
+        return None
+    number = errno.EACCES if os.path.dirname(program) and os.path.exists(program) else errno.ENOENT
+    return StartFailed(number, os.strerror(number))
 
 
 def report_not_started(context: CommandContext, error: StartFailed, program: str) -> int:

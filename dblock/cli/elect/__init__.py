@@ -1,0 +1,1 @@
+"""`dblock elect` and `dblock leader`."""
