@@ -1,4 +1,6 @@
-"""Run a nightly job once per day, although cron starts it on every machine.
+"""Run a nightly job once per day, although cron starts it on every machine, with nothing but a lock and a fence.
+
+A schedule does this for you, with a ledger and an alarm: `dblock once`, or `client.once` in schedule_on_hosts.py.
 
 A lock alone lets one machine work at a time. If the job is short, the second machine gets the lock when the first has
 finished, and runs the job again. So the job also records under the lock that today's run is done.
