@@ -29,24 +29,32 @@ LAYERS = [
 ]
 """From the bottom up: a package imports from the rows above its own in this list, and from the left within its row."""
 
+SAME_METHODS = [
+    ("Client", "AsyncClient"),
+    ("Lock", "AsyncLock"),
+    ("Lease", "AsyncLease"),
+    ("Election", "AsyncElection"),
+    ("Term", "AsyncTerm"),
+]
+
 DECIDES_WITHOUT = {"asyncio", "psycopg", "select", "socket", "sqlalchemy", "subprocess"}
 """Modules that `_core` may not import: it decides, and `_runtime` performs."""
 
 
 def test_the_public_names_are_these_and_no_more() -> None:
     assert sorted(dblock.__all__) == [
-        "AccessDenied", "AsyncClient", "AsyncEfficiencyLease", "AsyncLease", "AsyncLock", "Client", "ClientClosed",
-        "ConfigurationError", "DatabaseError", "DblockError", "EfficiencyLease", "EmbeddedError", "Holder",
-        "InvalidArgument", "Lease", "LeaseLost", "Lock", "LockTimeout", "LoginRefused", "NoFencingToken",
-        "NotWritable", "Reason",
-        "SchemaError", "SchemaMissing", "SchemaOutdated", "SchemaTooNew", "Unavailable", "UnsuitableServer",
-        "Waiter", "monotonic",
+        "AccessDenied", "AsyncClient", "AsyncEfficiencyLease", "AsyncElection", "AsyncLease", "AsyncLock", "AsyncTerm",
+        "Client", "ClientClosed", "ConfigurationError", "DatabaseError", "DblockError", "EfficiencyLease", "Election",
+        "EmbeddedError", "Holder", "InvalidArgument", "Leader", "Lease", "LeaseLost", "Lock", "LockTimeout",
+        "LoginRefused", "NoFencingToken", "NotWritable", "Reason", "SKIPPED",
+        "SchemaError", "SchemaMissing", "SchemaOutdated", "SchemaTooNew", "Term", "TermsForgotten", "TransferRefused",
+        "Unavailable", "UnsuitableServer", "Vacancy", "Waiter", "current_run", "monotonic",
     ]  # fmt: skip
     for name in dblock.__all__:
         assert getattr(dblock, name).__doc__, name
 
 
-@pytest.mark.parametrize("pair", [("Client", "AsyncClient"), ("Lock", "AsyncLock"), ("Lease", "AsyncLease")])
+@pytest.mark.parametrize("pair", SAME_METHODS)
 def test_sync_and_async_classes_have_the_same_methods(pair: tuple[str, str]) -> None:
     sync, asynchronous = (getattr(dblock, name) for name in pair)
 
@@ -80,6 +88,8 @@ def test_every_error_has_one_base_and_survives_pickling() -> None:
         dblock.SchemaOutdated("dblock", "0001", "0002"),
         dblock.SchemaTooNew("dblock", "0003", "0002"),
         dblock.UnsuitableServer([("row-lock", "it did not block", "Two clients could hold it.")]),
+        dblock.TransferRefused("e", "web-2", "absent"),
+        dblock.TermsForgotten("e", 41),
         dblock.SchemaError("other"),
         dblock.DatabaseError("other"),
         dblock.EmbeddedError("other"),

@@ -43,6 +43,8 @@ def rows(heading: str, table: str) -> dict[str, str]:
         ("Client and AsyncClient", (dblock.Client, dblock.AsyncClient)),
         ("Lock and AsyncLock", (dblock.Lock, dblock.AsyncLock)),
         ("Lease and AsyncLease", (dblock.Lease, dblock.AsyncLease)),
+        ("Election and AsyncElection", (dblock.Election, dblock.AsyncElection)),
+        ("Term and AsyncTerm", (dblock.Term, dblock.AsyncTerm)),
         ("The event `lost`", (LostEvent, AsyncLostEvent)),
     ],
 )

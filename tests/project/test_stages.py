@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,6 +93,47 @@ def test_test_that_measures_time_runs_alone(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert order == ["shares", "measures", "follows"]
+
+
+MODULE = """
+import os, pytest
+
+def note(line):
+    with open(os.environ["PYTEST_XDIST_WORKER"], "a") as file:
+        file.write(line + "\\n")
+
+@pytest.mark.second_stage
+def test_alone():
+    note("alone")
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+@pytest.mark.parametrize("number", range(3))
+def test_shared(number):
+    note("shared")
+"""
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+def test_each_process_runs_shared_tests_before_those_that_run_alone(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.support.stages"]')
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    for name in "abcdef":
+        (tmp_path / f"test_{name}.py").write_text(MODULE)
+    options = ["-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--stage", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "24 passed" in done.stdout, done.stdout + done.stderr
+    for process in ("gw0", "gw1"):
+        order = (tmp_path / process).read_text().split()
+        assert order == sorted(order, reverse=True)
 
 
 def _waits_in(path: Path) -> bool:

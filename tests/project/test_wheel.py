@@ -39,8 +39,8 @@ def run(unpacked: Path, *arguments: str) -> str:
 def test_wheel_holds_the_package_its_sql_and_its_migrations(unpacked: Path) -> None:
     names = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     expected = {"dblock/py.typed", "dblock/migrations/env.py"}
-    expected |= {f"dblock/sql/{path.name}" for path in (ROOT / "dblock" / "sql").iterdir()}
-    expected |= {f"fenced_store/sql/{path.name}" for path in (ROOT / "fenced_store" / "sql").iterdir()}
+    for package in ("dblock", "fenced_store"):
+        expected |= {str(path.relative_to(ROOT)) for path in (ROOT / package / "sql").rglob("*.sql")}
     expected |= {"fenced_store/py.typed"}
     expected |= {f"dblock/migrations/versions/{path.name}" for path in (ROOT / "alembic" / "versions").glob("*.py")}
     assert expected <= names

@@ -38,14 +38,23 @@ MAY_CALL = {
         **dict.fromkeys(
             (
                 "begin_migration", "note_revision", "end_migration", "migration_sessions", "retry_migration",
-                "discard_restored_grant",
+                "discard_restored_grant", "claim_slot", "end_slot", "pause_schedule", "resume_schedule",
+                "run_schedule", "delete_schedule", "join_election", "leave_election", "begin_term", "end_term",
+                "publish_value", "transfer_term", "term_demand",
             ),
             LOCK,
         ),
         **dict.fromkeys(
-            ("list_locks", "list_waiters", "list_history", "grants_are_recorded", "list_migrations", "list_guards"), SEE
+            (
+                "list_locks", "list_waiters", "list_history", "grants_are_recorded", "list_migrations",
+                "list_schedule_events", "list_candidates", "list_guards",
+            ),
+            SEE,
         ),
-        **dict.fromkeys(("migration_state", "invalid_indexes"), LOCK | SEE),
+        **dict.fromkeys(
+            ("migration_state", "invalid_indexes", "list_schedules", "slot_outcome", "election_leader", "list_terms"),
+            LOCK | SEE,
+        ),
         **dict.fromkeys(("force_release", "wake_queue"), FORCE),
         **dict.fromkeys(("schema_revision", "installation"), LOCK | SEE | FORCE),
         **dict.fromkeys(
@@ -60,6 +69,11 @@ MAY_CALL = {
                 "migration_mark", "database_identity", "failed_runs",
                 "runs_migration", "identifier_of", "hides_its_objects", "guarded_names", "guarded_changes", "guard_ddl",
                 "guard_schema", "unguard_schema",
+                "check_schedule", "run_lock", "slots_between", "undecided_after", "slot_after", "slot_grace",
+                "same_slots", "same_rules", "define_schedule", "plan_suffices", "extend_plan", "look_at_schedule",
+                "run_is_over", "run_is_alive_for", "record_schedule_event", "record_unrun_slots", "moment_as_text",
+                "run_as_json", "election_lock", "check_election", "live_candidates", "end_terms_below",
+                "record_ended_term",
             ),
             OWNER_ALONE,
         ),
@@ -95,6 +109,8 @@ OWNERS_RELATIONS = {
     "dblock": {
         "distributed_locks", "lock_clients", "lock_history", "lock_history_number_seq", "lock_presence",
         "lock_queues", "lock_tickets", "migration_runs", "migration_runs_run_seq", "ddl_guards",
+        "schedules", "slot_runs", "slot_runs_run_seq", "schedule_events", "schedule_events_number_seq",
+        "terms", "candidates",
         "installed_revision", "token_sequence", "token_server_start", "token_clock",
     },
     "fenced_store": {"fences", "versions", "protections", "rejections", "rejections_id_seq", "installed_revision"},

@@ -104,6 +104,27 @@ CALLS: dict[str, dict[str, list[tuple[str, Check]]]] = {
         "discard_restored_grant": [("discard_restored_grant('a')", one(False))],
         "invalid_indexes": [("invalid_indexes()", lambda got: got == [])],
         "list_guards": [("list_guards()", lambda got: got == [])],
+        "claim_slot": [
+            ("claim_slot('job', every => '100 ms', catch_up => 'latest')", lambda got: got[0][0] == "run"),
+        ],
+        "end_slot": [("end_slot('job', 7, 'failed')", one(None))],
+        "slot_outcome": [("slot_outcome('job', '2020-01-01')", lambda got: got == [])],
+        "list_schedules": [("list_schedules('job')", anything)],
+        "list_schedule_events": [("list_schedule_events('job')", anything)],
+        "pause_schedule": [("pause_schedule('job', 'x', 'y')", one(True))],
+        "resume_schedule": [("resume_schedule('job', 'x', 'y')", one(True))],
+        "run_schedule": [("run_schedule('job', 'x', 'y')", one(True))],
+        "delete_schedule": [("delete_schedule('job', 'x', 'y')", one(True))],
+        "join_election": [(f"join_election('e', '{ATTEMPT}', 'me', '{{1}}')", anything)],
+        "leave_election": [(f"leave_election('e', '{ATTEMPT}')", one(True))],
+        "begin_term": [("begin_term('e', (SELECT token FROM dblock.try_acquire('election:e')))", one("lead"))],
+        "term_demand": [("term_demand('e', (SELECT token FROM dblock.election_leader('e')))", one(None))],
+        "publish_value": [("publish_value('e', (SELECT token FROM dblock.election_leader('e')), '1')", one(True))],
+        "transfer_term": [("transfer_term('e', (SELECT token FROM dblock.election_leader('e')), 'x')", one("absent"))],
+        "election_leader": [("election_leader('e')", one(..., ..., 1, ..., None))],
+        "list_candidates": [("list_candidates('e')", lambda got: got == [])],
+        "end_term": [("end_term('e', (SELECT token FROM dblock.election_leader('e')))", one(True))],
+        "list_terms": [("list_terms('e')", one(..., False))],
         "abandon": [(f"abandon('a', '{CLIENT}')", one(True))],
         "leave_queue": [(f"leave_queue('{CLIENT}', '{PRESENCE}')", anything)],
         "wake_queue": [("wake_queue('a')", anything)],
@@ -181,6 +202,8 @@ def shadowed(owner: psycopg.Connection) -> list[str]:
             "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'S'", [schema]
         )
         statements += [f"CREATE SEQUENCE IF NOT EXISTS @@.{name}" for (name,) in sequences.fetchall()]
+    # Name the schema of a table's row type in the arguments.
+    owner.execute("SET search_path TO pg_catalog")
     functions = owner.execute(
         "SELECT DISTINCT proname, pg_get_function_arguments(oid), pg_get_function_result(oid)"
         " FROM pg_proc WHERE prokind = 'f' AND prorettype <> ALL ('{trigger,internal,cstring}'::regtype[])"
@@ -189,6 +212,7 @@ def shadowed(owner: psycopg.Connection) -> list[str]:
         " AND NOT proargtypes::oid[] && '{2281,2275,2276}'::oid[] AND NOT proretset",
         [words],
     ).fetchall()
+    owner.execute("SET search_path TO dblock, public")
     body = "LANGUAGE plpgsql AS 'BEGIN PERFORM pg_catalog.nextval(''evil.tripwire''); RAISE ''tripped by {}''; END'"
     for name, arguments, result in functions:
         # With OUT parameters, these declare the result.

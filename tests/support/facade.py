@@ -134,13 +134,15 @@ class _SyncFacade:
         attribute = getattr(self._inner, name)
         if not callable(attribute):
             return attribute
-        if name in ("lock", "efficiency_lock"):
+        if name in ("lock", "efficiency_lock", "election"):
             return lambda *args, **options: _SyncFacade(attribute(*args, **options), self._loop)
         if not inspect.iscoroutinefunction(attribute):
             return attribute
 
         def call(*args: Any, **options: Any) -> Any:
             result = asyncio.run_coroutine_threadsafe(attribute(*args, **options), self._loop).result()
-            return _SyncFacade(result, self._loop) if isinstance(result, dblock.AsyncLease) else result
+            return (
+                _SyncFacade(result, self._loop) if isinstance(result, (dblock.AsyncLease, dblock.AsyncTerm)) else result
+            )
 
         return call

@@ -16,11 +16,14 @@ NAP = 0.005
 _SLEEPER = f"""
 import select, sys, time
 worst = 0.0
+began = time.monotonic()
 while True:
-    began = time.monotonic()
     asked = select.select([sys.stdin], [], [], {NAP})[0]
     # A question may arrive before this process runs again: then this nap too was late.
-    worst = max(worst, time.monotonic() - began - {NAP})
+    woken = time.monotonic()
+    worst = max(worst, woken - began - {NAP})
+    # The next nap begins here, so that no moment lies between two naps.
+    began = woken
     if asked:
         if not sys.stdin.readline():
             break

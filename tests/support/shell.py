@@ -19,7 +19,7 @@ from dblock import cli
 
 PATIENCE = 30.0
 
-NEED_A_PROCESS = {"run", "migrate", "watch", "demo", "bench", "reaper"}
+NEED_A_PROCESS = {"run", "migrate", "once", "elect", "watch", "demo", "bench", "reaper"}
 """Commands that fork, handle signals or start processes."""
 
 

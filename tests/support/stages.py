@@ -7,7 +7,7 @@ The suite has two stages and a third kind of test:
 - The second stage is `pytest --stage 2`. Its tests have the mark `second_stage`. They repeat a claim with more kinds,
   seeds or rounds, wait long, or are exact about time. Each of them runs alone, except those with the mark
   `beside_others`, which judge no duration: two processes share these. In a module with this mark, a test with the mark
-  `alone` still runs alone.
+  `alone` still runs alone. The shared tests run first, because a test that runs alone makes the other process wait.
 - Tests with the mark `long` take minutes. Only `pytest --long` runs them, after both stages.
 """
 
@@ -19,12 +19,14 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 FIRST = (
+    "test_cluster",
     "test_run",
     "test_doctor",
     "test_conformance",
@@ -88,6 +90,24 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["turns"] = config.stash[_TURNS]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """In the second stage, hand out the shared tests of a module apart from those that run alone."""
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    class SharedTestsFirst(LoadFileScheduling):  # type: ignore[misc]
+        @cached_property
+        def _alone(self) -> set[str]:
+            # Every process has written the same list before the first test is handed out.
+            return {*(Path(config.stash[_TURNS]) / "alone").read_text().splitlines()}
+
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.partition("::")[0]
+            return f"{module} alone" if nodeid in self._alone else module
+
+    return SharedTestsFirst(config, log) if _stage(config) == "2" else None
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     if folder := config.stash.get(_TURNS, None):
         shutil.rmtree(folder)
@@ -110,6 +130,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[item for item in items if not _is_wanted(item, stage, long)])
     order = {name: number for number, name in enumerate(FIRST)}
     items[:] = sorted(runs, key=lambda item: order.get(item.path.stem, len(order)))
+    worker = getattr(config, "workerinput", None)
+    if worker is not None and stage == "2":
+        items.sort(key=lambda item: not shares_the_machine(item))
+        alone = [item.nodeid for item in items if not shares_the_machine(item)]
+        (Path(worker["turns"]) / "alone").write_text("\n".join(alone))
 
 
 def _stage(config: pytest.Config) -> str:

@@ -6,6 +6,7 @@ kind, makes mypy fail here.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
@@ -75,6 +76,19 @@ async def tasks(client: dblock.AsyncClient, store: fenced_store.AsyncFencedStore
         await store.put("invoice:42", b"paid", fence=lease)
         assert_type(await lease.lost.wait(), bool)
     assert_type(await client.efficiency_lock("b").acquire(), dblock.AsyncEfficiencyLease)
+
+
+def schedules(client: dblock.Client, stop: threading.Event) -> None:
+    @client.once("nightly", cron="30 2 * * *", tz="Europe/Berlin", catch_up="latest")
+    def nightly(day: int) -> str:
+        assert_type(dblock.current_run().token, int)
+        assert_type(dblock.current_run().slot, datetime)
+        return str(day)
+
+    result = nightly(1)
+    if result is not dblock.SKIPPED:
+        assert_type(result, str)
+    nightly.run(stop, 1)
 
 
 def errors() -> None:

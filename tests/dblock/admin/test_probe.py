@@ -21,6 +21,7 @@ from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.pretender import ADVISORY, NO_TIMELINE, pretend
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell
+from tests.support.stages import first
 
 pytestmark = pytest.mark.needs_presence  # each behaviour holds only over a direct connection
 
@@ -99,7 +100,7 @@ def test_postgres_behaves_and_keeps_nothing(bare_dsn: str) -> None:
     assert left(bare_dsn) == []
 
 
-@pytest.mark.parametrize("behaviour", [one.id for one in BEHAVIOURS])
+@pytest.mark.parametrize("behaviour", first(8, [one.id for one in BEHAVIOURS]))
 def test_missing_behaviour_is_found_alone(bare_dsn: str, tmp_path: Path, behaviour: str) -> None:
     if behaviour in PRETENDERS:
         pretend(bare_dsn, PRETENDERS[behaviour])

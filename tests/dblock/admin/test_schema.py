@@ -56,6 +56,13 @@ def test_needed_revision_is_the_newest_migration() -> None:
     assert ScriptDirectory(str(schema.migrations())).get_current_head() == REVISION
 
 
+def test_every_sql_file_is_installed() -> None:
+    files = schema.function_files()
+    assert sorted(files) == sorted((schema.PACKAGE / "sql").rglob("*.sql"))
+    assert len({path.name for path in files}) == len(files), "tests find a file by its name"
+    assert [path.name for path in files][-2:] == ["98_comments.sql", "99_privileges.sql"]
+
+
 def test_install_returns_the_revision_before(bare_dsn: str) -> None:
     target = resolve(bare_dsn)
     assert schema.status(target).state == "missing"
@@ -104,6 +111,7 @@ def test_printed_statements_create_the_same_schema(bare_dsn: str, dsn: str) -> N
     assert schema.install(resolve(bare_dsn)) == REVISION
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("number", first(1, [8, 20]))
 def test_concurrent_installs_succeed(bare_dsn: str, number: int) -> None:
     with ThreadPoolExecutor(number) as threads:
@@ -139,6 +147,7 @@ def test_failed_install_leaves_nothing(bare_dsn: str, monkeypatch: pytest.Monkey
     assert namespaces(bare_dsn) == before
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("name", first(2, ['with"quote', "a:b%s", "locks", "Quoted Name", "ünïcode", "50%", "$make$"]))
 def test_any_schema_name_works(bare_dsn: str, name: str) -> None:
     target = resolve(bare_dsn)
@@ -156,6 +165,7 @@ def test_any_schema_name_works(bare_dsn: str, name: str) -> None:
     assert schema.status(target, name).state == "current"
 
 
+@pytest.mark.second_stage
 def test_two_schemas_in_one_database_are_independent(bare_dsn: str) -> None:
     for name in ("one", "two"):
         schema.install(resolve(bare_dsn), name)

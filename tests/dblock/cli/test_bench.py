@@ -76,6 +76,8 @@ def test_figures_are_printed_as_a_table_and_a_histogram(shell: Shell, dsn: str) 
     assert f"{len(locks(dsn))} free locks" in done.out
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_terminal_shows_the_progress(shell: Shell) -> None:
     with Terminal(shell.command("bench", "--seconds", "1"), columns=70, rows=60) as terminal:
         assert terminal.ended() == 0
@@ -93,7 +95,9 @@ def test_invalid_options_are_refused(shell: Shell, wrong: list[str]) -> None:
     assert wrong[0] in done.err
 
 
-@pytest.mark.parametrize("phase", first(1, ["shared", "alone"]))
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+@pytest.mark.parametrize("phase", first(0, ["shared", "alone"]))
 def test_interrupted_bench_holds_nothing(shell: Shell, dsn: str, phase: str) -> None:
     process = shell.start("bench", "--seconds", "8" if phase == "alone" else "3")
     until(lambda: [name for name, _ in locks(dsn) if name.endswith(phase)], "the lock")

@@ -21,8 +21,9 @@ from tests.support.stages import first
 pytestmark = pytest.mark.beside_others
 
 COMMANDS = [
-    "run", "ls", "show", "history", "waiters", "graph", "watch", "force-release", "doctor", "certify", "install",
-    "uninstall", "status", "grant", "revoke", "reaper", "token", "embedded", "fence", "demo", "bench", "completion",
+    "run", "once", "schedules", "ls", "show", "history", "waiters", "graph", "watch", "force-release", "doctor",
+    "certify", "install", "uninstall", "status", "grant", "revoke", "reaper", "token", "embedded", "fence",
+    "demo", "bench", "completion",
 ]  # fmt: skip
 
 

@@ -6,8 +6,10 @@ import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from xml.etree import ElementTree
 
 import psycopg
@@ -15,6 +17,7 @@ import pytest
 from psycopg import conninfo, sql
 
 from dblock.admin import schema
+from dblock.cli.demo import command
 from tests.support.proxy import Proxy
 from tests.support.shell import Shell, ended, until
 from tests.support.terminal import Terminal
@@ -216,3 +219,18 @@ def test_file_that_cannot_be_written_is_reported_before_the_story(shell: Shell, 
     done = shell.run_here("demo", "--svg", path, "--force")
     assert (done.code, done.out) == (74, "")
     assert "cannot be written" in done.err
+
+
+@pytest.mark.parametrize(("seconds", "stopped"), [(0.0, True), (0.2, True), (60.0, False)])
+def test_server_of_the_story_is_stopped_when_the_sessions_of_its_workers_have_ended(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, stopped: bool
+) -> None:
+    """The session of a killed worker is seen for a moment. A session that stays is that of another client."""
+    server = mock.Mock()
+    ends_at = time.monotonic() + seconds
+    server.in_use.side_effect = lambda: time.monotonic() < ends_at
+    monkeypatch.setattr("dblock.embedded.status", mock.Mock(side_effect=[None, server]))
+    monkeypatch.setattr(command, "SESSIONS_END_WITHIN", 3.0 if stopped else 0.2)
+    with command._temporary_server(mock.Mock()):
+        pass
+    assert server.stop.called == stopped

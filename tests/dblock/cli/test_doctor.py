@@ -190,6 +190,7 @@ def test_login_that_may_only_see_learns_that_it_may_not_lock(dsn: str, role: str
     assert (note.id, note.level, note.command) == ("may-not-lock", "note", f"dblock grant {role}")
 
 
+@pytest.mark.second_stage
 @pytest.mark.parametrize("name", first(1, ['a%s"$1', "Quoted Name", "ünï:code"]))
 def test_any_schema_name_is_healthy(dsn: str, name: str) -> None:
     schema.install(dsn, name)
@@ -468,6 +469,7 @@ def test_shortage_of_connections_is_found(dsn: str) -> None:
     until(lambda: found(dsn) == [], "room")
 
 
+@pytest.mark.second_stage
 def test_only_live_listeners_count_against_the_limit(dsn: str) -> None:
     with ExitStack() as opened:
         sessions = [opened.enter_context(psycopg.connect(dsn, autocommit=True)) for _ in range(3)]
@@ -531,6 +533,7 @@ def test_grant_that_did_not_follow_the_clock_is_found(dsn: str) -> None:
     assert found(dsn) == []
 
 
+@pytest.mark.second_stage
 def test_fix_of_the_token_cache_drops_cached_tokens(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as hoarder:
         play(dsn, "ALTER SEQUENCE dblock.token_sequence CACHE 20")

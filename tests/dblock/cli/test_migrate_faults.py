@@ -118,6 +118,7 @@ VICTIMS: list[tuple[str, list[str]]] = [
 ]
 
 
+@pytest.mark.second_stage
 @pytest.mark.alone
 @ROUNDS
 def test_next_run_begins_when_the_statement_of_a_killed_one_is_gone(

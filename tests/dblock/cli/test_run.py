@@ -25,6 +25,7 @@ from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 from tests.support.shell import Shell, ended, until
+from tests.support.stages import first
 from tests.support.terminal import Terminal
 
 NOT_ACQUIRED, LOST, UNREACHABLE = 75, 76, 69
@@ -51,6 +52,7 @@ def still_running(pids: list[int], ttl: float, lateness: Callable[[], float]) ->
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
+from tests.support.stages import first
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(90)"
@@ -203,6 +205,7 @@ def test_json_reports_why_the_command_did_not_run(shell: Shell, client: dblock.C
         (["job", "--ttl", "1e9", "--", "true"], 64, "to a day"),
         (["job", "--ttl", "soon", "--", "true"], 64, "soon"),
         (["job", "--timeout", "-1", "--", "true"], 64, "timeout"),
+        (["job", "--ttl", "1y", "--", "true"], 64, "as in 90, 45s, 10m"),
         (["job", "ls", "-la"], 64, "put -- before the command"),
         (["job", "--skip-if-held", "--timeout", "1", "--", "true"], 64, "Use only one of them"),
         (["", "--", "true"], 64, "name"),
@@ -236,7 +239,9 @@ def test_unreachable_database_is_exit_code_69(shell: Shell) -> None:
     assert (done.code, done.out) == (UNREACHABLE, "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT])
+@pytest.mark.parametrize(
+    "number", first(3, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT])
+)
 def test_signals_are_forwarded(shell: Shell, tmp_path: Path, number: int) -> None:
     name = signal.Signals(number).name[3:]
     line = f"trap 'echo got {name}; exit 5' {name}; {waits_for(tmp_path)}"
@@ -514,6 +519,7 @@ while True:
 """Has a descendant that forks again and again while its parent exits, so that its pid always changes."""
 
 
+@pytest.mark.second_stage
 def test_fast_forker_is_gone_before_the_next_grant(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     process = shell.start("run", "job", "--ttl", "4", "--grace", "0.4", "--", sys.executable, "-c", HOPS, str(trace))

@@ -109,6 +109,7 @@ def test_empty_screen_says_so(shell: Shell) -> None:
         terminal.wait_for("none yet")
 
 
+@pytest.mark.second_stage
 def test_hand_off_is_shown_and_counted(shell: Shell, clients: dict[str, dblock.Client]) -> None:
     lease = clients["ann"].lock("a", ttl=60).acquire()
     waits = threading.Thread(target=clients["bob"].lock("a", ttl=60).acquire)
@@ -192,6 +193,7 @@ def test_locks_are_sorted_reversed_and_filtered(
         until(lambda: names(terminal) == ["beta"])
 
 
+@pytest.mark.second_stage
 def test_pattern_selects_locks_and_their_changes(shell: Shell, clients: dict[str, dblock.Client]) -> None:
     for name in ("invoice:1", "report"):
         clients["ann"].lock(name, ttl=60).acquire()
@@ -232,6 +234,7 @@ def test_opened_lock_shows_its_queue_and_history(
         assert "QUEUE" not in terminal.text
 
 
+@pytest.mark.second_stage
 def test_long_list_scrolls_with_the_selection(shell: Shell, owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('lock' || lpad(n::text, 3, '0')) FROM generate_series(1, 200) AS n")
     with watching(shell, rows=20) as terminal:
@@ -334,6 +337,7 @@ def test_terminal_is_restored_at_the_end(shell: Shell, end: Callable[[Terminal],
     assert (b"dblock: interrupted" in after) == (code == 130)
 
 
+@pytest.mark.second_stage
 def test_ctrl_z_restores_the_terminal_until_continued(shell: Shell) -> None:
     with watching(shell) as terminal:
         terminal.wait_for("q quit")
@@ -348,6 +352,7 @@ def test_ctrl_z_restores_the_terminal_until_continued(shell: Shell) -> None:
         assert terminal.settings_now() == terminal.settings
 
 
+@pytest.mark.second_stage
 def test_hostile_names_move_no_cursor_and_are_no_markup(shell: Shell, dsn: str) -> None:
     with dblock.Client(dsn, holder=HOSTILE) as client:
         client.lock(HOSTILE, ttl=60, meta={"x": HOSTILE}).acquire()

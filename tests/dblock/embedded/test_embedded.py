@@ -45,12 +45,14 @@ def test_client_without_a_dsn_starts_the_server_and_installs_the_schema(folder: 
             assert another.lock("a").try_acquire() is None
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("fresh_data")
 async def test_async_client_without_a_dsn_starts_the_server(folder: Path) -> None:
     async with dblock.AsyncClient(embedded=True) as client:
         assert await client.lock("a").try_acquire()
 
 
+@pytest.mark.second_stage
 def test_environment_dsn_comes_before_the_embedded_server(
     folder: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +229,7 @@ def test_incomplete_data_folder_is_moved_aside(folder: Path, caplog: pytest.LogC
     assert str(aside) in caplog.text
 
 
+@pytest.mark.second_stage
 @pytest.mark.usefixtures("wheel")
 def test_data_folder_of_another_major_version_is_refused_and_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -256,6 +259,7 @@ def test_failed_start_shows_the_end_of_the_log(folder: Path) -> None:
         embedded.start()
 
 
+@pytest.mark.second_stage
 def test_server_is_private_to_its_user(folder: Path) -> None:
     server = embedded.start()
     for private in (server.data, folder / "run"):
@@ -416,6 +420,7 @@ def test_socket_in_a_foreign_folder_is_not_trusted(folder: Path) -> None:
     (folder / "run").chmod(0o700)
 
 
+@pytest.mark.second_stage
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's server is the user's own")
 def test_new_data_folder_of_root_is_closed_to_other_accounts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrapper around initdb ends only after a look at what initdb has made."""

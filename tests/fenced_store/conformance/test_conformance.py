@@ -38,10 +38,14 @@ MANY = ("concurrent_", "a_claim_holds_against_a_write_in_flight")
 
 
 def _promises() -> Iterator[Any]:
-    """Pair every kind of resource with every check. Slow kinds run the heavy checks in the second stage."""
+    """Pair every kind of resource with every check. The second stage runs the heavy checks of slow kinds.
+
+    It also runs every check with two kinds that are like another one: gcs differs from s3 only in the header of a
+    conditional write, and the two services only in what they do with the token.
+    """
     for kind in KINDS:
         for check in conformance.CHECKS:
-            later = kind in SLOW and check.__name__.startswith(MANY)
+            later = kind in ("gcs", "service that holds it") or (kind in SLOW and check.__name__.startswith(MANY))
             marks = [pytest.mark.second_stage] if later else []
             yield pytest.param(kind, check, id=f"{kind}-{check.__name__}", marks=marks)
 

@@ -14,6 +14,7 @@ from psycopg import conninfo
 import fenced_store
 from dblock._runtime import target
 from dblock.admin import schema
+from tests.support.machine import measured
 from tests.support.sessions import Session, Sessions
 
 KEYS = (
@@ -271,15 +272,18 @@ def test_waiting_claim_does_not_stall_writers(
 
     begin(idle, 7)
     idle.do("UPDATE public.orders SET v = 'x' WHERE id = 1")
-    alone, crowded = [], []
-    for _ in range(5):
-        alone.append(writes(1))
-        claiming = claimer.start("SELECT fenced_store.claim(ARRAY[%s], 8, patience => 1)", resource)
-        crowded.append(writes(1))
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            claiming.result(20)
-    ratio = statistics.median(beside / before for beside, before in zip(crowded, alone, strict=True))
-    assert ratio > 0.8, f"writes alone and beside a waiting claim: {alone}, {crowded}"
+    rounds: list[tuple[float, int, int]] = []
+    while len(rounds) < 20 and sum(late < 0.05 for late, *_ in rounds) < 5:
+        with measured() as lateness:
+            alone = writes(1)
+            claiming = claimer.start("SELECT fenced_store.claim(ARRAY[%s], 8, patience => 1)", resource)
+            crowded = writes(1)
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                claiming.result(20)
+            rounds.append((lateness(), alone, crowded))
+    # The rounds in which the machine was least late.
+    ratio = statistics.median(crowded / alone for _, alone, crowded in sorted(rounds)[:5])
+    assert ratio > 0.8, f"lateness, and writes alone and beside a waiting claim: {rounds}"
 
 
 @pytest.mark.second_stage

@@ -1,0 +1,50 @@
+"""The report of a run's end, driven step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dblock._core.acquire import TRUST, LockFlows
+from dblock._core.effects import Call, Sleep
+from dblock._core.lease_state import LeaseState, Status
+from dblock._core.replies import Grant
+from dblock._core.slots import SlotFlows, check_definition
+from dblock.errors import Unavailable
+
+
+class Reporting:
+    """A run whose body has returned and whose end is being reported."""
+
+    def __init__(self, ttl: float = 10) -> None:
+        self.now = 100.0
+        grant = Grant("once:s", 7, 0.0, self.now + ttl * TRUST, self.now)
+        self.state = LeaseState(grant, ttl, now=lambda: self.now)
+        definition = check_definition("s", every=60, ttl=ttl, planner=lambda *_: lambda *_: [])
+        flows = SlotFlows(LockFlows("dblock", "holder", lambda: self.now), definition)
+        self.steps: Any = flows.end(self.state, "succeeded")
+        assert isinstance(next(self.steps), Call)
+
+
+def test_lease_is_not_believed_after_a_report_without_a_reply() -> None:
+    one = Reporting()
+    assert isinstance(one.steps.throw(Unavailable("no reply")), Sleep)
+    assert one.state.remaining() == 0, "the report may have released the lock, and another host may run the next slot"
+    assert one.state.renewal_confirmed(one.now, one.now + 20, 0.0), "the keep-alive still renews it"
+    assert one.state.remaining() == 0
+    assert isinstance(one.steps.send(None), Call)
+    with pytest.raises(StopIteration) as done:
+        one.steps.send(("succeeded",))
+    assert done.value.value == "succeeded"
+    assert one.state.status is Status.RELEASED
+
+
+def test_report_is_retried_until_the_trust_window_ends() -> None:
+    one = Reporting()
+    assert isinstance(one.steps.throw(Unavailable("no reply")), Sleep)
+    one.now += 20
+    assert isinstance(one.steps.send(None), Call)
+    with pytest.raises(Unavailable):
+        one.steps.throw(Unavailable("no reply"))
+    assert one.state.remaining() == 0
