@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.robustness.simulation.fidelity import Both
-from tests.robustness.simulation.many import find_bug, run_batch, run_many, run_one
-from tests.robustness.simulation.mutations import BUGS
+from tests.robustness.simulation.many import BUGS_OF, WORKLOADS, find_bug, run_batch, run_many, run_one
+from tests.robustness.simulation.recipe_fidelity import BothRecipes
 from tests.support.stages import first
 
 pytestmark = pytest.mark.beside_others
 
 SEEDS = 200
+"""Half of them for locks, and a quarter for each recipe."""
 
 FOUND_WITHIN = 1500
 """Seeds within which every bug is found; most take fewer than a hundred."""
@@ -19,21 +20,40 @@ FOUND_WITHIN = 1500
 
 @pytest.mark.second_stage
 def test_everything_holds_in_some_hundred_worlds() -> None:
-    summary = run_batch(range(SEEDS))
+    summary = run_batch(range(SEEDS // 2))
     assert not summary.failures, str(summary)
-    assert summary.grants > 5 * SEEDS, "there was something to look at"
-    assert summary.handed_over > SEEDS / 2, "locks were handed over in calm weather"
+    assert summary.grants > 5 * SEEDS // 2, "there was something to look at"
+    assert summary.handed_over > SEEDS / 4, "locks were handed over in calm weather"
+
+
+@pytest.mark.second_stage
+def test_everything_holds_in_some_elections() -> None:
+    summary = run_batch(range(SEEDS // 4), workload="elections")
+    assert not summary.failures, str(summary)
+    assert summary.counts["terms"] > SEEDS, "candidates led"
+    assert summary.counts["observers"] >= SEEDS / 5, "the log was read"
+
+
+@pytest.mark.second_stage
+def test_everything_holds_in_some_schedules() -> None:
+    summary = run_batch(range(SEEDS // 4), workload="schedules")
+    assert not summary.failures, str(summary)
+    assert summary.counts["runs succeeded"] > SEEDS, "slots were run"
+    assert summary.counts["runs again"] > 5, "slots were run again whose runner died"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_everything_holds_in_a_hundred_thousand_worlds() -> None:
-    summary = run_many(0, 100_000, processes=2)
+@pytest.mark.parametrize(("workload", "seeds"), [("locks", 80_000), ("elections", 10_000), ("schedules", 10_000)])
+def test_everything_holds_in_many_thousand_worlds(workload: str, seeds: int) -> None:
+    summary = run_many(0, seeds, processes=2, workload=workload)
     assert not summary.failures, str(summary)
 
 
-def test_a_seed_tells_the_same_story_each_time() -> None:
-    first, second, other = (run_one(seed, tracing=True) for seed in (7, 7, 8))
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_seed_tells_the_same_story_each_time(workload: str) -> None:
+    first, second, other = (run_one(seed, tracing=True, workload=workload) for seed in (7, 7, 8))
+    assert not first.check, first.what
     assert first.story == second.story
     assert first.digest == second.digest != other.digest
     assert len(first.story) > 50
@@ -48,7 +68,7 @@ def test_a_seed_that_fails_does_so_each_time() -> None:
     assert "VIOLATION" in told[0].story[-1]
 
 
-@pytest.mark.parametrize("bug", first(4, BUGS))
+@pytest.mark.parametrize("bug", [bug for bugs in BUGS_OF.values() for bug in first(2, bugs)])
 def test_a_bug_is_found(bug: str) -> None:
     assert find_bug(bug, 0, FOUND_WITHIN) is not None
 
@@ -73,3 +93,45 @@ def test_the_store_in_memory_answers_as_postgres_does(dsn: str, seed: int) -> No
         "withdraw_presence",
         "reap",
     }
+
+
+RECIPES = {
+    "elections": {
+        "_begin lead",
+        "_begin lost",
+        "_begin yield",
+        "_end t",
+        "_end f",
+        "_demand priority",
+        "_demand transfer",
+        "_demand over",
+        "_transfer asked",
+        "_transfer outranked",
+        "_transfer absent",
+    },
+    "schedules": {
+        "claim run",
+        "claim running",
+        "claim none",
+        "claim skipped",
+        "end_slot succeeded",
+        "end_slot failed",
+        "end_slot None",
+    },
+}
+"""What must happen at least once when both sides are compared."""
+
+
+@pytest.mark.second_stage
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_in_memory_answers_as_in_postgres(dsn: str, recipe: str, seed: int) -> None:
+    both = BothRecipes(dsn, seed, recipe)
+    try:
+        for _ in range(150):
+            for _ in range(3):
+                both.step()
+            both.compare()
+    finally:
+        both.close()
+    assert both.kinds >= RECIPES[recipe]

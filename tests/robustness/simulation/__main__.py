@@ -2,6 +2,7 @@
 
 python -m tests.robustness.simulation --seeds 100000 --processes 2
 python -m tests.robustness.simulation --seed 4711 --trace
+python -m tests.robustness.simulation --workload elections --seeds 1000
 python -m tests.robustness.simulation --bugs
 """
 
@@ -11,8 +12,7 @@ import argparse
 import json
 import sys
 
-from tests.robustness.simulation.many import Summary, find_bug, run_many, run_one
-from tests.robustness.simulation.mutations import BUGS
+from tests.robustness.simulation.many import ALL_BUGS, WORKLOADS, Summary, find_bug, run_many, run_one
 
 
 def main() -> int:
@@ -23,7 +23,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="run so many seeds (default: 1000)")
     parser.add_argument("--from", type=int, default=0, dest="first", metavar="SEED", help="start with this seed")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="use so many processes")
-    parser.add_argument("--bug", choices=sorted(BUGS), help="with this bug put in")
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="locks", help="what runs (default: locks)")
+    parser.add_argument("--bug", choices=sorted(ALL_BUGS), help="with this bug put in")
     parser.add_argument("--bugs", action="store_true", help="put in each bug in turn, and print how it is found")
     parser.add_argument("--json", action="store_true", help="report as JSON")
     options = parser.parse_args()
@@ -32,10 +33,15 @@ def main() -> int:
     if options.bugs:
         return _each_bug(options.first, options.seeds, options.json)
     if options.seed is not None:
-        return _one(options.seed, options.bug, options.trace, options.json)
+        return _one(options.seed, options.bug, options.trace, options.json, options.workload)
     try:
         summary = run_many(
-            options.first, options.seeds, options.processes, options.bug, None if options.json else _progress
+            options.first,
+            options.seeds,
+            options.processes,
+            options.bug,
+            None if options.json else _progress,
+            options.workload,
         )
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
@@ -44,8 +50,8 @@ def main() -> int:
     return 1 if summary.failures else 0
 
 
-def _one(seed: int, bug: str | None, trace: bool, as_json: bool) -> int:
-    outcome = run_one(seed, bug, tracing=True)
+def _one(seed: int, bug: str | None, trace: bool, as_json: bool, workload: str) -> int:
+    outcome = run_one(seed, bug, tracing=True, workload=workload)
     if trace and not as_json:
         print("\n".join(outcome.story))
     if as_json:
@@ -56,7 +62,7 @@ def _one(seed: int, bug: str | None, trace: bool, as_json: bool) -> int:
 
 
 def _each_bug(first: int, seeds: int, as_json: bool) -> int:
-    found = {bug: find_bug(bug, first, seeds) for bug in BUGS}
+    found = {bug: find_bug(bug, first, seeds) for bug in ALL_BUGS}
     if as_json:
         print(
             json.dumps(

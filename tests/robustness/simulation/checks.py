@@ -55,6 +55,8 @@ class Checks:
         self.handed_over = 0
         self.slowest = 0.0
         """The longest that a lock with a waiter was free in calm weather."""
+        self.counts: dict[str, int] = {}
+        """What a recipe did, by kind."""
         self.calm = False
         self._options: dict[str, LockOptions] = {}
         self._highest: dict[str, int] = {}
@@ -90,6 +92,10 @@ class Checks:
         how, at = self._endings.get(state.token, ("ended by itself", -math.inf))
         if how not in ("released", "abandoned") and at < since and not self._is_excused(client, state):
             raise Violation("told", f"{client.name} takes {state.name} under {state.token} for released, but it {how}")
+
+    def count(self, kind: str) -> None:
+        """Count what a recipe did."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
 
     def each(self) -> None:
         """Check every trusted lease, after every step."""

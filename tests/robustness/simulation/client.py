@@ -164,6 +164,7 @@ class Client(Process, RuntimeBase):
 
     keepalive: KeepAlive
     listener: Listener
+    schema = "dblock"
 
     def __init__(
         self,

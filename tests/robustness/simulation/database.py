@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from dblock._core.listener_failures import ServerState
 from tests.robustness.simulation.fence import Fence
-from tests.robustness.simulation.store import Store
+from tests.robustness.simulation.recipes import RecipeStore
 from tests.robustness.simulation.tables import Tables
 from tests.robustness.simulation.world import World
 
@@ -28,7 +28,7 @@ MINTED_AHEAD = 32
 class Database:
     """One server."""
 
-    def __init__(self, world: World, store: Store, fence: Fence, mortal: bool) -> None:
+    def __init__(self, world: World, store: RecipeStore, fence: Fence, mortal: bool) -> None:
         self.world = world
         self.store = store
         self.fence = fence

@@ -49,6 +49,7 @@ class Faults:
             kinds[self.promote_sibling] = 0.4
             kinds[self.flip_back] = 0.4
             self._flush()
+        kinds.update(run.recipe_faults)
         for _ in range(chance.randrange(0, 14)):
             kind = chance.choices(list(kinds), list(kinds.values()))[0]
             run.world.after(chance.uniform(0.05, run.storm * 0.95), kind)
@@ -136,7 +137,7 @@ class Faults:
         if workers:
             worker = self._world.random.choice(workers)
             if not worker.client.stopped:
-                self._say(worker.name, "is cancelled")
+                self._say(worker.thread, "is cancelled")
                 worker.cancel()
 
     def die(self) -> None:

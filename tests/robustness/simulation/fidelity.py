@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,8 @@ from dblock._core.options import lock_options
 from dblock._core.presence import Presence, SocketState
 from dblock._core.replies import items
 from tests.robustness.simulation.fence import Fence
+from tests.robustness.simulation.recipes import RecipeStore
 from tests.robustness.simulation.statements import perform
-from tests.robustness.simulation.store import Store
 from tests.robustness.simulation.unseen import Unseen
 
 TICK = 1 / 64
@@ -45,6 +46,9 @@ class Granted:
 class Both:
     """A database with dblock in it, the store, and the same random calls for both."""
 
+    only_durable = False
+    """Whether every grant has a token that both sides number alike."""
+
     def __init__(self, dsn: str, seed: int) -> None:
         self.chance = random.Random(seed)
         self.now = 1000.0
@@ -53,7 +57,7 @@ class Both:
         """The kinds of events so far, so that a test can check that there were enough."""
         self._dsn = dsn
         self._heard: dict[str, list[tuple[str, str]]] = {"real": [], "simulated": []}
-        self.store = Store(lambda: self.now, self.chance, Unseen(), self._notify)
+        self.store = RecipeStore(lambda: self.now, self.chance, Unseen(), self._notify)
         self._fence = Fence()
         self._names = ["a", "b"]
         self._numbers = 0
@@ -101,7 +105,12 @@ class Both:
         """Let some time pass, make one call on both sides, and compare."""
         chance = self.chance
         self.now += TICK * chance.choice([0, 0, 0, 1, 2, 8, 32, 64, 64, 200])
-        acts = {
+        acts = self._acts()
+        chance.choices(list(acts), list(acts.values()))[0]()
+
+    def _acts(self) -> dict[Callable[[], None], float]:
+        """Return the calls, and how often each is made relative to the others."""
+        return {
             self._try_acquire: 7,
             self._plain_try: 1,
             self._acquire: 10,
@@ -118,7 +127,6 @@ class Both:
             self._end_session: 0.8,
             self._withdraw_presence: 0.8,
         }
-        chance.choices(list(acts), list(acts.values()))[0]()
 
     def compare(self) -> None:
         """Compare the tables of both sides, and the waiters that they have woken since the last time."""
@@ -168,7 +176,8 @@ class Both:
     def _wanted(self) -> tuple[Any, str, str]:
         chance = self.chance
         name, ttl = chance.choice(self._names), TICK * chance.choice([7, 16, 64, 400, 400])
-        wanted = lock_options(name, ttl, None, None, durable=chance.random() < 0.9, fair=chance.random() < 0.8)
+        durable = chance.random() < 0.9 or self.only_durable
+        wanted = lock_options(name, ttl, None, None, durable=durable, fair=chance.random() < 0.8)
         if chance.random() < 0.2:
             self._attempts[chance.randrange(len(self._attempts))] = self._uuid()
         return wanted, name, chance.choice(self._attempts)
@@ -237,7 +246,7 @@ class Both:
 
     def _heartbeat(self) -> None:
         client = self.chance.choice(self._clients)
-        names = self.chance.sample(self._names, self.chance.randrange(1, 3))
+        names = self.chance.sample(self._names, min(self.chance.randrange(1, 3), len(self._names)))
         self._same(*self._ask(next(self._flows(client).heartbeat(names, 1.0))))
 
     def _leave(self) -> None:

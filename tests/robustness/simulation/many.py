@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import multiprocessing
 import signal
@@ -11,8 +12,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.robustness.simulation.mutations import put
+from tests.robustness.simulation.elections import mutations as elections
+from tests.robustness.simulation.elections.run import ElectionRun
+from tests.robustness.simulation.mutations import BUGS, Bug
 from tests.robustness.simulation.run import Outcome, Run
+from tests.robustness.simulation.schedules import mutations as schedules
+from tests.robustness.simulation.schedules.run import ScheduleRun
+
+WORKLOADS: dict[str, type[Run]] = {"locks": Run, "elections": ElectionRun, "schedules": ScheduleRun}
+"""What the processes of a run do."""
+
+BUGS_OF: dict[str, dict[str, Bug[Any]]] = {"locks": BUGS, "elections": elections.BUGS, "schedules": schedules.BUGS}
+"""The bugs that are found in each workload."""
+
+ALL_BUGS = [bug for bugs in BUGS_OF.values() for bug in bugs]
 
 BATCH = 250
 """How many seeds a process runs before it reports."""
@@ -32,6 +45,8 @@ class Summary:
     simulated: float = 0.0
     """Seconds of simulated time."""
     took: float = 0.0
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    """What a recipe did, by kind."""
     failures: dict[int, str] = field(default_factory=dict)
 
     def add(self, other: Summary) -> None:
@@ -42,6 +57,7 @@ class Summary:
         self.handed_over += other.handed_over
         self.slowest = max(self.slowest, other.slowest)
         self.simulated += other.simulated
+        self.counts.update(other.counts)
         self.failures.update(other.failures)
 
     def progress(self) -> str:
@@ -65,16 +81,26 @@ class Summary:
             f"slowest hand-over in calm {self.slowest:.3f} s. "
             + (f"{len(self.failures)} FAILED: {dict(kinds)}" if self.failures else "Everything held.")
         ]
+        if self.counts:
+            lines.append(", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items())))
         lines += [
             f"  --seed {seed} --trace   {what[:120]}" for seed, what in sorted(self.failures.items())[:MOST_SHOWN]
         ]
         return "\n".join(lines)
 
 
-def run_one(seed: int, bug: str | None = None, tracing: bool = False) -> Outcome:
-    """Run one seed, with a bug if one is named."""
-    run = Run(seed, tracing)
-    with put(bug, run):
+def workload_of(bug: str) -> str:
+    """Return the workload that a bug is found in."""
+    return next(workload for workload, bugs in BUGS_OF.items() if bug in bugs)
+
+
+def run_one(seed: int, bug: str | None = None, tracing: bool = False, workload: str = "locks") -> Outcome:
+    """Run one seed, with a bug if one is named. A bug decides the workload."""
+    if bug is None:
+        return WORKLOADS[workload](seed, tracing).go()
+    workload = workload_of(bug)
+    run = WORKLOADS[workload](seed, tracing)
+    with contextlib.contextmanager(BUGS_OF[workload][bug])(run):
         return run.go()
 
 
@@ -87,11 +113,11 @@ def find_bug(bug: str, first: int, seeds: int) -> tuple[int, Outcome] | None:
     return None
 
 
-def run_batch(seeds: Iterable[int], bug: str | None = None) -> Summary:
+def run_batch(seeds: Iterable[int], bug: str | None = None, workload: str = "locks") -> Summary:
     """Run these seeds, one after the other."""
     summary = Summary()
     for seed in seeds:
-        outcome = run_one(seed, bug)
+        outcome = run_one(seed, bug, workload=workload)
         summary.add(
             Summary(
                 1,
@@ -100,6 +126,7 @@ def run_batch(seeds: Iterable[int], bug: str | None = None) -> Summary:
                 outcome.handed_over,
                 outcome.slowest,
                 outcome.seconds,
+                counts=collections.Counter(outcome.counts),
                 failures={seed: str(outcome.what)} if outcome.check else {},
             )
         )
@@ -112,6 +139,7 @@ def run_many(
     processes: int = 1,
     bug: str | None = None,
     progress: Callable[[Summary], object] | None = None,
+    workload: str = "locks",
 ) -> Summary:
     """Run so many seeds, and report the progress."""
     summary, began = Summary(), time.monotonic()
@@ -125,11 +153,11 @@ def run_many(
     batches = [range(at, min(at + BATCH, first + seeds)) for at in range(first, first + seeds, BATCH)]
     if processes == 1:
         for batch in batches:
-            note(run_batch(batch, bug))
+            note(run_batch(batch, bug, workload))
         return summary
     context = multiprocessing.get_context("spawn")
     # Only this process handles Ctrl-C. Leaving the block ends the others.
     with context.Pool(processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
-        for part in pool.imap_unordered(functools.partial(run_batch, bug=bug), batches):
+        for part in pool.imap_unordered(functools.partial(run_batch, bug=bug, workload=workload), batches):
             note(part)
     return summary

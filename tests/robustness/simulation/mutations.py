@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import dblock._core.acquire
 import dblock._core.presence
@@ -25,27 +25,21 @@ from dblock._core.replies import Grant
 from tests.robustness.simulation.run import Run
 from tests.robustness.simulation.tables import Row, Ticket
 
-Bug = Callable[[Run], Iterator[None]]
+R = TypeVar("R", bound=Run)
 
-BUGS: dict[str, Bug] = {}
+Bug = Callable[[R], Iterator[None]]
+"""Puts a bug into a run, and yields while the run lasts."""
+
+BUGS: dict[str, Bug[Run]] = {}
 
 
-def _bug(put: Bug) -> Bug:
+def _bug(put: Bug[Run]) -> Bug[Run]:
     BUGS[put.__name__] = put
     return put
 
 
 @contextlib.contextmanager
-def put(name: str | None, run: Run) -> Iterator[None]:
-    """Put a bug into a run; none without a name."""
-    if name is None:
-        yield
-    else:
-        yield from BUGS[name](run)
-
-
-@contextlib.contextmanager
-def _instead(owner: Any, name: str, value: Any) -> Iterator[Any]:
+def instead(owner: Any, name: str, value: Any) -> Iterator[Any]:
     """Replace an attribute. The result is the original."""
     before = getattr(owner, name)
     setattr(owner, name, value)
@@ -67,7 +61,7 @@ def token_minted_early(run: Run) -> Iterator[None]:
         return act(name, ttl, attempt, *args, **options)
 
     def grant(row: Row, ttl: float, attempt: str, *args: Any) -> None:
-        with _instead(store, "mint", lambda row: minted[attempt]):
+        with instead(store, "mint", lambda row: minted[attempt]):
             granted(row, ttl, attempt, *args)
 
     granted = store.grant
@@ -137,7 +131,7 @@ def renewal_of_the_forced(run: Run) -> Iterator[None]:
 @_bug
 def keep_alive_outlives_release(run: Run) -> Iterator[None]:
     """Do not mark a lease as being released, and keep renewing it."""
-    with _instead(LeaseState, "let_go", lambda state: None):
+    with instead(LeaseState, "let_go", lambda state: None):
         yield
 
 
@@ -150,7 +144,7 @@ def trust_from_the_reply(run: Run) -> Iterator[None]:
         kept: Grant | None = yield from before(flows, grant._replace(trusted_until=until))
         return kept
 
-    with _instead(LockFlows, "_in_time", in_time) as before:
+    with instead(LockFlows, "_in_time", in_time) as before:
         yield
 
 
@@ -164,7 +158,7 @@ def whole_ttl_when_sent_again(run: Run) -> Iterator[None]:
 @_bug
 def no_margin(run: Run) -> Iterator[None]:
     """Trust a lease to its very end, whatever the speed of the clock."""
-    with _instead(dblock._core.acquire, "TRUST", 1.0), _instead(dblock._core.renewal, "TRUST", 1.0):
+    with instead(dblock._core.acquire, "TRUST", 1.0), instead(dblock._core.renewal, "TRUST", 1.0):
         yield
 
 
@@ -328,8 +322,8 @@ def withdrawal_ignored(run: Run) -> Iterator[None]:
 def doubtful_presence_forgotten(run: Run) -> Iterator[None]:
     """Make the listener forget a presence whose connection is gone: neither withdraw it nor give its leases up."""
     with (
-        _instead(DoubtfulPresences, "add", lambda doubtful, presence, terminated=False: presence.end()),
-        _instead(DoubtfulPresences, "_remove", lambda doubtful, presence: None),
+        instead(DoubtfulPresences, "add", lambda doubtful, presence, terminated=False: presence.end()),
+        instead(DoubtfulPresences, "_remove", lambda doubtful, presence: None),
     ):
         yield
 
@@ -343,7 +337,7 @@ def termination_taken_for_a_restart(run: Run) -> Iterator[None]:
         if terminated:
             doubtful.end(presence)
 
-    with _instead(DoubtfulPresences, "add", add) as before:
+    with instead(DoubtfulPresences, "add", add) as before:
         yield
 
 
@@ -354,7 +348,7 @@ def shutdown_taken_for_its_end(run: Run) -> Iterator[None]:
     def servers_are(doubtful: DoubtfulPresences, states: Mapping[str, ServerState], at: float) -> None:
         before(doubtful, dict.fromkeys(states, ServerState.STARTING), at)
 
-    with _instead(DoubtfulPresences, "servers_are", servers_are) as before:
+    with instead(DoubtfulPresences, "servers_are", servers_are) as before:
         yield
 
 
@@ -366,14 +360,14 @@ def failed_connection_kept(run: Run) -> Iterator[None]:
         flow._replied_at = flow._now()
         return iter(())
 
-    with _instead(ListenerFlow, "_failed", failed):
+    with instead(ListenerFlow, "_failed", failed):
         yield
 
 
 @_bug
 def grace_overstayed(run: Run) -> Iterator[None]:
     """Trust a presence that is gone for longer than its grace."""
-    with _instead(dblock._core.presence, "OWN_PART", 3.0):
+    with instead(dblock._core.presence, "OWN_PART", 3.0):
         yield
 
 

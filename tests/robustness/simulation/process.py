@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import psycopg
 from psycopg import errors as pg
@@ -32,6 +32,8 @@ from dblock._runtime.error_mapping import is_overdue
 from dblock.errors import DblockError, Unavailable
 from tests.robustness.simulation.network import Message, Network
 from tests.robustness.simulation.world import World
+
+T = TypeVar("T")
 
 
 class Cancelled(BaseException):
@@ -291,6 +293,34 @@ def failed(error: psycopg.Error) -> ConnectionFailed:
     else:
         failure = Failure.CLOSED
     return ConnectionFailed(str(error), failure)
+
+
+def performed(flow: Flow[T], perform: Callable[[Any], Flow[Any]]) -> Flow[T]:
+    """Perform every effect of a flow by a flow of its own."""
+    result: Any = None
+    error: BaseException | None = None
+    try:
+        while True:
+            effect = flow.send(result) if error is None else flow.throw(error)
+            try:
+                result, error = (yield from perform(effect)), None
+            except GeneratorExit:
+                _end(flow)
+                raise
+            except BaseException as problem:
+                error = problem
+    except StopIteration as done:
+        value: T = done.value
+        return value
+
+
+def _end(flow: Flow[Any]) -> None:
+    """End a flow whose process is gone, although it would still clean up."""
+    try:
+        while True:
+            flow.throw(GeneratorExit())
+    except (StopIteration, GeneratorExit):
+        pass
 
 
 class KeepAliveSession:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from dblock._core import clock
 from tests.robustness.simulation.checks import Checks
@@ -19,10 +20,10 @@ from tests.robustness.simulation.database import Database
 from tests.robustness.simulation.faults import Faults
 from tests.robustness.simulation.fence import Fence
 from tests.robustness.simulation.network import Network, Weather
-from tests.robustness.simulation.store import Store
+from tests.robustness.simulation.recipes import RecipeStore
 from tests.robustness.simulation.tables import Ticket
 from tests.robustness.simulation.worker import Errand, Worker, wanted
-from tests.robustness.simulation.world import Violation, World
+from tests.robustness.simulation.world import BodyFailed, Violation, World
 
 SETTLES = 12.0
 """Seconds after the storm in which its effects end: calls without a reply, pauses, lost leases."""
@@ -49,17 +50,36 @@ class Outcome:
     seconds: float
     digest: str
     story: list[str]
+    counts: dict[str, int]
+    """What a recipe did, by kind: terms, for example."""
+
+
+class Thread(Protocol):
+    """A thread of a process."""
+
+    client: Client
+    thread: str
+    """Its name."""
+    hurries: bool
+    """Whether it ends with what is under way."""
+    done: bool
+
+    def cancel(self) -> None:
+        """Make it leave whatever it waits for."""
 
 
 class Run:
     """Everything in one run."""
 
+    checks_of: type[Checks] = Checks
+    """The kind of its checks."""
+
     def __init__(self, seed: int, tracing: bool = False) -> None:
         self.world = world = World(seed, tracing)
         chance = world.random
-        self.checks = Checks(world)
+        self.checks = self.checks_of(world)
         self.fence = Fence()
-        self.store = Store(lambda: world.now, chance, self.checks)
+        self.store = RecipeStore(lambda: world.now, chance, self.checks)
         mortal = chance.random() < 0.3
         self.database = self.checks.database = Database(world, self.store, self.fence, mortal)
         self.network = Network(world, self.database, self._weather())
@@ -67,7 +87,7 @@ class Run:
         self.network.on_session_end = self.checks.session_ended
         self.storm = chance.uniform(3.0, 6.0)
         self.clients: list[Client] = []
-        self.workers: list[Worker] = []
+        self.workers: list[Thread] = []
         self._locks = ["A", "B"][: 1 if chance.random() < 0.7 else 2]
         self._ttl = chance.choice([0.3, 0.8, 2.0, 3.0])
 
@@ -106,6 +126,7 @@ class Run:
             self.world.now,
             self.world.digest() if self.world.tracing else "",
             self.world.story,
+            self.checks.counts,
         )
 
     def _happen(self) -> None:
@@ -115,15 +136,31 @@ class Run:
         faults = Faults(self)
         world.run(self.storm, self.checks.each)
         faults.end()
-        self.network.weather = Weather()
-        for worker in self.workers:
-            worker.hurries = True
+        self._calm_down()
         world.run(self.storm + SETTLES, self.checks.each)
         self._contest()
         world.run(world.now + SERVED_WITHIN - SETTLES, self._calm_step)
         self._check_end()
 
+    def _calm_down(self) -> None:
+        self.network.weather = Weather()
+        for worker in self.workers:
+            worker.hurries = True
+
+    @property
+    def recipe_faults(self) -> dict[Callable[[], object], float]:
+        """The faults of a recipe, and how often each happens relative to the others."""
+        return {}
+
     def _start(self, number: int) -> None:
+        chance = self.world.random
+        client = self._process(number)
+        for thread in range(chance.choice([1, 1, 2])):
+            errands = [self._errand() for _ in range(chance.randrange(1, 6))]
+            self._employ(client, f"thread {number}.{thread}", errands)
+
+    def _process(self, number: int) -> Client:
+        """Start a process with a client."""
         world, chance = self.world, self.world.random
         grace = chance.choice([None, 0.15, 0.15, 0.5])
         client = Client(
@@ -132,9 +169,7 @@ class Run:
         client.deaf = chance.random() < 0.1
         self.clients.append(client)
         self.checks.clients[client.flows.client] = client
-        for thread in range(chance.choice([1, 1, 2])):
-            errands = [self._errand() for _ in range(chance.randrange(1, 6))]
-            self._employ(client, f"thread {number}.{thread}", errands)
+        return client
 
     def _employ(self, client: Client, name: str, errands: list[Errand]) -> None:
         checks = self.checks
@@ -184,9 +219,12 @@ class Run:
         self.checks.calm = True
         self.workers = [worker for worker in self.workers if not worker.client.dead]
         for number, client in enumerate([client for client in self.clients if not client.dead]):
-            terms = wanted(self._locks[0], 2.0, None)
-            errand = Errand(terms, None, False, 0.3, 1, False, False, f"behind {self._locks[0]}")
-            self._employ(client, f"thread {number}.last", [errand])
+            self._compete(number, client)
+
+    def _compete(self, number: int, client: Client) -> None:
+        terms = wanted(self._locks[0], 2.0, None)
+        errand = Errand(terms, None, False, 0.3, 1, False, False, f"behind {self._locks[0]}")
+        self._employ(client, f"thread {number}.last", [errand])
 
     def _calm_step(self) -> None:
         self.checks.each()
@@ -203,7 +241,7 @@ class Run:
             raise Violation("ghosts", f"left behind: {left} {list(self.store.tables.rows.values())}")
 
     def _unserved(self) -> None:
-        waiting = [worker.name for worker in self.workers if not worker.done and not worker.client.dead]
+        waiting = [worker.thread for worker in self.workers if not worker.done and not worker.client.dead]
         raise Violation("served", f"{', '.join(waiting)} still not done {self.world.now - self.storm:.1f} s later")
 
 
@@ -218,6 +256,8 @@ class _Logger(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.thread != self._thread:
             return  # of a real client that runs in the same process
+        if record.exc_info and isinstance(record.exc_info[1], BodyFailed):
+            return  # a body that was meant to fail
         self.errors.append(record)
 
     def check(self) -> None:

@@ -12,7 +12,11 @@ from functools import lru_cache
 from dblock._core.effects import Row
 from dblock._core.replies import array
 from dblock._core.statements import ARE_YOU_THERE, KEEP_SESSION, NOTIFY_SELF, STOP_LISTENING, WHICH_ENDPOINTS
+from tests.robustness.simulation.columns import boolean, items, number, seconds, text
+from tests.robustness.simulation.elections import statements as elections
 from tests.robustness.simulation.fence import Fence
+from tests.robustness.simulation.recipes import RecipeStore
+from tests.robustness.simulation.schedules import statements as schedules
 from tests.robustness.simulation.store import Asked, Store, Tried
 
 Args = tuple["str | None", ...]
@@ -32,7 +36,7 @@ class Listens(Exception):
         self.client = client
 
 
-def perform(store: Store, fence: Fence, sql: bytes, args: Args) -> Row | None:
+def perform(store: RecipeStore, fence: Fence, sql: bytes, args: Args) -> Row | None:
     """Execute a statement, and return its row."""
     return _performer(sql)(store, fence, args)
 
@@ -42,12 +46,19 @@ ENDPOINTS: Row = ("1", None, None, None, None)
 
 
 @lru_cache(maxsize=256)
-def _performer(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
+def _performer(sql: bytes) -> Callable[[RecipeStore, Fence, Args], Row | None]:
     found = _FUNCTION.search(sql)
     if found is None:
         return _plain(sql)
     name = found.group(1).decode()
-    if name == "release" and b"nullif" in sql:
+    again = b"nullif" in sql
+    if name in elections.FUNCTIONS:
+        recipe = elections.FUNCTIONS[name]
+        return lambda store, fence, args: recipe(store.elections, args, again)
+    if name in schedules.FUNCTIONS:
+        slots = schedules.FUNCTIONS[name]
+        return lambda store, fence, args: slots(store.schedules, args)
+    if name == "release" and again:
         name = "release_again"
     elif name == "leave_queue" and b"keep =>" in sql:
         name = "leave_queue_but"
@@ -81,58 +92,66 @@ def _plain(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
 
 
 def _probe(store: Store, fence: Fence, args: Args) -> Row | None:
-    store.notify(_text(args[0]).removeprefix("dblock_"), "probe")
+    store.notify(text(args[0]).removeprefix("dblock_"), "probe")
     return "off", ""
 
 
 def _try_acquire(store: Store, fence: Fence | None, args: Args) -> Row:
-    name, ttl, _, _, attempt, durable, presence, fair, ticket, *claims = args
-    number = None if ticket is None else int(ticket)
-    answer = store.try_acquire(_text(name), _seconds(ttl), attempt, durable == "t", presence, fair == "t", number)
+    name, ttl, holder, _, attempt, durable, presence, fair, ticket, *claims = args
+    own = None if ticket is None else int(ticket)
+    answer = store.try_acquire(text(name), seconds(ttl), attempt, durable == "t", presence, fair == "t", own)
+    _granted(store, answer, name, holder)
     _claim(fence, answer, claims)
     return (
-        _bool(answer.granted),
-        _number(answer.token),
-        _number(answer.expires_at),
-        _number(answer.remaining),
-        _bool(answer.waiting),
+        boolean(answer.granted),
+        number(answer.token),
+        number(answer.expires_at),
+        number(answer.remaining),
+        boolean(answer.waiting),
     )
 
 
 def _acquire(store: Store, fence: Fence | None, args: Args) -> Row:
-    name, ttl, _, _, attempt, client, durable, fair, presence, had_ticket, _, *claims = args
+    name, ttl, holder, _, attempt, client, durable, fair, presence, had_ticket, _, *claims = args
     answer = store.acquire(
-        _text(name),
-        _seconds(ttl),
-        _text(attempt),
-        _text(client),
+        text(name),
+        seconds(ttl),
+        text(attempt),
+        text(client),
         durable == "t",
         fair == "t",
         presence,
         had_ticket == "t",
     )
+    _granted(store, answer, name, holder)
     _claim(fence, answer, claims)
     return (
-        _bool(answer.granted),
-        _number(answer.token),
-        _number(answer.expires_at),
-        _number(answer.remaining),
-        _number(answer.ticket),
-        _bool(answer.first),
-        _bool(answer.watched),
-        _bool(answer.fresh),
+        boolean(answer.granted),
+        number(answer.token),
+        number(answer.expires_at),
+        number(answer.remaining),
+        number(answer.ticket),
+        boolean(answer.first),
+        boolean(answer.watched),
+        boolean(answer.fresh),
     )
+
+
+def _granted(store: Store, answer: Tried | Asked, name: str | None, holder: str | None) -> None:
+    row = store.tables.rows[text(name)]
+    if answer.granted and row.holder is None:
+        row.holder = holder
 
 
 def _claim(fence: Fence | None, answer: Tried | Asked, claims: list[str | None]) -> None:
     if fence is not None and answer.granted and answer.token is not None:
-        for resource in _items(claims[0]):
+        for resource in items(claims[0]):
             fence.claim(resource, answer.token)
 
 
 def _renew_all(store: Store, fence: Fence | None, args: Args) -> Row:
     names, tokens, ttls, presence = args
-    grants = zip(_items(names), map(int, _items(tokens)), map(_seconds, _items(ttls)), strict=True)
+    grants = zip(items(names), map(int, items(tokens)), map(seconds, items(ttls)), strict=True)
     moment, missed = store.renew_all(grants, presence)
     return (
         repr(moment),
@@ -142,51 +161,51 @@ def _renew_all(store: Store, fence: Fence | None, args: Args) -> Row:
 
 
 def _release(store: Store, fence: Fence | None, args: Args) -> Row:
-    return (_bool(store.release(_text(args[0]), int(_text(args[1])))),)
+    return (boolean(store.release(text(args[0]), int(text(args[1])))),)
 
 
 def _release_again(store: Store, fence: Fence | None, args: Args) -> Row:
-    return ("t" if store.release(_text(args[0]), int(_text(args[1]))) else None,)
+    return ("t" if store.release(text(args[0]), int(text(args[1]))) else None,)
 
 
 def _release_all(store: Store, fence: Fence | None, args: Args) -> Row:
-    store.release_all(list(zip(_items(args[0]), map(int, _items(args[1])), strict=True)))
+    store.release_all(list(zip(items(args[0]), map(int, items(args[1])), strict=True)))
     return (None,)
 
 
 def _abandon(store: Store, fence: Fence | None, args: Args) -> Row:
-    return (_bool(store.abandon(_text(args[0]), _text(args[1]))),)
+    return (boolean(store.abandon(text(args[0]), text(args[1]))),)
 
 
 def _abandon_ticket(store: Store, fence: Fence | None, args: Args) -> Row:
-    return (_bool(store.abandon(_text(args[0]), _text(args[1]), only_ticket=True)),)
+    return (boolean(store.abandon(text(args[0]), text(args[1]), only_ticket=True)),)
 
 
 def _heartbeat(store: Store, fence: Fence | None, args: Args) -> Row:
-    places, firsts = store.heartbeat(_text(args[0]), _items(args[1]))
+    places, firsts = store.heartbeat(text(args[0]), items(args[1]))
     if not firsts:
         return str(places), None, None, None
-    columns = zip(*((attempt, repr(wait), _bool(watched)) for attempt, wait, watched in firsts), strict=True)
-    return (str(places), *("{" + ",".join(_text(one) for one in column) + "}" for column in columns))
+    columns = zip(*((attempt, repr(wait), boolean(watched)) for attempt, wait, watched in firsts), strict=True)
+    return (str(places), *("{" + ",".join(text(one) for one in column) + "}" for column in columns))
 
 
 def _leave_queue(store: Store, fence: Fence | None, args: Args) -> Row:
-    store.leave_queue(_text(args[0]), args[1])
+    store.leave_queue(text(args[0]), args[1])
     return ("",)
 
 
 def _leave_queue_but(store: Store, fence: Fence | None, args: Args) -> Row:
-    store.leave_queue(_text(args[0]), keep=frozenset(_items(args[1])))
+    store.leave_queue(text(args[0]), keep=frozenset(items(args[1])))
     return ("",)
 
 
 def _register_presence(store: Store, fence: Fence | None, args: Args) -> Row:
-    store.register_presence(_text(args[0]), _seconds(args[1]))
+    store.register_presence(text(args[0]), seconds(args[1]))
     return (*ENDPOINTS, "")
 
 
 def _withdraw_presence(store: Store, fence: Fence | None, args: Args) -> Row:
-    lost = store.withdraw_presence(_text(args[0]), list(zip(_items(args[1]), map(int, _items(args[2])), strict=True)))
+    lost = store.withdraw_presence(text(args[0]), list(zip(items(args[1]), map(int, items(args[2])), strict=True)))
     return ("{" + ",".join(map(str, lost)) + "}" if lost else None,)
 
 
@@ -210,25 +229,3 @@ _FUNCTIONS: dict[str, Callable[[Store, Fence | None, Args], Row | None]] = {
     "register_presence": _register_presence,
     "withdraw_presence": _withdraw_presence,
 }
-
-
-def _text(value: str | None) -> str:
-    assert value is not None
-    return value
-
-
-def _seconds(interval: str | None) -> float:
-    return float(_text(interval).removesuffix(" s"))
-
-
-def _items(values: str | None) -> list[str]:
-    inside = _text(values)[1:-1]
-    return [one.strip('"') for one in inside.split(",")] if inside else []
-
-
-def _bool(value: bool | None) -> str | None:
-    return None if value is None else "t" if value else "f"
-
-
-def _number(value: float | None) -> str | None:
-    return None if value is None else repr(value)

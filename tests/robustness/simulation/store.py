@@ -115,11 +115,13 @@ class Store(Queues):
         ticket: int | None,
     ) -> None:
         """Grant a free lock. Only this function mints tokens."""
+        if row.expires_at > float("-inf"):
+            self.record_event(row, "expired", row.expires_at)
         row.token = self.mint(row) if durable else -1 - self.chance.randrange(1 << 52)
-        row.attempt, row.presence = attempt, presence
+        row.attempt, row.presence, row.holder = attempt, presence, None
         row.last_served_ticket = row.last_served_ticket if ticket is None else ticket
         row.released_at, row.forced_at = float("-inf"), None
-        row.ttl = ttl
+        row.ttl, row.granted_at = ttl, self.now()
         row.expires_at = self.now() + ttl
         self.durable = self.durable or durable
         self.observer.granted(row, ticket, fair)
@@ -277,6 +279,7 @@ class Store(Queues):
         if now:
             self.free(row, "forced_now", token)
         else:
+            self.record_event(row, "forced", self.now())
             row.forced_at = self.now()
         self.durable = True
         return True
@@ -284,7 +287,13 @@ class Store(Queues):
     def free(self, row: Row, why: str, by: int | str | None) -> None:
         """Free a lock, whatever its holder."""
         self.observer.freed(row, why, by)
-        row.expires_at, row.released_at, row.attempt = float("-inf"), self.now(), None
+        if why in ("died", "forced_now"):
+            self.record_event(row, why, self.now())
+        row.expires_at, row.released_at, row.attempt, row.holder = float("-inf"), self.now(), None, None
+
+    def record_event(self, row: Row, event: str, at: float) -> None:
+        """Record how the grant in a lock's row ended, or that it was forced. Only the newest event is kept."""
+        self.tables.history[row.name, row.token] = event, at
 
     # For the operator.
 
@@ -307,6 +316,8 @@ class Store(Queues):
         gone = [row for row in tables.rows.values() if self.is_idle(row, now - idle)]
         for row in gone:
             self.observer.reaped(row)
+            if row.expires_at > float("-inf"):
+                self.record_event(row, "expired", row.expires_at)
             del tables.rows[row.name]
             self.queues.pop(row.name, None)
         self.durable = True

@@ -18,6 +18,8 @@ class Row:
 
     name: str
     token: int = 0
+    holder: str | None = None
+    granted_at: float | None = None
     expires_at: float = -math.inf
     released_at: float = -math.inf
     forced_at: float | None = None
@@ -52,6 +54,65 @@ class Mark:
     gone_since: float | None = None
 
 
+@dataclass(slots=True)
+class Candidate:
+    """A candidate of an election, registered before it waits for the lock."""
+
+    attempt: str
+    holder: str
+    rank: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Term:
+    """A term of an election: a row of the log."""
+
+    name: str
+    token: int
+    number: int
+    holder: str | None
+    rank: tuple[int, ...]
+    value: str | None
+    began_at: float
+    ended_at: float | None = None
+    how: str | None = None
+    transfer_to: str | None = None
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A schedule: its definition, and up to which slot everything is decided. Moments are whole microseconds."""
+
+    name: str
+    kind: str
+    period: int
+    catch_up: str
+    delivery: str
+    grace: int | None
+    since: int
+    decided_until: int | None = None
+    last_claimed_at: int | None = None
+    last_ended_at: int | None = None
+
+
+@dataclass(slots=True)
+class SlotRun:
+    """A row of the ledger: a run of a slot, or a series of slots that did not run."""
+
+    run: int
+    name: str
+    slot: int
+    last_slot: int
+    slots: int
+    number: int
+    claimed_at: int
+    lock: str | None = None
+    token: int | None = None
+    attempt: str | None = None
+    outcome: str | None = None
+    ended_at: int | None = None
+
+
 @dataclass
 class Tables:
     """Everything that is written to disk."""
@@ -64,6 +125,15 @@ class Tables:
     sequence: int = 0
     server_start: int = 0
     """The start of the server that minted the last token."""
+    history: dict[tuple[str, int], tuple[str, float]] = field(default_factory=dict)
+    """The newest event of each grant that did not end by a release, and its moment."""
+    candidates: dict[str, dict[str, Candidate]] = field(default_factory=dict)
+    """The candidates of each election, by their attempts."""
+    terms: dict[str, list[Term]] = field(default_factory=dict)
+    """The log of each election, in the order of its numbers."""
+    schedules: dict[str, Schedule] = field(default_factory=dict)
+    slot_runs: list[SlotRun] = field(default_factory=list)
+    """The ledger of all schedules, in the order of its rows."""
 
     def copy(self) -> Tables:
         """Return a copy, as on another disk."""
@@ -73,4 +143,9 @@ class Tables:
             dict(self.clients),
             self.sequence,
             self.server_start,
+            dict(self.history),
+            {name: {one.attempt: copy.copy(one) for one in those.values()} for name, those in self.candidates.items()},
+            {name: [copy.copy(term) for term in log] for name, log in self.terms.items()},
+            {name: copy.copy(schedule) for name, schedule in self.schedules.items()},
+            [copy.copy(run) for run in self.slot_runs],
         )

@@ -66,7 +66,7 @@ class Worker:
         released: Callable[[Client, LeaseState, float], object],
     ) -> None:
         self.client = client
-        self.name = name
+        self.thread = name
         self.waits_since: float | None = None
         """Since when it has waited for a lock."""
         self.hurries = False
@@ -85,7 +85,7 @@ class Worker:
         self._task.cancel()
 
     def _say(self, what: str) -> None:
-        self.client.world.say(self.name, what)
+        self.client.world.say(self.thread, what)
 
     def _ended(self, result: Any) -> None:
         if isinstance(result, BaseException) and not isinstance(result, Cancelled):

@@ -22,6 +22,10 @@ class Violation(Exception):
         super().__init__(f"{check}: {what}")
 
 
+class BodyFailed(Exception):
+    """What a body raises that is meant to fail."""
+
+
 class World:
     """The queue of events, and the story so far."""
 

@@ -1,0 +1,30 @@
+"""Arguments and columns of statements, which are text."""
+
+from __future__ import annotations
+
+
+def text(value: str | None) -> str:
+    """Return an argument that is never NULL."""
+    assert value is not None
+    return value
+
+
+def seconds(interval: str | None) -> float:
+    """Return the seconds of an interval."""
+    return float(text(interval).removesuffix(" s"))
+
+
+def items(values: str | None) -> list[str]:
+    """Return the items of an array."""
+    inside = text(values)[1:-1]
+    return [one.strip('"') for one in inside.split(",")] if inside else []
+
+
+def boolean(value: bool | None) -> str | None:
+    """Return a boolean as a column of a reply."""
+    return None if value is None else "t" if value else "f"
+
+
+def number(value: float | None) -> str | None:
+    """Return a number as a column of a reply."""
+    return None if value is None else repr(value)

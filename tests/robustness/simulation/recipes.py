@@ -1,0 +1,18 @@
+"""The database in memory with what the recipes keep in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.robustness.simulation.elections.store import Elections
+from tests.robustness.simulation.schedules.store import Schedules
+from tests.robustness.simulation.store import Store
+
+
+class RecipeStore(Store):
+    """One database with one dblock in it, its elections and its schedules."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.elections = Elections(self)
+        self.schedules = Schedules(self)

@@ -1,0 +1,1 @@
+"""Schedules in the simulation: hosts that run the shipped flows of slots, and the ledger that they share."""
