@@ -81,10 +81,11 @@ def play(
         if missing is not None:
             raise faults.FaultUnavailable(missing)
         history = _play(scenario, fault, seed, bug, where, progress)
-        checkers = (*workloads.named(scenario.workload).checkers, *([recovery.check] if history.faults else []))
-        findings = [check(history) for check in checkers]
-        findings = [one for one in findings if one.checker not in fault.exempt_checkers]
-        return Outcome(scenario, seed, history, findings, time.monotonic() - began, dict(fault.exempt_checkers))
+        workload = workloads.named(scenario.workload)
+        exempt = {**fault.exempt_checkers, **workload.exempt_checkers.get(scenario.fault, {})}
+        checkers = (*workload.checkers, *([recovery.check] if history.faults else []))
+        findings = [one for one in (check(history) for check in checkers) if one.checker not in exempt]
+        return Outcome(scenario, seed, history, findings, time.monotonic() - began, exempt)
 
 
 def _play(
@@ -103,8 +104,9 @@ def _play(
                 if fault.name != "none":
                     number = env.recorder.begin("fault", fault.name)
                     details = fault.strike(env, rng)
-                    no_effect = {"no_effect": True} if fault.effect and not details[fault.effect] else {}
-                    env.recorder.end(number, "ok", **details, **no_effect)
+                    details |= {"loses_state": True} if fault.loses_state else {}
+                    details |= {"no_effect": True} if fault.effect and not details[fault.effect] else {}
+                    env.recorder.end(number, "ok", **details)
                     struck += 1
                 progress(f"{scenario.name}: {struck} strikes, {time.monotonic() - began:.0f} s")
             if struck:

@@ -23,11 +23,15 @@ from tests.robustness.checkers import (
     kept_leases,
     linearizability,
     loss,
+    observers,
     queue_order,
     recovery,
     releases,
     sets,
+    slots,
     takeover,
+    term_fence,
+    term_log,
     token_order,
     wake_ups,
 )
@@ -105,6 +109,25 @@ def summed(called: float, returned: float, total: int, entries: int) -> Operatio
     return op("sum", called, returned, total=total, should_be=200, entries=entries)
 
 
+def began(token: int, slot: int, nth: int = 1, key: str = "most") -> Operation:
+    return op("began", token, token, key=key, token=token, slot=f"slot {slot}", nth=nth)
+
+
+def row(token: int, slot: int, recorded: str | None = "succeeded", nth: int = 1, **details: Any) -> Operation:
+    """Return a row of the ledger: claimed at the time of its slot, and ended half a second later."""
+    whole: dict[str, Any] = {
+        "last_slot": slot,
+        "claimed_at": slot,
+        "ended_at": None if recorded is None else slot + 0.5,
+    } | details
+    key = whole.pop("key", "most")
+    return op("ledger", 99, 99, "runner", key, token=token, slot=slot, nth=nth, recorded=recorded, **whole)
+
+
+def stored(order: int, token: int) -> Operation:
+    return op("stored", 99, 99, "runner", "most", order=order, token=token)
+
+
 QUEUED = [queued(1, "x", 1), queued(2, "y", 2)]
 BOOKS = [transfer(0, 1, 1, "t1"), entry(1, 1, "t1"), balance(1, 90), balance(2, 110)]
 RECORDED = [op("newest", 99, 99, token=2), *(op("granted", 99, 99, order=token, token=token) for token in (1, 2))]
@@ -114,7 +137,65 @@ STUCK = op("fault", 1, 4, "runner", "foreign-queues")
 KEPT = op("acquire", 0, 1, token=1, ttl=2, keep_alive=True)
 REFUSED = op("acquire", 5, 5.1, "b", timeout=0, outcome="failed")
 
+
+def term(token: int, number: int, began: float, ended: float | None) -> Operation:
+    return witnessed("term", number, token=token, number=number, began=began, ended=ended)
+
+
+def led(order: int, token: int) -> Operation:
+    return witnessed("led", order, token=token)
+
+
+def observed(at: float, token: int, what: str) -> Operation:
+    return op("observed", at, at, token=token, what=what, worker="a.0")
+
+
+TERMS = [term(1, 1, 0, 5), term(4, 2, 5, None)]
+FORGOTTEN = op("fault", 1, 2, "runner", "promotion-async", loses_state=True)
+AFTERWARDS = op("acquire", 2.5, 3.2, token=1)
+
 GOOD: list[tuple[str, Checker, list[Operation]]] = [
+    ("terms one after another", term_log.check, [GRANT, *TERMS]),
+    ("a candidate that may not have led", term_log.check, [op("acquire", 0, NEVER), *TERMS]),
+    ("terms while the server's clock was set back", term_log.check, [
+        term(1, 1, 0, 6), term(4, 2, 5, None), op("fault", 1, 2, "runner", "clock-back"),
+    ]),
+    ("a term that a failover has lost", term_log.check, [op("acquire", 0, 1, token=3), *TERMS, FORGOTTEN]),
+    ("an observer of a term that a failover has lost", observers.check, [
+        *TERMS, FORGOTTEN, observed(1, 1, "began"), observed(2, 1, "ended"), observed(3, 3, "began"),
+        observed(4, 4, "began"),
+    ]),
+    ("an end that an observer of another primary's term passes over", observers.check, [
+        *TERMS, FORGOTTEN, observed(1, 1, "began"), observed(3, 3, "began"), observed(4, 4, "began"),
+    ]),
+    ("a slot again after a failover that lost its run", slots.check, [
+        began(1, 1), began(2, 1), row(2, 1), FORGOTTEN, op("call", 1, 2, key="most", token=1),
+    ]),
+    ("runs while the server's clock was set back", slots.check, [
+        began(1, 1), row(1, 1, ended_at=9), began(2, 2), row(2, 2), op("fault", 1, 2, "runner", "clock-back"),
+    ]),
+    ("a call that was cancelled", recovery.check, [
+        op("fault", 1, 2, "runner", "cancel"), op("acquire", 1, NEVER, error="Interrupted: "), AFTERWARDS,
+    ]),
+    ("a child that tried its parent's lease", recovery.check, [
+        op("fault", 1, 2, "runner", "fork"), op("child", 2, 2, leases=1), AFTERWARDS,
+    ]),
+    ("a lock beside the election", term_log.check, [op("acquire", 0, 1, key="other", token=9), *TERMS]),
+    ("writes in the order of the terms", term_fence.check, [*TERMS, led(1, 1), led(2, 1), led(3, 4)]),
+    ("an observer that is behind", observers.check, [*TERMS, observed(1, 1, "began"), observed(2, 1, "ended")]),
+    ("each slot once", slots.check, [
+        began(1, 1), began(2, 2), row(1, 1), row(2, 2), stored(1, 1), stored(2, 2),
+        op("call", 1, 2, key="most", token=1),
+    ]),
+    ("a slot again after a death", slots.check, [
+        began(1, 1, key="least"), began(2, 1, 2, "least"),
+        row(1, 1, "died", key="least"), row(2, 1, nth=2, claimed_at=3, ended_at=4, key="least"),
+    ]),
+    ("slots that are caught up", slots.check, [row(1, 1, key="all"), row(2, 2, key="all"), row(3, 3, key="all")]),
+    ("a result whose row is not kept any more", slots.check, [
+        op("call", 0, 1, key="most", token=1), began(2, 2), row(2, 2),
+    ]),
+    ("slots that were skipped", slots.check, [began(1, 1), row(1, 1), row(0, 2, "skipped", 0, last_slot=4)]),
     ("a free lock that is granted", free_locks.check, [
         GRANT, FREED, op("acquire", 5, 5.1, "b", timeout=0, token=2, ttl=10),
     ]),
@@ -220,6 +301,33 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
 ]  # fmt: skip
 
 BAD: list[tuple[str, Checker, list[Operation]]] = [
+    ("terms that overlap", term_log.check, [term(1, 1, 0, 6), term(4, 2, 5, None)]),
+    ("a term without an end before the next", term_log.check, [term(1, 1, 0, None), term(4, 2, 5, None)]),
+    ("a gap between two terms", term_log.check, [term(1, 1, 0, 5), term(4, 3, 5, None)]),
+    ("a leader without a term", term_log.check, [GRANT, term(4, 1, 5, None)]),
+    ("a stale term that is accepted", term_fence.check, [*TERMS, led(1, 4), led(2, 1)]),
+    ("a candidate that never led and is accepted", term_fence.check, [*TERMS, led(1, 3)]),
+    ("an observer that misses a vacancy", observers.check, [*TERMS, observed(1, 1, "began"), observed(2, 4, "began")]),
+    ("an observer that misses the first term", observers.check, [*TERMS, observed(1, 4, "began")]),
+    ("an observer that sees a beginning twice", observers.check, [
+        *TERMS, *(observed(at, token, what) for at, (token, what) in enumerate(
+            [(1, "began"), (1, "ended"), (4, "began"), (4, "began")]
+        )),
+    ]),
+    ("a slot that runs twice", slots.check, [began(1, 1), began(2, 1, 2)]),
+    ("two runs under one token", slots.check, [began(1, 1), began(1, 2)]),
+    ("a later run without the higher number", slots.check, [began(1, 1, key="least"), began(2, 1, key="least")]),
+    ("a slot that is decided twice", slots.check, [began(1, 1), row(1, 1), row(0, 1, "missed", 0)]),
+    ("a slot that runs again after a success", slots.check, [
+        began(1, 1), row(1, 1), row(2, 1, nth=2, claimed_at=3, ended_at=4),
+    ]),
+    ("a run before the outcome of the one before", slots.check, [began(1, 1), row(1, 1, None), row(2, 2)]),
+    ("a run before the end of the one before", slots.check, [began(1, 1), row(1, 1, ended_at=5), row(2, 2)]),
+    ("a result that was not recorded", slots.check, [
+        op("call", 1, 2, key="most", token=1), row(1, 1, "died"), row(2, 2),
+    ]),
+    ("a run without a row", slots.check, [began(2, 2), row(1, 1), row(3, 3)]),
+    ("an effect of a stale run", slots.check, [began(1, 1), stored(1, 2), stored(2, 1)]),
     ("a free lock that is refused", free_locks.check, [GRANT, FREED, REFUSED]),
     ("a lock that was never used and is refused", free_locks.check, [REFUSED]),
     ("a lease that is not kept alive", kept_leases.check, [KEPT, op("loss", 3, 3, token=1, reason="expired")]),
@@ -267,6 +375,27 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
     ("a dead holder's lock, too late", takeover.check, [GRANT, killed("a", 2), granted_next(14)]),
     ("nothing is granted after the last strike", recovery.check, [
         op("acquire", 0, 2.9, token=1), op("fault", 1, 3, "runner", "cut"), op("acquire", 2, 6, outcome="failed"),
+    ]),
+    ("no call was cancelled", recovery.check, [op("fault", 1, 2, "runner", "cancel"), AFTERWARDS]),
+    ("no child had a lease of its parent", recovery.check, [
+        op("fault", 1, 2, "runner", "fork"), op("child", 2, 2, leases=0), AFTERWARDS,
+    ]),
+    ("an end that is skipped, and a failover", observers.check, [
+        *TERMS, FORGOTTEN, observed(1, 1, "began"), observed(4, 4, "began"),
+    ]),
+    ("a term that is seen again after a failover", observers.check, [
+        *TERMS, FORGOTTEN, observed(1, 1, "began"), observed(3, 3, "began"), observed(4, 1, "ended"),
+        observed(5, 1, "ended"),
+    ]),
+    ("terms that overlap after a failover", term_log.check, [term(1, 1, 0, 6), term(4, 2, 5, None), FORGOTTEN]),
+    ("a slot that did not run again after a death", slots.check, [
+        began(1, 1, key="least"), row(1, 1, "died", key="least"), began(2, 2, key="least"), row(2, 2, key="least"),
+    ]),
+    ("a slot that was passed over", slots.check, [row(1, 1, key="all"), row(2, 3, key="all")]),
+    ("a slot decided twice after a failover", slots.check, [row(1, 1), row(2, 1, claimed_at=2), FORGOTTEN]),
+    ("a token given twice after a failover", slots.check, [began(1, 1), began(1, 2), row(1, 2), FORGOTTEN]),
+    ("a slot decided twice while the server's clock was set back", slots.check, [
+        row(1, 1), row(2, 1), op("fault", 1, 2, "runner", "clock-back"),
     ]),
     ("strikes without effect", recovery.check, [
         op("fault", 1, 2, "runner", "cut", no_effect=True), op("acquire", 2.5, 3.2, token=1),

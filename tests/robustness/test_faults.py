@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.robustness import faults
+from tests.robustness import faults, matrix
 from tests.robustness.faults import Fault, FaultUnavailable
 from tests.robustness.scenarios import Outcome, Scenario, play
+from tests.robustness.traffic import workloads
 from tests.support.stages import first
 
 ALL = faults.all_faults()
@@ -43,6 +44,19 @@ def test_fault_says_what_it_does_and_why_a_checker_is_exempt(fault: type[Fault])
     assert {"token order", "durability"} - set(fault.exempt_checkers) or fault.name == "split-brain"
 
 
+@pytest.mark.parametrize("workload", workloads.names())
+def test_workload_says_why_a_checker_is_exempt(workload: str) -> None:
+    for fault, exempt in workloads.named(workload).exempt_checkers.items():
+        assert fault in ALL
+        assert all(len(why) > 40 for why in exempt.values())
+        assert set(exempt) <= {"recovery"}
+
+
+@pytest.mark.parametrize("workload", matrix.RECIPES)
+def test_matrix_plays_each_recipe_against_every_fault(workload: str) -> None:
+    assert {scenario.fault for scenario, _ in matrix.full() if scenario.workload == workload} == set(ALL)
+
+
 def test_fault_without_its_prerequisite_says_so_and_plays_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +73,17 @@ def test_traffic_continues_after_a_fault(fault: str, tmp_path: Path) -> None:
     assert not outcome.violations
     assert not outcome.trouble
     assert outcome.strikes
+    assert continues(outcome)
+
+
+@pytest.mark.usefixtures("embedded_binaries")
+@pytest.mark.second_stage
+@pytest.mark.parametrize("workload", matrix.RECIPES)
+def test_recipe_keeps_its_record_when_processes_are_killed(workload: str, tmp_path: Path) -> None:
+    outcome = play(Scenario(workload, "kill", workers=2, strikes=2, in_memory=True), seed=1, folder=tmp_path)
+    assert not outcome.violations
+    assert not outcome.trouble
+    assert all(one.checked for one in outcome.findings)
     assert continues(outcome)
 
 

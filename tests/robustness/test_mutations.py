@@ -9,8 +9,14 @@ from tests.robustness.mutations.hunting import control, hunt
 
 pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300), pytest.mark.usefixtures("embedded_binaries")]
 
-QUICK = ("row deleted on release", "loss ignored", "fence compares nothing")
-"""One bug of the tokens, one of the client, one of the resource."""
+QUICK = (
+    "row deleted on release",
+    "loss ignored",
+    "fence compares nothing",
+    "decided slots are forgotten",
+    "term without a beginning",
+)
+"""One bug of the tokens, one of the client, one of the resource, and one of each recipe."""
 
 BUGS = all_bugs()
 

@@ -106,8 +106,12 @@ def wait_for_withdrawal(owner: psycopg.Connection, withdrawn: Any) -> None:
 
 def wait_for_tickets(owner: psycopg.Connection, number: int) -> None:
     deadline = time.monotonic() + 20
+    seen = "SELECT pid, state, wait_event, query FROM pg_stat_activity WHERE datname = current_database()"
     while owner.execute("SELECT count(*) FROM lock_tickets").fetchone() != (number,):
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, (
+            owner.execute("SELECT * FROM lock_tickets").fetchall(),
+            owner.execute(seen).fetchall(),
+        )
         time.sleep(0.005)
 
 
@@ -172,6 +176,8 @@ def test_next_waiter_has_the_lock_soon_after_a_kill_at_any_moment(
                     process = Process(dsn, ttl=30)
                     ending.callback(process.close)
                     lease = other.lock("a", ttl=30).acquire()
+                    # A waiter that was passed over within its grace leaves its ticket to a later call.
+                    owner.execute("DELETE FROM lock_tickets")
                     process.tell()
                     wait_for_tickets(owner, 1)
                     thread, came = waiting(client, owner, 2)
@@ -599,11 +605,23 @@ def test_client_behind_a_proxy_never_looks_dead(dsn: str, owner: psycopg.Connect
 
 
 def test_open_transaction_elsewhere_delays_no_takeover_and_no_other_waiter(dsn: str, owner: psycopg.Connection) -> None:
-    with holding(dsn, ttl=30) as holder, dblock.Client(dsn) as client, psycopg.connect(dsn) as user:
+    """All the statements of the transaction start at once, so that its call looks like a transaction of its own."""
+    until_dead = (
+        "DO $$ BEGIN WHILE NOT pg_try_advisory_xact_lock_shared((SELECT advisory_key FROM dblock.lock_presence"
+        " JOIN dblock.distributed_locks USING (presence) WHERE name = 'a'))"
+        " LOOP PERFORM pg_sleep(0.0002); END LOOP; END $$"
+    )
+    with (
+        holding(dsn, ttl=30) as holder,
+        dblock.Client(dsn) as client,
+        psycopg.connect(dsn, autocommit=True) as user,
+    ):
         thread, came = waiting(client, owner)
+        call = f"BEGIN; {until_dead}; SELECT dblock.try_acquire('a')".encode()
+        transaction = threading.Thread(target=user.execute, args=[call])
+        transaction.start()
         holder.process.kill()
-        holder.process.wait()
-        user.execute("SELECT dblock.try_acquire('a')")
+        transaction.join()
         killed = time.monotonic()
         thread.join()
         assert came[0] - killed < 15, "it waited for the end of the lease"

@@ -30,6 +30,8 @@ class Fault:
     """Server settings that the fault needs."""
     exempt_checkers: Mapping[str, str] = {}
     """The checkers that are exempt under the fault, by name, each with the reason."""
+    loses_state = False
+    """Whether the database may forget what it has acknowledged."""
     effect = ""
     """The figure in a strike's result that is 0 if the strike had no effect, if there is such a figure."""
     every = (0.2, 0.6)

@@ -95,6 +95,7 @@ class FrozenLeader(SynchronousCluster):
     def __init__(self) -> None:
         super().__init__()
         if patroni.version() < PATRONI_KEEPS_ONE_HISTORY:
+            self.loses_state = True
             self.exempt_checkers = dict.fromkeys(
                 ("linearizability", "loss reported first", "durability"),
                 "this Patroni lets a leader that was frozen take its expired key back, and so discards what another "
@@ -107,6 +108,7 @@ class AsynchronousCluster(SynchronousCluster):
 
     name = "cluster-async"
     synchronous = False
+    loses_state = True
     kinds = ("switchover", "kill", "freeze", "siblings")
     exempt_checkers = dict.fromkeys(("linearizability", "loss reported first", "durability"), LOST)
 

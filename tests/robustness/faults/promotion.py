@@ -155,6 +155,7 @@ class AsyncPromotion(SyncPromotion):
 
     name = "promotion-async"
     synchronous = False
+    loses_state = True
     exempt_checkers = dict.fromkeys(("linearizability", "loss reported first", "durability"), LOST)
 
     def before_kill(self, primary: Server, standby: Server, rng: random.Random) -> dict[str, object]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -19,6 +21,13 @@ class Reap(Fault):
     name = "reap"
     effect = "gone"
     every = (0.01, 0.05)
+    afterwards = 4.0
+
+    @contextmanager
+    def set_up(self, env: Environment) -> Iterator[None]:
+        """Let workloads pause that would otherwise leave no lock free."""
+        env.options["pause"] = 2.0
+        yield
 
     def strike(self, env: Environment, rng: random.Random) -> dict[str, object]:
         with psycopg.connect(env.direct, autocommit=True) as owner:

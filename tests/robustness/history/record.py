@@ -148,6 +148,16 @@ class History:
         """The strikes against the processes, the network and the server."""
         return self.of("fault")
 
+    @property
+    def clock_was_set(self) -> bool:
+        """Whether the server's clock was set, so that its times tell nothing about the order of events."""
+        return any(one.key.startswith("clock") for one in self.faults)
+
+    @property
+    def state_was_lost(self) -> bool:
+        """Whether the database may have forgotten what it acknowledged, as a standby that lagged behind does."""
+        return any(one.details.get("loses_state") for one in self.faults)
+
 
 def _read(path: Path) -> Iterator[Operation]:
     begun: dict[int, dict[str, Any]] = {}

@@ -58,9 +58,10 @@ class Bug:
 
 def all_bugs() -> dict[str, Bug]:
     """Return every bug by its name."""
-    from tests.robustness.mutations import fences, leases, probes, tickets, tokens, trust
+    from tests.robustness.mutations import elections, fences, leases, probes, schedules, tickets, tokens, trust
 
-    found = [*tokens.BUGS, *leases.BUGS, *trust.BUGS, *probes.BUGS, *tickets.BUGS, *fences.BUGS]
+    modules = (tokens, leases, trust, probes, tickets, fences, schedules, elections)
+    found: list[Bug] = [bug for module in modules for bug in module.BUGS]
     assert len({bug.name for bug in found}) == len(found), "two bugs have the same name"
     return {bug.name: bug for bug in found}
 

@@ -43,6 +43,9 @@ FORK, CANCEL = signal.SIGUSR1, signal.SIGUSR2
 CHILD_TIMEOUT = 30
 """Seconds after which the child of a fork is killed if it has not exited by then."""
 
+CALLS = ("acquire", "try_acquire", "renew", "release", "campaign", "end", "__call__")
+"""The calls of an asynchronous client that are cancelled: of locks, leases, elections, terms and schedules."""
+
 AWAITS = (1, 1, 2, 2, 3, 4, 6, 10)
 """At which of its awaits a call is cancelled. Most calls have two or three, and a wait in the queue is one."""
 
@@ -81,6 +84,20 @@ class Interruptions:
 
         return guarded
 
+    def uninterruptible(self, call: Callable[[], T]) -> Callable[[], T]:
+        """Return the same call, but one that is not cancelled although it is made inside a call that can be."""
+        if threading.current_thread() is not threading.main_thread():
+            return call
+
+        def guarded() -> T:
+            inside, self._inside = self._inside, False
+            try:
+                return call()
+            finally:
+                self._inside = inside
+
+        return guarded
+
     def expect_cancellations(self, client: Any, seed: int) -> None:
         """Cancel a call for each signal."""
         self._rng.seed(seed)
@@ -103,7 +120,7 @@ class Interruptions:
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         # The tasks of the keep-alive and the listener are left alone: only the client itself cancels them.
-        if self._pending and getattr(coroutine, "__name__", "") in ("acquire", "try_acquire", "renew", "release"):
+        if self._pending and getattr(coroutine, "__name__", "") in CALLS:
             self._pending -= 1
             coroutine = _cancelled_at(coroutine, self._rng.choice(AWAITS))
         return asyncio.Task(coroutine, loop=loop, **options)

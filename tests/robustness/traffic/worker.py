@@ -8,6 +8,7 @@ every operation. The configuration decides whether the client is synchronous or 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import random
@@ -69,7 +70,7 @@ class Worker:
         self.state: dict[str, Any] = {}
         """State that the workload keeps for this thread between steps."""
         self._stop = stop
-        self._interruptions = interruptions or Interruptions()
+        self.interruptions = interruptions or Interruptions()
 
     @property
     def stopping(self) -> bool:
@@ -108,7 +109,7 @@ class Worker:
         lease = self.recorder.do(
             "acquire",
             name,
-            self._interruptions.interruptible(ask),
+            self.interruptions.interruptible(ask),
             refused=self.REFUSED,
             unknown=self.UNKNOWN,
             describe=lambda lease: {"token": lease.token},
@@ -116,7 +117,7 @@ class Worker:
             worker=self.name,
             **details,
         )
-        return self._interruptions.remember(lease)
+        return self.interruptions.remember(lease)
 
     def believes(self, lease: Any) -> bool:
         """Return whether the lease is still trusted; if so, record that with a time from before the check."""
@@ -142,7 +143,7 @@ class Worker:
         self.recorder.do(
             "renew",
             lease.name,
-            self._interruptions.interruptible(lease.renew),
+            self.interruptions.interruptible(lease.renew),
             refused=self.REFUSED,
             unknown=self.UNKNOWN,
             token=lease.token,
@@ -153,7 +154,7 @@ class Worker:
         self.recorder.do(
             "release",
             lease.name,
-            self._interruptions.interruptible(lease.release),
+            self.interruptions.interruptible(lease.release),
             refused=self.REFUSED,
             unknown=self.UNKNOWN,
             describe=lambda freed: {"freed": freed},
@@ -209,6 +210,7 @@ def main() -> None:
             thread.join(20)
             if thread.is_alive():
                 recorder.record("trouble", thread.name, what="did not stop")
+                faulthandler.dump_traceback()  # shows where, in the output that is kept of a failed run
         interruptions.wait_for_children(recorder)
 
 

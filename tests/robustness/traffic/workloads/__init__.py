@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,9 @@ class Base:
 
     checkers: tuple[Checker, ...] = ()
     """The checkers of the history."""
+    exempt_checkers: Mapping[str, Mapping[str, str]] = {}
+    """The checkers that are exempt under a fault, besides those that the fault itself exempts: by the fault's name and
+    the checker's name, each with the reason."""
     threads = 2
     """Number of threads in each process."""
 
