@@ -32,10 +32,15 @@ c_decl {
 #else
     #define PAUSE_OF(apply)
 #endif
+#ifdef TERMS
+    #define TERM_OF(apply) apply(leading)
+#else
+    #define TERM_OF(apply)
+#endif
     #define OF_A_CLIENT(apply) \
         apply(at) apply(place) apply(mine) apply(under) apply(trust) apply(flight) apply(woken) apply(again) \
         apply(renewing) apply(renewed) apply(writing) apply(dead) \
-        EARLY_OF(apply) COPY_OF(apply) PRESENCE_OF(apply) ROUND_OF(apply) PAUSE_OF(apply)
+        EARLY_OF(apply) COPY_OF(apply) PRESENCE_OF(apply) ROUND_OF(apply) PAUSE_OF(apply) TERM_OF(apply)
 }
 
 c_code {
@@ -51,6 +56,10 @@ c_code {
         if (answered && (over || now.trust[i] == 0)) now.renewing[i] = 0;
         if (now.at[i] == HOLDS && now.trust[i] == 0) {
             now.flight[i] = 0;
+#ifdef TERMS
+            /* It does not lead, and others record the end of a term that it may have begun. */
+            if (now.leading[i] != SENT) now.leading[i] = REFUSED;
+#endif
 #ifndef UNBOUNDED
             now.renewed[i] = 1;
 #ifndef NO_WRITES
@@ -68,7 +77,12 @@ c_code {
 #endif
             if (now.writing[i] != SENT) now.writing[i] = 0;
             now.renewed[i] = 0;
+#ifdef TERMS
+            if (now.leading[i] != SENT) now.leading[i] = 0;
+            if (now.writing[i] == 0 && now.renewing[i] == 0 && now.leading[i] == 0) now.under[i] = 0;
+#else
             if (now.writing[i] == 0 && now.renewing[i] == 0) now.under[i] = 0;
+#endif
             if (now.dead[i]) now.at[i] = DONE;
         }
 #ifdef PRESENCE
@@ -79,14 +93,20 @@ c_code {
 
     static void rank(void)
     {
-        Byte *kept[8 + 3 * N];
+        Byte *kept[12 + 3 * N];
         int k = 0, i, value, top = 0, used;
         kept[k++] = &now.row_token; kept[k++] = &now.sequence; kept[k++] = &now.newest; kept[k++] = &now.fence;
 #ifdef COPIES
         kept[k++] = &now.copy_token; kept[k++] = &now.copy_sequence;
+#ifdef TERMS
+        kept[k++] = &now.copy_open_term; kept[k++] = &now.copy_last_term;
+#endif
 #ifdef BUG_LEAP
         kept[k++] = &now.leapt;
 #endif
+#endif
+#ifdef TERMS
+        kept[k++] = &now.open_term; kept[k++] = &now.last_term;
 #endif
         for (i = 0; i < N; i++) {
             kept[k++] = &now.under[i];

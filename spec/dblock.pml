@@ -58,6 +58,8 @@
 #define REFUSED 3
 #define TYING 4         /* a renewal in transit that ties the lease to a new session */
 
+#define LEADS 5         /* for the beginning of a term: its reply has arrived */
+
 /* The states of a client's presence. */
 #define UP 0
 #define CLOSED 1        /* by the server, or because its process ended */
@@ -114,12 +116,26 @@ byte grace = 0;                 /* ticks of grace left */
 bool restarted = false;
 #endif
 
+#ifdef TERMS
+/* The log of an election, whose terms are grants that have begun. */
+byte open_term = 0;             /* the token of the term that has not ended, 0: none */
+byte last_term = 0;             /* the token of the newest term */
+byte leading[N];                /* whether the client has begun a term in this round */
+#define leads(i) (leading[i] == LEADS && believes(i))
+#define begins(i) (leading[i] == SENT)
+#else
+#define begins(i) false
+#endif
+
 #ifdef COPIES
 /* An older state of the database: that of a standby, or that on the disk. */
 byte copied = 0;                /* 1: there is one, 2: it has replaced the newer state, 3: for the second time */
 byte copy_token = 0, copy_left = 0, copy_sequence = 0;
 bool copy_released = false, copy_forced = false;
 bool copy_mine[N];
+#ifdef TERMS
+byte copy_open_term = 0, copy_last_term = 0;
+#endif
 bool caught_up = true;          /* the sequence follows the clock, as it was since this server minted a token */
 #ifdef BUG_LEAP
 byte leapt = 0;                 /* where the leap of a copy ends */
@@ -170,7 +186,7 @@ hidden byte k, queued, believers, gone, granted, ok;
 #define may_write(i) (writing[i] == 0)
 #define may_lose(i) (!again[i])
 #endif
-#define under_way(i) (writing[i] == SENT || renewing[i] == SENT || renewing[i] == TYING)
+#define under_way(i) (writing[i] == SENT || renewing[i] == SENT || renewing[i] == TYING || begins(i))
 #define ALL(what) for (k : 0 .. N - 1) { what }
 
 inline check_alone()
@@ -179,6 +195,14 @@ inline check_alone()
     for (k : 0 .. N - 1) { believers = believers + (believes(k) -> 1 : 0) };
     assert(unsafe || believers <= 1)
 }
+
+#ifdef TERMS
+/* Truth 13: a term ends before the next one begins. So the leader's term is the open one. */
+inline check_leaders()
+{
+    for (k : 0 .. N - 1) { assert(unsafe || !leads(k) || open_term == under[k]) }
+}
+#endif
 
 inline count_queue()
 {
@@ -228,6 +252,9 @@ inline commit_durably()
 inline forget_copy()
 {
     copied = 0; copy_token = 0; copy_left = 0; copy_sequence = 0; copy_released = false; copy_forced = false;
+#ifdef TERMS
+    copy_open_term = 0; copy_last_term = 0;
+#endif
     for (k : 0 .. N - 1) { copy_mine[k] = false }
 }
 
@@ -404,6 +431,9 @@ inline start_round(i)
 #ifdef PRESENCE
     session[i] = UP; doubt[i] = 0;
 #endif
+#ifdef TERMS
+    leading[i] = 0;
+#endif
 #ifdef BUG_TOKEN_EARLY
     early[i] = 0;
 #endif
@@ -563,6 +593,46 @@ end:
        }
 #endif
 
+#ifdef TERMS
+    /* begin_term: in transit for any time. A client that sends none has to yield, and releases. */
+    :: d_step { believes(i) && leading[i] == 0 -> leading[i] = SENT; canonical() }
+    :: d_step {
+        leading[i] == SENT ->
+        ok = (row_token == under[i] && row_left > 0);
+#ifdef BUG_BEGIN_UNPROVEN
+        ok = true;
+#endif
+        if
+        :: ok && last_term == under[i] ->                            /* a retry finds the term that it has begun */
+            leading[i] = (open_term == under[i] -> LANDED : REFUSED)
+        :: ok && last_term != under[i] ->
+#ifndef BUG_TERM_LEFT_OPEN
+            open_term = 0;                                           /* end_terms_below */
+#endif
+            /* Truth 13: a term begins when the last one has ended, and under a higher token. */
+            assert(open_term == 0);
+            assert(under[i] > last_term);
+            open_term = under[i]; last_term = under[i];
+            leading[i] = LANDED;
+#ifndef BUG_ASYNC_TERM
+            commit_durably()
+#endif
+        :: else -> leading[i] = REFUSED
+        fi;
+        check_leaders();
+        canonical()
+       }
+    :: d_step { leading[i] == LANDED && may_lose(i) && !dead[i] -> again[i] = true; leading[i] = SENT; canonical() }
+    :: d_step {
+#ifdef BUG_LEADS_EARLY
+        leading[i] == SENT && at[i] == HOLDS && !dead[i] ->
+#else
+        leading[i] == LANDED && at[i] == HOLDS && !dead[i] ->
+#endif
+        leading[i] = LEADS; check_leaders(); canonical()
+       }
+#endif
+
     /* release: of this exact grant. */
     :: d_step {
         at[i] == HOLDS && !dead[i] ->
@@ -574,6 +644,10 @@ end:
 #endif
             /* Truth 3: a release never frees the grant of another client. */
             assert(row_token == under[i]);
+#ifdef TERMS
+            /* end_term. A client that did not learn that its term has begun only releases. */
+            open_term = (leading[i] == LEADS && open_term == under[i] -> 0 : open_term);
+#endif
             free_row();
             wake_first()
         :: else
@@ -730,6 +804,24 @@ end:
     od
 }
 
+#ifdef TERMS
+/* record_ended_term: any reader of the log records the end of a term whose grant does not hold the lock any more. */
+proctype Observer()
+{
+end:
+    do
+    :: d_step {
+#ifdef BUG_OBSERVER_ENDS_LIVING
+        open_term > 0 ->
+#else
+        open_term > 0 && !(row_token == open_term && row_left > 0) ->
+#endif
+        open_term = 0; check_leaders(); canonical()
+       }
+    od
+}
+#endif
+
 #if defined(FORCE) || defined(FORCE_NOW)
 /* force_release: the holder must release, and keeps its deadline. */
 proctype Operator()
@@ -771,10 +863,16 @@ inline go_back()
     exchange(row_token, copy_token); exchange(sequence, copy_sequence); exchange(row_left, copy_left);
     exchange(row_released, copy_released); exchange(row_forced, copy_forced);
     for (k : 0 .. N - 1) { exchange(mine[k], copy_mine[k]) };
+#ifdef TERMS
+    exchange(open_term, copy_open_term); exchange(last_term, copy_last_term);
+#endif
 #else
     row_token = copy_token; sequence = copy_sequence; row_left = copy_left; row_released = copy_released;
     row_forced = copy_forced;
     for (k : 0 .. N - 1) { mine[k] = copy_mine[k] };
+#ifdef TERMS
+    open_term = copy_open_term; last_term = copy_last_term;
+#endif
 #endif
 #ifndef RECOVERS
 #if defined(FLIPS_BACK) && defined(BUG_LEAP)
@@ -796,6 +894,9 @@ inline go_back()
 #ifdef PROMOTES
     unsafe = true;
 #endif
+#ifdef TERMS
+    check_leaders();
+#endif
     forgotten = true
 }
 
@@ -813,6 +914,9 @@ end:
         copied = 1; copy_token = row_token; copy_sequence = sequence; copy_left = row_left;
         copy_released = row_released; copy_forced = row_forced;
         for (k : 0 .. N - 1) { copy_mine[k] = mine[k] };
+#ifdef TERMS
+        copy_open_term = open_term; copy_last_term = last_term;
+#endif
         canonical()
        }
     :: d_step { may_go_back -> go_back(); canonical() }
@@ -870,6 +974,9 @@ init
         i = 0;
         run Clock();
         run Reaper();
+#ifdef TERMS
+        run Observer();
+#endif
 #if defined(CRASHES) || defined(PAUSES) || defined(PRESENCE)
         run Passing();
 #endif
