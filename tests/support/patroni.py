@@ -198,6 +198,16 @@ class Cluster:
         wanted = ["leader", "replica", "sync_standby"] if self.synchronous else ["leader", "replica", "replica"]
         return roles == wanted and row == (2,)
 
+    def wait_for_standbys(self) -> None:
+        """Wait until both standbys have replayed what the leader has written so far."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            (written,) = connection.execute("SELECT pg_current_wal_lsn()").fetchone() or (None,)
+            replayed = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= %s"
+            wait_for(
+                "both standbys to replay what was written",
+                lambda: connection.execute(replayed, [written]).fetchone() == (2,),
+            )
+
     def switch_over(self) -> None:
         """Ask Patroni to make another node the leader, in order, as soon as Patroni has a candidate."""
         wait_for("a switchover", self._switched_over)

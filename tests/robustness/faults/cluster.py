@@ -57,6 +57,8 @@ class SynchronousCluster(Fault):
         with patroni.running_cluster(self.synchronous) as cluster:
             prepare_database(cluster.url, env.workload, env.bug)
             with workloads.named(env.workload).set_up(cluster.url, env.folder) as options:
+                # A strike may lose grants, but not the tables that the traffic and the checkers use.
+                cluster.wait_for_standbys()
                 env.options.update(options)
                 env.dsn = env.direct = cluster.url
                 env.components["cluster"] = cluster
