@@ -44,7 +44,7 @@ SLOW_INDEX = """
 CREATE FUNCTION slow(n int) RETURNS int IMMUTABLE LANGUAGE plpgsql
 AS 'BEGIN PERFORM pg_sleep(0.002); RETURN n; END';
 CREATE TABLE times (at timestamptz);
-CREATE TABLE rows AS SELECT n FROM generate_series(1, 1000) AS n;
+CREATE TABLE rows AS SELECT n FROM generate_series(1, 500) AS n;
 """
 
 FAILS_WHEN_TOLD = "while [ ! -e go ]; do sleep 0.1; done; echo no >&2; exit 1"
@@ -218,10 +218,11 @@ def test_waiters_hold_no_snapshot_and_do_not_delay_an_index(tmp_path: Path) -> N
         dsn = server.url
         schema.install(resolve(dsn))
         query(dsn, SLOW_INDEX)
-        build = tmp_path / "1.sql"
         noted = "INSERT INTO times SELECT clock_timestamp();"
-        build.write_text(f"{noted} CREATE INDEX CONCURRENTLY by_n ON rows (slow(n)); {noted}")
-        alone = _seconds_of(dsn, "CREATE INDEX CONCURRENTLY alone ON rows (slow(n))")
+        builds = [f"{noted} CREATE INDEX CONCURRENTLY by_n{i} ON rows (slow(n)); {noted}" for i in range(5)]
+        build = tmp_path / "1.sql"
+        build.write_text("\n".join(builds))
+        before = _fastest_build(dsn, "before")
         shell = Shell(dsn, tmp_path)
         try:
             holder = shell.start(
@@ -238,16 +239,22 @@ def test_waiters_hold_no_snapshot_and_do_not_delay_an_index(tmp_path: Path) -> N
         finally:
             shell.close()
         assert longest < 1.0
-        ((took,),) = query(dsn, "SELECT date_part('epoch', max(at) - min(at)) FROM times")
-        alone = max(alone, _seconds_of(dsn, "CREATE INDEX CONCURRENTLY again ON rows (slow(n))"))
-        assert took <= 1.2 * alone
-        assert query(dsn, "SELECT indisvalid FROM pg_index WHERE indexrelid = 'by_n'::regclass") == [(True,)]
+        after = _fastest_build(dsn, "after")
+        noted_at = [at for (at,) in query(dsn, "SELECT date_part('epoch', at) FROM times ORDER BY at")]
+        took = [end - begin for begin, end in zip(noted_at[::2], noted_at[1::2], strict=True)]
+        # A waiter with a snapshot would delay every build. A busy machine delays some.
+        assert min(took) <= 1.2 * max(before, after), f"{took}, alone {before} and {after}"
+        assert query(dsn, "SELECT count(*) FROM pg_index WHERE indisvalid AND indrelid = 'rows'::regclass") == [(11,)]
 
 
-def _seconds_of(dsn: str, statement: str) -> float:
-    began = time.monotonic()
-    query(dsn, statement)
-    return time.monotonic() - began
+def _fastest_build(dsn: str, name: str) -> float:
+    """Return how many seconds the fastest of three builds takes without waiters."""
+    took = []
+    for number in range(3):
+        began = time.monotonic()
+        query(dsn, f"CREATE INDEX CONCURRENTLY {name}_{number} ON rows (slow(n))")
+        took.append(time.monotonic() - began)
+    return min(took)
 
 
 def _longest_snapshot(dsn: str, goes_on: Any) -> float:
