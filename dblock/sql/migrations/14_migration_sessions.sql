@@ -10,19 +10,25 @@ CREATE OR REPLACE FUNCTION migration_sessions(name text, may_end boolean DEFAULT
 RETURNS TABLE (pid integer, token bigint, started_at timestamptz, mark text, role_name name, stale boolean)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
+    -- The sessions with a mark first: a mark ends with a token, and few sessions have one.
+    WITH marked AS MATERIALIZED (
+        SELECT o.pid, o.backend_start, o.application_name, o.usename, o.usesysid,
+               substring(o.application_name FROM ':([0-9]{1,18})$')::bigint AS token
+        FROM pg_stat_activity AS o
+        WHERE o.datname = current_database() AND o.application_name LIKE 'dblock-migrate:%'
+    )
     SELECT a.pid, r.token, a.backend_start, a.application_name, a.usename,
            (l.token = r.token AND l.expires_at > clock_timestamp()) IS NOT TRUE
-    FROM (
+    FROM marked AS a
+    CROSS JOIN LATERAL (
         SELECT o.token, array_agg(o.session_role) AS roles FROM migration_runs AS o
-        WHERE o.name = migration_sessions.name GROUP BY o.token
+        WHERE o.name = migration_sessions.name AND o.token = a.token GROUP BY o.token
     ) AS r
-    JOIN pg_stat_activity AS a
-        ON a.application_name = migration_mark(migration_sessions.name, r.token)
-        AND (
-            a.usename = ANY (r.roles)
-            OR migration_sessions.may_end AND pg_has_role(session_user, a.usesysid, 'USAGE')
-        )
     LEFT JOIN distributed_locks AS l ON l.name = migration_sessions.name
-    WHERE a.datname = current_database()
+    WHERE a.application_name = migration_mark(migration_sessions.name, r.token)
+      AND (
+          a.usename = ANY (r.roles)
+          OR migration_sessions.may_end AND pg_has_role(session_user, a.usesysid, 'USAGE')
+      )
     ORDER BY r.token, a.pid
 $$;
