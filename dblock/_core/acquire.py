@@ -82,12 +82,12 @@ class LockFlows(GrantFlows):
         self._holder = holder
         self._knows_fences = fences is not None
 
-    def try_acquire(self, options: LockOptions, attempt: str) -> Flow[Grant | None]:
+    def try_acquire(self, options: LockOptions, attempt: str, within: float = math.inf) -> Flow[Grant | None]:
         """Ask once. The result is None when another holder has the lock, or other waiters queue for it."""
         if options.claims and not self._knows_fences:
             yield from self._check_fences(options.name)
         for _ in range(TRIES_WHILE_BUSY):
-            reply = yield from self._try(options, attempt)
+            reply = yield from self._try(options, attempt, within)
             if isinstance(reply, Grant):
                 return reply
             if reply.held_for > 0 or reply.others_wait:
@@ -107,8 +107,10 @@ class LockFlows(GrantFlows):
             yield from self._check_fences(options.name)
         contention = contention or Contention()
         crowded, contention.expected = contention.expected, False
+        if timeout == 0:
+            return (yield from self.try_acquire(options, attempt, LEAST_PATIENCE))
         give_up_at = math.inf if timeout is None else self.clock() + timeout
-        if not crowded or timeout == 0:
+        if not crowded:
             reply = yield from self._try(options, attempt, max(give_up_at - self.clock(), LEAST_PATIENCE))
             if isinstance(reply, Grant):
                 return reply

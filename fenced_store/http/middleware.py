@@ -356,7 +356,7 @@ def _number(scope: Scope, header: bytes, name: str) -> int | None:
 
 
 async def _connected(engine: AsyncEngine) -> AsyncConnection:
-    """Open a connection. If the caller is cancelled meanwhile, the connection is closed as soon as it is open.
+    """Open a connection. If the caller is cancelled before that, the connection is closed once it is open.
 
     SQLAlchemy leaves it to the garbage collector, with a warning, if the cancellation meets it in certain steps.
     """
