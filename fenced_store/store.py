@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -23,8 +24,13 @@ from fenced_store._calls import PATIENCE, REPLY_MARGIN, Call, StoreBase, check_r
 from fenced_store._postgres.connections import LimitedCall
 from fenced_store._postgres.engines import Database, async_engine_of, engine_of
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA
+from fenced_store._postgres.opening import in_background, opened
 from fenced_store._postgres.values import Stored, Value
 from fenced_store.tokens import HasToken
+
+if TYPE_CHECKING:
+    # Imported only where it is needed, because it imports the whole ORM.
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 
 class FencedStore(StoreBase):
@@ -199,15 +205,37 @@ class AsyncFencedStore(StoreBase):
             self._check_open(call)
             call.tries += 1
             try:
-                async with self._read_committed.begin() if call.explicit else self._autocommit.connect() as connection:
+                async with self._connection(call.explicit) as connection:
                     with LimitedCall((await connection.get_raw_connection()).driver_connection, call.within):
                         call.sent = True
                         return (await connection.execute(call.statement, call.values)).all()
             except (DBAPIError, PoolTimeout, UnicodeEncodeError) as error:
                 await asyncio.sleep(self._delay_or_raise(call, error))
             finally:
-                if self._closed:
-                    await self.close()  # the connection of this call too
+                await self._close_again()
+
+    @asynccontextmanager
+    async def _connection(self, explicit: bool) -> AsyncIterator[AsyncConnection]:
+        """Open a connection, with a transaction if it is to be explicit. It is closed also on cancellation."""
+        connection = await opened(self._read_committed if explicit else self._autocommit, self._close_again)
+        try:
+            if explicit:
+                async with connection.begin():
+                    yield connection
+            else:
+                yield connection
+        finally:
+            # A cancellation must not interrupt it.
+            await asyncio.shield(in_background(self._give_back(connection)))
+
+    async def _give_back(self, connection: AsyncConnection) -> None:
+        await connection.close()
+        await self._close_again()
+
+    async def _close_again(self) -> None:
+        """Close a connection that came back to the pool after the store was closed."""
+        if self._closed:
+            await self.close()
 
     async def close(self) -> None:
         """Close the store for good, and the connections that it opened. An engine that you passed stays open.

@@ -27,12 +27,13 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fenced_store._calls import REPLY_MARGIN
 from fenced_store._postgres.connections import LimitedCall
 from fenced_store._postgres.engines import Database, async_engine_of
 from fenced_store._postgres.identifiers import DEFAULT_SCHEMA, check_resource
+from fenced_store._postgres.opening import opened
 from fenced_store.errors import InvalidArgument, sqlstate
 from fenced_store.fencing import Fence
 from fenced_store.http.problems import Refusal, busy, lost, refusal_of, too_late, undone, unreachable
@@ -225,7 +226,7 @@ class HeldFence:
         self._local_lock = await self._owner.wait_for_turn(self._fence)
         try:
             try:
-                connection = await _connected(self._owner.engine)
+                connection = await opened(self._owner.engine)
             except (SQLAlchemyError, OSError) as error:
                 raise unreachable(error) from error
             try:
@@ -353,30 +354,6 @@ def _number(scope: Scope, header: bytes, name: str) -> int | None:
         f"The header {name} cannot be read",
         f"{name} is one whole number from 1 to 2^63 - 1, in digits; got {what}.",
     )
-
-
-async def _connected(engine: AsyncEngine) -> AsyncConnection:
-    """Open a connection. If the caller is cancelled before that, the connection is closed once it is open.
-
-    SQLAlchemy leaves it to the garbage collector, with a warning, if the cancellation meets it in certain steps.
-    """
-    opening = asyncio.ensure_future(engine.connect().start())
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        opening.add_done_callback(_close_unused)
-        raise
-
-
-_closing: set[asyncio.Future[None]] = set()
-"""What closes connections in the background. The event loop itself keeps only weak references."""
-
-
-def _close_unused(opening: asyncio.Future[AsyncConnection]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        closing = asyncio.ensure_future(opening.result().close())
-        _closing.add(closing)
-        closing.add_done_callback(_closing.discard)
 
 
 def _check_seconds(option: str, value: float) -> float:

@@ -269,6 +269,8 @@ async def test_waiting_request_holds_no_connection(web: Web, dsn: str) -> None:
     await small.dispose()
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_statements_count_towards_the_handlers_time_limit(web: Web) -> None:
     async def handler(request: Request) -> Response:
         for _ in range(100):
@@ -278,6 +280,8 @@ async def test_statements_count_towards_the_handlers_time_limit(web: Web) -> Non
     is_problem(await web.serve(handler, within=2.2).put("/things/a", headers=shows(7)), 503, "too-late")
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_deadline_ends_with_the_response(web: Web) -> None:
     done = []
 

@@ -57,7 +57,7 @@ def test_partitioned_table_is_protected_with_all_partitions(
 @pytest.mark.parametrize(
     "name",
     first(
-        5,
+        3,
         [
             "Orders",
             'a"b',

