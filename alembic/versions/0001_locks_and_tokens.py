@@ -38,6 +38,16 @@ def upgrade() -> None:
             last_served_ticket bigint NOT NULL DEFAULT 0,
             -- The server start under which the newest token was minted.
             minted_server_start timestamptz,
+            -- NULL for a plain lock. `read-write` and `semaphore` for the head of a shared lock,
+            -- `reader`, `writer` and `permit` for a share of it. See shared_locks/01_kinds.sql.
+            kind text COLLATE "C",
+            -- The lock of which this row is a share.
+            head text COLLATE "C",
+            -- How many permits a semaphore has.
+            permits integer,
+            -- The number of a reader's or a permit's share.
+            permit integer,
+            -- No CHECK: it would be evaluated with every update of a row, a fifth of a release's time.
             CONSTRAINT distributed_locks_pkey PRIMARY KEY (name)
         ) WITH (
             -- Half of each page stays free and no column that changes is indexed, so every grant,
@@ -55,6 +65,10 @@ def upgrade() -> None:
         "COMMENT ON TABLE distributed_locks IS "
         "'One row per lock: its newest grant. Free once expires_at has passed. A release sets it to -infinity.'"
     )
+    # The shares of a lock. The columns never change, so updates of a lock stay heap-only.
+    op.execute(
+        "CREATE INDEX distributed_locks_head_idx ON distributed_locks (head, kind, permit) WHERE head IS NOT NULL"
+    )
     # Tickets are numbered per lock, in the order of arrival. No indexed column ever changes.
     op.execute(
         """
@@ -66,6 +80,9 @@ def upgrade() -> None:
             presence uuid,
             holder text NOT NULL,
             since timestamptz NOT NULL,
+            -- What the waiter of a read-write lock waits for: `read` or `write`. Else NULL.
+            mode text,
+            ordered boolean NOT NULL DEFAULT false,
             CONSTRAINT lock_tickets_pkey PRIMARY KEY (name, number),
             CONSTRAINT lock_tickets_attempt_key UNIQUE (attempt, name)
         ) WITH (
@@ -75,7 +92,9 @@ def upgrade() -> None:
         )
         """
     )
-    op.execute("CREATE INDEX lock_tickets_client_idx ON lock_tickets (client)")
+    op.execute("CREATE INDEX lock_tickets_client_idx ON lock_tickets (client, name)")
+    # A reader looks for waiting writers only, however many readers wait.
+    op.execute("CREATE INDEX lock_tickets_writers_idx ON lock_tickets (name, number) WHERE mode = 'write'")
     op.execute("COMMENT ON TABLE lock_tickets IS 'One row per waiter: its position in the queue for a lock.'")
     # A session that joins or prunes a queue locks its row. Unlogged, because the row only repeats what the tickets and
     # the lock say: after a crash, on a promoted standby or in a restored copy, the next waiter creates it again.
@@ -95,6 +114,19 @@ def upgrade() -> None:
         " WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000)"
     )
     op.execute("COMMENT ON TABLE lock_clients IS 'One row per waiting client: until when it counts as alive.'")
+    # Filled only for waiters that have waited for long, so that joining a queue costs nothing more. Unlogged, because
+    # a waiter notes its tokens again: after a crash, on a promoted standby or in a restored copy.
+    op.execute(
+        "CREATE UNLOGGED TABLE waiting_holds"
+        ' (attempt uuid NOT NULL, token bigint NOT NULL, name text COLLATE "C" NOT NULL,'
+        " CONSTRAINT waiting_holds_pkey PRIMARY KEY (attempt, token))"
+        " WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000)"
+    )
+    op.execute("CREATE INDEX waiting_holds_token_idx ON waiting_holds (token)")
+    op.execute(
+        "COMMENT ON TABLE waiting_holds IS 'One row per token that a waiter holds while it waits for another lock."
+        " Filled by look_for_deadlock().'"
+    )
     # The newest hundred events of each lock, see 04_history.sql.
     op.execute(
         """
@@ -275,6 +307,49 @@ def upgrade() -> None:
         "COMMENT ON TABLE schedule_events IS"
         " 'One row per change of a schedule: registered, changed, paused, resumed, run by an operator, deleted.'"
     )
+    # Barriers and latches, see barriers/01_barriers.sql.
+    op.execute(
+        'CREATE TABLE barriers (name text COLLATE "C" NOT NULL, parties integer NOT NULL,'
+        # How often the barrier has tripped, and how many parties have arrived.
+        " generation bigint NOT NULL DEFAULT 0, arrivals bigint NOT NULL DEFAULT 0, used_at timestamptz NOT NULL,"
+        " CONSTRAINT barriers_pkey PRIMARY KEY (name)) WITH (fillfactor = 50)"
+    )
+    op.execute("COMMENT ON TABLE barriers IS 'One row per barrier: its parties, and how often it has tripped.'")
+    op.execute(
+        'CREATE TABLE barrier_passes (attempt uuid NOT NULL, name text COLLATE "C" NOT NULL,'
+        " generation bigint NOT NULL, number integer NOT NULL, tripped_at timestamptz NOT NULL,"
+        " CONSTRAINT barrier_passes_pkey PRIMARY KEY (attempt))"
+    )
+    op.execute("CREATE INDEX barrier_passes_name_idx ON barrier_passes (name, generation)")
+    op.execute(
+        "COMMENT ON TABLE barrier_passes IS"
+        " 'One row per party of a trip: its number, for a party whose reply was lost.'"
+    )
+    op.execute(
+        'CREATE TABLE latches (name text COLLATE "C" NOT NULL, count integer NOT NULL, remaining integer NOT NULL,'
+        " used_at timestamptz NOT NULL, CONSTRAINT latches_pkey PRIMARY KEY (name)) WITH (fillfactor = 50)"
+    )
+    op.execute("COMMENT ON TABLE latches IS 'One row per latch: its count, and what remains of it. Open at 0.'")
+    op.execute(
+        'CREATE TABLE latch_counts (name text COLLATE "C" NOT NULL, attempt uuid NOT NULL,'
+        " CONSTRAINT latch_counts_pkey PRIMARY KEY (name, attempt))"
+    )
+    op.execute(
+        "COMMENT ON TABLE latch_counts IS 'One row per count of a latch that is not open, so that a retry counts once.'"
+    )
+    # Unlogged, because a waiter means nothing after a crash or on a promoted standby: its client asks again.
+    op.execute(
+        "CREATE UNLOGGED TABLE barrier_waiters (attempt uuid NOT NULL,"
+        " kind text NOT NULL CONSTRAINT barrier_waiters_kind_check CHECK (kind IN ('barrier', 'latch')),"
+        ' name text COLLATE "C" NOT NULL, number bigint NOT NULL, client uuid NOT NULL, presence uuid,'
+        " holder text NOT NULL, since timestamptz NOT NULL,"
+        # Whether the barrier has tripped with this party.
+        " over boolean NOT NULL DEFAULT false, CONSTRAINT barrier_waiters_pkey PRIMARY KEY (attempt))"
+        " WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000)"
+    )
+    op.execute("CREATE INDEX barrier_waiters_name_idx ON barrier_waiters (kind, name, number)")
+    op.execute("CREATE INDEX barrier_waiters_client_idx ON barrier_waiters (client)")
+    op.execute("COMMENT ON TABLE barrier_waiters IS 'One row per waiter at a barrier or a latch.'")
     # Unlogged, because a presence means nothing after a crash, on a promoted standby or in a restored copy. There the
     # table is empty, so no client counts as dead.
     op.execute(
@@ -329,9 +404,10 @@ def downgrade() -> None:
         """
     )
     op.execute("DROP TABLE distributed_locks")
-    op.execute("DROP TABLE lock_tickets, lock_queues, lock_clients, lock_presence, lock_history")
+    op.execute("DROP TABLE lock_tickets, lock_queues, lock_clients, lock_presence, lock_history, waiting_holds")
     op.execute("DROP TABLE migration_runs, ddl_guards")
     op.execute("DROP TABLE terms, candidates")
     op.execute("DROP TABLE schedules, slot_runs, schedule_events")
+    op.execute("DROP TABLE barriers, barrier_passes, barrier_waiters, latches, latch_counts")
     op.execute("DROP TABLE token_clock")
     op.execute("DROP SEQUENCE token_sequence, token_server_start")

@@ -47,6 +47,14 @@ class LockState:
     remaining: float
     """Seconds that the holder has left, by the database's clock. 0 for a free lock."""
     waiting: int
+    kind: str | None = None
+    """None for a plain lock. `read-write` or `semaphore`, or for a share of one `reader`, `writer` or `permit`."""
+    head: str | None = None
+    """Of a share: the name of its lock."""
+    permits: int | None = None
+    """Of a semaphore: how many permits it has."""
+    held: int | None = None
+    """Of a read-write lock or a semaphore: how many of its shares are held. None for every other lock."""
 
     @property
     def token(self) -> int | None:
@@ -56,7 +64,7 @@ class LockState:
     @property
     def state(self) -> str:
         """One of: held, forced (the holder was told to release), free."""
-        if not self.remaining:
+        if not self.remaining and not self.held:
             return "free"
         return "held" if self.forced_at is None else "forced"
 
@@ -70,6 +78,26 @@ class Waiter:
     holder: str
     since: datetime
     seconds: float
+    mode: str | None = None
+    """What the waiter of a read-write lock waits for: read or write."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait of a client for the holder of a lock, or of a session for another session."""
+
+    waiter: str
+    lock: str | None
+    """None for a wait between sessions."""
+    holder: str | None
+    token: int | None
+    seconds: float | None
+    """How long a client has waited for the lock."""
+    session: int | None
+    """The process number of the session that waits."""
+    blocker: int | None
+    cycle: int | None
+    """The number of the deadlock that it is part of."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +188,24 @@ class ScheduleEvent:
     reason: str | None
 
 
+@dataclass(frozen=True)
+class BarrierState:
+    """A barrier or a latch."""
+
+    kind: str
+    """One of barrier and latch."""
+    name: str
+    size: int
+    """The number of parties, or the count."""
+    remaining: int
+    """How many parties are missing now, or what remains to be counted down."""
+    generation: int | None
+    """How often a barrier has tripped."""
+    waiters: list[dict[str, Any]]
+    """The live waiters, in the order of arrival: `holder`, and `since` in seconds since 1970."""
+    used_at: datetime
+
+
 class Overview:
     """Inspects one schema on one connection."""
 
@@ -172,14 +218,18 @@ class Overview:
     ) -> list[LockState]:
         """Return locks in the order of their names: those held or waited for, or with `include_free` every one.
 
-        The pattern takes * and ?.
+        The pattern takes * and ?. The shares of a read-write lock or a semaphore follow their lock.
         """
         rows = self._call("list_locks(%s, %s, %s, %s)", [like(pattern), name, include_free, limit])
-        return [LockState(*row) for row in rows]
+        return sorted((LockState(*row) for row in rows), key=_place)
 
     def waiters(self, name: str | None = None, *, limit: int = 1000) -> list[Waiter]:
         """Return the live waiters of one lock or of all, in queue order."""
         return [Waiter(*row) for row in self._call("list_waiters(%s, %s)", [name, limit])]
+
+    def waits(self, *, limit: int = 1000) -> list[Wait]:
+        """Return every wait for a lock, and every wait of a session that works under a token."""
+        return [Wait(*row) for row in self._call("wait_graph(%s)", [limit])]
 
     def history(self, name: str | None = None, *, limit: int = 100) -> list[Event]:
         """Return the events of one lock or of all, newest first."""
@@ -212,6 +262,14 @@ class Overview:
     def change_schedule(self, action: str, name: str, *, actor: str, reason: str | None) -> bool:
         """Pause, resume, run or delete a schedule. False if there is nothing to change."""
         return bool(self._call(f"{action}_schedule(%s, %s, %s)", [name, actor, reason])[0][0])
+
+    def barriers(self) -> list[BarrierState]:
+        """Return all barriers and latches, in the order of their names."""
+        return [BarrierState(*row) for row in self._call("list_barriers()", [])]
+
+    def delete_barrier(self, kind: str, name: str) -> bool:
+        """Delete a barrier or a latch. False if there is none."""
+        return bool(self._call(f"delete_{kind}(%s)", [name])[0][0])
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
@@ -247,6 +305,13 @@ class Overview:
                 self._call("wake_queue(%s)", [name])
         return taken
 
+    def delete_lock(self, name: str) -> bool:
+        """Delete a lock that is not in use, so that its name can have another kind. False if it is in use or missing.
+
+        With a read-write lock or a semaphore go its shares.
+        """
+        return bool(self._call("delete_lock(%s)", [name])[0][0])
+
     def _patiently(self, patience: str, times: int, call: str, arguments: list[Any]) -> list[tuple[Any, ...]]:
         """Make a call that may wait for another transaction, with a lock timeout and a number of tries."""
         from psycopg.errors import LockNotAvailable
@@ -276,7 +341,7 @@ class Overview:
             with translated(self._schema):
                 return self._connection.execute(statement.encode(), arguments).fetchall()
         except AccessDenied as error:
-            privilege = "force-release" if call.startswith(("force", "wake")) else "see"
+            privilege = "force-release" if call.startswith(("force", "wake", "delete_lock")) else "see"
             if "_schedule(" in call:
                 privilege = "lock"
             allow = (
@@ -295,6 +360,14 @@ def overview(target: Target, schema: str = DEFAULT_SCHEMA) -> Iterator[Overview]
         with translated(schema):
             status_of(connection, schema).check()
         yield Overview(connection, schema)
+
+
+def _place(lock: LockState) -> tuple[str, str, int]:
+    """Return what to sort a lock by: shares come right after their lock, in the order of their numbers."""
+    if lock.head is None:
+        return lock.name, "", 0
+    number = lock.name.rpartition("-" if lock.kind == "reader" else "#")[2]
+    return lock.head, lock.kind or "", int(number) if number.isdecimal() else 0
 
 
 def like(pattern: str) -> str:

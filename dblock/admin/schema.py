@@ -42,8 +42,10 @@ VERSION_TABLE = "installed_revision"
 
 PACKAGE = Path(__file__).parents[1]
 
-_SQL_FOLDERS = ("locks", "migrations", "schedules", "elections", ".")
-"""The folders of functions. Each may use those of the folders before it."""
+_LOCK_FOLDERS = ("locks", "shared_locks", "deadlocks", "several")
+_SQL_FOLDERS = (*_LOCK_FOLDERS, "migrations", "schedules", "elections", "barriers", ".")
+"""The folders of functions. Each may use those of the folders before it. Only the locks and the shared locks use each
+other: a shared lock is made of locks. And reap() calls a function of the barriers."""
 
 COLLISIONS = ("23505", "42P06", "42P07", "42P01")
 """The SQLSTATEs of an install that waited for another install or uninstall: the schema exists now, or no longer."""

@@ -51,6 +51,11 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("waiting", Boolean, nullable=False, server_default=text("false")),
         Column("last_served_ticket", BigInteger, nullable=False, server_default=text("0")),
         Column("minted_server_start", DateTime(timezone=True)),
+        Column("kind", Text(collation="C")),
+        Column("head", Text(collation="C")),
+        Column("permits", Integer),
+        Column("permit", Integer),
+        Index("distributed_locks_head_idx", "head", "kind", "permit", postgresql_where=text("head IS NOT NULL")),
         comment="One row per lock: its newest grant. Free once expires_at has passed. A release sets it to -infinity.",
     )
     Table(
@@ -63,8 +68,11 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("presence", Uuid),
         Column("holder", Text, nullable=False),
         Column("since", DateTime(timezone=True), nullable=False),
+        Column("mode", Text),
+        Column("ordered", Boolean, nullable=False, server_default=text("false")),
         UniqueConstraint("attempt", "name", name="lock_tickets_attempt_key"),
-        Index("lock_tickets_client_idx", "client"),
+        Index("lock_tickets_client_idx", "client", "name"),
+        Index("lock_tickets_writers_idx", "name", "number", postgresql_where=text("mode = 'write'")),
         comment="One row per waiter: its position in the queue for a lock.",
     )
     Table(
@@ -81,6 +89,16 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("client", Uuid, primary_key=True),
         Column("seen_until", DateTime(timezone=True), nullable=False),
         comment="One row per waiting client: until when it counts as alive.",
+    )
+    Table(
+        "waiting_holds",
+        tables,
+        Column("attempt", Uuid, primary_key=True),
+        Column("token", BigInteger, primary_key=True, autoincrement=False),
+        Column("name", Text(collation="C"), nullable=False),
+        Index("waiting_holds_token_idx", "token"),
+        prefixes=["UNLOGGED"],
+        comment="One row per token that a waiter holds while it waits for another lock. Filled by look_for_deadlock().",
     )
     Table(
         "lock_history",
@@ -236,6 +254,65 @@ def metadata(schema: str = DEFAULT_SCHEMA) -> MetaData:
         Column("reason", Text),
         Index("schedule_events_name_idx", "name", "number"),
         comment="One row per change of a schedule: registered, changed, paused, resumed, run by an operator, deleted.",
+    )
+    Table(
+        "barriers",
+        tables,
+        Column("name", Text(collation="C"), primary_key=True),
+        Column("parties", Integer, nullable=False),
+        Column("generation", BigInteger, nullable=False, server_default=text("0")),
+        Column("arrivals", BigInteger, nullable=False, server_default=text("0")),
+        Column("used_at", DateTime(timezone=True), nullable=False),
+        comment="One row per barrier: its parties, and how often it has tripped.",
+    )
+    Table(
+        "barrier_passes",
+        tables,
+        Column("attempt", Uuid, primary_key=True),
+        Column("name", Text(collation="C"), nullable=False),
+        Column("generation", BigInteger, nullable=False),
+        Column("number", Integer, nullable=False),
+        Column("tripped_at", DateTime(timezone=True), nullable=False),
+        Index("barrier_passes_name_idx", "name", "generation"),
+        comment="One row per party of a trip: its number, for a party whose reply was lost.",
+    )
+    Table(
+        "barrier_waiters",
+        tables,
+        Column("attempt", Uuid, primary_key=True),
+        Column(
+            "kind",
+            Text,
+            CheckConstraint("kind IN ('barrier', 'latch')", name="barrier_waiters_kind_check"),
+            nullable=False,
+        ),
+        Column("name", Text(collation="C"), nullable=False),
+        Column("number", BigInteger, nullable=False),
+        Column("client", Uuid, nullable=False),
+        Column("presence", Uuid),
+        Column("holder", Text, nullable=False),
+        Column("since", DateTime(timezone=True), nullable=False),
+        Column("over", Boolean, nullable=False, server_default="false"),
+        Index("barrier_waiters_name_idx", "kind", "name", "number"),
+        Index("barrier_waiters_client_idx", "client"),
+        prefixes=["UNLOGGED"],
+        comment="One row per waiter at a barrier or a latch.",
+    )
+    Table(
+        "latches",
+        tables,
+        Column("name", Text(collation="C"), primary_key=True),
+        Column("count", Integer, nullable=False),
+        Column("remaining", Integer, nullable=False),
+        Column("used_at", DateTime(timezone=True), nullable=False),
+        comment="One row per latch: its count, and what remains of it. Open at 0.",
+    )
+    Table(
+        "latch_counts",
+        tables,
+        Column("name", Text(collation="C"), primary_key=True),
+        Column("attempt", Uuid, primary_key=True),
+        comment="One row per count of a latch that is not open, so that a retry counts once.",
     )
     Table(
         "lock_presence",

@@ -6,10 +6,10 @@ DECLARE
     here CONSTANT oid := quote_ident(current_schema())::regnamespace;
     -- The functions of `dblock grant --may see` and of `--may force-release`. Below, the privilege
     -- to call the first function of each list, or try_acquire, shows which roles have it.
-    inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,grants_are_recorded,list_migrations,list_guards,list_candidates,list_schedule_events}';
-    forcing CONSTANT text[] := '{force_release,wake_queue}';
-    -- The functions of both `--may lock` and `--may see`.
-    shared CONSTANT text[] := '{migration_state,invalid_indexes,election_leader,list_terms,list_schedules,slot_outcome}';
+    inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,wait_graph,grants_are_recorded,list_migrations,list_guards,list_candidates,list_schedule_events}';
+    forcing CONSTANT text[] := '{force_release,wake_queue,delete_lock}';
+    -- The functions of both `--may lock` and another privilege.
+    shared CONSTANT text[] := '{migration_state,invalid_indexes,election_leader,list_terms,list_schedules,slot_outcome,list_barriers}';
     thing record;
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %I FROM PUBLIC', current_schema());
@@ -38,7 +38,7 @@ BEGIN
           AND CASE granted.proname
               WHEN 'list_locks' THEN p.proname = ANY (inspecting || shared)
               WHEN 'force_release' THEN p.proname = ANY (forcing)
-              WHEN 'try_acquire' THEN p.proname <> ALL (inspecting || forcing)
+              WHEN 'try_acquire' THEN p.proname <> ALL (inspecting || forcing) OR p.proname = 'wake_queue'
               ELSE false
           END
     LOOP

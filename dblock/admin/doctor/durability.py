@@ -108,7 +108,7 @@ def unlogged(patient: Patient) -> Iterator[Finding]:
     for name, kind in patient.rows(
         "SELECT c.relname::text, CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END FROM pg_class AS c"
         " WHERE c.relnamespace = $1 AND c.relkind IN ('r', 'S') AND c.relpersistence = 'u'"
-        " AND c.relname NOT IN ('lock_presence', 'lock_queues') ORDER BY 1",
+        " AND c.relname NOT IN ('lock_presence', 'lock_queues', 'barrier_waiters', 'waiting_holds') ORDER BY 1",
         patient.oid,
     ):
         yield Finding(

@@ -30,7 +30,7 @@ class _Table(NamedTuple):
     size: int
     options: list[str]
     indexes: list[str]
-    """The indexes other than the primary key."""
+    """The indexes other than the primary key and the one of shares."""
 
 
 def hot_updates(patient: Patient) -> Iterator[Finding]:
@@ -112,7 +112,7 @@ def _tables(patient: Patient) -> list[_Table]:
         " CASE WHEN coalesce(s.n_live_tup, 0) = 0 THEN c.reltuples::bigint ELSE s.n_live_tup END,"
         " pg_relation_size(c.oid), coalesce(c.reloptions, '{}'),"
         " ARRAY(SELECT x.relname::text FROM pg_index AS i JOIN pg_class AS x ON x.oid = i.indexrelid"
-        "  WHERE i.indrelid = c.oid AND NOT i.indisprimary ORDER BY 1)"
+        "  WHERE i.indrelid = c.oid AND NOT i.indisprimary AND x.relname <> 'distributed_locks_head_idx' ORDER BY 1)"
         " FROM pg_class AS c LEFT JOIN pg_stat_all_tables AS s ON s.relid = c.oid"
         " WHERE c.relnamespace = $1 AND c.relkind = 'r' ORDER BY 1",
         patient.oid,

@@ -40,7 +40,10 @@ CREATE OR REPLACE FUNCTION record_grant_change() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
 BEGIN
-    IF NEW.token <> OLD.token THEN
+    IF NEW.kind IN ('read-write', 'semaphore') THEN
+        -- The grants of a shared lock are recorded under the names of its shares.
+        RETURN NULL;
+    ELSIF NEW.token <> OLD.token THEN
         PERFORM record_event(NEW.name, NEW.token, 'granted', NEW.holder, NEW.granted_at);
     ELSIF NOT EXISTS (
         SELECT FROM lock_history AS h

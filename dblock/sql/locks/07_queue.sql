@@ -237,15 +237,25 @@ BEGIN
 END
 $$;
 
--- Notifies the first waiter of a lock, if the lock is free. Waits for no row: a transaction that
--- has locked it wakes the waiter itself, or the waiter finds out by itself.
+-- Notifies the first waiter of a lock, if the lock is free, or the waiters of a shared lock that
+-- can be granted now. Waits for no row: a transaction that has locked it wakes the waiter itself,
+-- or the waiter finds out by itself.
 CREATE OR REPLACE FUNCTION wake_if_free(name text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 #variable_conflict use_column
+DECLARE
+    seen record;
 BEGIN
-    PERFORM 1 FROM distributed_locks AS l WHERE l.name = wake_if_free.name AND l.waiting FOR NO KEY UPDATE SKIP LOCKED;
-    IF FOUND AND EXISTS (
+    SELECT l.kind, l.head INTO seen FROM distributed_locks AS l
+    WHERE l.name = wake_if_free.name AND (l.waiting OR l.head IS NOT NULL)
+    FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF seen.kind IS NOT NULL THEN
+        PERFORM wake_shared(coalesce(seen.head, wake_if_free.name));
+    ELSIF EXISTS (
         SELECT FROM distributed_locks AS l WHERE l.name = wake_if_free.name AND l.expires_at <= clock_timestamp()
     ) THEN
         PERFORM wake_next(wake_if_free.name);

@@ -107,6 +107,7 @@ BEGIN
         INTO last_token, minted_start, last_served, has_expired
         FROM distributed_locks AS l
         WHERE l.name = try_acquire.name AND l.expires_at <= clock_timestamp() AND NOT (l.waiting AND honours_queue)
+          AND l.kind IS NULL
         FOR UPDATE SKIP LOCKED;  -- the strongest lock: it also conflicts with the KEY SHARE of assert_held()
         IF FOUND THEN
             IF try_acquire.ticket IS NOT NULL THEN
@@ -159,7 +160,7 @@ BEGIN
             RETURN;
         END IF;
 
-        SELECT l.token, l.attempt, l.expires_at, l.waiting, l.presence,
+        SELECT l.token, l.attempt, l.expires_at, l.waiting, l.presence, l.kind,
                -- Subtract numbers: Postgres before 17 cannot subtract from an infinite timestamp.
                date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp()) AS remaining
         INTO seen
@@ -181,6 +182,9 @@ BEGIN
                 RETURN;
             END;
             CONTINUE;
+        END IF;
+        IF seen.kind IS NOT NULL THEN
+            ready := refuse_kind(try_acquire.name, 'a plain lock');
         END IF;
 
         remaining := greatest(seen.remaining, 0);

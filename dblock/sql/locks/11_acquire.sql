@@ -81,10 +81,10 @@ BEGIN
         at_once := FOUND;
     END IF;
     IF at_once THEN
-        SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting INTO seen
+        SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.kind INTO seen
         FROM distributed_locks AS l WHERE l.name = acquire.name;
         IF FOUND AND NOT seen.waiting THEN
-            SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting INTO seen
+            SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.kind INTO seen
             FROM distributed_locks AS l WHERE l.name = acquire.name
             FOR NO KEY UPDATE SKIP LOCKED;
         END IF;
@@ -95,10 +95,10 @@ BEGIN
             ignored := set_config('lock_timeout', CASE WHEN acquire.wait THEN '20ms' ELSE '1ms' END, true);
             PERFORM lock_or_create_queue(acquire.name);
             LOOP
-                SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting INTO seen
+                SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.kind INTO seen
                 FROM distributed_locks AS l WHERE l.name = acquire.name;
                 IF FOUND AND NOT seen.waiting THEN
-                    SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting INTO seen
+                    SELECT l.token, l.attempt, l.presence, l.expires_at, l.waiting, l.kind INTO seen
                     FROM distributed_locks AS l WHERE l.name = acquire.name
                     FOR NO KEY UPDATE;
                 END IF;
@@ -117,6 +117,9 @@ BEGIN
         END;
     END IF;
 
+    IF seen.kind IS NOT NULL THEN
+        ready := refuse_kind(acquire.name, 'a plain lock');
+    END IF;
     free := seen.expires_at <= clock_timestamp();
     IF NOT free AND seen.presence IS NOT NULL AND seen.attempt IS DISTINCT FROM acquire.attempt
         AND (acquire.had_ticket OR NOT seen.waiting)

@@ -1,6 +1,7 @@
 -- Deletes the tickets of a client and wakes the waiters behind them. Without `keep` it deletes all
 -- tickets, the client's heartbeat and the presence. With `keep` it deletes only tickets whose
--- attempts are not named there, and leaves the presence. Locks that the client holds stay held.
+-- attempts are not named there, and leaves the presence. Locks that the client holds stay held. Its
+-- waiters at barriers and latches leave in the same way.
 CREATE OR REPLACE FUNCTION leave_queue(client uuid, presence uuid DEFAULT NULL, keep uuid[] DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT
 AS $$
@@ -26,6 +27,9 @@ BEGIN
             PERFORM wake_if_free(one);
         END IF;
     END LOOP;
+    DELETE FROM barrier_waiters AS w
+    WHERE w.client = leave_queue.client AND w.attempt <> ALL (leave_queue.keep)
+      AND (leave_queue.keep = '{}' OR w.since < clock_timestamp() - interval '3 seconds');
     IF leave_queue.keep = '{}' THEN
         DELETE FROM lock_clients AS c WHERE c.client = leave_queue.client;
         DELETE FROM lock_presence AS p WHERE p.presence = leave_queue.presence;

@@ -1,4 +1,5 @@
 -- Frees the lock only if this exact grant still holds it, and wakes the first waiter and no other.
+-- A share of a shared lock wakes the waiters that can be granted now.
 -- False means that the grant does not hold it: the lease expired, the lock was granted again, or it
 -- was released before.
 --
@@ -15,6 +16,7 @@ DECLARE
     ignored text;
     ready boolean;
     queued boolean;
+    head text;
 BEGIN
     -- Hot path: commit_asynchronously() and free_lock() inlined.
     IF NOT release.durable AND pg_current_xact_id_if_assigned() IS NULL THEN
@@ -23,11 +25,13 @@ BEGIN
     UPDATE distributed_locks AS l
     SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
     WHERE l.name = release.name AND l.token = release.token AND l.expires_at > clock_timestamp()
-    RETURNING l.waiting INTO queued;
-    IF FOUND THEN
-        IF queued THEN
-            ready := wake_next(release.name);
-        END IF;
+    RETURNING l.waiting, l.head INTO queued, head;
+    -- Hot path: released, and no waiter to wake. Both are NULL if nothing was released. One test,
+    -- because each expression of PL/pgSQL is prepared again in each transaction.
+    IF NOT queued AND head IS NULL THEN
+        RETURN true;
+    ELSIF FOUND THEN
+        ready := CASE WHEN queued THEN wake_next(release.name) ELSE wake_shared(head) END;
         RETURN true;
     END IF;
     ready := check_snapshot();

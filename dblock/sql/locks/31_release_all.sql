@@ -10,6 +10,7 @@ AS $$
 DECLARE
     ready boolean;
     queued text[];
+    heads text[];
     one text;
 BEGIN
     ready := commit_asynchronously();
@@ -26,19 +27,23 @@ BEGIN
         SET expires_at = '-infinity', released_at = clock_timestamp(), attempt = NULL, holder = NULL, meta = NULL
         FROM held AS h
         WHERE l.name = h.name AND l.token = h.token AND l.expires_at > clock_timestamp()
-        RETURNING h.position, l.name, l.waiting
+        RETURNING h.position, l.name, l.waiting, l.head
     )
     SELECT (SELECT count(*) FROM freed),
            (SELECT array_agg(f.name ORDER BY f.name) FROM freed AS f WHERE f.waiting),
+           (SELECT array_agg(DISTINCT f.head) FROM freed AS f WHERE f.head IS NOT NULL),
            array_agg(a.position::integer ORDER BY a.position) FILTER (
                WHERE l.token = a.token AND l.expires_at > clock_timestamp()
                  AND a.position NOT IN (SELECT h.position FROM held AS h)
            )
-    INTO released, queued, busy
+    INTO released, queued, heads, busy
     FROM asked AS a
     LEFT JOIN distributed_locks AS l ON l.name = a.name;
     FOREACH one IN ARRAY coalesce(queued, '{}') LOOP
         PERFORM wake_next(one);
+    END LOOP;
+    FOREACH one IN ARRAY coalesce(heads, '{}') LOOP
+        PERFORM wake_shared(one);
     END LOOP;
 END
 $$;

@@ -1,4 +1,5 @@
--- Returns the current holder of the lock. No row means that the lock is free.
+-- Returns the current holder of the lock. No row means that the lock is free. A read-write lock and
+-- a semaphore have a row for each holder, in the order of their grants.
 CREATE OR REPLACE FUNCTION holder(name text)
 RETURNS TABLE (
     token bigint,
@@ -18,6 +19,7 @@ BEGIN
                -- Subtract numbers: Postgres before 17 cannot subtract from an infinite timestamp.
                date_part('epoch', l.expires_at) - date_part('epoch', clock_timestamp())
         FROM distributed_locks AS l
-        WHERE l.name = holder.name AND l.expires_at > clock_timestamp();
+        WHERE (l.name = holder.name OR l.head = holder.name) AND l.expires_at > clock_timestamp()
+        ORDER BY l.granted_at;
 END
 $$;

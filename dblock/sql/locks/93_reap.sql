@@ -4,8 +4,9 @@
 -- It never deletes a live row: each row is locked and then checked again, and a row that another
 -- transaction has locked (to grant it, for example) is skipped. It never lowers a token, because
 -- the sequence does not depend on the rows. Any number of reapers may run at once. A lock with a
--- live waiter stays. The reaper also deletes the records of clients that died long ago, their
--- tickets, and history that is older than 30 days.
+-- live waiter stays, and so does the head of a shared lock as long as a share has a row. The reaper
+-- also deletes the records of clients that died long ago, their tickets, history that is older than
+-- 30 days, and barriers and latches that are not used any more.
 CREATE OR REPLACE FUNCTION reap(idle interval DEFAULT '1 day', batch integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT
 AS $$
@@ -25,6 +26,14 @@ BEGIN
         SELECT FROM lock_clients AS c WHERE c.client = t.client AND c.seen_until > clock_timestamp() - idle
     )
       AND t.since <= clock_timestamp() - idle;
+    -- Notes of waits that have ended, see deadlocks/10_look_for_deadlock.sql.
+    DELETE FROM waiting_holds AS w
+    USING (
+        SELECT o.attempt, o.token FROM waiting_holds AS o
+        WHERE NOT EXISTS (SELECT FROM lock_tickets AS t WHERE t.attempt = o.attempt AND t.name = o.name)
+        FOR UPDATE SKIP LOCKED
+    ) AS old
+    WHERE w.attempt = old.attempt AND w.token = old.token;
     DELETE FROM lock_presence AS p
     USING (
         SELECT o.presence FROM lock_presence AS o
@@ -33,6 +42,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     ) AS old
     WHERE p.presence = old.presence;
+    PERFORM reap_barriers(idle, batch);
     LOOP
         FOR seen IN
             DELETE FROM distributed_locks AS d
@@ -40,6 +50,7 @@ BEGIN
                 SELECT l.name FROM distributed_locks AS l
                 WHERE l.expires_at <= clock_timestamp() - idle
                   AND NOT l.waiting
+                  AND (l.kind IS NULL OR l.head IS NOT NULL)
                   AND coalesce(l.released_at, '-infinity') <= clock_timestamp() - idle
                 LIMIT batch - deleted
                 FOR UPDATE SKIP LOCKED
@@ -60,6 +71,24 @@ BEGIN
         -- thousand batches. Wait for no row, because other sessions wait for the rows deleted above
         -- until this transaction ends. A grant in a long transaction or another reaper may have
         -- locked the same rows.
+        FOR queued IN
+            SELECT l.name FROM distributed_locks AS l
+            WHERE l.kind IN ('read-write', 'semaphore') AND NOT l.waiting
+              AND coalesce(l.released_at, '-infinity') <= clock_timestamp() - idle
+              AND NOT EXISTS (SELECT FROM distributed_locks AS s WHERE s.head = l.name)
+            LIMIT batch - deleted
+            FOR UPDATE SKIP LOCKED
+        LOOP
+            -- Now that the head is locked, no share is granted. One may have been granted before.
+            DELETE FROM distributed_locks AS d
+            WHERE d.name = queued AND NOT EXISTS (SELECT FROM distributed_locks AS s WHERE s.head = queued);
+            IF FOUND THEN
+                deleted := deleted + 1;
+                DELETE FROM lock_queues AS q
+                USING (SELECT o.name FROM lock_queues AS o WHERE o.name = queued FOR UPDATE SKIP LOCKED) AS idle_queue
+                WHERE q.name = idle_queue.name;
+            END IF;
+        END LOOP;
         DELETE FROM lock_history AS h
         WHERE h.number = ANY (ARRAY(
             SELECT o.number FROM lock_history AS o

@@ -151,6 +151,8 @@ def test_advisory_functions_that_are_missing_are_named(bare_dsn: str) -> None:
         schema.install(bare_dsn)
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_install_goes_ahead_without_notifications(bare_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     pretend(bare_dsn, PRETENDERS["notification"])
     assert schema.install(bare_dsn) is None
@@ -159,6 +161,8 @@ def test_install_goes_ahead_without_notifications(bare_dsn: str, caplog: pytest.
     assert "Wake-ups are off: waiters poll" in record.getMessage()
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_server_without_wal_of_its_own_needs_no_timeline(bare_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     """Such a server refuses pg_current_wal_lsn(). Tokens follow its clock and its start instead."""
     pretend(bare_dsn, dict(NO_TIMELINE))
@@ -180,6 +184,8 @@ def test_pooler_hides_what_outlasts_a_transaction(bare_dsn: str) -> None:
         assert schema.install(through) is None
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_role_that_may_create_no_schema_needs_only_its_own(bare_dsn: str, role: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))

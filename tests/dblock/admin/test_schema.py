@@ -20,6 +20,7 @@ from dblock import cli
 from dblock._core.schema_version import REVISION
 from dblock._runtime.target import resolve
 from dblock.admin import install_locks, privileges, schema, tables
+from tests.support import warm_start
 from tests.support.sessions import Sessions
 from tests.support.stages import first
 
@@ -104,6 +105,8 @@ def test_reinstall_gives_the_same_schema(bare_dsn: str) -> None:
     assert catalog(bare_dsn) == first
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_printed_statements_create_the_same_schema(bare_dsn: str, dsn: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
         dba.execute(schema.ddl().encode())
@@ -121,6 +124,8 @@ def test_concurrent_installs_succeed(bare_dsn: str, number: int) -> None:
         assert client.lock("a").try_acquire()
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_install_succeeds_if_another_one_commits_before_it_creates_the_schema(
     bare_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +187,8 @@ def test_schema_with_other_objects_is_refused(bare_dsn: str) -> None:
     assert schema.status(resolve(bare_dsn), "app").state == "missing"
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_empty_schema_created_by_a_dba_is_used(bare_dsn: str, role: str) -> None:
     """The installing role then needs no privilege to create schemas."""
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
@@ -208,6 +215,8 @@ def test_schema_open_to_another_role_is_refused(bare_dsn: str, role: str, made: 
     assert schema.status(resolve(bare_dsn)).state == "missing"
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_default_privileges_open_no_table_to_a_granted_role(bare_dsn: str, role: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
         for kind in ("SCHEMAS", "TABLES", "SEQUENCES", "FUNCTIONS"):
@@ -273,6 +282,8 @@ def test_role_without_the_privilege_to_install_is_denied(bare_dsn: str, role: st
         schema.install(resolve(conninfo.make_conninfo(bare_dsn, user=role, password="app")))
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_version_table_of_the_application_stays_untouched(bare_dsn: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as application:
         application.execute("CREATE TABLE alembic_version (version_num text); INSERT INTO alembic_version VALUES ('x')")
@@ -303,7 +314,7 @@ def test_lock_table_is_tuned_for_hot_updates_and_compares_names_by_bytes(owner: 
         "SELECT a.attname, c.collname FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = i.indexrelid"
         " JOIN pg_collation AS c ON c.oid = a.attcollation WHERE i.indrelid = 'distributed_locks'::regclass"
     ).fetchall()
-    assert indexed == [("name", "C")]
+    assert indexed == [("name", "C"), ("head", "C"), ("kind", "C")]
 
 
 def test_functions_are_closed_to_other_roles_until_granted(dsn: str, owner: psycopg.Connection) -> None:
@@ -365,6 +376,8 @@ def test_command_line_prints_statements_without_a_database(capsys: pytest.Captur
     assert "%%" not in printed
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_closed_output_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m dblock install --sql | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
@@ -389,13 +402,16 @@ def test_invalid_dsn_is_an_error_without_a_traceback() -> None:
         (2, ["install", "--dsn", "postgresql//u:hunter2@h"]),
         (69, ["status", "--dsn", "host=127.0.0.1 port=1"]),
     ):
-        done = subprocess.run([sys.executable, "-m", "dblock.cli", *arguments], capture_output=True, text=True)
+        command = [sys.executable, "-m", "dblock.cli", *arguments]
+        done = warm_start.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == code
         assert done.stderr.startswith("dblock: ")
         assert "Traceback" not in done.stderr
         assert "hunter2" not in done.stderr
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_grant_to_the_owner_takes_nothing_away(bare_dsn: str, role: str) -> None:
     with psycopg.connect(bare_dsn, autocommit=True) as dba:
         dba.execute(sql.SQL("CREATE SCHEMA dblock AUTHORIZATION {}").format(sql.Identifier(role)))
@@ -415,6 +431,8 @@ def test_install_creates_missing_functions(dsn: str, owner: psycopg.Connection) 
         assert client.lock("a").queue() == []
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_functions_repaired_by_a_superuser_belong_to_the_schema_owner(
     bare_dsn: str, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

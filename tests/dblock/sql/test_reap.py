@@ -22,6 +22,7 @@ from dblock.admin.reaper import Reaper
 from tests.support import mutants
 from tests.support.sessions import Sessions
 from tests.support.tokens import T2
+from tests.support.warm_start import Program
 
 ALL = "SELECT reap('0 s')"
 
@@ -140,7 +141,7 @@ def test_command_line_reaps_once(dsn: str, client: dblock.Client, capsys: pytest
 def test_command_line_reaps_until_interrupted(dsn: str, owner: psycopg.Connection, client: dblock.Client) -> None:
     client.lock("a").acquire().release()
     command = [sys.executable, "-m", "dblock.cli", "reaper", "--idle", "0", "--interval", "0.05", "--dsn", dsn]
-    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    job = Program(command, stderr=subprocess.PIPE, text=True)
     assert job.stderr is not None
     assert "reaper deleted 1 idle locks" in job.stderr.readline()
     job.send_signal(signal.SIGINT)
@@ -148,6 +149,8 @@ def test_command_line_reaps_until_interrupted(dsn: str, owner: psycopg.Connectio
     job.stderr.close()
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 @pytest.mark.needs_presence
 def test_reaper_removes_any_number_of_dead_presences(owner: psycopg.Connection, client: dblock.Client) -> None:
     """Each dead client leaves a presence with an advisory key. The server's lock table holds only a few thousand."""
