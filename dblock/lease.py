@@ -4,26 +4,25 @@ Guarantee: `renew` and `release` act on one exact grant. A late release never fr
 revives a lease that was lost or released. The database decides both. This process only assumes that the lease is held
 while its trust window is open, and reports it as lost from the end of the window on.
 
-A lease belongs to the process that acquired it. In a child of that process the lease is over, and leaving its `with`
-does nothing.
+A lease belongs to the process that acquired it. In a forked child of that process the lease is over, and the end of its
+`with` does nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import threading
 from collections.abc import Callable
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dblock._core import clock
+from dblock._core.holds import HeldState
 from dblock._core.lease_flows import LeaseFlows
-from dblock._core.lease_state import LeaseState, Reason
-from dblock._core.options import Seconds, check_seconds
+from dblock._core.lease_state import LeaseState
+from dblock._core.options import Seconds
 from dblock._core.replies import moment
-from dblock._runtime.callbacks import AsyncCallbackTimer, WatchedLease, check_before, check_callback
+from dblock._runtime.callbacks import WatchedLease, check_before, check_callback
+from dblock._runtime.lost_events import AsyncLostEvent, LostEvent
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
 from dblock._runtime.user_transaction import UserTransaction
 from dblock.errors import ClientClosed, DatabaseError, LeaseLost, NoFencingToken
@@ -35,88 +34,22 @@ ThreadSelf = TypeVar("ThreadSelf", bound="ThreadLease")
 TaskSelf = TypeVar("TaskSelf", bound="TaskLease")
 
 
-class _LostEventBase:
-    """An event that is set when the lease is lost."""
-
-    def __init__(self, state: LeaseState) -> None:
-        self._state = state
-
-    def is_set(self) -> bool:
-        """Return whether the lease is lost at this very moment."""
-        return self._state.lost() is not None
-
-    @property
-    def reason(self) -> Reason | None:
-        """Why the lease was lost; None if it was not."""
-        loss = self._state.lost()
-        return loss.reason if loss else None
-
-    @property
-    def last_held(self) -> datetime:
-        """The last moment at which the lease was known to be held, by this machine's wall clock."""
-        return self._state.last_held
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.reason or 'not set'}>"
-
-
-class LostEvent(_LostEventBase):
-    """The loss of a lease, as an event that a thread can wait for."""
-
-    def wait(self, timeout: Seconds | None = None) -> bool:
-        """Wait until the lease is lost and return True. Return False if the timeout or a release comes first."""
-        give_up = math.inf if timeout is None else clock.now() + check_seconds("timeout", timeout)
-        ended = threading.Event()
-        cancel = self._state.at_end(ended.set)
-        try:
-            while not self.is_set() and not self._state.over:
-                now = clock.now()
-                if now >= give_up:
-                    return False
-                ended.wait(max(min(self._state.trusted_until, give_up) - now, 0.0))
-            return self.is_set()
-        finally:
-            cancel()
-
-
-class AsyncLostEvent(_LostEventBase):
-    """The loss of a lease, as an event that a task can wait for."""
-
-    def __init__(self, state: LeaseState, callbacks: AsyncCallbackTimer) -> None:
-        super().__init__(state)
-        self._callbacks = callbacks
-
-    async def wait(self) -> bool:
-        """Wait until the lease is lost and return True. Return False if it is released first."""
-        import asyncio
-
-        from dblock._runtime.asyncio_compat import wait_and_clear
-
-        ended = asyncio.Event()
-        cancel = self._state.at_end(lambda: self._callbacks.in_loop(ended.set))
-        try:
-            while not self.is_set() and not self._state.over:
-                await wait_and_clear(ended, max(self._state.trusted_until - clock.now(), 0.001))
-            return self.is_set()
-        finally:
-            cancel()
-
-
 class _LeaseBase:
     """What all kinds of lease share: everything that needs no I/O."""
 
     _runtime: Any
     _watched: WatchedLease | None = None
 
-    def __init__(self, runtime: ThreadRuntime | TaskRuntime, state: LeaseState) -> None:
+    def __init__(self, runtime: ThreadRuntime | TaskRuntime, state: LeaseState | HeldState) -> None:
         self._state = state
+        self._grant = state.grant if isinstance(state, HeldState) else state
         self._flows = LeaseFlows(runtime.flows, state)
         state.release_if_forgotten(self, runtime.keepalive.abandon)
 
     @property
     def name(self) -> str:
         """The lock's name."""
-        return self._state.name
+        return self._state.lock
 
     @property
     def token(self) -> int:
@@ -152,7 +85,7 @@ class _LeaseBase:
             raise self._state.error()
 
     def on_lost(self, callback: Callable[[LeaseLost], object]) -> None:
-        """Call `callback` when the lease is lost, and not when it is released.
+        """Call `callback` with the LeaseLost when the lease is lost, and not when it is released.
 
         A `Client` calls it in a new thread. An `AsyncClient` calls it in the event loop, and runs a coroutine function
         as a task.
@@ -172,6 +105,17 @@ class _LeaseBase:
         self._runtime.callbacks.add(self._watch())  # first, because this fails where no thread can be started
         self._watch().add_danger(check_before(before, self._state), lambda left: call(callback, left))
         self._runtime.callbacks.add(self._watch())
+
+    def _leave_hold(self) -> bool | None:
+        """End one of several leases that share a grant, and return whether it was held.
+
+        Return None if there is no other lease, so that the grant itself must be released.
+        """
+        return self._state.leave() if isinstance(self._state, HeldState) else None
+
+    def _abandon(self, _: object = None) -> None:
+        """Let the keep-alive release the grant in the background."""
+        self._runtime.keepalive.abandon(self._grant)
 
     def _check_end(self, released: bool, error: BaseException | None) -> None:
         """Raise LeaseLost at the end of a body that lost its lease and raises nothing itself."""
@@ -194,7 +138,7 @@ class _LeaseBase:
 class ThreadLease(_LeaseBase):
     """A lease for threads."""
 
-    def __init__(self, runtime: ThreadRuntime, state: LeaseState) -> None:
+    def __init__(self, runtime: ThreadRuntime, state: LeaseState | HeldState) -> None:
         super().__init__(runtime, state)
         self._runtime: ThreadRuntime = runtime
 
@@ -211,31 +155,39 @@ class ThreadLease(_LeaseBase):
         self._runtime.run(self._flows.renew(ttl))
 
     def release(self) -> bool:
-        """Release the lock. Return False if it was no longer held under this token."""
-        keepalive = self._runtime.keepalive
+        """Release the lock. Return False if it was no longer held under this token.
+
+        A lease that shares its grant with others only ends. The last of them releases the lock.
+        """
+        if self._state is not self._grant:
+            left = self._leave_hold()
+            if left is not None:
+                return left
         try:
-            released = self._flows.release_without_asking(keepalive.abandon)
+            released = self._flows.release_without_asking(self._abandon)
             return self._runtime.run(self._flows.release()) if released is None else released
         except BaseException:
             # The caller leaves before the release is confirmed. The keep-alive retries it.
-            keepalive.abandon(self._state)
+            self._abandon()
             raise
         finally:
-            keepalive.discard(self._state)
+            self._runtime.keepalive.discard(self._grant)
 
     def release_in(self, connection: Any) -> None:
-        """Release the lock as part of the open transaction on this connection, a psycopg or SQLAlchemy one.
+        """Release the lock as part of the open transaction on this connection, of psycopg, SQLAlchemy or Django.
 
         The lock is granted to another client only after the transaction has committed. If it is rolled back, the lease
-        is still held, and the next renewal confirms it.
+        is still held, and the next renewal confirms it. A lease that shares its grant with others is proved and ends,
+        in both cases. The last of them releases the lock.
         """
         transaction = UserTransaction(connection, self._runtime.schema, self._runtime.installation, wants_async=False)
         self.raise_if_lost()
-        with self._state.leaving():
-            released = transaction.call("release", self.name, self._state.token)
-        if not released:
-            self._runtime.run(self._flows.learn_why())
-            raise self._state.error()
+        with self._state.leaving() as last:
+            # One of several leases that share a grant is proved and ends. The last one releases the grant.
+            call = "release" if last else "assert_held"
+            if not transaction.call(call, self._state.name, self._state.token):
+                self._runtime.run(self._flows.learn_why())
+                raise self._state.error()
 
     def assert_held(self, connection: Any) -> None:
         """Prove the lease in the open transaction on this connection, or raise LeaseLost.
@@ -243,9 +195,21 @@ class ThreadLease(_LeaseBase):
         After this call the lock is granted to another client only when that transaction has ended, even if the lease
         expires before.
         """
+        self._call("assert_held", connection)
+
+    def bind(self, connection: Any) -> None:
+        """Let dblock follow the waits of the open transaction on this connection when it looks for deadlocks.
+
+        A deadlock that leads over a row is found if the transactions on both sides are bound, or have called
+        `assert_held`. A binding ends with its transaction, and proves nothing. Raise LeaseLost if the lease is lost.
+        """
+        self._call("bind_transaction", connection)
+
+    def _call(self, function: str, connection: Any) -> None:
+        """Call a function that returns whether the lease is held, in the user's transaction."""
         transaction = UserTransaction(connection, self._runtime.schema, self._runtime.installation, wants_async=False)
         self.raise_if_lost()
-        if not transaction.call("assert_held", self.name, self._state.token):
+        if not transaction.call(function, self._state.name, self._state.token):
             self._runtime.run(self._flows.learn_why())
             raise self._state.error()
 
@@ -268,12 +232,13 @@ class ThreadLease(_LeaseBase):
 class TaskLease(_LeaseBase):
     """A lease for asyncio."""
 
-    def __init__(self, runtime: TaskRuntime, state: LeaseState) -> None:
+    def __init__(self, runtime: TaskRuntime, state: LeaseState | HeldState) -> None:
         super().__init__(runtime, state)
         self._runtime: TaskRuntime = runtime
         self._body: asyncio.Task[Any] | None = None
         self._cancelled_body = False
         self._cancelling = 0
+        self._bodies: list[TaskLease] = state.hold.bodies if isinstance(state, HeldState) else []
 
     @property
     def lost(self) -> AsyncLostEvent:
@@ -288,31 +253,39 @@ class TaskLease(_LeaseBase):
         await self._runtime.run(self._flows.renew(ttl))
 
     async def release(self) -> bool:
-        """Release the lock. Return False if it was no longer held under this token."""
-        keepalive = self._runtime.keepalive
+        """Release the lock. Return False if it was no longer held under this token.
+
+        A lease that shares its grant with others only ends. The last of them releases the lock.
+        """
+        if self._state is not self._grant:
+            left = self._leave_hold()
+            if left is not None:
+                return left
         try:
-            released = self._flows.release_without_asking(keepalive.abandon)
+            released = self._flows.release_without_asking(self._abandon)
             return await self._runtime.run(self._flows.release()) if released is None else released
         except BaseException:
             # The caller leaves before the release is confirmed. The keep-alive retries it.
-            keepalive.abandon(self._state)
+            self._abandon()
             raise
         finally:
-            keepalive.discard(self._state)
+            self._runtime.keepalive.discard(self._grant)
 
     async def release_in(self, connection: Any) -> None:
-        """Release the lock as part of the open transaction on this connection, a psycopg or SQLAlchemy one.
+        """Release the lock as part of the open transaction on this connection, of psycopg or SQLAlchemy.
 
         The lock is granted to another client only after the transaction has committed. If it is rolled back, the lease
-        is still held, and the next renewal confirms it.
+        is still held, and the next renewal confirms it. A lease that shares its grant with others is proved and ends,
+        in both cases. The last of them releases the lock.
         """
         transaction = UserTransaction(connection, self._runtime.schema, self._runtime.installation, wants_async=True)
         self.raise_if_lost()
-        with self._state.leaving():
-            released = await transaction.call_async("release", self.name, self._state.token)
-        if not released:
-            await self._runtime.run(self._flows.learn_why())
-            raise self._state.error()
+        with self._state.leaving() as last:
+            # One of several leases that share a grant is proved and ends. The last one releases the grant.
+            call = "release" if last else "assert_held"
+            if not await transaction.call_async(call, self._state.name, self._state.token):
+                await self._runtime.run(self._flows.learn_why())
+                raise self._state.error()
 
     async def assert_held(self, connection: Any) -> None:
         """Prove the lease in the open transaction on this connection, or raise LeaseLost.
@@ -320,27 +293,43 @@ class TaskLease(_LeaseBase):
         After this call the lock is granted to another client only when that transaction has ended, even if the lease
         expires before.
         """
+        await self._call("assert_held", connection)
+
+    async def bind(self, connection: Any) -> None:
+        """Let dblock follow the waits of the open transaction on this connection when it looks for deadlocks.
+
+        A deadlock that leads over a row is found if the transactions on both sides are bound, or have called
+        `assert_held`. A binding ends with its transaction, and proves nothing. Raise LeaseLost if the lease is lost.
+        """
+        await self._call("bind_transaction", connection)
+
+    async def _call(self, function: str, connection: Any) -> None:
+        """Call a function that returns whether the lease is held, in the user's transaction."""
         transaction = UserTransaction(connection, self._runtime.schema, self._runtime.installation, wants_async=True)
         self.raise_if_lost()
-        if not await transaction.call_async("assert_held", self.name, self._state.token):
+        if not await transaction.call_async(function, self._state.name, self._state.token):
             await self._runtime.run(self._flows.learn_why())
             raise self._state.error()
 
     async def __aenter__(self: TaskSelf) -> TaskSelf:
-        self._watch_body()
-        return self
-
-    def _watch_body(self) -> None:
-        """Cancel the task that runs the body when the lease is lost."""
         import asyncio
 
-        self._body = asyncio.current_task()
-        self._cancelling = _cancelling(self._body)
+        body = asyncio.current_task()
+        self._watch_body(body, _cancelling(body))
+        return self
+
+    def _watch_body(self, body: asyncio.Task[Any] | None, cancelling: int) -> None:
+        """Cancel the task that runs the body when the lease is lost."""
+        self._body, self._cancelling = body, cancelling
+        self._bodies.append(self)
         self._state.at_end(lambda: self._runtime.callbacks.in_loop(self._cancel_body))
         self._runtime.callbacks.add(self._watch())
 
     def _cancel_body(self) -> None:
-        if self._state.loss is not None and self._body is not None:
+        # Of nested bodies that share a grant, the innermost is cancelled first. Each cancels the next one as it ends.
+        if self._body is None or self._state.loss is None or self._cancelled_body:
+            return
+        if [lease for lease in self._bodies if lease._body is self._body][-1:] == [self]:
             self._cancelled_body = True
             self._body.cancel(f"the lease of lock {self.name!r} was lost")
 
@@ -350,14 +339,21 @@ class TaskLease(_LeaseBase):
         import asyncio
 
         body, self._body = self._body, None
+        if self in self._bodies:
+            self._bodies.remove(self)
         if self._cancelled_body and body is not None:
-            self._runtime.keepalive.discard(self._state)
-            if not await _is_ours_alone(body, error, self._cancelling):
-                # The task was also cancelled for another reason, which comes first.
-                if error is None:
-                    raise asyncio.CancelledError
-            elif error is None or isinstance(error, asyncio.CancelledError):
-                raise self._state.error() from None
+            self._runtime.keepalive.discard(self._grant)
+            self._leave_hold()
+            try:
+                if not await _is_ours_alone(body, error, self._cancelling):
+                    # The task was also cancelled for another reason, which comes first.
+                    if error is None:
+                        raise asyncio.CancelledError
+                elif error is None or isinstance(error, asyncio.CancelledError):
+                    raise self._state.error() from None
+            finally:
+                for lease in [lease for lease in self._bodies if lease._body is body][-1:]:
+                    lease._cancel_body()
             return
         if not self._state.settled:
             try:

@@ -1,14 +1,15 @@
 """Locks: a name, options, and the methods to acquire it.
 
-A lock object holds nothing. Threads or tasks may share it, because each acquisition returns its own lease.
+A lock object holds nothing. Threads or tasks may share it, because each acquisition returns its own lease. With
+`reentrant=True` the leases of one thread or task share a grant (`dblock._core.holds`).
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -16,9 +17,11 @@ from typing import Any, Generic, TypeVar
 
 from dblock._core.acquire import Contention
 from dblock._core.effects import Flow
+from dblock._core.holds import Hold
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import LockOptions, Seconds, check_timeout
-from dblock._core.replies import Grant, Holder, Waiter, new_attempt, with_token
+from dblock._core.replies import Grant, Holder, Waiter, with_token
+from dblock._runtime.owners import Owner, caller
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
 from dblock.errors import ClientClosed, DblockError, InvalidArgument, LockTimeout, Unavailable
 from dblock.lease import TaskLease, ThreadLease
@@ -40,7 +43,7 @@ class _LockBase(Generic[L]):
     """What both kinds of lock share."""
 
     def __init__(
-        self, runtime: ThreadRuntime | TaskRuntime, options: LockOptions, kind: Callable[[Any, LeaseState], L]
+        self, runtime: ThreadRuntime | TaskRuntime, options: LockOptions, kind: Callable[[Any, Any], L]
     ) -> None:
         self._runtime: Any = runtime
         self._kind = kind
@@ -49,7 +52,7 @@ class _LockBase(Generic[L]):
         self._contention = Contention()
         # The leases of the `with` bodies that are running, by thread or task. Two bodies may run at once if the first
         # one's lease has expired, and each must release its own.
-        self._bodies: dict[object, list[L]] = {}
+        self._bodies: dict[Owner, list[L]] = {}
 
     @property
     def name(self) -> str:
@@ -59,16 +62,56 @@ class _LockBase(Generic[L]):
     def _timeout(self, timeout: Seconds | None) -> float | None:
         return self._options.timeout if timeout is _OWN_TIMEOUT else check_timeout(self.name, timeout)
 
-    def _acquiring(self, timeout: float | None, attempt: str) -> Flow[Grant | None]:
-        return self._flows.acquire(self._options, timeout, attempt, self._contention)
+    def _acquiring(self, timeout: float | None, attempt: str, owner: Owner) -> Flow[Grant | None]:
+        holds = functools.partial(self._holds, owner, timeout)
+        return self._flows.acquire(self._options, timeout, attempt, self._contention, holds)
 
-    def _lease(self, grant: Grant) -> L:
+    def _holds(self, owner: Owner, timeout: float | None) -> list[int]:
+        """Return the tokens by which a thread or task keeps others waiting, for as long as it waits itself."""
+        return [
+            state.token
+            for state in self._runtime.held_by(owner)
+            # A lease that is not renewed ends by itself. A wait for an own lock ends at its timeout, if it has one.
+            if state.keep_alive and (timeout is None or state.lock != self.name)
+        ]
+
+    def _lease(self, grant: Grant, owner: Owner) -> L:
         options = self._options
-        state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, owner=self._owner())
+        state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, owner=owner)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("lock %r: granted%s", grant.name, with_token(grant.token))
         self._runtime.track(state)
-        return self._kind(self._runtime, state)
+        if not options.reentrant:
+            return self._kind(self._runtime, state)
+        hold = Hold(state, options.claims)
+        owner.begin_hold(self._runtime, hold)
+        return self._kind(self._runtime, hold.begin(options.ttl, options.keep_alive))
+
+    def _again(self, owner: Owner) -> L | None:
+        """Return another lease of the grant that the thread or task holds; None if a grant must be asked for."""
+        options = self._options
+        hold = owner.hold(self._runtime, self.name)
+        if hold is None:
+            return None
+        missing = [one for one in options.claims if one not in hold.claims]
+        if missing and hold.grant.remaining():
+            raise InvalidArgument(
+                f"This thread or task holds lock {self.name!r} already, and that grant has not claimed "
+                f"{', '.join(map(repr, missing))}. Claim all resources where the lock is acquired first."
+            )
+        kept_alive = hold.grant.keep_alive
+        state = hold.join(options.ttl, options.keep_alive)
+        if state is None:
+            return None
+        try:
+            if options.keep_alive and not kept_alive:
+                self._runtime.keepalive.add(hold.grant)
+            return self._kind(self._runtime, state)
+        except BaseException:
+            # The caller gets an error instead of the lease, which must not be counted.
+            if state.leave() is None:
+                self._runtime.keepalive.abandon(hold.grant)
+            raise
 
     def _timed_out(self, seconds: float | None) -> LockTimeout:
         logger.debug("lock %r: not acquired within %g s", self.name, seconds or 0.0)
@@ -76,29 +119,26 @@ class _LockBase(Generic[L]):
         claims = bool(self._options.claims or self._options.claimers)
         return LockTimeout(self.name, seconds or 0.0, claims, own.token if own else None)
 
-    def _warn_of_own_lease(self) -> None:
-        own = self._runtime.own_lease(self.name, self._owner())
-        if own is not None:
+    def _warn_of_own_lease(self, owner: Owner) -> None:
+        own = self._runtime.own_lease(self.name)
+        if own is not None and own.owner is owner:
             logger.warning(
-                "this thread or task already holds lock %r%s, and waits for it: a lock is not reentrant",
+                "this thread or task already holds lock %r%s, and waits for it: only locks with reentrant=True share",
                 self.name,
                 with_token(own.token, ", under "),
             )
-
-    def _owner(self) -> object:
-        """Return what tells the calling thread or task from the others."""
-        raise NotImplementedError
 
     def _patience(self, lease: ThreadLease | TaskLease, timeout: float | None, began: float) -> float:
         """Return how long a claim elsewhere may take, within the timeout and the trust window."""
         left = math.inf if timeout is None else timeout - (time.monotonic() - began)
         return max(min(left, lease.remaining(), CLAIM_ELSEWHERE), 0.05)
 
-    def _enter(self, owner: object, lease: L) -> L:
-        self._bodies.setdefault(owner, []).append(lease)
+    def _enter(self, lease: L) -> L:
+        self._bodies.setdefault(caller(), []).append(lease)
         return lease
 
-    def _leave(self, owner: object) -> L:
+    def _leave(self) -> L:
+        owner = caller()
         if owner not in self._bodies and len(self._bodies) == 1:
             # Some test frameworks enter and leave in different threads or tasks. Only one body is running.
             (owner,) = self._bodies
@@ -130,10 +170,14 @@ class Lock(_LockBase[ThreadL]):
 
     def try_acquire(self) -> ThreadL | None:
         """Acquire the lock if it is free and no waiter is ahead; otherwise return None."""
-        attempt, began = new_attempt(), time.monotonic()
+        owner, began = caller(), time.monotonic()
+        attempt = owner.new_attempt()
+        again = self._again(owner) if self._options.reentrant else None
+        if again is not None:
+            return self._claimed(again, 0.5, began)
         try:
             grant = self._runtime.run(self._flows.try_acquire(self._options, attempt))
-            return self._claimed(self._lease(grant), 0.5, began) if grant else None
+            return self._claimed(self._lease(grant, owner), 0.5, began) if grant else None
         except BaseException as error:
             self._abandon(attempt, error)
             raise
@@ -142,11 +186,19 @@ class Lock(_LockBase[ThreadL]):
         """Wait in the queue for the lock. Raise LockTimeout if the timeout passes first; None waits without end."""
         seconds = self._timeout(timeout)
         logger.debug("lock %r: acquiring", self.name)
-        self._warn_of_own_lease()
-        attempt, began = new_attempt(), time.monotonic()
+        owner, began = caller(), time.monotonic()
+        attempt = owner.new_attempt()
+        lease = self._again(owner) if self._options.reentrant else None
+        if lease is not None:
+            lease = self._claimed(lease, seconds, began)
+            if lease is None:
+                raise self._timed_out(seconds)
+            return lease
+        if owner.holds_any:
+            self._warn_of_own_lease(owner)
         try:
-            grant = self._runtime.run(self._acquiring(seconds, attempt))
-            lease = self._claimed(self._lease(grant), seconds, began) if grant is not None else None
+            grant = self._runtime.run(self._acquiring(seconds, attempt, owner))
+            lease = self._claimed(self._lease(grant, owner), seconds, began) if grant is not None else None
             if lease is not None:
                 return lease
         except BaseException as error:
@@ -187,16 +239,13 @@ class Lock(_LockBase[ThreadL]):
                 raise
         return lease
 
-    def _owner(self) -> object:
-        return threading.get_ident()
-
     def __enter__(self) -> ThreadL:
-        return self._enter(threading.get_ident(), self.acquire())
+        return self._enter(self.acquire())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(threading.get_ident()).__exit__(kind, error, trace)
+        self._leave().__exit__(kind, error, trace)
 
 
 class AsyncLock(_LockBase[TaskL]):
@@ -211,10 +260,14 @@ class AsyncLock(_LockBase[TaskL]):
 
     async def try_acquire(self) -> TaskL | None:
         """Acquire the lock if it is free and no waiter is ahead; otherwise return None."""
-        attempt, began = new_attempt(), time.monotonic()
+        owner, began = caller(), time.monotonic()
+        attempt = owner.new_attempt()
+        again = self._again(owner) if self._options.reentrant else None
+        if again is not None:
+            return await self._claimed(again, 0.5, began)
         try:
             grant = await self._runtime.run(self._flows.try_acquire(self._options, attempt))
-            return await self._claimed(self._lease(grant), 0.5, began) if grant else None
+            return await self._claimed(self._lease(grant, owner), 0.5, began) if grant else None
         except BaseException as error:
             await self._abandon(attempt, error)
             raise
@@ -223,11 +276,19 @@ class AsyncLock(_LockBase[TaskL]):
         """Wait in the queue for the lock. Raise LockTimeout if the timeout passes first; None waits without end."""
         seconds = self._timeout(timeout)
         logger.debug("lock %r: acquiring", self.name)
-        self._warn_of_own_lease()
-        attempt, began = new_attempt(), time.monotonic()
+        owner, began = caller(), time.monotonic()
+        attempt = owner.new_attempt()
+        lease = self._again(owner) if self._options.reentrant else None
+        if lease is not None:
+            lease = await self._claimed(lease, seconds, began)
+            if lease is None:
+                raise self._timed_out(seconds)
+            return lease
+        if owner.holds_any:
+            self._warn_of_own_lease(owner)
         try:
-            grant = await self._runtime.run(self._acquiring(seconds, attempt))
-            lease = await self._claimed(self._lease(grant), seconds, began) if grant is not None else None
+            grant = await self._runtime.run(self._acquiring(seconds, attempt, owner))
+            lease = await self._claimed(self._lease(grant, owner), seconds, began) if grant is not None else None
             if lease is not None:
                 return lease
         except BaseException as error:
@@ -268,16 +329,13 @@ class AsyncLock(_LockBase[TaskL]):
                 raise
         return lease
 
-    def _owner(self) -> object:
-        return id(_task())
-
     async def __aenter__(self) -> TaskL:
-        return self._enter(_task(), await (await self.acquire()).__aenter__())
+        return self._enter(await (await self.acquire()).__aenter__())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leave(_task()).__aexit__(kind, error, trace)
+        await self._leave().__aexit__(kind, error, trace)
 
 
 def _may_be_granted(error: BaseException) -> bool:
@@ -287,9 +345,3 @@ def _may_be_granted(error: BaseException) -> bool:
     if isinstance(error, Unavailable):
         return error.unanswered or error.granted
     return not isinstance(error, DblockError)
-
-
-def _task() -> object:
-    import asyncio
-
-    return asyncio.current_task()

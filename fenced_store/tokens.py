@@ -38,7 +38,17 @@ class HasToken(Protocol):
 
 
 def token_of(fence: int | HasToken) -> int:
-    """Return the token of a lease, or the token itself. Raise for dblock's efficiency leases, which have no token."""
+    """Return the token of a lease, or the token itself. Raise for leases of dblock that may not write.
+
+    These are its efficiency leases, which have no token, and its read leases, which other readers hold too. The token
+    that a read lease returns is refused as well.
+    """
+    if getattr(fence, "reads_only", False) is True:
+        lock = f" of lock {fence.name!a:.80}" if hasattr(fence, "name") else ""
+        raise InvalidArgument(
+            f"A read lease passes no fence, nor does its token: other readers{lock} hold one at the same time. Write "
+            "with the lease of write_lock()."
+        )
     token: Any = fence if isinstance(fence, int) else getattr(fence, "token", None)
     if isinstance(token, bool) or not isinstance(token, int):
         raise InvalidArgument(f"A fence is a lease with a token, or a token; got {type(fence).__name__}.")

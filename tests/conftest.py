@@ -34,7 +34,7 @@ from tests.support.servers import private_server, running_server, tcp_server
 from tests.support.sessions import Sessions
 from tests.support.tokens import BASE
 
-pytest_plugins = ["tests.support.stages"]
+pytest_plugins = ["tests.support.collection", "tests.support.stages"]
 
 _numbers = itertools.count()
 
@@ -132,8 +132,7 @@ def durable_dsn(request: pytest.FixtureRequest, server: str) -> Iterator[str]:
     Only then is a row held for as long as a commit takes, which is what makes contention worth testing.
     """
     if request.config.getoption("--postgres") == "embedded":
-        with private_server() as own:
-            schema.install(target.resolve(own.url))
+        with private_server(installed=True) as own:
             yield own.url
     else:
         yield request.getfixturevalue("dsn")
@@ -143,7 +142,6 @@ def durable_dsn(request: pytest.FixtureRequest, server: str) -> Iterator[str]:
 def tcp_dsn() -> Iterator[str]:
     """A database with the schema installed, on a server that is reached over TCP, with a password by SCRAM."""
     with tcp_server() as dsn:
-        schema.install(target.resolve(dsn))
         yield dsn
 
 

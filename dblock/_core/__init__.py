@@ -7,8 +7,9 @@ this code without a database and without waiting.
 Where to look
 -------------
 Flows and statements  effects, statements, replies, options, clock, schema_version
-Acquire and wait      acquire, waiters
-Grants and leases     grants, lease_state, lease_flows, renewal, keepalive_flow
+Acquire and wait      acquire, waiters, deadlocks
+Grants and leases     grants, lease_state, lease_flows, holds (re-entrance), renewal,
+                      keepalive_flow
 Listener, presence    listener_flow, listener_failures, handshake (can a connection be a presence), presence,
                       doubtful_presences (its session is gone or silent)
 Schedules             slots

@@ -10,6 +10,7 @@ error is raised in the flow. A waiter whose ticket may then be left in the queue
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
@@ -17,7 +18,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dblock._core import clock as clocks
-from dblock._core.effects import Call, Flow, JoinQueue, Sleep, Wait
+from dblock._core.deadlocks import DeadlockWatch, Holds
+from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow, JoinQueue, Sleep, Wait
 from dblock._core.grants import GrantFlows
 from dblock._core.options import LockOptions
 from dblock._core.presence import Presence
@@ -97,11 +99,16 @@ class LockFlows(GrantFlows):
         return None
 
     def acquire(
-        self, options: LockOptions, timeout: float | None, attempt: str, contention: Contention | None = None
+        self,
+        options: LockOptions,
+        timeout: float | None,
+        attempt: str,
+        contention: Contention | None = None,
+        holds: Holds | None = None,
     ) -> Flow[Grant | None]:
         """Ask, and wait in the queue until granted or until the timeout has passed. The result is then None.
 
-        Where contention is expected, queue at once without a try.
+        Where contention is expected, queue at once without a try. With `holds`, look for deadlocks during the wait.
         """
         if options.claims and not self._knows_fences:
             yield from self._check_fences(options.name)
@@ -117,13 +124,15 @@ class LockFlows(GrantFlows):
             if self.clock() >= give_up_at:
                 return None
         waiter = yield JoinQueue(options.name, attempt)
+        watch = DeadlockWatch(self, options.name, waiter, holds)
         try:
-            return (yield from self._wait_in_queue(options, give_up_at, attempt, waiter))
+            return (yield from self._wait_in_queue(options, give_up_at, attempt, waiter, watch))
         except DatabaseError:
             # The database did not reply, but it may still know of this attempt.
             waiter.defer_cleanup()
             raise
         finally:
+            watch.close()
             waiter.leave()
             contention.expected = waiter.had_ticket
 
@@ -138,7 +147,7 @@ class LockFlows(GrantFlows):
         self._knows_fences = True
 
     def _wait_in_queue(
-        self, options: LockOptions, give_up_at: float, attempt: str, waiter: LocalWaiter
+        self, options: LockOptions, give_up_at: float, attempt: str, waiter: LocalWaiter, watch: DeadlockWatch
     ) -> Flow[Grant | None]:
         number: int | None = None
         pause = POLL_FIRST
@@ -163,10 +172,19 @@ class LockFlows(GrantFlows):
                     pause = POLL_FIRST
                     logger.debug("lock %r: queued, ticket %d", options.name, number)
                     waiter.ticket_issued(ticket.first, ticket.next_check, ticket.fresh)
+                    if ticket.fresh and watch.holds_others():
+                        with contextlib.suppress(DatabaseError):
+                            yield Call(self.statements.wake_set, (options.name,), within=GIVE_UP_WITHIN)
             left = give_up_at - self.clock()
             free = True
             while free and left > 0:
-                yield Wait(waiter, min(wait, left))
+                look_in = watch.seconds_left() if number is not None else math.inf
+                yield Wait(waiter, max(min(wait, left, look_in), 0.0))
+                if number is not None and watch.due:
+                    # A wake-up during the look stays until the ticket is redeemed.
+                    yield from watch.look()
+                    left = give_up_at - self.clock()
+                    continue
                 waiter.ticket_redeemed()
                 left = give_up_at - self.clock()
                 if number is None or left <= 0:

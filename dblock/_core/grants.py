@@ -49,6 +49,8 @@ class GrantFlows:
         """Names this client in the queues. It cannot be guessed."""
         self.presence: Presence | None = None
         """The session by which other clients see that this process is alive, while there is one."""
+        self.ended_looks: list[str] = []
+        """Attempts that do not wait any more, and whose notes about deadlocks are still in the database."""
         self.clock = clock
         self.uniform = uniform
 
@@ -112,6 +114,13 @@ class GrantFlows:
     def abandon(self, name: str, attempt: str) -> Flow[None]:
         """Give up the attempt's grant and its ticket, for a caller that leaves."""
         yield Call(self.statements.abandon, (name, attempt), within=GIVE_UP_WITHIN)
+
+    def abandon_all(self, names: Sequence[str], attempt: str) -> Flow[None]:
+        """Give up the attempt's grants and tickets for all of these locks, in one call."""
+        if len(names) == 1:
+            yield from self.abandon(names[0], attempt)
+        elif names:
+            yield Call(self.statements.abandon_all, (array(names), attempt), within=GIVE_UP_WITHIN)
 
     def abandon_ticket(self, name: str, attempt: str) -> Flow[None]:
         """Give up a ticket without a waiter. A grant of the same attempt stays as it is."""

@@ -45,6 +45,8 @@ class KeepAliveFlow:
         self.schedule.forget()
         self._dropped: deque[LeaseState] = deque()
         """Abandoned leases that the loop has not seen yet. A finalizer may append, in the middle of anything."""
+        self._ownerless: set[LeaseState] = set()
+        """The same leases, until the loop has taken them out of the schedule."""
         self._abandoned: list[LeaseState] = []
         self._in_use = False
         self._asleep_until = math.inf
@@ -62,6 +64,7 @@ class KeepAliveFlow:
 
     def abandon(self, state: LeaseState) -> None:
         """Release a lease that has no owner any more. Safe to call from a finalizer; wake the loop afterwards."""
+        self._ownerless.add(state)
         self._dropped.append(state)
 
     def tied_to(self, presence: Presence) -> list[LeaseState]:
@@ -75,6 +78,14 @@ class KeepAliveFlow:
     def latest(self, name: str) -> LeaseState | None:
         """Return the latest lease of this lock, None if none is kept."""
         return self.schedule.latest(name)
+
+    def of_lock(self, lock: str) -> list[LeaseState]:
+        """Return the leases of a lock that have not ended and still have an owner."""
+        return [state for state in self.schedule.of_lock(lock) if state not in self._ownerless]
+
+    def keeps(self, state: LeaseState) -> bool:
+        """Return whether this is a lease of this client that has not ended."""
+        return self.schedule.keeps(state)
 
     def keeps_any(self) -> bool:
         """Return whether there is a lease to keep."""
@@ -108,6 +119,7 @@ class KeepAliveFlow:
             while True:
                 state = self._dropped.popleft()
                 self.schedule.discard(state)
+                self._ownerless.discard(state)
                 self._abandoned.append(state)
 
     def _seconds_to_sleep(self) -> float:

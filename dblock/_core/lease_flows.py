@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from typing import Any
 
 from dblock._core.acquire import POLL_FIRST, TRUST, LockFlows
 from dblock._core.effects import Flow, Sleep
+from dblock._core.holds import HeldState
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.options import Seconds, check_ttl
 from dblock.errors import DatabaseError
@@ -20,7 +22,7 @@ from dblock.errors import DatabaseError
 class LeaseFlows:
     """The steps of renewing and releasing one lease."""
 
-    def __init__(self, service: LockFlows, state: LeaseState) -> None:
+    def __init__(self, service: LockFlows, state: LeaseState | HeldState) -> None:
         self._flows = service
         self._state = state
 
@@ -54,13 +56,13 @@ class LeaseFlows:
             if why is not None and why != "busy":
                 state.renewal_refused(why)
 
-    def release_without_asking(self, abandon: Callable[[LeaseState], object]) -> bool | None:
+    def release_without_asking(self, abandon: Callable[[Any], object]) -> bool | None:
         """Release the lease where no call may or need wait for it; return None if a release must be sent.
 
         `abandon` hands the lease to the keep-alive, which releases it in the background.
         """
         state = self._state
-        if state.left and not self._finished:
+        if state.left and not state.finished:
             # Released in the user's transaction, which may still be open. A release sent now would wait for its end.
             state.let_go()
             abandon(state)
@@ -68,12 +70,12 @@ class LeaseFlows:
         if state.ours and state.may_be_granted:
             # Waiters need not wait for the deadline of a lease that was given up.
             abandon(state)
-        return False if self._finished else None
+        return False if state.finished else None
 
     def release(self) -> Flow[bool]:
         """Release the lease; the result is False when it was no longer held under this token."""
         state = self._state
-        if self._finished:
+        if state.finished:
             return False
         # In doubt, another holder may have taken the lock before. Then a retried release that finds nothing to free
         # does not prove that the first attempt has freed it.
@@ -99,12 +101,6 @@ class LeaseFlows:
             known = {"expired": Reason.EXPIRED, "released": freed, "forced": Reason.FORCED}
             state.release_refused(known.get(why or "", Reason.SUPERSEDED))
         return released
-
-    @property
-    def _finished(self) -> bool:
-        """Whether this process has nothing to release: the lease was released or lost, or is another process's."""
-        state = self._state
-        return state.settled or not state.ours or (not state.over and state.lost_by_clock() is not None)
 
     def _raise_if_gone(self) -> None:
         """Raise LeaseLost unless the lease can be renewed. It can be while its release may have been rolled back."""

@@ -51,7 +51,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dblock._core import clock
 from dblock._core.presence import Presence
@@ -104,14 +104,15 @@ class LeaseState:
     """One grant in this process's hands. The module's docstring draws its states."""
 
     def __init__(
-        self, grant: Grant, ttl: float, *, keep_alive: bool = True, now: clock.Clock = clock.now, owner: object = None
+        self, grant: Grant, ttl: float, *, keep_alive: bool = True, now: clock.Clock = clock.now, owner: Any = None
     ) -> None:
         self.name: Final = grant.name
+        self.lock: Final = grant.lock or grant.name  # the name that users know
         self.token: Final = grant.token
         """The grant's number. It is a fencing token only if it is positive."""
-        self.keep_alive: Final = keep_alive
+        self.keep_alive = keep_alive
         """Whether the keep-alive renews the lease in the background."""
-        self.owner: Final = owner  # tells the thread or task that acquired it from the others
+        self.owner: Final = owner  # the thread or task that acquired it, and that records the leases it holds
         self._status = Status.HELD
         self._loss: Loss | None = None
         self._freed = False
@@ -121,8 +122,10 @@ class LeaseState:
         self._ttl = ttl
         self._expires_at = grant.expires_at
         self._trusted_until = grant.trusted_until
-        self._sent_at = grant.sent_at
-        self._retry_at = 0.0
+        self.sent_at = grant.sent_at
+        """When the request was sent from which the trust window is counted."""
+        self.retry_at = 0.0
+        """The earliest moment for the next renewal after a failed one."""
         self._unreachable = False
         self._presence = grant.presence
         self._last_held = time.time() - (now() - grant.sent_at)
@@ -198,19 +201,9 @@ class LeaseState:
         return self._expires_at
 
     @property
-    def sent_at(self) -> float:
-        """When the request was sent from which the trust window is counted."""
-        return self._sent_at
-
-    @property
     def last_held(self) -> datetime:
         """The last moment at which the lease was known to be held, by this machine's wall clock."""
         return datetime.fromtimestamp(self._last_held, timezone.utc)
-
-    @property
-    def retry_at(self) -> float:
-        """The earliest moment for the next renewal after a failed one."""
-        return self._retry_at
 
     @property
     def unreachable(self) -> bool:
@@ -239,9 +232,9 @@ class LeaseState:
 
     def error(self) -> LeaseLost:
         """Return the error to raise for a lease that is no longer held."""
-        if self._loss is not None:
-            return LeaseLost(self.name, self._loss.reason.value, self._loss.last_held, self.token)
-        return LeaseLost(self.name, "over", self.last_held, self.token)
+        loss = self._loss
+        reason, last_held = (loss.reason.value, loss.last_held) if loss else ("over", self.last_held)
+        return LeaseLost(self.lock, reason, last_held, self.token)
 
     # What time does to it.
 
@@ -261,6 +254,12 @@ class LeaseState:
                 self.lose(Reason.UNREACHABLE if self._unreachable else Reason.EXPIRED)
         return self._loss
 
+    @property
+    def finished(self) -> bool:
+        """Whether this process has nothing to release: the lease was released or lost, or is another process's."""
+        held = self._status is Status.HELD and self._now() < self._trusted_until and self.ours  # the usual case
+        return not held and (self.settled or not self.ours or (not self.over and self.lost_by_clock() is not None))
+
     # Events of renewal.
 
     def reply_awaited(self) -> None:
@@ -273,7 +272,7 @@ class LeaseState:
 
     def retry_renewal(self, at: float) -> None:
         """Postpone the next renewal to this moment, because the last one failed or found the row in use."""
-        self._retry_at = at
+        self.retry_at = at
 
     def renewal_confirmed(self, sent_at: float, trusted_until: float, expires_at: float) -> bool:
         """Extend the lease as the database has; return False when the reply comes too late to be believed."""
@@ -285,11 +284,11 @@ class LeaseState:
             # A renewal never brings the deadline nearer, so of two that overlap the longer one is true.
             if trusted_until > self._trusted_until:
                 self._trusted_until, self._expires_at = trusted_until, expires_at
-            if sent_at > self._sent_at:
-                self._sent_at = sent_at
+            if sent_at > self.sent_at:
+                self.sent_at = sent_at
                 self._last_held = time.time() - (self._now() - sent_at)
             self._unreachable = False
-            self._retry_at = 0.0
+            self.retry_at = 0.0
             if self._left_at is not None and sent_at > self._left_at:
                 # The database could renew it, so the transaction that released it was rolled back.
                 self._leave(None)
@@ -308,9 +307,9 @@ class LeaseState:
             self._trusted_until = min(self._trusted_until, self._now())
         self.lose(Reason.FORCED if why == "released" else Reason(why))
 
-    def change_ttl(self, ttl: float) -> None:
-        """Renew the lease for this many seconds from now on."""
-        self._ttl = ttl
+    def change_ttl(self, ttl: float, keep_alive: bool | None = None) -> None:
+        """Renew the lease for this many seconds from now on; `keep_alive` says whether in the background."""
+        self._ttl, self.keep_alive = ttl, self.keep_alive if keep_alive is None else keep_alive
 
     def tie(self, presence: Presence) -> None:
         """Tie the lease to a presence, for good. Called before the database can learn of it."""
@@ -319,15 +318,15 @@ class LeaseState:
     # Events of release.
 
     @contextlib.contextmanager
-    def leaving(self) -> Iterator[None]:
-        """Stop believing in the lease while its release is sent inside the user's own transaction.
+    def leaving(self) -> Iterator[bool]:
+        """Stop believing in the lease while its release is sent inside the user's own transaction. Yields True.
 
         If the release cannot be sent, the lease is held as before.
         """
         before = self._left_at
         self._leave(math.inf)
         try:
-            yield
+            yield True
         except BaseException:
             self._leave(before)
             raise
@@ -372,11 +371,10 @@ class LeaseState:
 
     def lose(self, reason: Reason) -> None:
         """Mark the lease lost, unless it has ended."""
-        loss = Loss(reason, self.last_held)
         with self._lock:
             if self.ended:
                 return
-            self._status, self._loss = Status.LOST, loss
+            self._status, self._loss = Status.LOST, Loss(reason, self.last_held)
         logger.debug("lock %r: lease%s lost, %s", self.name, with_token(self.token, " under "), reason)
         self._end()
 
@@ -404,6 +402,8 @@ class LeaseState:
     def _end(self) -> None:
         with self._lock:
             endings, self._endings = self._endings, []
+        if self.owner is not None:
+            self.owner.remove(self)
         for ending in endings:
             try:
                 ending()
@@ -417,4 +417,4 @@ def _forgotten(state: LeaseState, abandon: Callable[[LeaseState], object], gone:
     if state.ours and not state.over:
         abandon(state)
         if not state.left and state.loss is None and state._now() < state.trusted_until:
-            warnings.warn(f"the lease of lock {state.name!r} was never released", ResourceWarning, stacklevel=2)
+            warnings.warn(f"the lease of lock {state.lock!r} was never released", ResourceWarning, stacklevel=2)

@@ -60,6 +60,8 @@ class LockOptions:
     """The resources whose fences the grant raises."""
     claimers: tuple[Claimer, ...] = ()
     """The objects that claim resources in other databases, right after the grant."""
+    reentrant: bool = False
+    """Whether a thread or task that holds the lock through such a lock shares its lease when it acquires again."""
 
 
 def lock_options(
@@ -71,11 +73,13 @@ def lock_options(
     keep_alive: bool = True,
     fair: bool = True,
     claims: Sequence[str | Claimer] = (),
+    reentrant: bool = False,
 ) -> LockOptions:
     """Check all options against their limits, or raise InvalidArgument that names the bad one."""
     name = check_name(name)
     seconds = check_ttl(name, ttl)
-    for option, value in (("durable", durable), ("keep_alive", keep_alive), ("fair", fair)):
+    switches = {"durable": durable, "keep_alive": keep_alive, "fair": fair, "reentrant": reentrant}
+    for option, value in switches.items():
         if not isinstance(value, bool):
             raise InvalidArgument(f"The option {option} of lock {_shown(name)} is True or False; got {value!r}.")
     encoded = encode_meta(name, meta)
@@ -91,6 +95,7 @@ def lock_options(
         fair,
         here,
         elsewhere,
+        reentrant,
     )
 
 
@@ -114,18 +119,18 @@ def interval(seconds: float) -> str:
     return f"{seconds:.6f} s"
 
 
-def check_name(name: str) -> str:
-    """Return the name if it is valid for a lock."""
+def check_name(name: str, what: str = "A lock's name", most: int = NAME_BYTES) -> str:
+    """Return the name if it is valid for a lock, or for what else the message names."""
     if not isinstance(name, str):
-        raise InvalidArgument(f"A lock's name is text; got {type(name).__name__} {brief(name)}.")
+        raise InvalidArgument(f"{what} is text; got {type(name).__name__} {brief(name)}.")
     if "\0" in name:
         raise InvalidArgument(f"The name {_shown(name)} contains a NUL, which Postgres cannot store.")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
         raise InvalidArgument(f"The name {_shown(name)} has half of a surrogate pair, which is not text.") from None
-    if not 1 <= size <= NAME_BYTES:
-        raise InvalidArgument(f"A lock's name takes 1 to {NAME_BYTES} bytes of UTF-8; {_shown(name)} has {size}.")
+    if not 1 <= size <= most:
+        raise InvalidArgument(f"{what} takes 1 to {most} bytes of UTF-8; {_shown(name)} has {size}.")
     return name
 
 

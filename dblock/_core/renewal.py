@@ -101,6 +101,10 @@ class RenewalSchedule:
         """Return the latest lease of this lock, None if none is kept."""
         return self._latest.get(name)
 
+    def of_lock(self, lock: str) -> list[LeaseState]:
+        """Return the leases of a lock that have not ended. A client may have several of a shared lock."""
+        return [state for state in list(self._states) if state.lock == lock and not state.ended]
+
     def keeps_any(self) -> bool:
         """Return whether there is a lease to renew or to release."""
         return bool(self._states)
@@ -114,6 +118,10 @@ class RenewalSchedule:
     def held(self) -> list[LeaseState]:
         """Return the leases that are held at this moment."""
         return [state for state in list(self._states) if not state.over and state.ours and not state.lost_by_clock()]
+
+    def keeps(self, state: LeaseState) -> bool:
+        """Return whether this is a lease of this client that has not ended."""
+        return state in self._states and not state.ended
 
     def due_at(self) -> float:
         """Return when the next renewal is due; infinite if there is nothing to renew."""
@@ -174,7 +182,7 @@ class RenewalSchedule:
             if state.keep_alive
             and (
                 (tie_now and state.presence is not presence)
-                or max(state.sent_at + state.ttl / RENEWALS_PER_TTL / 2, state.retry_at) <= now
+                or max(state.sent_at + _interval(state) / 2, state.retry_at) <= now
             )
         ]
 
@@ -317,7 +325,15 @@ def due_at(state: LeaseState) -> float:
     """Return when a lease is due for renewal; infinite if it is not kept alive or its holder has let go."""
     if not state.keep_alive or state.over:
         return math.inf
-    return max(state.sent_at + state.ttl / RENEWALS_PER_TTL, state.retry_at)
+    return max(state.sent_at + _interval(state), state.retry_at)
+
+
+def _interval(state: LeaseState) -> float:
+    """Return the seconds between two renewals: a part of the ttl, or of the present window if that is shorter.
+
+    The ttl may have been raised since the last renewal, by a lease that shares the grant.
+    """
+    return min(state.ttl, (state.trusted_until - state.sent_at) / TRUST) / RENEWALS_PER_TTL
 
 
 def _tie(batch: Batch, presence: Presence | None) -> None:

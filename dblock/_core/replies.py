@@ -27,6 +27,8 @@ class Grant(NamedTuple):
     """When the request was sent, by the same clock."""
     presence: Presence | None = None
     """The presence that the lease is tied to: if it ends, other clients may take the lock before the deadline."""
+    lock: str | None = None
+    """For a share of a read-write lock or a semaphore: the name of that lock. `name` is then the share's own name."""
 
 
 class Renewal(NamedTuple):
@@ -84,6 +86,8 @@ class Holder:
     expires_at: datetime
     remaining: float
     """Seconds left by the database's clock at that moment."""
+    permit: int | None = None
+    """The number of the permit; None unless the lock is a semaphore."""
 
 
 def moment(epoch: float) -> datetime:

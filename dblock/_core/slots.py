@@ -51,7 +51,7 @@ Plan = Callable[[datetime, datetime], Sequence[int]]
 
 
 class Skipped(enum.Enum):
-    """The result of a call that did not run its function: no slot was due, or another host has the slot."""
+    """The result of a call that did not run its function: no slot was due, another host has it, or a lock was held."""
 
     SKIPPED = "skipped"
 

@@ -97,13 +97,54 @@ class Statements:
             " (r).watched, (r).fresh FROM (SELECT"
             f" {prefix}.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) AS r OFFSET 0) AS a"
         ).encode()
+        self.acquire_shared = (
+            "SELECT (r).granted, (r).token, date_part('epoch', (r).expires_at), (r).remaining, (r).ticket, (r).first,"
+            " (r).watched, (r).fresh, (r).share FROM (SELECT"
+            f" {prefix}.acquire_shared($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS r OFFSET 0) AS a"
+        ).encode()
+        # In the reply to a retry, an undecided request can be told from one that was sent once.
+        self.acquire_shared_again = self.acquire_shared.replace(
+            b"(r).fresh,", b"CASE WHEN (r).fresh THEN 't' WHEN NOT (r).fresh THEN 'f' ELSE 'undecided' END,"
+        )
+        self.downgrade = (
+            "SELECT (r).granted, (r).token, date_part('epoch', (r).expires_at), (r).remaining, (r).share FROM"
+            f" (SELECT {prefix}.downgrade($1, $2, $3, $4, $5) AS r OFFSET 0) AS a"
+        ).encode()
+        self.resize_semaphore = f"SELECT {prefix}.resize_semaphore($1, $2)".encode()
+        self.shared_state = f"SELECT kind, permits, available, holders FROM {prefix}.shared_state($1)".encode()
+        self.wake_queue = f"SELECT {prefix}.wake_queue($1)".encode()
         self.claiming = {
-            statement: _claiming(statement, argument, fences)
+            statement: _claiming(statement, f"${argument}", f"${argument + 1}", "$3", fences)
             for statement, argument in ((self.try_acquire, 10), (self.try_acquire_again, 10), (self.acquire, 12))
         }
         """For each statement that grants, one that also raises fences: all of it, or nothing."""
+        # A claim of a semaphore contains the number of the permit.
+        numbered = (
+            "ARRAY(SELECT replace(c, '{permit}', coalesce((r).permit::text, '{permit}')) FROM unnest($13::text[]) AS c)"
+        )
+        for statement in (self.acquire_shared, self.acquire_shared_again):
+            self.claiming[statement] = _claiming(statement, numbered, "$14", "$6", fences)
         self.abandon = f"SELECT {prefix}.abandon($1, $2)".encode()
         self.abandon_ticket = f"SELECT {prefix}.abandon($1, $2, only_ticket => true)".encode()
+
+        self.look_for_deadlock = f"SELECT victim, cycle FROM {prefix}.look_for_deadlock($1, $2, $3, $4)".encode()
+        granted = "(r).tokens, ARRAY(SELECT date_part('epoch', d) FROM unnest((r).deadlines) AS d), (r).lasting"
+        self.acquire_all = (
+            f"SELECT {granted}, (r).refused, (r).remaining, (r).ticket, (r).first, (r).watched, (r).fresh, (r).cycle,"
+            " (r).waiter, (r).wanted FROM (SELECT"
+            f" {prefix}.acquire_all($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS r OFFSET 0) AS a"
+        ).encode()
+        self.acquire_all_again = self.acquire_all.replace(b"$12)", b"$12, retry => true)")
+        self.acquire_any = (
+            "SELECT (r).name, (r).token, date_part('epoch', (r).expires_at), (r).remaining, (r).left_queues, (r).busy,"
+            " (r).tickets, (r).remainings, (r).firsts, (r).watched, (r).fresh FROM (SELECT"
+            f" {prefix}.acquire_any($1, $2, $3, $4, $5, $6, $7, $8, $9) AS r OFFSET 0) AS a"
+        ).encode()
+        self.acquire_any_again = self.acquire_any.replace(b"$9)", b"$9, retry => true)")
+        self.abandon_all = f"SELECT {prefix}.abandon_all($1, $2)".encode()
+        self.give_way = f"SELECT {prefix}.give_way($1, $2, $3, $4, $5, $6, $7)".encode()
+        self.wake_set = f"SELECT {prefix}.wake_set($1)".encode()
+        self.abandon_tickets = f"SELECT {prefix}.abandon_all($1, $2, only_tickets => true)".encode()
 
         self.renew_all = (
             f"SELECT date_part('epoch', renewed_at), failed, reasons FROM {prefix}.renew_all($1, $2, $3, $4)"
@@ -113,6 +154,8 @@ class Statements:
         # A retried release that finds nothing to free returns NULL, because the first one may have freed the lock.
         self.release_again = f"SELECT nullif({prefix}.release($1, $2, durable => false), false)".encode()
         self.release_all = f"SELECT busy FROM {prefix}.release_all($1, $2)".encode()
+        self.release_set = f"SELECT released, busy FROM {prefix}.release_all($1, $2)".encode()
+        self.release_set_again = f"SELECT NULL, busy FROM {prefix}.release_all($1, $2)".encode()
 
         self.heartbeat = f"SELECT tickets, firsts, next_check, watched FROM {prefix}.heartbeat($1, $2)".encode()
         self.leave = f"SELECT {prefix}.leave_queue($1, $2)".encode()
@@ -145,11 +188,7 @@ class Statements:
         self.installation = Call(f"SELECT {prefix}.installation()".encode(), ())
 
 
-def _claiming(statement: bytes, argument: int, fences: str) -> bytes:
-    """Return a statement that grants, extended to raise the fences of the resources in the argument of that number."""
-    claim = b", CASE WHEN (r).granted THEN %b.claim($%d, (r).token, $3, $%d)::text END FROM" % (
-        quoted(fences).encode(),
-        argument,
-        argument + 1,
-    )
-    return statement.replace(b" FROM", claim, 1)
+def _claiming(statement: bytes, resources: str, within: str, holder: str, fences: str) -> bytes:
+    """Return a statement that grants, extended to raise the fences of these resources."""
+    claim = f"{quoted(fences)}.claim({resources}, (r).token, {holder}, {within})"
+    return statement.replace(b" FROM", f", CASE WHEN (r).granted THEN {claim}::text END FROM".encode(), 1)

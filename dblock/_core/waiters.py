@@ -17,12 +17,13 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dblock._core import clock
 from dblock._core.effects import Flow
 from dblock._core.grants import GrantFlows
+from dblock._core.replies import TicketStatus
 from dblock.errors import DatabaseError
 
 logger = logging.getLogger("dblock")
@@ -44,6 +45,9 @@ POLL_INTERVAL_OF_OTHERS = 0.3
 
 SHORTEST = 0.02
 
+DEADLOCK = "deadlock"
+"""The first word of a notification to the victim of a deadlock. Before the attempt there is otherwise nothing."""
+
 
 class LocalWaiter:
     """One attempt of this process that waits for a lock. Subclasses block a thread or a task."""
@@ -55,7 +59,18 @@ class LocalWaiter:
         """Whether it has a ticket, as far as this process knows."""
         self.had_ticket = False
         """Whether it ever had a ticket."""
+        self.must_look = False
+        """Whether another waiter has found a deadlock of which this one is the victim."""
+        self.others: tuple[str, ...] = ()
+        """The names of further locks that it waits for at the same time."""
+        self.more_tickets = 0
+        """How many tickets it has for these."""
         self._waiters = waiters
+
+    @property
+    def company(self) -> int:
+        """How many attempts of this client wait, with this one."""
+        return self._waiters.count
 
     def take_turn(self) -> bool:
         """Return whether it may ask for the lock now. If not, it is woken when it may."""
@@ -70,6 +85,19 @@ class LocalWaiter:
         self.has_ticket = self.had_ticket = True
         self._waiters.pass_turn(self)
         self._waiters.plan(self.name, first, next_check, fresh)
+
+    def tickets_issued(self, tickets: dict[str, TicketStatus]) -> None:
+        """Mark that it has these tickets, and schedule the next checks of their queues."""
+        self.has_ticket = bool(tickets)
+        self.had_ticket = self.had_ticket or self.has_ticket
+        self.more_tickets = max(len(tickets) - 1, 0)
+        for name, ticket in tickets.items():
+            self._waiters.plan(name, ticket.first, ticket.next_check, ticket.fresh)
+
+    def move(self, name: str, others: tuple[str, ...] = ()) -> None:
+        """Wait for another lock from now on, or for several."""
+        if (name, others) != (self.name, self.others):
+            self._waiters.move(self, name, others)
 
     def ticket_redeemed(self) -> None:
         """Mark that its ticket is about to be redeemed or given up, and forget earlier wake-ups."""
@@ -86,6 +114,10 @@ class LocalWaiter:
     def defer_cleanup(self) -> None:
         """Make the client give up its ticket later, because that was not possible now."""
         self._waiters.defer_cleanup(self.name, self.attempt)
+
+    def defer_cleanup_of(self, names: Sequence[str]) -> None:
+        """Make the client give up later what the attempt has of these locks, grants and tickets."""
+        self._waiters.defer_cleanup(names[0], self.attempt, tuple(names[1:]))
 
     def leave(self) -> None:
         """Stop waiting."""
@@ -125,7 +157,7 @@ class LocalWaiters:
         """Seconds between two checks of queues in which this client has a new ticket."""
         self._turns: dict[str, list[LocalWaiter]] = {}
         """For each lock that was found locked, the waiters without a reply. Only the first of them asks."""
-        self._deferred: dict[str, str] = {}
+        self._deferred: dict[str, tuple[str, ...]] = {}
         """Attempts that could not be given up, and the names of their locks."""
         self._surplus = False
         """Whether the database knew of more tickets than this process, at the last heartbeat."""
@@ -181,11 +213,25 @@ class LocalWaiters:
         with self._lock:
             if self._waiters.pop(waiter.attempt, None) is None:
                 return
-            self._waiting[waiter.name] -= 1
-            if not self._waiting[waiter.name]:
-                del self._waiting[waiter.name]
-                self._checks.pop(waiter.name, None)
-                self._intervals.pop(waiter.name, None)
+            self._forget_names(waiter)
+
+    def move(self, waiter: LocalWaiter, name: str, others: tuple[str, ...]) -> None:
+        """Let a waiter wait for other locks. Its attempt stays the same."""
+        self.pass_turn(waiter)
+        with self._lock:
+            if waiter.attempt in self._waiters:
+                for one in (name, *others):
+                    self._waiting[one] = self._waiting.get(one, 0) + 1
+                self._forget_names(waiter)
+            waiter.name, waiter.others = name, others
+
+    def _forget_names(self, waiter: LocalWaiter) -> None:
+        for name in (waiter.name, *waiter.others):
+            self._waiting[name] -= 1
+            if not self._waiting[name]:
+                del self._waiting[name]
+                self._checks.pop(name, None)
+                self._intervals.pop(name, None)
 
     def plan(self, name: str, first: bool, next_check: float, fresh: bool = False) -> None:
         """Schedule the next check of a lock's queue, at most so many seconds from now if its waiter is first.
@@ -207,14 +253,19 @@ class LocalWaiters:
                 self._wake_listener()
 
     @property
+    def count(self) -> int:
+        """The number of waiters."""
+        return len(self._waiters)
+
+    @property
     def in_use(self) -> bool:
         """Whether there is a waiter, or an attempt to clean up."""
         return bool(self._waiters or self._deferred)
 
-    def defer_cleanup(self, name: str, attempt: str) -> None:
-        """Give up the attempt's grant and ticket later, because that was not possible now."""
+    def defer_cleanup(self, name: str, attempt: str, others: tuple[str, ...] = ()) -> None:
+        """Give up the attempt's grants and tickets later, because that was not possible now."""
         with self._lock:
-            self._deferred[attempt] = name
+            self._deferred[attempt] = (name, *others)
         self._wake_listener()
 
     def due_at(self) -> float:
@@ -223,10 +274,13 @@ class LocalWaiters:
             self._asleep_until = min(self._checks.values(), default=math.inf)
             return self._asleep_until
 
-    def notified(self, attempt: str) -> None:
-        """Wake the waiter that a notification names."""
+    def notified(self, payload: str) -> None:
+        """Wake the waiter that a notification names: it may be its turn, or it is the victim of a deadlock."""
+        event, _, attempt = payload.rpartition(" ")
         waiter = self._waiters.get(attempt.replace("-", ""))
         if waiter is not None:
+            if event == DEADLOCK:
+                waiter.must_look = True
             waiter.wake()
 
     def wake_all(self) -> None:
@@ -244,14 +298,14 @@ class LocalWaiters:
         An attempt that fails goes behind the others, for a later run. A run ends when the next heartbeat is due.
         """
         self._cleanup_at = self._now() + HEARTBEAT_INTERVAL
-        for attempt, name in list(self._deferred.items()):
+        for attempt, names in list(self._deferred.items()):
             try:
-                yield from self._flows.abandon(name, attempt)
+                yield from self._flows.abandon_all(names, attempt)
                 self._deferred.pop(attempt, None)
             except DatabaseError as error:
-                logger.debug("lock %r: an attempt could not be given up, retrying later: %s", name, error)
+                logger.debug("lock %r: an attempt could not be given up, retrying later: %s", names[0], error)
                 with self._lock:
-                    self._deferred[attempt] = self._deferred.pop(attempt, name)
+                    self._deferred[attempt] = self._deferred.pop(attempt, names)
             if self._now() >= self._cleanup_at:
                 break
 
@@ -275,7 +329,7 @@ class LocalWaiters:
         positions = yield from self._flows.heartbeat(names, within)
         if positions.total < min(has_ticket, self._count_tickets()):
             self.wake_all()
-        surplus = positions.total > len(self._waiters)
+        surplus = positions.total > sum(1 + len(waiter.others) for waiter in self._all())
         if surplus and self._surplus:
             # Tickets without a waiter, as an interrupt may leave them. The heartbeat would keep them alive.
             yield from self._flows.leave_all_but(list(self._waiters))
@@ -288,7 +342,8 @@ class LocalWaiters:
             elif next_check == 0:
                 waiter.wake()
             else:
-                self.plan(waiter.name, True, min(next_check, HOLDER_CHECK_INTERVAL) if watched else next_check)
+                for name in (waiter.name, *waiter.others):
+                    self.plan(name, True, min(next_check, HOLDER_CHECK_INTERVAL) if watched else next_check)
         for attempt in ghosts:
             # A ticket without a waiter, first in its queue: it would never be redeemed.
             for name in names:
@@ -296,7 +351,7 @@ class LocalWaiters:
         return True
 
     def _count_tickets(self) -> int:
-        return sum(waiter.has_ticket for waiter in self._all())
+        return sum(1 + waiter.more_tickets for waiter in self._all() if waiter.has_ticket)
 
     def _all(self) -> list[LocalWaiter]:
         with self._lock:

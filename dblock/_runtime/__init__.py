@@ -9,7 +9,7 @@ Where to look
 A client's parts     runtime, shutdown
 A call               runner, pool, connection, socket_timeout, error_mapping
 Which database       target, isolation (every connection is READ COMMITTED)
-Leases               keepalive, callbacks
+Leases               keepalive, callbacks, lost_events, owners (which thread or task holds what)
 Waiters, presence    listener, listener_connection, socket_probe (is the connection open), wakeups
 Asyncio              event_loop (watches the application's loop from the threads), asyncio_compat, own_loop
 Threads and forks    threads (start one, or raise), forks (reset objects in a child), fork_safe_connection

@@ -18,10 +18,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dblock._core import clock
+from dblock._core.holds import HeldState
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import Seconds, brief, check_seconds
 from dblock._runtime.forks import call_after_fork
-from dblock._runtime.threads import start_thread
+from dblock._runtime.threads import start_only_thread, start_thread
 from dblock.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class _Danger:
 class WatchedLease:
     """One lease with callbacks."""
 
-    def __init__(self, state: LeaseState) -> None:
+    def __init__(self, state: LeaseState | HeldState) -> None:
         self.state = state
         self.dangers: list[_Danger] = []
         self.timer: asyncio.TimerHandle | None = None
@@ -82,7 +83,7 @@ def check_callback(callback: object) -> None:
         raise InvalidArgument(f"A callback must be callable; got {brief(callback)}.")
 
 
-def check_before(before: Seconds, state: LeaseState) -> float:
+def check_before(before: Seconds, state: LeaseState | HeldState) -> float:
     """Return the seconds if `on_danger` can warn that long before the end of the trust window."""
     seconds = check_seconds("warning time", before)
     # A lease that is kept alive has two thirds of its ttl left before each renewal. That is no danger.
@@ -114,7 +115,10 @@ class CallbackTimer:
         self._added.put(watched)
         with self._starting:
             if self._thread is None and not self._closed:
-                self._thread = start_thread("dblock callbacks", self._go)
+                start_only_thread(self._remember, "dblock callbacks", self._go)
+
+    def _remember(self, thread: threading.Thread | None) -> None:
+        self._thread = thread
 
     def close(self) -> None:
         self._closed = True

@@ -6,6 +6,7 @@ stays attached as the cause.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,14 +18,17 @@ from dblock._core.listener_failures import ServerState
 from dblock.errors import (
     AccessDenied,
     ClaimBusy,
+    CountsDiffer,
     DatabaseError,
     DblockError,
     InvalidArgument,
     LoginRefused,
     NotWritable,
+    PermitsDiffer,
     SchemaError,
     SchemaMissing,
     Unavailable,
+    WrongKind,
 )
 
 
@@ -67,8 +71,16 @@ def translate(error: psycopg.Error, schema: str) -> DblockError:
         return NotWritable()
     if isinstance(error, pg.LockNotAvailable) and "claim(" in (error.diag.context or ""):
         return ClaimBusy(said)
+    if error.sqlstate == "DBL10":
+        hint = error.diag.message_hint or ""
+        return WrongKind(said, hint) if hint.startswith("Delete ") else WrongKind(said)
+    if error.sqlstate == "DBL11":
+        return PermitsDiffer(**json.loads(error.diag.message_detail or ""))
     if error.sqlstate == "FEN04":
         return DatabaseError(f"Lock not granted: its claims failed. {said} {error.diag.message_hint}")
+    if error.sqlstate == "DBL12" and error.diag.message_detail:
+        told = json.loads(error.diag.message_detail)
+        return CountsDiffer(told["kind"], told["name"], told["size"], told["asked"])
     is_about_fences = "fenced_store" in said or "claim" in said or (" schema " in f" {said}" and schema not in said)
     if is_about_fences and isinstance(error, (pg.UndefinedFunction, pg.InvalidSchemaName, pg.InsufficientPrivilege)):
         return SchemaError(

@@ -20,7 +20,7 @@ from dblock._core.lease_state import LeaseState
 from dblock._core.presence import Presence
 from dblock._runtime.forks import call_after_fork
 from dblock._runtime.runner import Runner
-from dblock._runtime.threads import start_thread
+from dblock._runtime.threads import start_only_thread
 
 
 class _KeepAliveBase:
@@ -63,6 +63,14 @@ class _KeepAliveBase:
     def latest(self, name: str) -> LeaseState | None:
         """Return the latest lease of this lock, None if none is kept."""
         return self.flow.latest(name)
+
+    def of_lock(self, lock: str) -> list[LeaseState]:
+        """Return the leases of a lock that have not ended and still have an owner."""
+        return self.flow.of_lock(lock)
+
+    def keeps(self, state: LeaseState) -> bool:
+        """Return whether this is a lease of this client that has not ended."""
+        return self.flow.keeps(state)
 
     def keeps_any(self) -> bool:
         """Return whether there is a lease to keep."""
@@ -112,7 +120,10 @@ class KeepAlive(_KeepAliveBase):
     def _start(self) -> None:
         with self._starting:
             if self._thread is None and not self.flow.closed:
-                self._thread = start_thread("dblock keep-alive", drive, self.flow.run(), self._perform)
+                start_only_thread(self._remember, "dblock keep-alive", drive, self.flow.run(), self._perform)
+
+    def _remember(self, thread: threading.Thread | None) -> None:
+        self._thread = thread
 
     def _perform(self, effect: Any) -> Any:
         if isinstance(effect, WaitForWake):

@@ -35,7 +35,7 @@ from dblock._runtime.forks import call_after_fork, forks_so_far, importing
 from dblock._runtime.listener_connection import HANG_UP, ListenerConnection, LoopReader, states_of
 from dblock._runtime.runner import Runner
 from dblock._runtime.target import Target
-from dblock._runtime.threads import start_thread, start_timer
+from dblock._runtime.threads import start_only_thread, start_thread, start_timer
 from dblock._runtime.wakeups import ThreadWaiter
 from dblock.errors import Unavailable
 
@@ -150,13 +150,17 @@ class Listener(_ListenerBase):
                     for one in sockets:
                         one.setblocking(False)
                     try:
-                        self._thread = start_thread("dblock listener", self._go, *sockets)
+                        start_only_thread(self._remember, "dblock listener", self._go, *sockets)
                     except BaseException:
-                        for one in sockets:
-                            one.close()
+                        if self._thread is None:  # otherwise the thread runs and closes them
+                            for one in sockets:
+                                one.close()
                         raise
         elif self._looks_every == math.inf and self.flow.look_every() < math.inf:
             self._wake()  # it waits without looking at the presence
+
+    def _remember(self, thread: threading.Thread | None) -> None:
+        self._thread = thread
 
     def join_queue(self, name: str, attempt: str) -> LocalWaiter:
         """Register a waiter for the calling thread or task."""

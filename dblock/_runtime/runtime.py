@@ -19,6 +19,7 @@ from dblock._core.effects import GIVE_UP_WITHIN, Flow
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._runtime.callbacks import AsyncCallbackTimer, CallbackTimer
 from dblock._runtime.forks import call_after_fork, importing
+from dblock._runtime.owners import Owner
 from dblock._runtime.target import Target
 from dblock.errors import ClientClosed, DblockError, Unavailable
 
@@ -62,15 +63,26 @@ class RuntimeBase:
         """What is called, and awaited by an AsyncClient, before the client is closed: terms whose body still runs."""
         self._grace = grace
 
-    def own_lease(self, name: str, owner: object = None) -> LeaseState | None:
-        """Return the lease by which this client holds a lock. With `owner`, only if that thread or task acquired it."""
+    def own_lease(self, name: str) -> LeaseState | None:
+        """Return the lease by which this client holds a lock, None if it does not."""
         state = self.keepalive.latest(name) if self.listener is not None else None
-        if state is None or state.ended or not state.ours or state.lost_by_clock():
-            return None
-        return state if owner is None or state.owner == owner else None
+        return None if state is None or state.ended or not state.ours or state.lost_by_clock() else state
+
+    def own_leases(self, lock: str, owner: object) -> list[LeaseState]:
+        """Return the leases of a shared lock that a thread or task has acquired from this client and still holds."""
+        return [state for state in self.client_leases(lock) if state.owner == owner]
+
+    def client_leases(self, lock: str) -> list[LeaseState]:
+        """Return the leases of a shared lock that any thread or task has acquired from this client and still holds."""
+        states = self.keepalive.of_lock(lock) if self.listener is not None else []
+        return [state for state in states if state.ours and not state.lost_by_clock()]
+
+    def held_by(self, owner: Owner) -> list[LeaseState]:
+        """Return the leases of this client that a thread or task holds at this moment."""
+        return [state for state in owner.leases() if self.keepalive.keeps(state)] if self.listener is not None else []
 
     def track(self, state: LeaseState) -> None:
-        """Hand a lease to the keep-alive, which renews it if it is kept alive and releases it in the end."""
+        """Hand a lease to the keep-alive, which renews and releases it, and record which thread or task holds it."""
         try:
             with state.presence.lock if state.presence else contextlib.nullcontext():
                 self.keepalive.add(state)
@@ -79,11 +91,13 @@ class RuntimeBase:
                     state.lose(Reason.UNREACHABLE)
             if self._grace is not None:
                 self.listener.start()
-        except Unavailable as error:
-            # A thread could not be started. The caller gets the error instead of the lease, and gives the grant back.
+        except BaseException as error:
+            # A thread could not be started, or Ctrl-C came while it was. The caller gets the error instead of the
+            # lease, and gives the grant back.
             self.keepalive.discard(state)
             state.let_go()
-            error.granted = True
+            if isinstance(error, Unavailable):
+                error.granted = True
             raise
         if self.closed:
             # The client was closed before the grant's reply came. Checked after adding, so that either this thread or
@@ -93,11 +107,13 @@ class RuntimeBase:
             closed = ClientClosed()
             closed.granted = True
             raise closed
+        if state.owner is not None:
+            state.owner.add(state)
 
-    def defer_cleanup(self, name: str, attempt: str) -> None:
-        """Give up the attempt's grant and ticket later, because that was not possible now."""
+    def defer_cleanup(self, name: str, attempt: str, *others: str) -> None:
+        """Give up the attempt's grants and tickets later, because that was not possible now."""
         if self.listener is not None and not self.closed:
-            self.listener.waiters.defer_cleanup(name, attempt)
+            self.listener.waiters.defer_cleanup(name, attempt, others)
             with contextlib.suppress(Unavailable):  # the next wait or lease starts it
                 self.listener.start()
 

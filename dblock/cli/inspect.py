@@ -11,7 +11,7 @@ from dblock.cli.output import duration, jsonable, printable, table
 from dblock.errors import DblockError
 
 if TYPE_CHECKING:
-    from dblock.admin.inspect import Event, LockState
+    from dblock.admin.inspect import Event, LockState, Waiter
 
 EVENTS = {
     "granted": "granted",
@@ -61,8 +61,11 @@ def list_locks(context: CommandContext, pattern: str, every: bool, limit: int) -
             click.echo(f"No lock{which} {'exists' if every else 'is held or waited for'}.", err=True)
             return
         table(
-            ["LOCK", "STATE", "HOLDER", "TOKEN", "LEFT", "WAITING"],
-            [[lock.name, lock.state, lock.holder, lock.token, time_left(lock), lock.waiting or "-"] for lock in locks],
+            ["LOCK", "KIND", "STATE", "HOLDER", "TOKEN", "LEFT", "WAITING"],
+            [
+                [lock.name, lock.kind, lock.state, holder_text(lock), lock.token, time_left(lock), lock.waiting or "-"]
+                for lock in locks
+            ],
             [row_style(lock) for lock in locks],
         )
         if more:
@@ -82,6 +85,15 @@ def event_data(event: Event) -> dict[str, Any]:
     """Return an event of the history as JSON data."""
     data: dict[str, Any] = jsonable(event)
     return {"id": data.pop("number")} | data
+
+
+def holder_text(lock: LockState) -> str | None:
+    """Return a lock's holder. A lock with shares has as many holders as shares that are held."""
+    if lock.held is None:
+        return lock.holder
+    if lock.permits is not None:
+        return f"{lock.held} of {lock.permits} permits"
+    return f"{lock.held} holder{'' if lock.held == 1 else 's'}" if lock.held else None
 
 
 def time_left(lock: LockState) -> str:
@@ -105,21 +117,26 @@ def show(context: CommandContext, name: str) -> None:
         waiters = database.waiters(name)
         history = database.history(name, limit=20)
         recorded = database.grants_are_recorded()
+    shares = [lock for lock in found if lock.head == name and lock.state != "free"]
     if not found and not history:
         raise DblockError(
             f"Lock {name!r} does not exist: it was never acquired, or the reaper removed it. See: dblock ls --all"
         )
 
     def render() -> None:
-        for lock in found:
+        for lock in found[:1]:
             _print_lock(lock)
+        if shares:
+            click.echo("\nholders")
+            rows = [[one.name, one.kind, one.state, one.holder, one.token, time_left(one)] for one in shares]
+            table(["SHARE", "KIND", "STATE", "HOLDER", "TOKEN", "LEFT"], rows, [row_style(one) for one in shares])
         if waiters:
             click.echo("\nqueue")
-            table(["#", "WAITER", "FOR"], [[one.position, one.holder, duration(one.seconds)] for one in waiters])
+            _print_waiters(waiters, with_name=False)
         scope = "" if recorded else " (incidents only; to record every grant: dblock history --record all)"
         click.echo(f"\nhistory{scope}")
         if history:
-            _print_history(history, with_name=False)
+            _print_history(history, name)
         else:
             click.echo("none")
 
@@ -127,6 +144,7 @@ def show(context: CommandContext, name: str) -> None:
     context.output(
         {
             "lock": lock and lock_data(lock),
+            "shares": [lock_data(share) for share in shares],
             "waiters": waiters,
             "history": [event_data(event) for event in history],
             "grants_recorded": recorded,
@@ -137,6 +155,12 @@ def show(context: CommandContext, name: str) -> None:
 
 def _print_lock(lock: LockState) -> None:
     click.echo(f"lock      {printable(lock.name)}")
+    if lock.kind is not None:
+        click.echo(f"kind      {printable(lock.kind)}{f' of {printable(lock.head)}' if lock.head else ''}")
+    if lock.held is not None:
+        click.echo(f"state     {lock.state}{f', {holder_text(lock)}' if lock.permits or lock.held else ''}")
+        click.echo(f"token     {printable(lock.token)}, of its last grant")
+        return
     if lock.state == "free":
         since = lock.released_at or lock.expires_at
         how = "released" if lock.released_at else "expired"
@@ -153,14 +177,16 @@ def _print_lock(lock: LockState) -> None:
     click.echo(f"deadline  {printable(lock.expires_at)}, in {duration(lock.remaining)} unless renewed")
 
 
-def _print_history(events: list[Event], with_name: bool) -> None:
+def _print_history(events: list[Event], name: str | None) -> None:
+    """Print events, with the name of each lock unless all are of the lock of this name itself."""
+    column = "LOCK" if name is None else "SHARE" if any(event.name != name for event in events) else None
     rows = []
     for event in events:
         text = EVENTS.get(event.event, event.event)
         text += f" by {event.actor}" if event.actor else ""
         text += f": {event.reason}" if event.reason else ""
-        rows.append([event.at, *([event.name] if with_name else []), event.token, event.holder, text])
-    table(["TIME", *(["LOCK"] if with_name else []), "TOKEN", "HOLDER", "EVENT"], rows)
+        rows.append([event.at, *([event.name] if column else []), event.token, event.holder, text])
+    table(["TIME", *([column] if column else []), "TOKEN", "HOLDER", "EVENT"], rows)
 
 
 @command("history")
@@ -185,11 +211,28 @@ def history(context: CommandContext, name: str | None, limit: int, record: str |
 
     def render() -> None:
         if events:
-            _print_history(events, with_name=name is None)
+            _print_history(events, name)
         else:
             click.echo("No event is recorded yet." if recorded else "No incident is recorded.", err=True)
 
     context.output([event_data(event) for event in events], render)
+
+
+def _print_waiters(waiters: list[Waiter], with_name: bool) -> None:
+    modes = any(one.mode for one in waiters)
+    table(
+        [*(["LOCK"] if with_name else []), "#", "WAITER", "FOR", *(["MODE"] if modes else [])],
+        [
+            [
+                *([one.name] if with_name else []),
+                one.position,
+                one.holder,
+                duration(one.seconds),
+                *([one.mode] if modes else []),
+            ]
+            for one in waiters
+        ],
+    )
 
 
 @command("waiters")
@@ -204,9 +247,9 @@ def waiters(context: CommandContext, name: str | None, limit: int) -> None:
 
     def render() -> None:
         if found:
-            rows = [[one.name, one.position, one.holder, duration(one.seconds)] for one in found]
-            table(["LOCK", "#", "WAITER", "FOR"], rows)
+            _print_waiters(found, with_name=True)
         else:
-            click.echo("No client is waiting.", err=True)
+            what = "" if name is None else f" for lock {printable(name)!r}"
+            click.echo(f"No client is waiting{what}.", err=True)
 
     context.output(found, render)

@@ -21,6 +21,7 @@ TEXTS = [
     None, "", "a", "b", "c", HELD, "public.mine", "public.mine:1", " ", "%", "_", "\\", "'", '"', "$$", "%s",
     "NULL", "{}", "x" * 512, "x" * 513, "ü" * 256, "x" * 1024, "x" * 1025, "x" * 100_000, "\u202e",
     "\x01\x1b[2J\x7f\x9b", "\U0001f600" * 3, "'; DROP TABLE distributed_locks; --", "row", "table", "ACCESS SHARE",
+    "read-write", "semaphore", "read", "write", "a#writer", "b#0",
     "ACCESS SHARE MODE; SELECT 1; LOCK TABLE x",
 ]  # fmt: skip
 WHOLE = [None, 0, 1, 2, 3, -1, 63, 64, 2**31 - 1, -(2**31)]
@@ -66,6 +67,9 @@ INTENDED = {
     "55P03": "another session held a row for longer than the call may wait",
     "40001": "the snapshot is too old for this call: retry",
     "0A000": "not supported at this isolation level",
+    "DBL10": "a name that has another kind",
+    "DBL11": "a semaphore with another number of permits",
+    "DBL12": "a barrier or a latch of another size",
     "FEN01": "a stale token",
     "FEN02": "a required token is missing",
     "FEN03": "an invalid token",

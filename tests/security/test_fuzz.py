@@ -34,7 +34,8 @@ CREATE FUNCTION public.watch_lock() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path TO pg_catalog AS $$
 DECLARE
     wrong text := CASE
-        WHEN TG_OP = 'DELETE' THEN 'a row was deleted'
+        -- delete_lock() may delete a lock that is free.
+        WHEN TG_OP = 'DELETE' THEN CASE WHEN OLD.expires_at > clock_timestamp() THEN 'a held lock was deleted' END
         WHEN OLD.token > 0 AND NEW.token > 0 AND NEW.token < OLD.token THEN 'a token was lowered'
         WHEN NEW.token = 0 AND NEW.expires_at > clock_timestamp() THEN 'held without a token'
         WHEN NEW.token <> OLD.token AND OLD.expires_at > clock_timestamp() THEN 'taken from its holder'

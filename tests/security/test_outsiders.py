@@ -15,6 +15,7 @@ import pytest
 
 import dblock
 from tests.security.conftest import Connect
+from tests.support.warm_start import Program
 
 KEYS = (
     "SELECT DISTINCT (classid::bigint << 32) | objid::bigint FROM pg_locks"
@@ -168,7 +169,7 @@ time.sleep(60)
 @pytest.mark.second_stage
 def test_outsider_that_waits_for_a_presence_key_does_not_delay_a_takeover(connect: Connect, dsn: str) -> None:
     def takeover(before_the_kill: Callable[[], object]) -> float:
-        process = subprocess.Popen([sys.executable, "-c", HOLDER, dsn], stdout=subprocess.PIPE)
+        process = Program([sys.executable, "-c", HOLDER, dsn], stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline().strip() == b"holds"
         with dblock.Client(dsn) as client:

@@ -30,8 +30,10 @@ MAY_CALL = {
         **dict.fromkeys(
             (
                 "try_acquire", "acquire", "heartbeat", "register_presence", "withdraw_presence", "leave_queue", "queue",
-                "abandon",
+                "abandon", "acquire_all", "acquire_any", "abandon_all", "give_way", "wake_set",
                 "renew", "renew_all", "release", "release_all", "assert_held", "holder",
+                "acquire_shared", "downgrade", "resize_semaphore", "shared_state",
+                "bind_transaction", "look_for_deadlock",
             ),
             LOCK,
         ),
@@ -40,22 +42,27 @@ MAY_CALL = {
                 "begin_migration", "note_revision", "end_migration", "migration_sessions", "retry_migration",
                 "discard_restored_grant", "claim_slot", "end_slot", "pause_schedule", "resume_schedule",
                 "run_schedule", "delete_schedule", "join_election", "leave_election", "begin_term", "end_term",
-                "publish_value", "transfer_term", "term_demand",
+                "publish_value", "transfer_term", "term_demand", "arrive_barrier", "leave_barrier", "wake_waiters",
+                "count_down", "await_latch", "latch_remaining", "delete_barrier", "delete_latch",
             ),
             LOCK,
         ),
         **dict.fromkeys(
             (
-                "list_locks", "list_waiters", "list_history", "grants_are_recorded", "list_migrations",
+                "list_locks", "list_waiters", "list_history", "wait_graph", "grants_are_recorded", "list_migrations",
                 "list_schedule_events", "list_candidates", "list_guards",
             ),
             SEE,
         ),
         **dict.fromkeys(
-            ("migration_state", "invalid_indexes", "list_schedules", "slot_outcome", "election_leader", "list_terms"),
+            (
+                "migration_state", "invalid_indexes", "list_schedules", "slot_outcome", "election_leader", "list_terms",
+                "list_barriers",
+            ),
             LOCK | SEE,
         ),
-        **dict.fromkeys(("force_release", "wake_queue"), FORCE),
+        **dict.fromkeys(("force_release", "delete_lock"), FORCE),
+        "wake_queue": LOCK | FORCE,
         **dict.fromkeys(("schema_revision", "installation"), LOCK | SEE | FORCE),
         **dict.fromkeys(
             (
@@ -66,6 +73,10 @@ MAY_CALL = {
                 "snapshot_is_fresh", "session_is_gone", "wake_past_the_dead", "notify_waiter",
                 "remaining_grace", "free_dead_holder", "first_in_queue", "queue_is_empty", "wake_next", "wake_if_free",
                 "touch_client", "raise_tokens", "show_tokens", "reap",
+                "token_key", "bound_sessions", "tokens_in_the_way", "find_cycle", "describe_cycle",
+                "describe_kind", "refuse_kind", "is_unused", "lock_head", "check_shared_name", "mint_token",
+                "look_at_shares", "share_name", "lock_free_shares", "lowest_free_share", "take_share", "grant_share",
+                "live_tickets", "excluding_kinds", "wake_shared", "notify_shared", "look_at_shared_queue",
                 "migration_mark", "database_identity", "failed_runs",
                 "runs_migration", "identifier_of", "hides_its_objects", "guarded_names", "guarded_changes", "guard_ddl",
                 "guard_schema", "unguard_schema",
@@ -74,6 +85,8 @@ MAY_CALL = {
                 "run_is_over", "run_is_alive_for", "record_schedule_event", "record_unrun_slots", "moment_as_text",
                 "run_as_json", "election_lock", "check_election", "live_candidates", "end_terms_below",
                 "record_ended_term",
+                "check_barrier", "check_same_size", "register_waiter", "trip_barrier", "reap_barriers",
+                "record_ended_term", "check_names", "first_wanted", "owner_bound", "lock_in_cycle", "wait_of",
             ),
             OWNER_ALONE,
         ),
@@ -108,9 +121,9 @@ MAY_CALL = {
 OWNERS_RELATIONS = {
     "dblock": {
         "distributed_locks", "lock_clients", "lock_history", "lock_history_number_seq", "lock_presence",
-        "lock_queues", "lock_tickets", "migration_runs", "migration_runs_run_seq", "ddl_guards",
+        "lock_queues", "lock_tickets", "waiting_holds", "migration_runs", "migration_runs_run_seq", "ddl_guards",
         "schedules", "slot_runs", "slot_runs_run_seq", "schedule_events", "schedule_events_number_seq",
-        "terms", "candidates",
+        "terms", "candidates", "barriers", "barrier_passes", "barrier_waiters", "latches", "latch_counts",
         "installed_revision", "token_sequence", "token_server_start", "token_clock",
     },
     "fenced_store": {"fences", "versions", "protections", "rejections", "rejections_id_seq", "installed_revision"},
@@ -265,14 +278,19 @@ FUNCTION_CALLS = {
     "lock": [
         "queue('held')", "holder('held')", "try_acquire('held')",
         "acquire('held', attempt => {mine}, client => {mine})", "heartbeat({mine}, '{{held}}')",
-        "abandon('held', {mine})", "release('held', 0)", "assert_held('held', 0)", "renew('held', 0)",
+        "abandon('held', {mine})", "release('held', 0)", "assert_held('held', 0)", "bind_transaction('held', 0)",
+        "look_for_deadlock('held', {mine}, '{{0}}')", "renew('held', 0)",
         "renew_all('{{held}}', '{{0}}', '{{30 s}}')", "release_all('{{held}}', '{{0}}')",
         "withdraw_presence({mine}, '{{held}}', '{{0}}')", "leave_queue({mine})", "register_presence({mine}, '1 s')",
+        "acquire_shared('shared', 'read-write', 'read')", "downgrade('shared', 0)", "wake_queue('held')",
+        "acquire_shared('full', 'semaphore', permits => 1)", "resize_semaphore('full', 2)", "shared_state('full')",
         "installation()",
         "schema_revision()",
     ],
-    "see": ["list_locks(include_free => true)", "list_waiters()", "list_history()", "grants_are_recorded()"],
-    "force-release": ["force_release('held', 0)", "wake_queue('held')"],
+    "see": [
+        "list_locks(include_free => true)", "list_waiters()", "list_history()", "wait_graph()", "grants_are_recorded()",
+    ],
+    "force-release": ["force_release('held', 0)", "wake_queue('held')", "delete_lock('held')"],
     "none": [],
     "fence": [],
 }  # fmt: skip

@@ -252,7 +252,7 @@ def test_no_process_has_the_password_in_its_arguments(
     _, environment = given(way, dsn, monkeypatch, tmp_path)
     bare = Shell(None, tmp_path)
     line = "env > environment.part; mv environment.part environment; while [ ! -e off ]; do sleep 0.02; done"
-    process = bare.start("run", "job", "--ttl", "60", "--", "sh", "-c", line, env=environment)
+    process = bare.start("run", "job", "--ttl", "60", "--", "sh", "-c", line, env=environment, cold=True)
     try:
         exported = Path(
             until(lambda: (tmp_path / "environment").exists() and tmp_path / "environment", "the command")

@@ -16,8 +16,23 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import dblock
+from dblock.several import LockAll, LockAny
 
-_LOCAL = {"lock", "efficiency_lock", "remaining", "raise_if_lost", "on_lost", "on_danger"}
+_LOCAL = {
+    "lock",
+    "efficiency_lock",
+    "read_lock",
+    "write_lock",
+    "semaphore",
+    "barrier",
+    "latch",
+    "lock_all",
+    "lock_any",
+    "remaining",
+    "raise_if_lost",
+    "on_lost",
+    "on_danger",
+}
 """Methods that do no I/O: plain functions on both kinds of client."""
 
 
@@ -81,7 +96,7 @@ class _AsyncFacade:
         attribute = getattr(self._inner, name)
         if not callable(attribute):
             return attribute
-        if name in _LOCAL:
+        if name in _LOCAL and not isinstance(self._inner, dblock.Latch):
             return lambda *args, **options: self._wrapped(attribute(*args, **options))
 
         async def call(*args: Any, **options: Any) -> Any:
@@ -96,11 +111,32 @@ class _AsyncFacade:
         return await self._run(self._inner.__exit__, *error)
 
     def _wrapped(self, value: Any) -> Any:
-        kinds = (dblock.Lock, dblock.Lease, dblock.EfficiencyLease, dblock.Client)
+        kinds = (
+            *(dblock.Lock, dblock.Lease, dblock.EfficiencyLease, dblock.ReadLease, dblock.Client),
+            *(dblock.Barrier, dblock.Latch, LockAll, LockAny),
+        )
+        if isinstance(value, dblock.LockSet):
+            return _AsyncSetFacade(value, self._run)
         return _AsyncFacade(value, self._run) if isinstance(value, kinds) else value
 
     def __repr__(self) -> str:
         return repr(self._inner)
+
+
+class _AsyncSetFacade(_AsyncFacade):
+    """Wraps a set of leases, which is a mapping."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self._wrapped(self._inner[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._inner)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __bool__(self) -> bool:
+        return bool(self._inner)
 
 
 @contextmanager
@@ -134,15 +170,14 @@ class _SyncFacade:
         attribute = getattr(self._inner, name)
         if not callable(attribute):
             return attribute
-        if name in ("lock", "efficiency_lock", "election"):
+        if name in ("lock", "efficiency_lock", "read_lock", "write_lock", "semaphore", "election"):
             return lambda *args, **options: _SyncFacade(attribute(*args, **options), self._loop)
         if not inspect.iscoroutinefunction(attribute):
             return attribute
 
         def call(*args: Any, **options: Any) -> Any:
             result = asyncio.run_coroutine_threadsafe(attribute(*args, **options), self._loop).result()
-            return (
-                _SyncFacade(result, self._loop) if isinstance(result, (dblock.AsyncLease, dblock.AsyncTerm)) else result
-            )
+            kinds = (dblock.AsyncLease, dblock.AsyncReadLease, dblock.AsyncTerm)
+            return _SyncFacade(result, self._loop) if isinstance(result, kinds) else result
 
         return call

@@ -18,13 +18,14 @@ import psycopg
 from dblock.errors import DblockError
 from dblock.recipes.migrations.gate import Gate
 from dblock.recipes.migrations.turn import Plan
+from tests.support.warm_start import Program
 
 RUNNING = "running"
 
 
 def start(dsn: str, name: str, version: str, ttl: float, statement: str, *how: str) -> subprocess.Popen[str]:
     """Start a migrator."""
-    return subprocess.Popen(
+    return Program(
         [sys.executable, "-m", "tests.support.migrator", dsn, name, version, str(ttl), statement, *how],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psycopg
 
+import fenced_store
+from dblock.admin import schema
 from dblock.embedded import Server
 from dblock.embedded.account import account_for
 from dblock.embedded.binaries import VARIABLE, find
@@ -73,12 +75,14 @@ def _behind_a_proxy(dsn: str) -> Iterator[str]:
 
 
 @contextmanager
-def private_server(settings: Mapping[str, str] | None = None, in_memory: bool = False) -> Iterator[Server]:
-    """Yield an embedded server for one caller. The server ends with this process."""
+def private_server(
+    settings: Mapping[str, str] | None = None, in_memory: bool = False, *, installed: bool = False
+) -> Iterator[Server]:
+    """Yield an embedded server for one caller, with both schemas if `installed`. The server ends with this process."""
     folder = new_folder(memory() if in_memory else None)
     server = Server(folder, settings=settings, dies_with_us=True)
     try:
-        copy_fresh_data(server)
+        _copy_data(_installed() if installed else _template(), server)
         server.start()
         yield server
     finally:
@@ -88,12 +92,12 @@ def private_server(settings: Mapping[str, str] | None = None, in_memory: bool = 
 
 @contextmanager
 def tcp_server(settings: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yield the DSN of a server for one caller that is reached over TCP, with a password by SCRAM."""
+    """Yield the DSN of a server for one caller, with both schemas, reached over TCP with a password by SCRAM."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     own = {"listen_addresses": "127.0.0.1", "port": port, "fsync": "off"}
-    with private_server(own | dict(settings or {}), in_memory=True) as server:
+    with private_server(own | dict(settings or {}), in_memory=True, installed=True) as server:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("ALTER ROLE postgres PASSWORD 'secret'")
         yield f"postgresql://postgres:secret@127.0.0.1:{port}/postgres"
@@ -112,9 +116,13 @@ def stop_slowly(server: Server, how: signal.Signals = signal.SIGINT) -> None:
 
 def copy_fresh_data(server: Server) -> None:
     """Give a server a copy of a fresh data directory, which takes a tenth of the time of initdb."""
+    _copy_data(_template(), server)
+
+
+def _copy_data(source: Server, server: Server) -> None:
     server.folder.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700)
     # The copy keeps the owner, because root's server runs under an account of its own.
-    subprocess.run(["cp", "-a", _template().data, server.data], check=True)
+    subprocess.run(["cp", "-a", source.data, server.data], check=True)
 
 
 @functools.cache
@@ -131,6 +139,22 @@ def _template() -> Server:
     if programs.is_relative_to(template.folder):
         os.environ[VARIABLE] = str(programs)
     return template
+
+
+@functools.cache
+def _installed() -> Server:
+    """Install both schemas in a copy of the fresh data directory, once: an install takes longer than a start."""
+    folder = new_folder(memory())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    server = Server(folder, settings={"fsync": "off"}, dies_with_us=True)
+    copy_fresh_data(server)
+    server.start()
+    try:
+        schema.install(server.url)
+        fenced_store.install(server.url)
+    finally:
+        server.stop()
+    return server
 
 
 def memory() -> Path | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from dblock import cli
+from tests.support.warm_start import Program
 
 PATIENCE = 30.0
 
@@ -41,7 +42,7 @@ class Shell:
     def __init__(self, dsn: str | None, folder: Path) -> None:
         self.dsn = dsn
         self.folder = folder
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[subprocess.Popen[Any]] = []
 
     def command(self, *arguments: str, dsn: str | None = None) -> list[str]:
         """Return the command line. `--dsn` comes before the arguments, because they may end in a command to run."""
@@ -49,9 +50,12 @@ class Shell:
         return [sys.executable, "-m", "dblock", *(["--dsn", where] if where else []), *arguments]
 
     def start(self, *arguments: str, dsn: str | None = None, env: dict[str, str] | None = None, **options: Any) -> Any:
-        """Start the command without waiting for its end. Its output is text."""
+        """Start the command without waiting for its end. Its output is text.
+
+        With `cold`, it starts with no imports done, and with its own arguments in `ps`.
+        """
         options.setdefault("stdin", subprocess.DEVNULL)
-        started = subprocess.Popen(
+        started = (subprocess.Popen if options.pop("cold", False) else Program)(
             self.command(*arguments, dsn=dsn),
             stdout=options.pop("stdout", subprocess.PIPE),
             stderr=subprocess.PIPE,

@@ -163,3 +163,19 @@ def first(number: int, values: Iterable[Any]) -> list[Any]:
 
 sync_first = pytest.mark.parametrize("clients", first(1, ["sync", "async"]), indirect=True)
 """Marks a case that takes seconds: it runs with `Client` in the first stage, with `AsyncClient` in the second."""
+
+
+def lengths(medium: int) -> pytest.MarkDecorator:
+    """Run a state machine in the first stage, in the second, and for over ten thousand calls.
+
+    The values are how many runs are made, and of how many calls. Some runs end early.
+    """
+    return pytest.mark.parametrize(
+        ("examples", "steps"),
+        [
+            pytest.param(5, 20, id="short"),
+            # To reduce a run that fails takes far longer than to find it.
+            pytest.param(medium, 40, id="medium", marks=[pytest.mark.second_stage, pytest.mark.timeout(600)]),
+            pytest.param(400, 60, id="long", marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+        ],
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import signal
 import struct
 import termios
 import threading
@@ -14,6 +13,8 @@ from collections.abc import Sequence
 from types import TracebackType
 
 import pyte
+
+from tests.support.warm_start import Program
 
 PATIENCE = 30.0
 
@@ -32,22 +33,18 @@ class Terminal:
         self._screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._screen)
         self._drawing = threading.Lock()
-        self._status: int | None = None
         self.raw = b""
         """The whole output of the command, with its control characters."""
         environment = {
             name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
         } | {"TERM": "xterm-256color", **(env or {})}
-        self.pid, self._master = pty.fork()
-        if self.pid == 0:
-            try:
-                size = struct.pack("HHHH", rows, columns, 0, 0)
-                fcntl.ioctl(0, termios.TIOCSWINSZ, size)
-                os.execvpe(command[0], list(command), environment)
-            finally:
-                os._exit(127)
-        self.settings = termios.tcgetattr(self._master)
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.settings = termios.tcgetattr(slave)
         """The settings of the terminal when the command began."""
+        self._process = Program(command, stdin=slave, stdout=slave, stderr=slave, env=environment, terminal=True)
+        self.pid = self._process.pid
+        os.close(slave)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -103,15 +100,11 @@ class Terminal:
     def ended(self) -> int:
         """Wait for the command's end, and return its exit code."""
         gives_up = time.monotonic() + PATIENCE
-        while self._status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._status = status
-                self._reader.join(5)
-                break
+        while (code := self._process.poll()) is None:
             assert time.monotonic() < gives_up, f"the command did not end; the screen:\n{self.text}"
             time.sleep(0.01)
-        return os.waitstatus_to_exitcode(self._status)
+        self._reader.join(5)
+        return code
 
     def _read(self) -> None:
         while True:
@@ -131,8 +124,8 @@ class Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._status is None:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
         self._reader.join(5)
         os.close(self._master)

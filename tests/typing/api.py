@@ -46,6 +46,34 @@ def efficiency_locks(client: dblock.Client) -> None:
     assert_type(lock.acquire(), dblock.EfficiencyLease)
 
 
+def shared_locks(client: dblock.Client, store: fenced_store.FencedStore) -> None:
+    assert_type(client.read_lock("a", ttl=5).acquire(), dblock.ReadLease)
+    writing = client.write_lock("a", claims=["r"])
+    assert_type(writing, dblock.SharedLock[dblock.WriteLease])
+    assert_type(writing.try_acquire(), "dblock.WriteLease | None")
+    assert_type(writing.holders(), list[dblock.Holder])
+    with writing as writer:
+        store.put("r", 1, fence=writer)
+        assert_type(writer.downgrade(), dblock.ReadLease)
+    semaphore = client.semaphore("gpus", permits=4, claims=["gpu:{permit}"])
+    assert_type(semaphore, dblock.Semaphore)
+    assert_type(semaphore.available(), int)
+    with semaphore as lease:
+        assert_type(lease, dblock.PermitLease)
+        assert_type(lease.permit, int)
+    semaphore.resize(5)
+
+
+async def async_shared_locks(client: dblock.AsyncClient) -> None:
+    assert_type(await client.read_lock("a").acquire(), dblock.AsyncReadLease)
+    async with client.write_lock("a") as writer:
+        assert_type(await writer.downgrade(), dblock.AsyncReadLease)
+    semaphore = client.semaphore("gpus")
+    assert_type(await semaphore.available(), int)
+    async with semaphore as lease:
+        assert_type(lease, dblock.AsyncPermitLease)
+
+
 def leases(lease: dblock.Lease, connection: psycopg.Connection) -> None:
     assert_type(lease.name, str)
     assert_type(lease.ttl, float)
@@ -58,6 +86,7 @@ def leases(lease: dblock.Lease, connection: psycopg.Connection) -> None:
     lease.raise_if_lost()
     lease.renew(60)
     lease.assert_held(connection)
+    lease.bind(connection)
     lease.release_in(connection)
     assert_type(lease.release(), bool)
 
@@ -91,9 +120,67 @@ def schedules(client: dblock.Client, stop: threading.Event) -> None:
     nightly.run(stop, 1)
 
 
+def locked_functions(client: dblock.Client) -> None:
+    @client.locked("user:{user_id}", timeout=5, reentrant=True)
+    def close(user_id: int, *, force: bool = False) -> str:
+        assert_type(dblock.current_lease(), "dblock.Lease | dblock.AsyncLease")
+        assert_type(dblock.current_lease().token, int)
+        return str(user_id)
+
+    assert_type(close(1, force=True), str)
+    close("1")  # type: ignore[arg-type]
+    close(1, forced=True)  # type: ignore[call-arg]
+
+    @client.locked("user:{user_id}", on_busy="skip")
+    def refresh(user_id: int) -> str:
+        return str(user_id)
+
+    result = refresh(1)
+    if result is not dblock.SKIPPED:
+        assert_type(result, str)
+
+    class Account:
+        number = 7
+
+        @client.locked("account:{self.number}", on_busy="raise")
+        def close(self, reason: str) -> int:
+            return self.number
+
+        @classmethod
+        @client.locked("accounts:{n}")
+        def count(cls, n: int) -> float:
+            return 1.0
+
+    assert_type(Account().close("now"), int)
+    assert_type(Account.count(1), float)
+    dblock.assert_locked("user:1")
+    client.locked("a", on_busy="run")  # type: ignore[call-overload]
+
+
+async def locked_coroutines(client: dblock.AsyncClient) -> None:
+    @client.locked("user:{user_id}")
+    async def close(user_id: int) -> str:
+        return str(user_id)
+
+    assert_type(await close(1), str)
+
+    @client.locked("user:{user_id}", on_busy="skip")
+    async def refresh(user_id: int) -> str:
+        return str(user_id)
+
+    result = await refresh(1)
+    if result is not dblock.SKIPPED:
+        assert_type(result, str)
+
+    @client.locked("a")  # type: ignore[arg-type]
+    def plain() -> None: ...
+
+
 def errors() -> None:
     try:
         raise dblock.LeaseLost("a", "expired", datetime.now(), 41)
+    except dblock.DeadlockDetected as deadlock:
+        assert_type(deadlock.cycle[0].lock, "str | None")
     except dblock.LockTimeout as error:
         assert_type(error.name, str)
     except dblock.LeaseLost as error:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from dblock._runtime.error_mapping import translated
 from dblock._runtime.socket_timeout import bounded
 from dblock._runtime.target import Target
-from dblock.client import AsyncClient, Client
+from dblock.async_client import AsyncClient
+from dblock.client import Client
 
 if TYPE_CHECKING:
     from dblock.lease import AsyncLease

@@ -46,7 +46,8 @@ def graph(
 
     with overview(context.installed_target(), context.schema) as database, database.one_moment():
         locks, waiters = database.locks(limit=MAX_ROWS + 1), database.waiters(limit=MAX_ROWS + 1)
-    found = select(build_graph(locks, waiters), pattern, every=every)
+        waits = database.waits(limit=MAX_ROWS)
+    found = select(build_graph(locks, waiters, waits), pattern, every=every)
     if len(locks) > MAX_ROWS or len(waiters) > MAX_ROWS:
         click.echo(f"There are more than {MAX_ROWS} locks or waiters; the others are left out.", err=True)
     if not context.as_json and not found.locks and format_ in (None, "text"):
@@ -62,7 +63,7 @@ def graph(
         _show(cycle_warnings(found) + wait_tree(found))
     else:
         click.echo(render_graph(context, found, format_), nl=False)
-    if found.cycles and (output is not None or format_ not in (None, "text")):
+    if (found.cycles or found.deadlocks) and (output is not None or format_ not in (None, "text")):
         # A picture may stay unseen for a while, so the warning goes to standard error too.
         click.echo(plain_text(cycle_warnings(found)), err=True, nl=False)
 

@@ -7,7 +7,7 @@ every name is escaped and cannot be taken for syntax.
 from __future__ import annotations
 
 from dblock.cli.graph.text import lock_details, participant_name
-from dblock.cli.graph.waits import Graph, holder_of
+from dblock.cli.graph.waits import Graph
 from dblock.cli.output import duration, printable
 
 RED = "#c62828"
@@ -27,7 +27,7 @@ def mermaid(graph: Graph) -> str:
         )
     links: list[tuple[str, bool]] = []
     for name, identity in locks.items():
-        if (holder := holder_of(graph.locks[name])) is not None:
+        for holder in graph.holders(name):
             links.append((f"    {identity} -->|held by| {participants[holder]}", graph.is_stuck(lock=name)))
         for waiter in graph.queues.get(name, []):
             label = mermaid_text(f"{waiter.position}, for {duration(waiter.seconds)}")
@@ -72,7 +72,7 @@ def dot(graph: Graph) -> str:
         label = f"{dot_text(printable(name))}\\n{dot_text(lock_details(graph.locks[name]))}"
         lines.append(f'    {identity} [label="{label}", fillcolor="#fff8e1", style="filled"{red}]')
     for name, identity in locks.items():
-        if (holder := holder_of(graph.locks[name])) is not None:
+        for holder in graph.holders(name):
             red = f' [color="{RED}", penwidth=2]' if graph.is_stuck(lock=name) else ""
             lines.append(f"    {identity} -> {participants[holder]}{red}")
         for waiter in graph.queues.get(name, []):

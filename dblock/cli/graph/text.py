@@ -9,11 +9,12 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
-from dblock.cli.graph.waits import Graph, holder_of, roots
+from dblock.cli.graph.waits import Graph, roots
+from dblock.cli.inspect import holder_text
 from dblock.cli.output import duration, printable
 
 if TYPE_CHECKING:
-    from dblock.admin.inspect import LockState, Waiter
+    from dblock.admin.inspect import LockState, Wait, Waiter
 
 
 class Part(NamedTuple):
@@ -42,6 +43,8 @@ def lock_details(lock: LockState) -> str:
     """Return a lock's token and remaining time."""
     if lock.state == "free":
         return "free"
+    if lock.held is not None:
+        return f"{lock.kind}, {holder_text(lock)}"
     token = f"token {lock.token}" if lock.token else "without durability"
     forced = ", told to release" if lock.state == "forced" else ""
     return f"{token}, {duration(lock.remaining)} left{forced}"
@@ -49,8 +52,10 @@ def lock_details(lock: LockState) -> str:
 
 def cycle_warnings(graph: Graph) -> list[Line]:
     """Return a warning for each cycle: its participants, and how to end the deadlock."""
-    lines: list[Line] = []
+    lines = _deadlocks(graph)
     for cycle in graph.cycles:
+        if graph.found_by_the_database.issuperset(cycle):
+            continue
         lines.append([Part("Deadlock: these holders wait for each other.", ALARM)])
         for before, step in zip([cycle[-1], *cycle], cycle, strict=False):
             wait = Part(f" holds {printable(before.lock)} and waits for {printable(step.lock)}")
@@ -64,6 +69,33 @@ def cycle_warnings(graph: Graph) -> list[Line]:
         lines.append([Part("(If threads of one process share a name, this may be a false alarm.)", "dim")])
         lines.append([])
     return lines
+
+
+def _deadlocks(graph: Graph) -> list[Line]:
+    """Describe the deadlocks that the database has found, and the other waits between sessions."""
+    lines: list[Line] = []
+    for deadlock in graph.deadlocks:
+        lines.append([Part("Deadlock: each of these waits for the next. dblock ends one of the waits.", ALARM)])
+        lines += [_wait_line(wait, ALARM) for wait in deadlock]
+        lines.append([])
+    others = [wait for wait in graph.session_waits if wait.cycle is None]
+    if others:
+        lines.append([Part("Sessions that work under a lease and wait for another session:")])
+        lines += [_wait_line(wait, "cyan") for wait in others]
+        lines.append([])
+    return lines
+
+
+def _wait_line(wait: Wait, style: str) -> Line:
+    holder = participant_name(wait.holder or "")
+    under = f" under token {wait.token}" if wait.token else ""
+    if wait.lock is not None:
+        text = f" waits for {printable(wait.lock)}, which {holder} holds{under}"
+    else:
+        text = f" waits in session {wait.session} for session {wait.blocker}"
+        if wait.holder != f"session {wait.blocker}":  # which is not bound to a lease
+            text += f", in which {holder} works{under}"
+    return [Part("  "), Part(participant_name(wait.waiter), style), Part(text)]
 
 
 def wait_tree(graph: Graph) -> list[Line]:
@@ -118,7 +150,7 @@ def _queue_lines(graph: Graph, name: str, indent: str, drawn: set[str]) -> list[
         number = f"{waiter.position}  "
         below = before + ("   " if last else "│  ") + " " * len(number)
         again = waiter.holder in drawn and waiter.holder in graph.holds
-        itself = holder_of(graph.locks[waiter.name]) == waiter.holder
+        itself = waiter.holder in graph.holders(waiter.name)
         drawn_line: Line = [
             Part(before + ("└─ " if last else "├─ "), "dim"),
             Part(number),

@@ -5,19 +5,24 @@ another is one participant. That is also the limit of this graph: the threads of
 program gave them others. So a participant that waits for a lock that it holds itself is not reported as a cycle,
 because in most programs the wait is another thread's.
 
-A cycle is a ring of participants, each of which waits for a lock that the next one holds.
+A cycle is a ring of participants, each of which waits for a lock that the next one holds. A read-write lock is held by
+all its readers, and a writer waits for each of them. A semaphore counts only if it has one holder: of several, any one
+that releases ends the wait.
+
+A deadlock is a cycle that the database has found. It follows the threads and tasks that wait, whatever their names, and
+also the sessions that work under a lease. It knows only waiters that have looked for a deadlock.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from dblock.admin.inspect import LockState, Waiter
+    from dblock.admin.inspect import LockState, Wait, Waiter
 
 
 class Step(NamedTuple):
@@ -33,6 +38,8 @@ class Graph:
     """Locks, holders, queues, and the cycles among them."""
 
     locks: dict[str, LockState] = field(default_factory=dict)
+    shares: dict[str, list[LockState]] = field(default_factory=dict)
+    """The shares of each read-write lock and semaphore that are held."""
     queues: dict[str, list[Waiter]] = field(default_factory=dict)
     """The waiters of each lock, in order."""
     holds: dict[str, list[str]] = field(default_factory=dict)
@@ -40,15 +47,35 @@ class Graph:
     waits: dict[str, list[Waiter]] = field(default_factory=dict)
     """Each participant's positions in queues."""
     cycles: list[list[Step]] = field(default_factory=list)
+    deadlocks: list[list[Wait]] = field(default_factory=list)
+    session_waits: list[Wait] = field(default_factory=list)
+    """The waits between sessions."""
 
     @property
     def participants(self) -> list[str]:
         """All holders and waiters, sorted by name."""
         return sorted({*self.holds, *self.waits})
 
+    def holders(self, name: str) -> list[str]:
+        """Return the holders of a lock: none if it is free, several if it is shared."""
+        if name in self.shares:
+            return list(dict.fromkeys(share.holder or "" for share in self.shares[name]))
+        lock = self.locks[name]
+        return [] if lock.state == "free" or lock.held is not None else [lock.holder or ""]
+
     @cached_property
     def _stuck(self) -> set[Step]:
-        return {step for cycle in self.cycles for step in cycle}
+        return {step for cycle in self.cycles for step in cycle} | self.found_by_the_database
+
+    @property
+    def found_by_the_database(self) -> set[Step]:
+        """The waits for locks in all deadlocks."""
+        return {
+            Step(wait.waiter, wait.lock, wait.holder or "")
+            for deadlock in self.deadlocks
+            for wait in deadlock
+            if wait.lock is not None
+        }
 
     def is_stuck(self, *, participant: str | None = None, lock: str | None = None) -> bool:
         """Return whether a cycle contains this participant, or this lock, or this participant's wait for this lock."""
@@ -69,13 +96,26 @@ class Graph:
         return {step.lock for step in self._stuck}
 
 
-def build_graph(locks: Iterable[LockState], waiters: Iterable[Waiter]) -> Graph:
-    """Build the graph of all locks and waiters."""
+def build_graph(locks: Iterable[LockState], waiters: Iterable[Waiter], waits: Iterable[Wait] = ()) -> Graph:
+    """Build the graph of all locks and waiters, with the deadlocks and the waits between sessions."""
     graph = Graph()
-    for lock in sorted(locks, key=lambda lock: lock.name):
-        graph.locks[lock.name] = lock
-        if (holder := holder_of(lock)) is not None:
-            graph.holds.setdefault(holder, []).append(lock.name)
+    numbered: dict[int, list[Wait]] = {}
+    for wait in waits:
+        if wait.cycle is not None:
+            numbered.setdefault(wait.cycle, []).append(wait)
+        if wait.session is not None:
+            graph.session_waits.append(wait)
+    graph.deadlocks = list(numbered.values())
+    locks = sorted(locks, key=lambda lock: lock.name)
+    heads = {lock.name for lock in locks if lock.held is not None}
+    for lock in locks:
+        if lock.head not in heads:
+            graph.locks[lock.name] = lock
+        elif lock.state != "free":
+            graph.shares.setdefault(lock.head or "", []).append(lock)
+    for name in graph.locks:
+        for holder in graph.holders(name):
+            graph.holds.setdefault(holder, []).append(name)
     for waiter in sorted(waiters, key=lambda waiter: (waiter.name, waiter.position)):
         if waiter.name not in graph.locks:
             from dblock.admin.inspect import LockState
@@ -87,13 +127,6 @@ def build_graph(locks: Iterable[LockState], waiters: Iterable[Waiter]) -> Graph:
     return graph
 
 
-def holder_of(lock: LockState) -> str | None:
-    """Return a lock's holder; None if the lock is free."""
-    if lock.state == "free":
-        return None
-    return lock.holder or ""
-
-
 def select(graph: Graph, pattern: str = "*", *, every: bool = False) -> Graph:
     """Return the part of the graph that is connected with the locks that match a pattern with * and ?.
 
@@ -102,7 +135,7 @@ def select(graph: Graph, pattern: str = "*", *, every: bool = False) -> Graph:
     matches = name_matcher(pattern)
     wanted = {name for name in graph.locks if matches(name)}
     if not every:
-        wanted = {name for name in wanted if graph.queues.get(name) or holder_of(graph.locks[name]) in graph.waits}
+        wanted = {name for name in wanted if graph.queues.get(name) or graph.waits.keys() & graph.holders(name)}
     reached: set[str] = set()
     open_names = sorted(wanted)
     while open_names:
@@ -110,9 +143,7 @@ def select(graph: Graph, pattern: str = "*", *, every: bool = False) -> Graph:
         if name in reached:
             continue
         reached.add(name)
-        participants = [waiter.holder for waiter in graph.queues.get(name, [])]
-        if (holder := holder_of(graph.locks[name])) is not None:
-            participants.append(holder)
+        participants = [*(waiter.holder for waiter in graph.queues.get(name, [])), *graph.holders(name)]
         for participant in participants:
             open_names += [waiter.name for waiter in graph.waits.get(participant, [])]
             open_names += [
@@ -120,10 +151,19 @@ def select(graph: Graph, pattern: str = "*", *, every: bool = False) -> Graph:
                 for held in graph.holds.get(participant, [])
                 if every or participant in graph.waits or graph.queues.get(held)
             ]
-    return build_graph(
-        [lock for name, lock in graph.locks.items() if name in reached],
+    selected = build_graph(
+        [lock for name in reached for lock in (graph.locks[name], *graph.shares.get(name, []))],
         [waiter for name in reached for waiter in graph.queues.get(name, [])],
     )
+    selected.deadlocks = [
+        deadlock for deadlock in graph.deadlocks if pattern == "*" or any(wait.lock in reached for wait in deadlock)
+    ]
+    selected.session_waits = [
+        wait
+        for wait in graph.session_waits
+        if pattern == "*" or any(wait in deadlock for deadlock in selected.deadlocks)
+    ]
+    return selected
 
 
 def name_matcher(pattern: str, *, ignore_case: bool = False) -> Callable[[str], object]:
@@ -143,9 +183,9 @@ def roots(graph: Graph) -> list[tuple[str | None, str]]:
     first: list[tuple[str | None, str]] = []
     others: list[tuple[str | None, str]] = []
     for participant in sorted(graph.holds):
-        own = all(holder_of(graph.locks[waiter.name]) == participant for waiter in graph.waits.get(participant, []))
+        own = all(graph.holders(waiter.name) == [participant] for waiter in graph.waits.get(participant, []))
         (first if own else others).append((participant, ""))
-    unheld = [name for name, lock in graph.locks.items() if holder_of(lock) is None]
+    unheld = [name for name in graph.locks if not graph.holders(name)]
     free: list[tuple[str | None, str]] = [(None, name) for name in unheld]
     return [*stuck, *first, *free, *others]
 
@@ -187,7 +227,17 @@ def graph_data(graph: Graph) -> dict[str, Any]:
         [{"participant": step.waiter, "waits_for": step.lock, "held_by": step.holder} for step in cycle]
         for cycle in graph.cycles
     ]
-    return {"nodes": participants + locks, "edges": edges, "cycles": cycles}
+    return {
+        "nodes": participants + locks,
+        "edges": edges,
+        "cycles": cycles,
+        "deadlocks": [[_wait_data(wait) for wait in deadlock] for deadlock in graph.deadlocks],
+        "session_waits": [_wait_data(wait) for wait in graph.session_waits],
+    }
+
+
+def _wait_data(wait: Wait) -> dict[str, Any]:
+    return {name: value for name, value in asdict(wait).items() if name != "cycle"}
 
 
 def _find_cycles(graph: Graph) -> list[list[Step]]:
@@ -195,9 +245,11 @@ def _find_cycles(graph: Graph) -> list[list[Step]]:
     steps: dict[str, list[Step]] = {}
     for participant, tickets in graph.waits.items():
         for name in dict.fromkeys(ticket.name for ticket in tickets):
-            holder = holder_of(graph.locks[name])
-            if holder is not None and holder != participant:
-                steps.setdefault(participant, []).append(Step(participant, name, holder))
+            if graph.locks[name].permits is not None and len(graph.shares.get(name, [])) > 1:
+                continue
+            for holder in graph.holders(name):
+                if holder != participant:
+                    steps.setdefault(participant, []).append(Step(participant, name, holder))
     steps = _prune(steps)
     found: list[list[Step]] = []
     covered: set[str] = set()

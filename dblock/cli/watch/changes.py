@@ -40,6 +40,8 @@ class LockDetail:
     lock: LockState | None
     queue: list[Waiter]
     history: list[Event]
+    shares: list[LockState] = field(default_factory=list)
+    """The shares of a read-write lock or a semaphore that are held."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,9 @@ class ChangeTracker:
         events = [event for event in reversed(snapshot.history) if self._event_numbers.is_new(event.number)]
         recorded = [change for event in events if (change := self._recorded_change(event))]
         ended_grants = {grant_key(change) for change in recorded if change.kind in ("died", "forced_now", "expired")}
-        before = {lock.name: lock for lock in self.last.locks}
-        after = {lock.name: lock for lock in snapshot.locks}
+        # A grant of a read-write lock or a semaphore is a change of a share.
+        before = {lock.name: lock for lock in self.last.locks if lock.held is None}
+        after = {lock.name: lock for lock in snapshot.locks if lock.held is None}
         incomplete = snapshot.more or self.last.more
         observed: list[Change] = []
         for name, was in before.items():
@@ -213,5 +216,5 @@ def may_have_expired(lock: LockState, seen_at: float, now: float) -> bool:
 def possibly_expired(before: Snapshot, locks: list[LockState], now: float, limit: int = 20) -> list[str]:
     """Return the names of locks that are gone and may have expired; only the database knows how they ended."""
     present = {lock.name for lock in locks}
-    gone = [lock for lock in before.locks if lock.name not in present and lock.state != "free"]
+    gone = [lock for lock in before.locks if lock.name not in present and lock.state != "free" and lock.held is None]
     return [lock.name for lock in gone if may_have_expired(lock, before.at, now)][:limit]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dblock.admin.inspect import LockState
+from dblock.cli.inspect import holder_text
 from dblock.cli.output import duration, jsonable, printable
 from dblock.cli.watch.changes import Change
 
@@ -54,6 +55,8 @@ def describe_lock(lock: LockState) -> str:
     waiting = f", {lock.waiting} waiting" if lock.waiting else ""
     if lock.state == "free":
         return f"free{waiting}"
+    if lock.held is not None:
+        return f"held, {holder_text(lock)}{waiting}"
     under = f" under token {lock.token}" if lock.token is not None else ""
     forced = ", told to release" if lock.state == "forced" else ""
     return f"held by {printable(lock.holder)}{under}, {duration(lock.remaining)} left{forced}{waiting}"

@@ -126,8 +126,10 @@ class Poller:
     def _detail(self, overview: Overview, name: str | None) -> LockDetail | None:
         if name is None:
             return None
-        found = overview.locks(name=name, include_free=True, limit=1)
-        return LockDetail(name, found[0] if found else None, overview.waiters(name), overview.history(name, limit=50))
+        found = overview.locks(name=name, include_free=True)
+        shares = [lock for lock in found[1:] if lock.state != "free"]
+        lock = found[0] if found else None
+        return LockDetail(name, lock, overview.waiters(name), overview.history(name, limit=50), shares)
 
 
 def _may_see_fences(connection: psycopg.Connection[Any]) -> bool:

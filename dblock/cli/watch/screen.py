@@ -12,7 +12,7 @@ from itertools import islice
 from rich.text import Text
 
 from dblock.admin.inspect import LockState
-from dblock.cli.inspect import EVENTS, row_style
+from dblock.cli.inspect import EVENTS, holder_text, row_style
 from dblock.cli.output import duration, printable
 from dblock.cli.watch.changes import Change
 from dblock.cli.watch.messages import STYLES, describe
@@ -61,7 +61,7 @@ def draw(screen: ScreenState, width: int, height: int, now: float) -> list[Text]
 
 def _head(screen: ScreenState, width: int, now: float) -> list[Text]:
     locks = screen.snapshot.locks
-    held = sum(lock.state != "free" for lock in locks)
+    held = sum(lock.state != "free" and lock.held is None for lock in locks)
     awaited = sum(bool(lock.waiting) for lock in locks)
     waiting = sum(lock.waiting for lock in locks)
     parts = [f"{held} held", f"{awaited} awaited", f"{waiting} waiting", f"{screen.rate(now):.1f} hand-offs/s"]
@@ -120,9 +120,9 @@ def _table(screen: ScreenState, width: int, room: int, now: float) -> list[Text]
         cells = {
             "name": printable(lock.name),
             "state": lock.state,
-            "holder": printable(lock.holder),
+            "holder": printable(holder_text(lock)),
             "token": printable(lock.token),
-            "left": "-" if lock.state == "free" else duration(left) if left else "expired",
+            "left": "-" if lock.state == "free" or lock.held is not None else duration(left) if left else "expired",
             "waiting": str(lock.waiting or "-"),
             "handed": str(screen.handed_over[lock.name] or "-"),
         }
@@ -196,6 +196,14 @@ def _opened(screen: ScreenState, now: float) -> list[Text]:
     lock, since = detail.lock, max(0.0, screen.now(now) - screen.detail_at)
     if lock is None:
         lines.append(Text(" This lock no longer exists.", "dim"))
+    elif lock.held is not None:
+        lines.append(_field("kind", printable(lock.kind)))
+        lines.append(_field("state", f"{lock.state}, {printable(holder_text(lock))}"))
+        for share in detail.shares:
+            until = duration(max(0.0, share.remaining - since))
+            lines.append(
+                _field(printable(share.kind), f"{printable(share.name)}, {printable(share.holder)}, {until} left")
+            )
     elif lock.state == "free":
         ended = "released" if lock.released_at else "expired"
         lines.append(_field("state", f"free, {ended} {printable(lock.released_at or lock.expires_at)}"))

@@ -81,7 +81,7 @@ def _reader_is_gone() -> bool:
 
 
 def _print_state(context: CommandContext, snapshot: Snapshot, database: str) -> None:
-    held = sum(lock.state != "free" for lock in snapshot.locks)
+    held = sum(lock.state != "free" and lock.held is None for lock in snapshot.locks)
     waiting = sum(lock.waiting for lock in snapshot.locks)
     if context.as_json:
         header = {"event": "watching", "at": snapshot.when, "database": database, "held": held, "waiting": waiting}

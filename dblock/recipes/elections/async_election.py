@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from dblock._core.effects import Flow, Wait, drive_async
 from dblock._core.options import Seconds, check_timeout
+from dblock._runtime.owners import caller
 from dblock._runtime.runtime import TaskRuntime
 from dblock.errors import ClientClosed, DblockError, InvalidArgument
 from dblock.lease import AsyncLease
@@ -150,10 +151,13 @@ class AsyncElection(ElectionBase[AsyncTerm]):
             self._waiter = None
 
     async def _acquire(self, effect: Acquire) -> AsyncLease:
+        owner = caller()
         try:
-            grant = await drive_async(self._lock._acquiring(effect.timeout, effect.attempt), self._perform_waiting)
+            grant = await drive_async(
+                self._lock._acquiring(effect.timeout, effect.attempt, owner), self._perform_waiting
+            )
             if grant is not None:
-                return self._lock._lease(grant)
+                return self._lock._lease(grant, owner)
         except BaseException as error:
             await self._lock._abandon(effect.attempt, error)
             raise

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from dblock._core.effects import Flow, Wait, drive
 from dblock._core.options import Seconds, check_timeout
+from dblock._runtime.owners import caller
 from dblock._runtime.runtime import ThreadRuntime
 from dblock._runtime.threads import start_thread
 from dblock.errors import ClientClosed, DblockError, InvalidArgument
@@ -149,10 +150,11 @@ class Election(ElectionBase[Term]):
             self._waiter = None
 
     def _acquire(self, effect: Acquire) -> Lease:
+        owner = caller()
         try:
-            grant = drive(self._lock._acquiring(effect.timeout, effect.attempt), self._perform_waiting)
+            grant = drive(self._lock._acquiring(effect.timeout, effect.attempt, owner), self._perform_waiting)
             if grant is not None:
-                return self._lock._lease(grant)
+                return self._lock._lease(grant, owner)
         except BaseException as error:
             self._lock._abandon(effect.attempt, error)
             raise

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from dblock._core import clock
 from dblock._core.lease_flows import LeaseFlows
 from dblock._core.options import Seconds, check_seconds
+from dblock._runtime.lost_events import AsyncLostEvent, LostEvent
 from dblock.errors import LeaseLost
-from dblock.lease import AsyncLease, AsyncLostEvent, Lease, LostEvent
+from dblock.lease import AsyncLease, Lease
 from dblock.recipes.elections.flows import EndsTerm
 
 if TYPE_CHECKING:

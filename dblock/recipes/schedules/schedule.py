@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 from dblock._core.lease_state import LeaseState
 from dblock._core.replies import new_attempt
 from dblock._core.slots import SKIPPED, Claim, Definition, Skipped, SlotFlows, SlotOutcome, check_definition
+from dblock._runtime.owners import caller
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
 from dblock.errors import ClientClosed, DblockError, InvalidArgument, LeaseLost
 from dblock.lease import AsyncLease, Lease
@@ -59,7 +60,7 @@ class Slots:
         try:
             flow = self._flows.claim(attempt) if queue else self._flows.claim_now(attempt)
             claim = self._runtime.run(flow)
-            return claim, _run(self._runtime, self.definition, claim, Lease, threading.get_ident())
+            return claim, _run(self._runtime, self.definition, claim, Lease)
         except BaseException as error:
             if _may_be_granted(error):
                 try:
@@ -92,13 +93,11 @@ class AsyncSlots:
 
     async def claim(self, *, queue: bool = True) -> tuple[Claim, Run | None]:
         """Ask which slot to run, and return the reply with the run to perform, if there is one."""
-        import asyncio
-
         attempt = new_attempt()
         try:
             flow = self._flows.claim(attempt) if queue else self._flows.claim_now(attempt)
             claim = await self._runtime.run(flow)
-            return claim, _run(self._runtime, self.definition, claim, AsyncLease, id(asyncio.current_task()))
+            return claim, _run(self._runtime, self.definition, claim, AsyncLease)
         except BaseException as error:
             if _may_be_granted(error):
                 try:
@@ -307,11 +306,11 @@ def slots_of(client: Any, name: str, **options: Any) -> Slots:
     return Slots(client._runtime, check_definition(name, planner=planner, **options))
 
 
-def _run(runtime: Any, definition: Definition, claim: Claim, kind: Any, owner: object) -> Run | None:
+def _run(runtime: Any, definition: Definition, claim: Claim, kind: Any) -> Run | None:
     if claim.grant is None:
         return None
     grant = claim.grant
-    state = LeaseState(grant, definition.ttl, keep_alive=definition.keep_alive, owner=owner)
+    state = LeaseState(grant, definition.ttl, keep_alive=definition.keep_alive, owner=caller())
     logger.debug("schedule %r: slot %s granted, token %d", definition.name, claim.slot, grant.token)
     runtime.track(state)
     assert claim.slot is not None

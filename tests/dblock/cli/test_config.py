@@ -15,14 +15,15 @@ import pytest
 
 import dblock
 from dblock.cli import config
+from tests.support import warm_start
 from tests.support.shell import Shell, ended
 from tests.support.stages import first
 
 pytestmark = pytest.mark.beside_others
 
 COMMANDS = [
-    "run", "once", "schedules", "ls", "show", "history", "waiters", "graph", "watch", "force-release", "doctor",
-    "certify", "install", "uninstall", "status", "grant", "revoke", "reaper", "token", "embedded", "fence",
+    "run", "once", "schedules", "barriers", "ls", "show", "history", "waiters", "graph", "watch", "force-release",
+    "doctor", "certify", "install", "uninstall", "status", "grant", "revoke", "reaper", "token", "embedded", "fence",
     "demo", "bench", "completion",
 ]  # fmt: skip
 
@@ -185,7 +186,7 @@ def test_completion_script_is_printed(bare: Shell, shell_name: str) -> None:
 
 def completed(words: str, dsn: str, folder: Path) -> list[str]:
     """Return the completions, requested as bash's script does."""
-    done = subprocess.run(
+    done = warm_start.run(
         [sys.executable, "-m", "dblock"],
         env=os.environ
         | {

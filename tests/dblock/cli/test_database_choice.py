@@ -91,6 +91,8 @@ def test_embedded_server_is_used_if_a_source_asks_for_it(bare: Shell, home: Path
     assert bare.run("status", "--dsn", embedded.start().url, *options).code == (2 if options else 0)
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_mistyped_schema_is_not_installed_in_the_embedded_server(bare: Shell, home: Path) -> None:
     assert bare.run("ls", "--embedded").code == 0
     mistyped = bare.run("ls", "--embedded", "--schema", "dblok")

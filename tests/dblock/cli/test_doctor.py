@@ -76,6 +76,10 @@ def dsn(healthy: Server) -> Iterator[str]:
 
 @pytest.fixture
 def role(healthy: Server) -> str:
+    return new_role(healthy)
+
+
+def new_role(healthy: Server) -> str:
     name = f"app_{next(_numbers)}"
     with psycopg.connect(healthy.url, autocommit=True) as admin:
         admin.execute(f"CREATE ROLE {name} LOGIN")
@@ -260,13 +264,30 @@ TROUBLES = {
 }  # fmt: skip
 
 
-def of_each_check(troubles: dict[str, tuple[str, str, str]]) -> list[Any]:
-    """Return the names of the troubles: the first of each check for the first stage, the others for the second."""
-    firsts = {check: name for name, (check, *_) in reversed(troubles.items())}.values()
-    return [name if name in firsts else pytest.param(name, marks=pytest.mark.second_stage) for name in troubles]
+CUT_OFF = "statements cut off"
+"""The trouble that would end the fixes of other troubles."""
 
 
-@pytest.mark.parametrize("trouble", of_each_check(TROUBLES))
+def test_troubles_of_many_checks_are_found_together_and_their_fixes_work(dsn: str, healthy: Server) -> None:
+    """The first trouble of each check. The second stage makes each trouble alone."""
+    made = {check: name for name, (check, *_) in reversed(TROUBLES.items()) if name != CUT_OFF}.values()
+    blamed: dict[str, str] = {}
+    for trouble in made:
+        statement = TROUBLES[trouble][2]
+        name = ""
+        if "{role}" in statement:
+            blamed[TROUBLES[trouble][0]] = name = new_role(healthy)
+            schema.grant(dsn, name, may=["lock", "see"])
+        play(dsn, statement.format(database=database(dsn), role=name))
+    findings = found(dsn)
+    assert sorted((one.id, one.level) for one in findings) == sorted(TROUBLES[trouble][:2] for trouble in made)
+    for finding in findings:
+        assert blamed.get(finding.id, "") in finding.what
+        apply_fix(dsn, finding)
+    assert found(dsn) == []
+
+
+@pytest.mark.parametrize("trouble", first(1, sorted(TROUBLES, key=lambda trouble: trouble != CUT_OFF)))
 def test_trouble_is_found_alone_and_its_fix_works(dsn: str, role: str, trouble: str) -> None:
     schema.grant(dsn, role, may=["lock", "see"])
     check, level, statement = TROUBLES[trouble]
@@ -426,6 +447,8 @@ def test_accepted_finding_is_shown_and_does_not_count(shell: Shell, dsn: str, wa
         assert [(one.id, one.accepted) for one in report.findings] == [("token-cycle", False), ("pooler", True)]
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_proxy_on_the_path_is_found(dsn: str) -> None:
     with Proxy(dsn) as proxy:
         finding = only(proxy.dsn, "address-translation", "warning")
@@ -460,6 +483,8 @@ def test_pooler_on_the_path_is_found(dsn: str) -> None:
             assert shown.fetchone() == ("0", '"$user", public'), "sessions in the pool are left as they were"
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_shortage_of_connections_is_found(dsn: str) -> None:
     with ExitStack() as opened:
         for _ in range(22):
@@ -498,6 +523,8 @@ def test_full_notification_queue_is_found(dsn: str) -> None:
 # Tokens.
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_fence_with_a_higher_token_is_found(dsn: str) -> None:
     store = fenced_store.FencedStore(dsn)
     store.put("invoice:41", {"total": 1}, fence=4711)
@@ -518,6 +545,8 @@ def test_tokens_far_ahead_of_the_clock_are_found(dsn: str) -> None:
     assert "120 minutes ahead of the server's clock" in only(dsn, "token-ahead", "warning").what
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_grant_that_did_not_follow_the_clock_is_found(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as owner:
         for body in mutants.tokens_that_ignore_the_clock(leap=0):
@@ -560,6 +589,8 @@ def test_hot_updates_have_no_finding(dsn: str) -> None:
     assert found(dsn) == []
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_updates_hindered_by_an_index_are_found(dsn: str) -> None:
     index = "CREATE INDEX by_deadline ON dblock.distributed_locks (expires_at)"
     play(dsn, "SET synchronous_commit = off", index, TEN, UPDATE)
@@ -570,6 +601,8 @@ def test_updates_hindered_by_an_index_are_found(dsn: str) -> None:
     assert found(dsn) == []
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_updates_hindered_by_the_fillfactor_are_found(dsn: str) -> None:
     many = "INSERT INTO dblock.distributed_locks SELECT i, 0, '-infinity' FROM generate_series(1, 5000) AS i"
     play(dsn, "ALTER TABLE dblock.distributed_locks SET (fillfactor = 100)", many)
@@ -613,6 +646,8 @@ def test_mostly_empty_table_is_found(dsn: str) -> None:
 # Old snapshots.
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_old_snapshot_is_found(dsn: str) -> None:
     with closing(psycopg.connect(dsn, autocommit=True, application_name="report")) as old:
         old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -625,6 +660,8 @@ def test_old_snapshot_is_found(dsn: str) -> None:
         until(lambda: found(dsn, age=0) == [], "its end")
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_transactions_that_do_not_hold_back_vacuum_are_not_reported(dsn: str, healthy: Server) -> None:
     """A transaction without a snapshot, and a read-only snapshot in another database."""
     with psycopg.connect(dsn) as idle, psycopg.connect(healthy.url) as elsewhere:
@@ -645,6 +682,8 @@ def test_forgotten_prepared_transaction_is_found(dsn: str) -> None:
     assert found(dsn, age=0) == []
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_unused_replication_slot_is_found_by_its_lag(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers before Postgres 17 do not record since when a slot is unused."""
     before = property(lambda _: 160_000, lambda *_: None)
@@ -671,6 +710,8 @@ def test_unused_replication_slot_is_found_by_its_age(dsn: str) -> None:
 # Privileges.
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_privileges_by_membership_count(dsn: str, role: str, healthy: Server) -> None:
     schema.grant(dsn, role)
     play(
@@ -686,6 +727,8 @@ def test_privileges_by_membership_count(dsn: str, role: str, healthy: Server) ->
 # Clocks.
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_clock_set_back_is_found(dsn: str) -> None:
     with dblock.Client(dsn) as client:
         client.lock("a", ttl=60).acquire()
@@ -718,6 +761,8 @@ def test_disagreeing_clocks_are_found(
     assert done.code == code
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_nodes_whose_clocks_differ_are_found(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     both = twice(dsn)
     assert found(both) == [], "both hosts are the same server"
@@ -737,6 +782,8 @@ def test_nodes_whose_clocks_differ_are_found(dsn: str, monkeypatch: pytest.Monke
     assert found(dsn) == [], "a DSN with one host has no other nodes"
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_node_that_does_not_reply_is_no_finding(dsn: str) -> None:
     given = conninfo.conninfo_to_dict(dsn)
     port = str(given.get("port") or 5432)

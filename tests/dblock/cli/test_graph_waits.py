@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import combinations
 from xml.etree import ElementTree
 
@@ -27,6 +28,28 @@ def cycle(*participants: str) -> Graph:
     locks = [held_lock(f"lock of {one}", one, number) for number, one in enumerate(participants, 1)]
     waits = zip(participants, participants[1:] + participants[:1], strict=True)
     return build_graph(locks, [waiter(f"lock of {after}", 1, one) for one, after in waits])
+
+
+def test_shared_lock_has_several_holders_and_its_shares_are_no_locks() -> None:
+    """A writer waits for every reader. A semaphore with several holders is in no cycle: any of them may release."""
+    head = replace(free_lock("rw"), kind="read-write", held=2)
+    readers = [replace(held_lock(f"rw#reader-{one}", who, one), kind="reader", head="rw") for one, who in
+               enumerate(("ann", "bob"), 1)]  # fmt: skip
+    graph = build_graph([head, *readers, held_lock("a", "carol")], [waiter("rw", 1, "carol"), waiter("a", 1, "bob")])
+    assert list(graph.locks) == ["a", "rw"]
+    assert graph.holders("rw") == ["ann", "bob"]
+    assert graph.cycles == [[Step("bob", "a", "carol"), Step("carol", "rw", "bob")]]
+    drawn = plain_text(wait_tree(select(graph, "rw")))
+    assert "ann  holds rw (read-write, 2 holders)" in drawn
+    assert mermaid(graph).count("held by") == 3
+    assert dot(graph)
+    assert svg(graph)
+    permits = [replace(one, name=f"s#{one.number}", kind="permit", head="s") for one in readers]
+    some = replace(free_lock("s"), kind="semaphore", permits=2, held=2)
+    waits = [waiter("s", 1, "carol"), waiter("a", 1, "bob")]
+    assert build_graph([some, *permits, held_lock("a", "carol")], waits).cycles == []
+    one_left = replace(some, permits=1, held=1)
+    assert build_graph([one_left, permits[1], held_lock("a", "carol")], waits).cycles
 
 
 def test_holder_that_waits_is_one_participant() -> None:

@@ -32,8 +32,8 @@ def test_locks_are_listed(shell: Shell, client: dblock.Client) -> None:
     listed = shell.run("ls")
     assert listed.code == 0
     header, *rows = listed.out.splitlines()
-    assert header.split() == ["LOCK", "STATE", "HOLDER", "TOKEN", "LEFT", "WAITING"]
-    assert [row.split()[:2] for row in rows] == [["invoice:1", "held"], ["report", "held"]]
+    assert header.split() == ["LOCK", "KIND", "STATE", "HOLDER", "TOKEN", "LEFT", "WAITING"]
+    assert [row.split()[:3] for row in rows] == [["invoice:1", "-", "held"], ["report", "-", "held"]]
     assert [one["name"] for one in shell.run("ls", "inv*", "--json").json] == ["invoice:1"]
     everything = shell.run("ls", "--all", "--json").json
     assert {one["name"]: one["state"] for one in everything} == {"invoice:1": "held", "report": "held", "free": "free"}
@@ -48,6 +48,7 @@ def test_empty_list_is_reported_and_is_no_error(shell: Shell) -> None:
         assert (done.code, done.out) == (0, "")
         assert said in done.err
         assert shell.run(command, "--json").json == []
+    assert shell.run("waiters", "a*").err == "No client is waiting for lock 'a*'.\n"
 
 
 @pytest.mark.parametrize("pattern", ["a_c", "a%", "a\\"])
@@ -91,7 +92,7 @@ def test_json_keys_are_those_of_the_docs(shell: Shell, client: dblock.Client, ow
     printed["event"] = shell.run("history", "--json")
     assert {kind: {*done.json[0]} for kind, done in printed.items()} == listed
     shown = shell.run("show", "a", "--json").json
-    assert {*shown} == {"lock", "waiters", "history", "grants_recorded"}
+    assert {*shown} == {"lock", "shares", "waiters", "history", "grants_recorded"}
     assert [{*shown["lock"]}, {*shown["waiters"][0]}, {*shown["history"][0]}] == list(listed.values())
 
 

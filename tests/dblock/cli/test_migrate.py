@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from dblock import Client
 from dblock._runtime.target import resolve
 from dblock.admin import schema
+from tests.support import warm_start
 from tests.support.migrations import errors, eventually, outcomes, query
 from tests.support.programs import psql
 from tests.support.shell import Shell
@@ -128,7 +128,7 @@ def test_terminal_stays_the_standard_error_of_the_command(shell: Shell, dsn: str
 @pytest.mark.second_stage
 def test_error_output_passes_through_byte_by_byte(shell: Shell) -> None:
     every_byte = "import sys; sys.stderr.buffer.write(bytes(range(256)) * 1000)"
-    done = subprocess.run(
+    done = warm_start.run(
         shell.command("migrate", "--", sys.executable, "-c", every_byte), capture_output=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, bytes(range(256)) * 1000)
@@ -263,7 +263,7 @@ def test_session_that_may_not_be_ended_is_named_with_its_own_code(
 @pytest.mark.second_stage
 def test_passwords_of_the_options_are_not_in_the_arguments(shell: Shell, tcp_dsn: str) -> None:
     line = "tr '\\0' ' ' < /proc/$PPID/cmdline; tr '\\0' ' ' < /proc/$(ps -o ppid= -p $PPID | tr -d ' ')/cmdline"
-    done = shell.run("migrate", "--", "sh", "-c", line, dsn=tcp_dsn)
+    done = shell.run("migrate", "--", "sh", "-c", line, dsn=tcp_dsn, cold=True)
     assert done.code == 0, done.err
     assert "secret" not in done.out
     assert "was visible to every user" in done.err

@@ -19,8 +19,8 @@ import pytest
 import dblock
 import fenced_store
 from dblock._runtime.target import resolve
-from dblock.admin import schema
 from dblock.admin.inspect import overview
+from tests.support import warm_start
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
@@ -104,7 +104,7 @@ def test_command_output_and_exit_code_are_passed_on(shell: Shell) -> None:
 
 def test_output_is_passed_through_untouched(shell: Shell) -> None:
     every_byte = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)"
-    done = subprocess.run(
+    done = warm_start.run(
         shell.command("run", "job", "--", sys.executable, "-c", every_byte), capture_output=True, timeout=30
     )
     assert done.stdout == bytes(range(256)) * 1000
@@ -112,7 +112,7 @@ def test_output_is_passed_through_untouched(shell: Shell) -> None:
 
 
 def test_input_reaches_the_command(shell: Shell) -> None:
-    done = subprocess.run(
+    done = warm_start.run(
         shell.command("run", "job", "--", "cat"), input="hello", capture_output=True, text=True, timeout=30
     )
     assert done.stdout == "hello"
@@ -341,8 +341,7 @@ def test_command_is_gone_before_the_next_grant_after_a_database_crash(
     shell: Shell, tmp_path: Path, trials: int, ttl: float
 ) -> None:
     """The server is soon back for other clients, but not for the holder."""
-    with private_server(in_memory=True) as server:
-        schema.install(server.url)
+    with private_server(in_memory=True, installed=True) as server:
         for number in range(trials):
             name, path = f"killed {number}", tmp_path / str(number)
             with Proxy(server.url) as proxy:
@@ -497,6 +496,8 @@ def test_command_dies_with_a_killed_supervisor(shell: Shell, tmp_path: Path) -> 
     assert time.monotonic() - began < 5, "at once, and not when the lease ends"
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_orphans_and_detached_processes_are_ended(shell: Shell, tmp_path: Path) -> None:
     leaves = [sys.executable, "-c", LEAVES, str(tmp_path / "pids"), "0"]
     done = shell.run("run", "job", "--grace", "0.5", "--", *leaves)
@@ -544,6 +545,8 @@ def test_command_dies_with_its_keeper(shell: Shell, client: dblock.Client, tmp_p
     assert client.lock("job").try_acquire() is not None
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_command_ends_although_its_keeper_is_frozen(shell: Shell, tmp_path: Path) -> None:
     process = shell.start("run", "job", "--ttl", "4", *stubborn(tmp_path / "pids"))
     pids = pids_in(tmp_path / "pids")
@@ -619,6 +622,8 @@ def test_command_is_not_started_after_the_lease_has_ended(shell: Shell, client: 
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_command_gets_sigterm_once(shell: Shell, tmp_path: Path) -> None:
     line = f"trap 'echo term' TERM; {waits_for(tmp_path)}"
     process = shell.start("run", "job", "--ttl", "5", "--grace", "2", "--", "sh", "-c", line)
@@ -637,7 +642,7 @@ def test_closed_standard_error_keeps_the_exit_code(
         client.lock("job", ttl=60).acquire()
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(shell.command("run", "job", *arguments), stderr=writing, timeout=30)
+    done = warm_start.run(shell.command("run", "job", *arguments), stderr=writing, timeout=30)
     os.close(writing)
     assert done.returncode == code
 
@@ -664,6 +669,8 @@ def test_run_without_its_keeper_starts_nothing(shell: Shell, client: dblock.Clie
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_stopped_command_does_not_continue_after_its_lease(shell: Shell, client: dblock.Client, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     line = f"while :; do echo x >> {trace}; done"
@@ -697,6 +704,8 @@ def test_stopped_command_can_end_cleanly_after_a_forced_release(shell: Shell, tm
     assert ended(process).out == "bye\n"
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_earlier_children_are_left_alone(shell: Shell, tmp_path: Path) -> None:
     """A shell started the service and then became `dblock run`. Its children do not belong to the command either."""
     service = "while :; do sleep 0.05; done"
@@ -723,6 +732,8 @@ def test_command_name_may_hold_any_bytes(shell: Shell, tmp_path: Path) -> None:
     assert subprocess.run([*shell.command("run", "job", "--"), odd], timeout=30).returncode == 0
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_short_database_outage_does_not_end_the_command(
     shell: Shell, dsn: str, client: dblock.Client, tmp_path: Path
 ) -> None:
@@ -814,6 +825,8 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(shell: Shell, bash: Terminal, 
     bash.wait_for("\nstill here")
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_ctrl_z_and_bg_leave_the_terminal_to_the_shell(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     line = f"echo ready; while [ ! -e {tmp_path}/off ]; do sleep 0.02; done; touch {tmp_path}/done"
     bash.press(typed(shell, tmp_path, "job", "--", LOOPS, "-c", line) + "\r")
@@ -842,6 +855,8 @@ def test_job_stopped_past_its_lease_does_not_continue(
     assert trace.stat().st_size == size
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_background_job_brought_to_the_front_can_read(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     bash.press(typed(shell, tmp_path, "job", "--", "sh", "-c", "read w; echo you said $w") + " &\r")
     bash.wait_for("[1]")
@@ -866,6 +881,8 @@ def test_command_in_a_pipeline_can_read_the_terminal(shell: Shell, bash: Termina
     bash.wait_for("you said hello")
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_ctrl_z_stops_a_command_in_a_pipeline(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     # A bash that waits for a program ignores Ctrl-C if the program ends at that moment, unless it has a trap.
@@ -906,6 +923,8 @@ def test_ctrl_z_does_nothing_without_job_control(shell: Shell) -> None:
         assert terminal.ended() == 0
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_terminal_modes_are_restored_after_a_killed_command(shell: Shell, bash: Terminal, tmp_path: Path) -> None:
     line = "stty raw -echo; trap '' TERM; echo ready; sleep 60"
     bash.press(typed(shell, tmp_path, "job", "--ttl", "6", "--grace", "0.3", "--", "sh", "-c", line) + "\r")

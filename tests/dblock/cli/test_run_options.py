@@ -119,7 +119,7 @@ def test_password_of_an_option_is_not_in_the_arguments_of_any_process(
     shell.dsn = dsn if "--listen-dsn" in form else None
     options = [part.format(secret) for part in form]
     command = f"env > {tmp_path}/env; touch {tmp_path}/on; while [ ! -e {tmp_path}/off ]; do sleep 0.02; done"
-    process = shell.start("run", *options, "job", "--", "sh", "-c", command, env={"MARK": f"{tmp_path}"})
+    process = shell.start("run", *options, "job", "--", "sh", "-c", command, env={"MARK": f"{tmp_path}"}, cold=True)
     until((tmp_path / "on").exists)
     for folder in Path("/proc").glob("[0-9]*"):
         try:

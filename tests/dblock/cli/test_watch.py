@@ -91,6 +91,8 @@ def test_locks_appear_with_holder_token_and_time_left(shell: Shell, clients: dic
         until(lambda: names(terminal) == ["report"])
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_time_left_counts_down_between_two_polls(shell: Shell, clients: dict[str, dblock.Client]) -> None:
     clients["ann"].lock("a", ttl=60).acquire()
     with watching(shell, "--interval", "600") as terminal:
@@ -250,6 +252,8 @@ def test_long_list_scrolls_with_the_selection(shell: Shell, owner: psycopg.Conne
         assert "lock001" in terminal.text
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_paused_screen_stands_still(shell: Shell, clients: dict[str, dblock.Client]) -> None:
     clients["ann"].lock("a", ttl=60).acquire()
     with watching(shell) as terminal:

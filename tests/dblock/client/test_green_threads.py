@@ -131,3 +131,56 @@ def test_client_works_and_stalls_no_other_greenlet(run: Run) -> None:
         assert 0.3 < float(printed["granted"]) < 1.3 + lateness()
         assert float(printed["closed"]) < 1 + lateness()
         assert float(printed["stalled"]) < 0.5 + lateness()
+
+
+SHARES = """
+lock = client.lock("a", reentrant=True)
+done = threading.Event()
+seen = {}
+def other():
+    seen["other"] = lock.try_acquire()
+    try:
+        dblock.assert_locked("a")
+        seen["locked"] = True
+    except dblock.NotLocked:
+        seen["locked"] = False
+    done.set()
+with lock as outer:
+    threading.Thread(target=other).start()
+    done.wait(10)
+    with lock as inner:
+        dblock.assert_locked("a")
+        print("same", inner.token == outer.token)
+    print("held", outer.remaining() > 0)
+print("other", seen["other"])
+print("locked", seen["locked"])
+print("free", client.lock("a").holder())
+client.close()
+"""
+
+
+def test_greenlet_shares_a_reentrant_lock_with_itself_alone(run: Run) -> None:
+    """All greenlets run in one thread."""
+    out, err = run(SHARES).communicate(timeout=30)
+    assert dict(line.split() for line in out.splitlines()) == {
+        "same": "True", "held": "True", "other": "None", "locked": "False", "free": "None"
+    }, err  # fmt: skip
+
+
+PATCHED_LATE = """
+import dblock._runtime.owners
+before = dblock._runtime.owners.caller()
+from gevent import monkey; monkey.patch_all()
+import gevent
+owners = [gevent.spawn(dblock._runtime.owners.caller) for _ in range(2)]
+gevent.joinall(owners)
+print(len({before, *(owner.value for owner in owners), dblock._runtime.owners.caller()}))
+"""
+
+
+def test_greenlets_are_told_apart_though_the_patch_came_late() -> None:
+    pytest.importorskip("greenlet")
+    if importlib.util.find_spec("gevent") is None:
+        pytest.skip("gevent is not installed")
+    done = subprocess.run([sys.executable, "-c", PATCHED_LATE], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "4\n", done.stderr

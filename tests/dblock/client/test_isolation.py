@@ -21,6 +21,7 @@ import dblock
 from dblock._core.effects import Call, Flow
 from dblock._runtime.target import resolve
 from dblock.admin.reaper import Reaper
+from tests.support import warm_start
 from tests.support.facade import Clients
 from tests.support.pooler import needs_pgbouncer, pooled
 
@@ -163,7 +164,7 @@ def test_lock_of_a_killed_process_is_taken_at_once(strict_dsn: str) -> None:
         "print('held', flush=True)\n"
         "time.sleep(60)\n"
     )
-    holder = subprocess.Popen([sys.executable, "-c", script, strict_dsn], stdout=subprocess.PIPE)
+    holder = warm_start.Program([sys.executable, "-c", script, strict_dsn], stdout=subprocess.PIPE)
     try:
         assert holder.stdout
         assert holder.stdout.readline() == b"held\n"
@@ -186,7 +187,7 @@ def test_command_runs_again_after_a_wait(strict_dsn: str) -> None:
         threading.Timer(0.3, held.release).start()
         other.lock("nightly").acquire(timeout=10).release()
     for _ in range(2):
-        subprocess.run(command, check=True, timeout=30)
+        warm_start.run(command, check=True, timeout=30)
 
 
 def test_reaper_deletes_idle_locks(strict_dsn: str, owner: psycopg.Connection) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import dblock
 from tests.support.facade import Clients
+from tests.support.stages import first
 
 
 async def test_free_lock_is_granted_with_a_token(clients: Clients, owner: psycopg.Connection) -> None:
@@ -225,7 +226,7 @@ async def test_holder_has_name_token_times_and_meta(clients: Clients) -> None:
     assert 10 < holder.remaining <= 20
 
 
-@pytest.mark.parametrize("name", ["x", "ü" * 256, "a b'c\"d%s\\;--", "\n\t", "🔒", "x" * 512])
+@pytest.mark.parametrize("name", first(2, ["a b'c\"d%s\\;--", "ü" * 256, "x", "\n\t", "🔒", "x" * 512]))
 async def test_any_text_is_a_name(clients: Clients, name: str) -> None:
     client = clients()
     lease = await client.lock(name).acquire()
@@ -234,7 +235,9 @@ async def test_any_text_is_a_name(clients: Clients, name: str) -> None:
     assert await lease.release()
 
 
-@pytest.mark.parametrize("meta", [{}, [], 0, False, "", "text", {"big": "x" * 8000}, {"\\u0000": "not a NUL"}])
+@pytest.mark.parametrize(
+    "meta", first(3, [False, {"big": "x" * 8000}, {"\\u0000": "not a NUL"}, {}, [], 0, "", "text"])
+)
 async def test_any_json_is_a_meta(clients: Clients, meta: Any) -> None:
     client = clients()
     await client.lock("a", meta=meta).acquire()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -11,6 +10,7 @@ import pytest
 from psycopg import conninfo
 
 import dblock
+from tests.support import warm_start
 
 pytestmark = [pytest.mark.beside_others, pytest.mark.second_stage]
 
@@ -49,7 +49,7 @@ async def test_refused_login_is_told_from_a_server_that_is_away(roles: str, what
 def test_command_exits_with_the_code_of_a_configuration_error(roles: str) -> None:
     for arguments in (["ls"], ["run", "a", "true"]):
         command = [sys.executable, "-m", "dblock", "--dsn", WRONG["password"](roles), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = warm_start.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 78, done.stderr
 
 

@@ -12,8 +12,6 @@ import pytest
 
 import dblock
 from dblock._core.waiters import LocalWaiters
-from dblock._runtime import target
-from dblock.admin import schema
 from tests.support.servers import major, private_server
 
 STUCK = ["released in an open transaction", "acquired in an open transaction"]
@@ -142,8 +140,7 @@ def full_server() -> Iterator[str]:
     """A DSN of a server whose queue of notifications is full: a session of another database does not read it."""
     if major() < 17:
         pytest.skip("max_notify_queue_pages came with Postgres 17")
-    with private_server({"max_notify_queue_pages": "64", "fsync": "off"}, in_memory=True) as server:
-        schema.install(target.resolve(server.url))
+    with private_server({"max_notify_queue_pages": "64", "fsync": "off"}, in_memory=True, installed=True) as server:
         with psycopg.connect(server.url, autocommit=True) as admin:
             admin.execute("CREATE DATABASE elsewhere")
         elsewhere = psycopg.conninfo.make_conninfo(server.url, dbname="elsewhere")

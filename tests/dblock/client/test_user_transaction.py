@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import conninfo
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -264,14 +266,25 @@ async def test_connection_to_another_kind_of_database_is_refused(dsn: str) -> No
     engine.dispose()
 
 
+@pytest.fixture(scope="module")
+def another_installation(server: str) -> Iterator[str]:
+    """A database with an installation of its own. A clone of the template would have the template's."""
+    name = f"dblock_another_{os.getpid()}"
+    with psycopg.connect(server, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+        dsn = conninfo.make_conninfo(server, dbname=name)
+        schema.install(dsn)
+        yield dsn
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
 async def test_proof_in_another_database_with_the_same_lock_and_token_is_refused(
-    opened: tuple[Any, Open], bare_dsn: str
+    opened: tuple[Any, Open], another_installation: str
 ) -> None:
     clients, transaction = opened
-    schema.install(bare_dsn)
-    with dblock.Client(bare_dsn) as elsewhere, elsewhere.lock("a"):
+    with dblock.Client(another_installation) as elsewhere, elsewhere.lock("a"):
         pass
-    clients.dsn = bare_dsn
+    clients.dsn = another_installation
     lease = await acquired(clients)
     for what in (lease.assert_held, lease.release_in):
         with pytest.raises(dblock.InvalidArgument, match="another database"):

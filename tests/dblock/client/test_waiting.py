@@ -179,6 +179,7 @@ async def test_timeout_of_zero_is_a_try(clients: Clients, owner: psycopg.Connect
     await held.release()
 
 
+@sync_first
 async def test_second_waiter_is_served_when_the_first_gives_up(clients: Clients, owner: psycopg.Connection) -> None:
     held = await clients().lock("a").acquire()
     giving_up = asyncio.create_task(clients().lock("a").acquire(timeout=2))  # after the second has queued
@@ -358,6 +359,7 @@ async def test_listen_dsn_is_checked(clients: Clients) -> None:
         clients().lock("a", fair="no")
 
 
+@sync_first
 async def test_ticket_that_could_not_be_abandoned_is_abandoned_later(
     clients: Clients, owner: psycopg.Connection
 ) -> None:

@@ -336,7 +336,7 @@ def test_give_back_of_a_late_renewal_leaves_time_to_renew_held_leases(driver: Dr
     assert call.args == ('{"late"}', '{"7"}')
     assert call.within == 2
     assert late.lost() is not None
-    held._sent_at -= 1
+    held.sent_at -= 1
     driver.state("late", 3)
     driver.now.now = 1008
     steps, names = driver.begin_renewal()

@@ -219,6 +219,8 @@ def test_start_cleans_up_after_a_killed_initdb(folder: Path, caplog: pytest.LogC
 
 @pytest.mark.usefixtures("fresh_data")
 @pytest.mark.parametrize("missing", first(1, ["PG_VERSION", "global/pg_control"]))
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_incomplete_data_folder_is_moved_aside(folder: Path, caplog: pytest.LogCaptureFixture, missing: str) -> None:
     data = embedded.start().data
     embedded.stop()
@@ -250,6 +252,8 @@ def test_data_folder_of_another_major_version_is_refused_and_kept(
 
 
 @pytest.mark.usefixtures("fresh_data")
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_failed_start_shows_the_end_of_the_log(folder: Path) -> None:
     data = embedded.start().data
     embedded.stop()
@@ -458,6 +462,8 @@ def test_new_data_folder_of_root_is_closed_to_other_accounts(folder: Path, monke
 
 
 @pytest.mark.usefixtures("fresh_data")
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_server_that_dies_with_its_starter_does(folder: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from dblock.embedded import Server;"
@@ -536,9 +542,11 @@ def test_missing_programs_are_an_error(folder: Path, monkeypatch: pytest.MonkeyP
     ("command", "said"),
     [
         (["run", "a", "--", "echo", "done"], "done\n"),
-        pytest.param(["token", "show"], "highest  none issued yet", marks=pytest.mark.second_stage),
+        (["token", "show"], "highest  none issued yet"),
     ],
 )
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_first_command_installs_the_schema(folder: Path, command: list[str], said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dblock.cli", "--embedded", *command], capture_output=True, text=True, timeout=60

@@ -29,11 +29,11 @@ import dblock
 from dblock import Leader, Vacancy
 from dblock._core.effects import Call
 from dblock._runtime.error_mapping import translate
-from dblock.admin import schema
 from tests.support.candidates import ELECTION, LOCK, TABLES
 from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.servers import private_server
+from tests.support.warm_start import Program
 
 pytestmark = pytest.mark.beside_others
 
@@ -107,7 +107,7 @@ class Processes:
             "candidates": self._candidates,
             "ttl": self._ttl,
         }
-        process = subprocess.Popen(
+        process = Program(
             [sys.executable, "-m", "tests.support.candidates", json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -235,20 +235,18 @@ def test_observer_misses_nothing_over_reconnects(
 
 @pytest.mark.second_stage
 def test_observer_misses_nothing_over_a_restart_of_the_server() -> None:
-    with private_server() as server:
-        schema.install(server.url)
-        with dblock.Client(server.url) as client:
-            observer = Observer(server.url)
-            terms_of(client, 3)
-            until("nothing was seen", lambda: len(observer.seen) == 6)
-            server.stop(signal.SIGINT)
-            time.sleep(1.0)
-            server.start()
-            until("the client did not reconnect", lambda: _leads(client))
-            with psycopg.connect(server.url, autocommit=True) as owner:
-                until("an event was missed", lambda: observer.tokens() == logged(owner))
-            assert len(observer.seen) >= 8
-            observer.close()
+    with private_server(installed=True) as server, dblock.Client(server.url) as client:
+        observer = Observer(server.url)
+        terms_of(client, 3)
+        until("nothing was seen", lambda: len(observer.seen) == 6)
+        server.stop(signal.SIGINT)
+        time.sleep(1.0)
+        server.start()
+        until("the client did not reconnect", lambda: _leads(client))
+        with psycopg.connect(server.url, autocommit=True) as owner:
+            until("an event was missed", lambda: observer.tokens() == logged(owner))
+        assert len(observer.seen) >= 8
+        observer.close()
 
 
 def _leads(client: dblock.Client) -> bool:

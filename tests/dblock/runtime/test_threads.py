@@ -1,4 +1,7 @@
-"""Threads that the process may not start for a moment: a clear error, no lock left behind, and a start soon after."""
+"""Threads that the process may not start for a moment, or whose start is interrupted: no lock is left behind.
+
+The next call starts the thread, and no thread runs twice.
+"""
 
 from __future__ import annotations
 
@@ -155,6 +158,82 @@ def test_callbacks_thread_is_started_again(client: dblock.Client, fail: Fail) ->
         lease.on_lost(lambda _: None)
     lease.on_danger(lambda _: called.set(), before=9.5)
     assert called.wait(20)
+
+
+Interrupt = Callable[[str, bool], None]
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Interrupt:
+    """Interrupt the next start of a thread with this name, as Ctrl-C does: once it runs, or while the system makes it.
+
+    In the second case the thread comes to run while the next one starts.
+    """
+    start = threading.Thread.start
+
+    def plan(name: str, runs: bool) -> None:
+        late: list[threading.Thread] = []
+        planned = True
+
+        def interrupted(self: threading.Thread) -> None:
+            nonlocal planned
+            if planned and self.name == name:
+                planned = False
+                if runs:
+                    start(self)
+                else:
+                    late.append(self)
+                raise KeyboardInterrupt
+            start(self)
+            while late:
+                start(late.pop())
+
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+
+    return plan
+
+
+def running(name: str) -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == name}
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("thread", ["dblock keep-alive", "dblock listener"])
+def test_interrupted_start_leads_to_one_thread(
+    client: dblock.Client,
+    owner: psycopg.Connection[Any],
+    interrupt: Interrupt,
+    caplog: pytest.LogCaptureFixture,
+    thread: str,
+    runs: bool,
+) -> None:
+    client.lock("a").holder()
+    before = running(thread)
+    interrupt(thread, runs)
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("a").acquire()
+    assert not is_held(owner, "a")
+    lease = client.lock("a", ttl=3).acquire()
+    granted_until = lease.expires_at
+    until(lambda: lease.expires_at > granted_until, "a renewal")
+    assert len(running(thread) - before) == 1
+    assert lease.release(), "it was lost"
+    assert not caplog.records
+
+
+def test_interrupted_start_of_the_callbacks_leads_to_one_thread(client: dblock.Client, interrupt: Interrupt) -> None:
+    lease = client.lock("a", ttl=10, keep_alive=False).acquire()
+    before = running("dblock callbacks")
+    interrupt("dblock callbacks", True)
+    with pytest.raises(KeyboardInterrupt):
+        lease.on_lost(lambda _: None)
+    called: list[float] = []
+    lease.on_danger(called.append, before=9.9)
+    until(lambda: called, "the callback")
+    assert len(running("dblock callbacks") - before) == 1
+    lease.release()
 
 
 LIMITED = """

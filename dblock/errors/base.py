@@ -1,0 +1,32 @@
+"""The base of every error, and the errors of arguments, settings and closed clients."""
+
+from __future__ import annotations
+
+
+class DblockError(Exception):
+    """The base of every error that dblock raises."""
+
+
+class InvalidArgument(DblockError, ValueError):
+    """An argument is outside its documented limits. Nothing was sent."""
+
+
+class ConfigurationError(InvalidArgument):
+    """No database is named, or a setting of the environment or of a file cannot be used. Nothing was sent."""
+
+
+class ClientClosed(DblockError):
+    """The client was closed and cannot be used again."""
+
+    granted = False
+    """Whether a lock was granted while the client was being closed."""
+
+    def __init__(self) -> None:
+        super().__init__("This client is closed. Create a new one.")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), ()
+
+
+class EmbeddedError(DblockError):
+    """The embedded Postgres could not be started, found or stopped."""
