@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-MODEL = Path(__file__).parent / "dblock.pml"
+FOLDER = Path(__file__).parent
 
 MEMORY = 6000
 """Megabytes that a search may take."""
@@ -30,6 +30,12 @@ class Setting(NamedTuple):
     clients: int = 3
     kind: str = "states"
     """`states`: every state is visited. `ends`: every run ends. `served`: no waiter waits forever in endless runs."""
+    model: str = "dblock.pml"
+
+
+def shared(what: str, flags: str, clients: int = 3, kind: str = "states") -> Setting:
+    """Return a setting of the model of shared locks: a read-write lock, or with PERMITS a semaphore."""
+    return Setting(what, flags, clients, kind, "shared.pml")
 
 
 SETTINGS = (
@@ -72,6 +78,21 @@ SETTINGS = (
     Setting("every run ends", "PRESENCE CRASHES RESTARTS", clients=2, kind="ends"),
     Setting("every waiter is served, in endless runs", "CLAIMS", kind="served"),
     Setting("every waiter is served, in endless runs", "CLAIMS LOOKS CRASHES FORCE", clients=2, kind="served"),
+    shared("readers and writers ask, hold, renew, release; lost replies", "READERS"),
+    shared("writers become readers", "READERS DOWNGRADES"),
+    shared("the same, and clients leave and die", "READERS DOWNGRADES LEAVES CRASHES", clients=2),
+    shared("waiters leave", "READERS LEAVES"),
+    shared("clients die", "READERS CRASHES"),
+    shared("clients die, and notifications are lost", "READERS DOWNGRADES LOOKS CRASHES", clients=2),
+    shared("open transactions have proved leases", "READERS DOWNGRADES PROVES CRASHES", clients=2),
+    shared("two permits", "PERMITS=2"),
+    shared("two permits, and clients leave and die", "PERMITS=2 LEAVES CRASHES"),
+    shared("the number of permits changes", "PERMITS=2 RESIZES"),
+    shared("open transactions have proved permits", "PERMITS=2 PROVES"),
+    shared("one permit is a plain lock", "PERMITS=1 LEAVES CRASHES"),
+    shared("every run ends", "READERS", kind="ends"),
+    shared("every run ends", "READERS DOWNGRADES LEAVES CRASHES", clients=2, kind="ends"),
+    shared("every run ends", "PERMITS=2 CRASHES", kind="ends"),
 )
 
 BUGS = {
@@ -108,6 +129,29 @@ BUGS = {
     "LOST_WAKEUP forever": Setting("frees the lock and wakes no waiter", "", 2, "served"),
     "NO_RESERVE forever": Setting("grants a free lock ahead of its queue", "", 2, "served"),
     "POLLS": Setting("asks again and again without being woken", "", 2, "ends"),
+    "HEAD_UNLOCKED readers": shared("decides before the head's row is locked", "READERS", 2),
+    "HEAD_UNLOCKED permits": shared("decides before the head's row is locked", "PERMITS=1", 2),
+    "TOKEN_EARLY shared": shared("mints the token before the head's row is locked", "READERS", 2),
+    "WRITER_LOOKS_AT_ITS_SHARE": shared("lets a writer in beside readers", "READERS", 2),
+    "READERS_OVERTAKE": shared("lets readers pass a writer that waits", "READERS"),
+    "PERMITS_OVERTAKE": shared("grants a free permit ahead of the queue", "PERMITS=1"),
+    "GRANTED_TWICE": shared("gives a retry a second share", "PERMITS=2", 2),
+    "RELEASE_BY_NUMBER": shared("frees the share, whichever grant it has", "READERS", 2),
+    "RENEW_BY_NUMBER": shared("extends the share, whichever grant it has", "READERS", 2),
+    "TRUST_FROM_REPLY shared": shared("counts trust from the reply instead of from the request", "READERS", 2),
+    "LOST_WAKEUP shared": shared("frees a share and wakes no waiter", "READERS", 2),
+    "LOST_WAKEUP permits": shared("frees a permit and wakes no waiter", "PERMITS=1", 2),
+    "WAKES_ONE readers": shared("wakes one of the readers that can enter together", "READERS"),
+    "WAKES_ONE permits": shared("wakes one waiter, whatever number of permits is free", "PERMITS=2", 4),
+    "LEAVES_ALONE shared": shared("leaves the queue without waking the readers behind it", "READERS LEAVES"),
+    "PROVED_IGNORED": shared("grants a writer what open transactions of readers rely on", "READERS PROVES", 2),
+    "DOWNGRADE_IN_TWO_STEPS": shared("releases, and then asks for a read lease", "READERS DOWNGRADES", 2),
+    "DOWNGRADE_KEEPS_TOKEN": shared("gives the read lease the token of the write lease", "READERS DOWNGRADES", 2),
+    "DOWNGRADE_REVIVES": shared("turns a lease that is over into a read lease", "READERS DOWNGRADES", 2),
+    "DOWNGRADE_SILENT": shared("wakes no reader after a downgrade", "READERS DOWNGRADES", 2),
+    "DOWNGRADE_TRUSTED": shared("trusts the write lease while the downgrade is in transit", "READERS DOWNGRADES", 2),
+    "SHRINKING_IGNORED": shared("grants a permit that the smaller semaphore does not have", "PERMITS=2 RESIZES"),
+    "GROWS_SILENTLY": shared("makes a semaphore larger and wakes no waiter", "PERMITS=2 RESIZES"),
 }
 """Each seeded bug, and the setting that shows it."""
 
@@ -119,6 +163,10 @@ POSSIBLE = {
     "TAKE_FROM_THE_LIVING": Setting(
         "a lock is taken from a live client that no longer trusts its lease", "PRESENCE", 2
     ),
+    "READ_TOGETHER": shared("two readers trust the lock at the same time", "READERS", 2),
+    "USE_ALL_PERMITS": shared("all permits are used at the same time", "PERMITS=2", 2),
+    "KEEP_A_READER_OUT": shared("a reader waits behind a writer while readers hold the lock", "READERS"),
+    "FIND_ITS_GRANT shared": shared("a retry finds its own share", "READERS", 2),
 }
 """Events that must be possible. Otherwise the searches above would have nothing to find."""
 
@@ -136,6 +184,19 @@ VIOLATIONS = {
     "open_term==0": "a term begins before the last one has ended",
     "under[i]>last_term": "a term begins out of order",
     "at[0]==5": "a waiter is left waiting",
+    "(writers==0)||": "a writer is not alone",
+    "readers<=": "more permits are used than there are",
+    "early[": "a token does not rise",
+    "sequence>newest": "a token does not rise",
+    "(share_of[k]!=(i+1))": "granted twice",
+    "held<permits": "more permits are granted than there are",
+    "ahead<(permits": "a permit is granted out of turn",
+    "ahead==0": "granted out of turn",
+    "between[k]": "a writer enters while another one becomes a reader",
+    "!(readers)||notices": "a waiter is forgotten",
+    "(share_token[share[i]]==under[i])": "a renewal extends the grant of another client",
+    "share_of[share[i]]==(i+1)": "the grant of another client is released",
+    "(share_token[0]==under[i])&&": "a downgrade revives",
     "acceptance cycle": "a waiter waits forever",
     "non-progress cycle": "a run does not end",
 }
@@ -169,7 +230,7 @@ def search(setting: Setting, *more: str) -> Found:
         def call(*command: str) -> str:
             return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
-        call("spin", "-a", *(f"-D{flag}" for flag in flags), str(MODEL))
+        call("spin", "-a", *(f"-D{flag}" for flag in flags), str(FOLDER / setting.model))
         # The partial order reduction does not know what canonical.pml changes.
         call("gcc", "-w", "-O1", "-DNOREDUCE", "-DVECTORSZ=512", f"-DMEMLIM={MEMORY}", *built, "-o", "pan", "pan.c")
         began = time.monotonic()
@@ -222,7 +283,7 @@ def main() -> int:
         unseen.discard(found.error or "")
         say(f"`{bug}`: {setting.what}", setting, found, found.error or "NOT FOUND OUT")
     for name, setting in POSSIBLE.items():
-        found = search(setting, f"CAN_{name}")
+        found = search(setting, f"CAN_{name.split()[0]}")
         surprises += found.error is None
         say(setting.what, setting, found, "possible" if found.error else "IMPOSSIBLE")
     for name in unseen:

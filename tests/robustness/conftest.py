@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from dblock.admin import schema
 from dblock.embedded import Server
 from tests.support.servers import private_server
 
@@ -20,7 +19,6 @@ def embedded_binaries(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def own_server(request: pytest.FixtureRequest, embedded_binaries: None) -> Iterator[Server]:
-    """Yield an embedded server with the schema installed, for this test alone."""
-    with private_server(getattr(request, "param", None), in_memory=True) as server:
-        schema.install(server.url)
+    """Yield an embedded server with both schemas installed, for this test alone."""
+    with private_server(getattr(request, "param", None), in_memory=True, installed=True) as server:
         yield server

@@ -17,11 +17,14 @@ MANY_LOCKS: dict[str, object] = {"locks": 1000, "hold": 0}
 """Many locks that are released at once: as many operations as the machine can perform."""
 
 FAULTS_OF_EVERY_WORKLOAD = ("freeze", "kill", "crash", "cut", "lose-replies", "stop-server")
-"""The faults that are injected into every workload. All other faults are injected into the plain lock and the recipes
-only."""
+"""The faults that are injected into every workload. All other faults are injected into the plain lock, the shared
+locks and the recipes only."""
 
 RECIPES = ("schedules", "election")
 """The workloads that keep a record of their own in the database. They meet every fault."""
+
+SHARED = ("readers_writers", "permits")
+"""The workloads of shared locks. They meet every fault."""
 
 
 def full() -> list[Entry]:
@@ -53,7 +56,7 @@ def _cluster_runs() -> list[Entry]:
     runs += [Scenario(name, "cluster-async", strikes=12) for name in ("mutex", "set_add:s3")]
     runs += [
         Scenario(name, fault, strikes=4)
-        for name in RECIPES
+        for name in (*RECIPES, *SHARED)
         for fault in ("cluster-sync", "cluster-freeze", "cluster-async")
     ]
     return [(run, 2000 + index) for index, run in enumerate(runs)]
@@ -62,9 +65,9 @@ def _cluster_runs() -> list[Entry]:
 def _short_runs() -> list[Entry]:
     brief = [name for name in sorted(faults.all_faults()) if not name.startswith("cluster-")]
     runs = [Scenario("mutex", fault, seconds=12) for fault in brief]
-    others = [name for name in workloads.names() if name not in ("mutex", *RECIPES)]
+    others = [name for name in workloads.names() if name not in ("mutex", *RECIPES, *SHARED)]
     runs += [Scenario(name, fault, seconds=10) for name in others for fault in ("none", *FAULTS_OF_EVERY_WORKLOAD)]
     # If two primaries grant locks, only the fence protects the resource, provided that there is only one resource.
     runs.append(Scenario("set_add:s3", "split-brain", seconds=30))
-    runs += [Scenario(name, fault, seconds=12) for name in RECIPES for fault in brief]
+    runs += [Scenario(name, fault, seconds=12) for name in (*RECIPES, *SHARED) for fault in brief]
     return [(run, index) for index, run in enumerate(runs)]

@@ -24,16 +24,19 @@ from tests.robustness.checkers import (
     linearizability,
     loss,
     observers,
+    permits_back,
     queue_order,
     recovery,
     releases,
     sets,
+    shared_holds,
     slots,
     takeover,
     term_fence,
     term_log,
     token_order,
     wake_ups,
+    writers_in_turn,
 )
 from tests.robustness.history.models import FencedMutex, Mutex, linearize
 from tests.robustness.history.record import History, Operation
@@ -153,6 +156,15 @@ def observed(at: float, token: int, what: str) -> Operation:
 TERMS = [term(1, 1, 0, 5), term(4, 2, 5, None)]
 FORGOTTEN = op("fault", 1, 2, "runner", "promotion-async", loses_state=True)
 AFTERWARDS = op("acquire", 2.5, 3.2, token=1)
+
+
+def held(token: int, since: float, until: float, mode: str, permit: int = 0, **details: Any) -> list[Operation]:
+    """Return a grant of a share, and the last moment at which its holder believed in it."""
+    if mode == "permit":
+        details |= {"permit": permit, "permits": 2}
+    grant = op("acquire", since - 0.5, since, f"p{token}", token=token, mode=mode, **details)
+    return [grant, op("believe", until, until, f"p{token}", token=token)]
+
 
 GOOD: list[tuple[str, Checker, list[Operation]]] = [
     ("terms one after another", term_log.check, [GRANT, *TERMS]),
@@ -298,6 +310,21 @@ GOOD: list[tuple[str, Checker, list[Operation]]] = [
     ("a renewal before the force-release", forced.check, [
         GRANT, op("renew", 2, 3, token=1), forcing(2.5, 4, now=False, taken=True, freed=False),
     ]),
+    ("readers together, then a writer alone", shared_holds.check, [
+        *held(1, 0, 4, "read"), *held(2, 1, 5, "read"), *held(3, 6, 8, "write"),
+    ]),
+    ("permits beside each other", shared_holds.check, [*held(1, 0, 4, "permit", 0), *held(2, 1, 5, "permit", 1)]),
+    ("a reader that was a writer", shared_holds.check, [
+        *held(1, 0, 4, "write"), *held(3, 5, 8, "read", writer=1), witnessed("granted", 1, key="k#writer", token=1),
+    ]),
+    ("a writer behind the readers before it", writers_in_turn.check, [
+        op("acquire", 0, 5, token=3, mode="write"), op("acquire", 0.5, 1, "b", token=2, mode="read"),
+        op("acquire", 2, 6, "c", token=4, mode="read"),
+    ]),
+    ("a writer that a fault may have put back", writers_in_turn.check, [
+        op("acquire", 0, 5, token=3, mode="write"), op("acquire", 2, 3, "b", token=2, mode="read"), killed("a", 4),
+    ]),
+    ("all permits available", permits_back.check, [op("available", 9, 9, permits=3, available=3)]),
 ]  # fmt: skip
 
 BAD: list[tuple[str, Checker, list[Operation]]] = [
@@ -462,6 +489,21 @@ BAD: list[tuple[str, Checker, list[Operation]]] = [
     ("force-released twice", forced.check, [
         GRANT, forcing(2, 3, now=True, taken=True, freed=True), forcing(4, 5, now=True, taken=True, freed=True),
     ]),
+    ("a reader beside a writer", shared_holds.check, [*held(1, 0, 4, "write"), *held(2, 1, 5, "read")]),
+    ("a writer beside a reader", shared_holds.check, [*held(1, 0, 4, "read"), *held(2, 1, 5, "write")]),
+    ("two writers", shared_holds.check, [*held(1, 0, 4, "write"), *held(2, 1, 5, "write")]),
+    ("two holders of one permit", shared_holds.check, [*held(1, 0, 4, "permit", 1), *held(2, 1, 5, "permit", 1)]),
+    ("more holders than permits", shared_holds.check, [
+        *held(1, 0, 4, "permit", 0), *held(2, 1, 5, "permit", 1), *held(3, 2, 6, "permit", 1),
+    ]),
+    ("a permit that there is not", shared_holds.check, held(1, 0, 4, "permit", 2)),
+    ("a writer in the middle of a downgrade", shared_holds.check, [
+        *held(1, 0, 4, "write"), *held(3, 5, 8, "read", writer=1), witnessed("granted", 1, key="k#writer", token=2),
+    ]),
+    ("a writer that a later reader has passed", writers_in_turn.check, [
+        op("acquire", 0, 5, token=3, mode="write"), op("acquire", 2, 3, "b", token=2, mode="read"),
+    ]),
+    ("a permit that is missing", permits_back.check, [op("available", 9, 9, permits=3, available=2)]),
 ]  # fmt: skip
 
 

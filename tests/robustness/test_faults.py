@@ -52,8 +52,8 @@ def test_workload_says_why_a_checker_is_exempt(workload: str) -> None:
         assert set(exempt) <= {"recovery"}
 
 
-@pytest.mark.parametrize("workload", matrix.RECIPES)
-def test_matrix_plays_each_recipe_against_every_fault(workload: str) -> None:
+@pytest.mark.parametrize("workload", [*matrix.RECIPES, *matrix.SHARED])
+def test_matrix_plays_recipes_and_shared_locks_against_every_fault(workload: str) -> None:
     assert {scenario.fault for scenario, _ in matrix.full() if scenario.workload == workload} == set(ALL)
 
 
@@ -84,6 +84,17 @@ def test_recipe_keeps_its_record_when_processes_are_killed(workload: str, tmp_pa
     assert not outcome.violations
     assert not outcome.trouble
     assert all(one.checked for one in outcome.findings)
+    assert continues(outcome)
+
+
+@pytest.mark.usefixtures("embedded_binaries")
+@pytest.mark.second_stage
+@pytest.mark.parametrize("workload", matrix.SHARED)
+def test_shared_lock_has_no_holders_too_many_when_processes_are_killed(workload: str, tmp_path: Path) -> None:
+    outcome = play(Scenario(workload, "kill", workers=2, strikes=2, in_memory=True), seed=1, folder=tmp_path)
+    assert not outcome.violations
+    assert not outcome.trouble
+    assert all(one.checked or one.checker == "writers in turn" for one in outcome.findings)
     assert continues(outcome)
 
 

@@ -124,7 +124,7 @@ def test_ten_thousand_leases_cost_one_statement_a_round_and_little_time(dsn: str
         spent = []
         for _ in range(3):
             for state in states:
-                state._sent_at -= 10  # due
+                state.sent_at -= 10  # due
             before = time.thread_time()
             keepalive._runner.run(counted(keepalive.flow.schedule.renew_due()))
             spent.append(time.thread_time() - before)

@@ -46,6 +46,8 @@ def test_leases_survive_a_period_without_free_connections() -> None:
     verified(connections.measure(ttl=1.5))
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 def test_client_can_wait_for_many_locks() -> None:
     verified(queues.measure((30,), observe_for=0.2, durable=False))
 

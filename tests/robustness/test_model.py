@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-QUICK = ("states CLAIMS", "LOST_WAKEUP")
+QUICK = ("states CLAIMS", "LOST_WAKEUP", "states PERMITS=2", "WAKES_ONE readers", "DOWNGRADE_IN_TWO_STEPS")
 
 
 def some(names: list[str]) -> list[object]:
@@ -41,4 +41,4 @@ def test_seeded_bug_violates_the_model(bug: str) -> None:
 
 @pytest.mark.parametrize("name", some([*check.POSSIBLE]))
 def test_model_reaches_each_state_that_should_be_possible(name: str) -> None:
-    assert check.search(check.POSSIBLE[name], f"CAN_{name}").error is not None
+    assert check.search(check.POSSIBLE[name], f"CAN_{name.split()[0]}").error is not None

@@ -15,8 +15,10 @@ QUICK = (
     "fence compares nothing",
     "decided slots are forgotten",
     "term without a beginning",
+    "writer beside readers",
+    "held permit granted again",
 )
-"""One bug of the tokens, one of the client, one of the resource, and one of each recipe."""
+"""One bug of the tokens, one of the client, one of the resource, and one of each recipe and of each shared lock."""
 
 BUGS = all_bugs()
 

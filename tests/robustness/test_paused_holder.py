@@ -18,6 +18,7 @@ import pytest
 
 import dblock
 from tests.support.stages import first
+from tests.support.warm_start import Program
 
 AT_ONCE = 10
 TTL = 1.2
@@ -71,7 +72,7 @@ def trials(dsn: str, number: int, times: int) -> list[Trial]:
     """Stop one holder past its lease repeatedly."""
     reports = []
     with (
-        subprocess.Popen(
+        Program(
             [sys.executable, "-c", HOLDER, dsn, str(TTL), str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -126,7 +127,7 @@ def test_paused_holder_run_catches_a_trust_window_that_is_too_long(dsn: str, own
     believing = HOLDER.replace("lease = ", "from dblock._core import acquire; acquire.TRUST = 60.0\n    lease = ")
     believing = believing.replace("ttl=float(sys.argv[2])", "ttl=float(sys.argv[2]), keep_alive=False")
     believing = believing.replace("    report = {", "    print(json.dumps({'lost': lost}), flush=True)\n    report = {")
-    with subprocess.Popen(
+    with Program(
         [sys.executable, "-c", believing, dsn, "0.5", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdin is not None

@@ -32,6 +32,7 @@ from tests.support.proxy import Proxy
 from tests.support.servers import stop_slowly
 from tests.support.shell import until
 from tests.support.stages import first
+from tests.support.warm_start import Program
 
 HOLDER = """
 import json, sys, time, dblock
@@ -61,7 +62,7 @@ class Process:
     """A process that holds lock `a`."""
 
     def __init__(self, dsn: str, **options: Any) -> None:
-        self.process = subprocess.Popen(
+        self.process = Program(
             [sys.executable, "-c", HOLDER, dsn, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -276,6 +277,8 @@ def seems_direct(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ListenerConnection, "is_direct", lambda *args: True)
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 @pytest.mark.usefixtures("seems_direct")
 def test_cut_off_holder_learns_of_the_loss_before_the_next_grant(dsn: str, owner: psycopg.Connection) -> None:
     """All its connections are closed at once and it cannot reconnect, while the server and the next waiter continue."""
@@ -488,9 +491,7 @@ time.sleep(60)
         held = client.lock("a").acquire()
         waiters = []
         for number in range(6):
-            waiter = subprocess.Popen(
-                [sys.executable, "-c", script, dsn, str(number)], stdout=subprocess.PIPE, text=True
-            )
+            waiter = Program([sys.executable, "-c", script, dsn, str(number)], stdout=subprocess.PIPE, text=True)
             waiters.append(waiter)
             assert waiter.stdout is not None
             assert waiter.stdout.readline() == "queued\n"
@@ -634,7 +635,7 @@ def test_dead_waiter_queued_before_its_presence_is_passed_over_at_once(dsn: str,
     count = "SELECT count(*), count(presence) FROM lock_tickets"
     with dblock.Client(dsn) as holder, dblock.Client(dsn) as client:
         held = holder.lock("a").acquire()
-        with subprocess.Popen([sys.executable, "-c", script, dsn]) as waiter:
+        with Program([sys.executable, "-c", script, dsn]) as waiter:
             until(lambda: owner.execute(count).fetchone() == (1, 1), "the first ticket")
             came: list[float] = []
 

@@ -11,10 +11,12 @@ import pytest
 from psycopg import conninfo
 
 import dblock
+from dblock._core.lease_state import LeaseState
 from dblock.embedded import Server
 from tests.robustness.traffic.environment import wait_until
 from tests.support.proxy import Proxy
 from tests.support.standby import kill, promote, standby_of, wait_until_caught_up
+from tests.support.warm_start import Program
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -71,7 +73,8 @@ def test_lease_lost_in_a_failover_has_the_right_reason(own_server: Server) -> No
             standby.start()
             promote(standby)
             for lease in (replicated, lost):
-                lease._state._sent_at -= 60  # due now, not in twenty seconds
+                assert isinstance(lease._state, LeaseState)
+                lease._state.sent_at -= 60  # due now, not in twenty seconds
             client.lock("next", ttl=1).acquire()
             assert lost.lost.wait(20) is True
             assert lost.lost.reason is dblock.Reason.SUPERSEDED
@@ -109,7 +112,7 @@ def test_lock_of_a_killed_holder_is_granted_again_after_its_ttl(dsn: str) -> Non
         "lease = client.lock('a', ttl=2).acquire(); print(lease.token, flush=True); input()"
     )
     with (
-        subprocess.Popen([sys.executable, "-c", script, dsn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder,
+        Program([sys.executable, "-c", script, dsn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder,
         dblock.Client(dsn) as client,
     ):
         assert holder.stdout is not None

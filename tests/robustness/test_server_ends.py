@@ -17,7 +17,9 @@ import pytest
 from psycopg import conninfo
 
 import dblock
+from dblock._core.presence import OWN_PART
 from dblock.embedded import Server
+from tests.support.machine import measured
 from tests.support.proxy import Proxy
 from tests.support.servers import stop_slowly
 from tests.support.standby import promote, standby_of, wait_until_caught_up
@@ -42,6 +44,15 @@ def present(client: Any, lease: Any) -> None:
         lease.raise_if_lost()
         time.sleep(0.005)
     time.sleep(0.3)  # the client ties it before the server does, and then looks at its socket only now and then
+
+
+def too_late_to_learn(lateness: float) -> bool:
+    """Return whether a lease may have been given up only because the machine was late.
+
+    The client learns of the restart within its part of the grace. For that three processes wake up one after another:
+    the client that connects, the server that refuses, and the client that reads why.
+    """
+    return 3 * lateness > GRACE * OWN_PART
 
 
 @contextlib.contextmanager
@@ -83,14 +94,20 @@ def test_lease_with_presence_outlasts_a_planned_restart(own_server: Server, how:
 
 
 async def test_lease_of_a_blocked_loop_outlasts_a_planned_restart(own_server: Server) -> None:
-    async with dblock.AsyncClient(own_server.url, presence=GRACE) as holder, holder.lock("a", ttl=30) as lease:
-        while lease._state.presence is None:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)
-        own_server.stop()  # the loop is blocked
-        own_server.start()
-        await asyncio.sleep(0.1)
-        await lease.renew()
+    with measured() as lateness:
+        async with dblock.AsyncClient(own_server.url, presence=GRACE) as holder:
+            lease = await holder.lock("a", ttl=30).acquire()
+            while lease._state.presence is None:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            own_server.stop()  # the loop is blocked
+            own_server.start()
+            await asyncio.sleep(0.1)
+            try:
+                await lease.renew()
+            except dblock.LeaseLost:
+                if not too_late_to_learn(lateness()):
+                    raise
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["read often", "never read"])

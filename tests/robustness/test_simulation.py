@@ -7,12 +7,13 @@ import pytest
 from tests.robustness.simulation.fidelity import Both
 from tests.robustness.simulation.many import BUGS_OF, WORKLOADS, find_bug, run_batch, run_many, run_one
 from tests.robustness.simulation.recipe_fidelity import BothRecipes
+from tests.robustness.simulation.shared_fidelity import BothShared
 from tests.support.stages import first
 
 pytestmark = pytest.mark.beside_others
 
 SEEDS = 200
-"""Half of them for locks, and a quarter for each recipe."""
+"""Half of them for locks, and a quarter for shared locks and for each recipe."""
 
 FOUND_WITHIN = 1500
 """Seeds within which every bug is found; most take fewer than a hundred."""
@@ -24,6 +25,15 @@ def test_everything_holds_in_some_hundred_worlds() -> None:
     assert not summary.failures, str(summary)
     assert summary.grants > 5 * SEEDS // 2, "there was something to look at"
     assert summary.handed_over > SEEDS / 4, "locks were handed over in calm weather"
+
+
+@pytest.mark.second_stage
+def test_everything_holds_with_some_shared_locks() -> None:
+    summary = run_batch(range(SEEDS // 4), workload="shared_locks")
+    assert not summary.failures, str(summary)
+    assert min(summary.counts[kind] for kind in ("readers", "writers", "permits")) > SEEDS / 4, "all kinds were granted"
+    assert summary.counts["downgrades"] > 5, "writers became readers"
+    assert summary.handed_over > SEEDS / 4, "shares were handed over in calm weather"
 
 
 @pytest.mark.second_stage
@@ -44,7 +54,9 @@ def test_everything_holds_in_some_schedules() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("workload", "seeds"), [("locks", 80_000), ("elections", 10_000), ("schedules", 10_000)])
+@pytest.mark.parametrize(
+    ("workload", "seeds"), [("locks", 80_000), ("shared_locks", 10_000), ("elections", 10_000), ("schedules", 10_000)]
+)
 def test_everything_holds_in_many_thousand_worlds(workload: str, seeds: int) -> None:
     summary = run_many(0, seeds, processes=2, workload=workload)
     assert not summary.failures, str(summary)
@@ -135,3 +147,48 @@ def test_a_recipe_in_memory_answers_as_in_postgres(dsn: str, recipe: str, seed: 
     finally:
         both.close()
     assert both.kinds >= RECIPES[recipe]
+
+
+SHARED = {
+    "read-write": {
+        "read granted",
+        "read waits",
+        "read refused",
+        "write granted",
+        "write waits",
+        "write refused",
+        "downgrade t",
+        "downgrade f",
+        "woken",
+        "heartbeat",
+        "withdraw_presence",
+        "reap",
+    },
+    "semaphore": {
+        "permit granted",
+        "permit waits",
+        "permit refused",
+        "permits differ",
+        "resize_semaphore",
+        "shared_state",
+        "woken",
+        "heartbeat",
+        "reap",
+    },
+}
+"""What must happen at least once when both sides are compared."""
+
+
+@pytest.mark.second_stage
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", SHARED)
+def test_a_shared_lock_in_memory_answers_as_in_postgres(dsn: str, kind: str, seed: int) -> None:
+    both = BothShared(dsn, seed, kind)
+    try:
+        for _ in range(150):
+            for _ in range(3):
+                both.step()
+            both.compare()
+    finally:
+        both.close()
+    assert both.kinds >= SHARED[kind]

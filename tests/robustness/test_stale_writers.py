@@ -28,6 +28,7 @@ from tests.support.paused_holder import KINDS, Resources
 from tests.support.s3 import new_bucket, running_s3
 from tests.support.service import running_service
 from tests.support.stages import first
+from tests.support.warm_start import Program
 
 pytestmark = pytest.mark.beside_others
 
@@ -41,7 +42,7 @@ class Holders:
     def __init__(self, dsn: str, where: dict[str, str]) -> None:
         root = Path(__file__).parents[2]
         self._processes = [
-            subprocess.Popen(
+            Program(
                 [sys.executable, "-m", "tests.support.paused_holder", dsn, json.dumps(where)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -59,7 +59,7 @@ class Fault:
 
 
 def all_faults() -> dict[str, type[Fault]]:
-    """Return every fault by its name."""
+    """Return every fault by its name, in the same order in every process that collects the tests."""
     import importlib
     import pkgutil
 
@@ -72,4 +72,4 @@ def all_faults() -> dict[str, type[Fault]]:
         if "name" in vars(one):  # the base class of a family has none
             found[one.name] = one
         pending += one.__subclasses__()
-    return found
+    return dict(sorted(found.items()))

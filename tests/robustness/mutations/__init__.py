@@ -58,9 +58,19 @@ class Bug:
 
 def all_bugs() -> dict[str, Bug]:
     """Return every bug by its name."""
-    from tests.robustness.mutations import elections, fences, leases, probes, schedules, tickets, tokens, trust
+    from tests.robustness.mutations import (
+        elections,
+        fences,
+        leases,
+        probes,
+        schedules,
+        shared_locks,
+        tickets,
+        tokens,
+        trust,
+    )
 
-    modules = (tokens, leases, trust, probes, tickets, fences, schedules, elections)
+    modules = (tokens, leases, trust, probes, tickets, fences, schedules, elections, shared_locks)
     found: list[Bug] = [bug for module in modules for bug in module.BUGS]
     assert len({bug.name for bug in found}) == len(found), "two bugs have the same name"
     return {bug.name: bug for bug in found}

@@ -31,7 +31,7 @@ def _keep_renewing() -> None:
 
     def confirmed(self: LeaseState, sent_at: float, trusted_until: float, expires_at: float) -> bool:
         if self.over:
-            self._sent_at = sent_at
+            self.sent_at = sent_at
             return True
         return confirm(self, sent_at, trusted_until, expires_at)
 
@@ -64,16 +64,16 @@ def _refuse_a_thread() -> None:
     from dblock._runtime import keepalive
 
     module: Any = keepalive
-    start_thread = module.start_thread
+    start_only_thread = module.start_only_thread
     refused: list[str] = []
 
-    def start(name: str, *args: Any) -> Any:
+    def start(remember: Any, name: str, *args: Any) -> None:
         if not refused:
             refused.append(name)
             raise dblock.Unavailable("can't start new thread")
-        return start_thread(name, *args)
+        start_only_thread(remember, name, *args)
 
-    module.start_thread = start
+    module.start_only_thread = start
 
 
 def _remember_early() -> None:

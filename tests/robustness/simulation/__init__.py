@@ -11,8 +11,8 @@ All of that follows from the seed, so you can replay a run that fails step by st
     python -m tests.robustness.simulation --seed 4711 --trace
     python -m tests.robustness.simulation --workload elections --seeds 1000
 
-A run has one of three workloads: threads that use locks, the candidates and observers of an election, or the hosts of a
-schedule. The same faults happen to all of them.
+A run has one of four workloads: threads that use locks, threads that use read-write locks and semaphores, the
+candidates and observers of an election, or the hosts of a schedule. The same faults happen to all of them.
 
 The module `checks` states what must hold. The module `mutations` shows that the checks find bugs: each bug is put in,
 and must be found (`--bugs`). `test_simulation.py` shows that the database in memory is like the real one: it sends the
@@ -29,11 +29,12 @@ same random calls to both.
 | fence | the resource, which refuses stale writers |
 | faults, run | what goes wrong and when; a storm, then calm |
 | checks | what must hold |
+| shared_locks | what read-write locks and semaphores add to all of these |
 | recipes, elections, schedules | what the recipes add to all of these |
 | mutations, many | bugs to find; many seeds |
 | fidelity | the same calls for the store and for Postgres |
 
 The simulation leaves out concurrent transactions (nothing is ever `busy` here; tests/dblock/sql and the model in spec/
-cover them), the pool, threads, asyncio, and how a client is closed. Of schedules it leaves out cron expressions,
-pauses, and runs that queue or overlap.
+cover them), the pool, threads, asyncio, how a client is closed, and names that are used for locks of two kinds. Of
+schedules it leaves out cron expressions, pauses, and runs that queue or overlap.
 """

@@ -195,6 +195,7 @@ class Checks:
     def freed(self, row: Row, why: str, by: int | str | None) -> None:
         now, name = self.world.now, row.name
         named = {"released": row.token, "forced_now": row.token, "abandoned": row.attempt, "died": row.presence}
+        named["downgraded"] = row.token
         if by != named[why] or row.expires_at <= now:
             raise Violation("exact grant", f"{name}: {why} by {by}, but it is {row}")
         if why == "died":

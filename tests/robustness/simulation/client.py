@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
-from dblock._core.acquire import LockFlows
 from dblock._core.effects import Connect, WaitForInput
 from dblock._core.keepalive_flow import WaitForWake, Warm
 from dblock._core.lease_state import LeaseState
 from dblock._core.listener_failures import ConnectFailed, ServerState
+from dblock._core.shared_acquire import SharedFlows
 from dblock._core.waiters import LocalWaiters
 from dblock._runtime.keepalive import _KeepAliveBase
 from dblock._runtime.listener import _ListenerBase
@@ -176,7 +176,7 @@ class Client(Process, RuntimeBase):
         grace: float | None,
     ) -> None:
         Process.__init__(self, world, network, name, rate, patience)
-        RuntimeBase.__init__(self, LockFlows("dblock", name, self.clock, world.random.uniform, world.name), grace)
+        RuntimeBase.__init__(self, SharedFlows("dblock", name, self.clock, world.random.uniform, world.name), grace)
         self.keepalive = KeepAlive(self)
         self.listener = Listener(self, self.keepalive, grace)
 

@@ -40,6 +40,8 @@ class Database:
         """
         self.mortal = mortal
         """Whether it may crash or be replaced. Then the contents of each disk matter."""
+        self.caller: object = None
+        """The process whose statement is executed."""
         self.promoted_at = -1.0
         self._flushed = store.tables.copy()
         self._received = store.tables.copy()

@@ -18,11 +18,23 @@ from tests.robustness.simulation.mutations import BUGS, Bug
 from tests.robustness.simulation.run import Outcome, Run
 from tests.robustness.simulation.schedules import mutations as schedules
 from tests.robustness.simulation.schedules.run import ScheduleRun
+from tests.robustness.simulation.shared_locks import mutations as shared_locks
+from tests.robustness.simulation.shared_locks.run import SharedRun
 
-WORKLOADS: dict[str, type[Run]] = {"locks": Run, "elections": ElectionRun, "schedules": ScheduleRun}
+WORKLOADS: dict[str, type[Run]] = {
+    "locks": Run,
+    "shared_locks": SharedRun,
+    "elections": ElectionRun,
+    "schedules": ScheduleRun,
+}
 """What the processes of a run do."""
 
-BUGS_OF: dict[str, dict[str, Bug[Any]]] = {"locks": BUGS, "elections": elections.BUGS, "schedules": schedules.BUGS}
+BUGS_OF: dict[str, dict[str, Bug[Any]]] = {
+    "locks": BUGS,
+    "shared_locks": shared_locks.BUGS,
+    "elections": elections.BUGS,
+    "schedules": schedules.BUGS,
+}
 """The bugs that are found in each workload."""
 
 ALL_BUGS = [bug for bugs in BUGS_OF.values() for bug in bugs]

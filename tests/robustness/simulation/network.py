@@ -15,7 +15,7 @@ import psycopg
 from psycopg import errors as pg
 
 from dblock._runtime.error_mapping import Overdue
-from dblock.errors import ClaimBusy
+from dblock.errors import ClaimBusy, DblockError
 from tests.robustness.simulation.database import Database
 from tests.robustness.simulation.statements import Args, Listens, perform
 from tests.robustness.simulation.world import World
@@ -135,6 +135,8 @@ class Network:
             row = database.store.tables.rows.get(args[0] or "")
             if row is None or row.expires_at <= self.world.now:
                 return ClaimBusy("a transaction is past the fence")
+        database.caller = process
+        result: Any
         try:
             result = database.call(
                 connection.session if connection else None, lambda: perform(database.store, database.fence, sql, args)
@@ -146,6 +148,8 @@ class Network:
             else:
                 self.channels[connection.session] = listens.client
             result = None
+        except DblockError as error:
+            result = error  # as the client translates what the function raises
         if self.world.tracing:
             self.world.say("database", f"{process.name}: {_told(sql, args)} -> {result}")
         return result

@@ -137,19 +137,23 @@ class Queues:
         """Record a client's heartbeat. Return how many tickets it has, and which of them are first."""
         self.touch_client(client)
         places = sum(ticket.client == client for line in self.tables.tickets.values() for ticket in line)
-        firsts = []
+        firsts: list[tuple[str, float, bool]] = []
         for name in names:
-            row = self.tables.rows.get(name)
-            found = None if row is None else self.first_in_queue(name, prune=False)
-            if row is None or found is None or found.client != client:
-                continue
-            wait = max(row.expires_at - self.now(), 0.0)
-            watched = wait > 0 and row.presence is not None
-            if wait > 0 and row.presence is not None:
-                grace = self.remaining_grace(row.presence)
-                wait = wait if grace is None else max(min(wait, grace), 0.0)
-            firsts.append((found.attempt, wait, watched))
+            firsts += self.positions(name, client)
         return places, firsts
+
+    def positions(self, name: str, client: str) -> list[tuple[str, float, bool]]:
+        """Return the ticket of a client that is first in a queue, the seconds to the next check, and `watched`."""
+        row = self.tables.rows.get(name)
+        found = None if row is None else self.first_in_queue(name, prune=False)
+        if row is None or found is None or found.client != client:
+            return []
+        wait = max(row.expires_at - self.now(), 0.0)
+        watched = wait > 0 and row.presence is not None
+        if wait > 0 and row.presence is not None:
+            grace = self.remaining_grace(row.presence)
+            wait = wait if grace is None else max(min(wait, grace), 0.0)
+        return [(found.attempt, wait, watched)]
 
     def leave_queue(self, client: str, presence: str | None = None, keep: frozenset[str] = frozenset()) -> None:
         for name in sorted(self.tables.tickets):

@@ -6,11 +6,11 @@ from typing import Any
 
 from tests.robustness.simulation.elections.store import Elections
 from tests.robustness.simulation.schedules.store import Schedules
-from tests.robustness.simulation.store import Store
+from tests.robustness.simulation.shared_locks.store import SharedStore
 
 
-class RecipeStore(Store):
-    """One database with one dblock in it, its elections and its schedules."""
+class RecipeStore(SharedStore):
+    """One database with one dblock in it: locks of every kind, elections and schedules."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -17,6 +17,7 @@ from tests.robustness.simulation.elections import statements as elections
 from tests.robustness.simulation.fence import Fence
 from tests.robustness.simulation.recipes import RecipeStore
 from tests.robustness.simulation.schedules import statements as schedules
+from tests.robustness.simulation.shared_locks import statements as shared_locks
 from tests.robustness.simulation.store import Asked, Store, Tried
 
 Args = tuple["str | None", ...]
@@ -58,6 +59,9 @@ def _performer(sql: bytes) -> Callable[[RecipeStore, Fence, Args], Row | None]:
     if name in schedules.FUNCTIONS:
         slots = schedules.FUNCTIONS[name]
         return lambda store, fence, args: slots(store.schedules, args)
+    if name in shared_locks.FUNCTIONS:
+        shared, retried, raises = shared_locks.FUNCTIONS[name], b"undecided" in sql, b".claim(" in sql
+        return lambda store, fence, args: shared(store, fence if raises else None, args, retried)
     if name == "release" and again:
         name = "release_again"
     elif name == "leave_queue" and b"keep =>" in sql:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tests.robustness.simulation.queue import Queues
-from tests.robustness.simulation.tables import Row, Ticket
+from tests.robustness.simulation.tables import HEADS, Row, Ticket
 
 SECOND = 1_000_000
 """The clock's ticks in a second, each of them a token."""
@@ -310,18 +310,25 @@ class Store(Queues):
                 del self.marks[name]
             elif mark.gone_since is None and mark.session != self.session and mark.session not in self.sessions:
                 mark.gone_since = now
+        # The heads of shared locks are looked at before their queues: such a head goes with the next run.
+        waited_for = {row.name for row in tables.rows.values() if row.kind in HEADS and row.waiting}
         for row in list(tables.rows.values()):
-            if row.waiting and row.expires_at <= now:
+            heard = (tables.clients.get(ticket.client, now) > now for ticket in tables.tickets.get(row.name, ()))
+            if row.waiting and row.expires_at <= now and not any(heard):
                 self.queue_is_empty(row.name)
-        gone = [row for row in tables.rows.values() if self.is_idle(row, now - idle)]
-        for row in gone:
+        gone = 0
+        # The head of a shared lock comes last: it stays while a share of it has a row.
+        for row in sorted(tables.rows.values(), key=lambda row: row.kind in HEADS):
+            if row.name in waited_for or not self.is_idle(row, now - idle):
+                continue
+            gone += 1
             self.observer.reaped(row)
             if row.expires_at > float("-inf"):
                 self.record_event(row, "expired", row.expires_at)
             del tables.rows[row.name]
             self.queues.pop(row.name, None)
         self.durable = True
-        return len(gone)
+        return gone
 
     def is_idle(self, row: Row, since: float) -> bool:
         """Return whether a lock has been free since then and has no waiters."""

@@ -30,6 +30,15 @@ class Row:
     last_served_ticket: int = 0
     minted_start: int | None = None
     """The start of the server that minted its token."""
+    kind: str | None = None
+    head: str | None = None
+    """Of a share: the name of its lock."""
+    permits: int | None = None
+    permit: int | None = None
+
+
+HEADS = ("read-write", "semaphore")
+"""The kinds of the rows that a shared lock has beside its shares."""
 
 
 @dataclass(slots=True)
@@ -42,6 +51,7 @@ class Ticket:
     client: str
     presence: str | None
     since: float
+    mode: str | None = None
 
 
 @dataclass(slots=True)

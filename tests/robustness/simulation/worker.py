@@ -14,6 +14,7 @@ from dblock._core.effects import Flow, Sleep
 from dblock._core.lease_flows import LeaseFlows
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import LockOptions, lock_options
+from dblock._runtime.owners import caller
 from dblock.errors import DatabaseError, DblockError, LeaseLost
 from dblock.lease import _LeaseBase
 from dblock.lock import _LockBase, _may_be_granted
@@ -44,12 +45,8 @@ class Lease(_LeaseBase):
 
     def __init__(self, client: Client, state: LeaseState) -> None:
         # Without a finalizer, whose moment Python would choose. An errand that forgets abandons the lease.
-        self._state = state
+        self._state = self.state = state
         self._flows = LeaseFlows(client.flows, state)
-
-    @property
-    def state(self) -> LeaseState:
-        return self._state
 
 
 class Worker:
@@ -78,6 +75,7 @@ class Worker:
         self._write = write
         self._released = released
         self._locks: dict[LockOptions, _LockBase[Any]] = {}
+        self._lease: Lease
         self._task = Task(client, self._going(), self._ended)
 
     def cancel(self) -> None:
@@ -110,15 +108,16 @@ class Worker:
         self.waits_since = None
         if lease is None:
             return
+        self._lease = lease
         try:
             yield from self._use(errand, lease)
         except (DblockError, Cancelled):
-            yield from self._release(lease)
+            yield from self._release(self._lease)
             raise
         if errand.forgets:
-            self.client.keepalive.abandon(lease.state)
+            self.client.keepalive.abandon(self._lease.state)
         else:
-            yield from self._release(lease)
+            yield from self._release(self._lease)
 
     def _acquire(self, errand: Errand) -> Flow[Lease | None]:
         client, options = self.client, errand.options
@@ -132,7 +131,7 @@ class Worker:
             if errand.tries_once:
                 grant = yield from client.flows.try_acquire(options, attempt)
             else:
-                grant = yield from lock._acquiring(errand.timeout, attempt)
+                grant = yield from lock._acquiring(errand.timeout, attempt, caller())
             if grant is None:
                 return None
             state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, now=client.clock)

@@ -26,6 +26,7 @@ from tests.robustness.history.record import History, Recorder
 from tests.robustness.traffic import workloads
 from tests.robustness.traffic.worker import WorkerConfig
 from tests.support.servers import private_server
+from tests.support.warm_start import Program
 
 ROOT = Path(__file__).parents[3]
 
@@ -80,7 +81,7 @@ class Environment:
         )
         self._started += 1
         with open(self.folder / f"{name}.err", "w") as errors:
-            self.workers[name] = subprocess.Popen(
+            self.workers[name] = Program(
                 [sys.executable, "-m", "tests.robustness.traffic.worker", json.dumps(config._asdict())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -133,7 +134,7 @@ def start_environment(
 ) -> Iterator[Environment]:
     """Create an environment that has only a server, prepared for the workload."""
     with ExitStack() as stack:
-        server = stack.enter_context(private_server(settings, in_memory))
+        server = stack.enter_context(private_server(settings, in_memory, installed=True))
         stack.callback(shutil.copyfile, server.log, folder / "server.log")
         prepare_database(server.url, workload, bug)
         env = Environment(server, folder, workload, seed, bug)

@@ -98,6 +98,17 @@ class Worker:
 
         return self._grant(name, ttl, lock_options | {"timeout": 0}, ask)
 
+    def acquire_share(self, lock: Any, *, timeout: float, ttl: float, **details: Any) -> Any:
+        """Wait for a share of this lock, or try once if the timeout is 0; return a lease or None."""
+
+        def ask() -> Any:
+            lease = lock.acquire(timeout=timeout) if timeout else lock.try_acquire()
+            if lease is None:
+                raise dblock.LockTimeout(lock.name, 0)
+            return lease
+
+        return self._grant(lock.name, ttl, details | {"timeout": timeout}, ask)
+
     def _grant(self, name: str, ttl: float, lock_options: dict[str, Any], ask: Callable[[], Any]) -> Any:
         details: dict[str, Any] = {
             key: value for key, value in lock_options.items() if isinstance(value, (bool, int, float, str))
@@ -112,7 +123,10 @@ class Worker:
             self.interruptions.interruptible(ask),
             refused=self.REFUSED,
             unknown=self.UNKNOWN,
-            describe=lambda lease: {"token": lease.token},
+            describe=lambda lease: {
+                "token": lease.token,
+                **({"permit": lease.permit} if hasattr(lease, "permit") else {}),
+            },
             ttl=ttl,
             worker=self.name,
             **details,
@@ -240,10 +254,11 @@ def _count_wake_ups(own_recorder: list[Recorder]) -> None:
         names[waiter.attempt] = waiter.name
         add(self, waiter)
 
-    def recorded(self: LocalWaiters, attempt: str) -> None:
-        # The notification carries only the attempt. A waiter that has left may still be notified.
+    def recorded(self: LocalWaiters, payload: str) -> None:
+        # The attempt is the last word. A waiter that has left may still be notified.
+        attempt = payload.split()[-1]
         own_recorder[0].record("woken", names.get(attempt.replace("-", ""), ""), attempt=attempt)
-        notified(self, attempt)
+        notified(self, payload)
 
     LocalWaiters.add, LocalWaiters.notified = added, recorded  # type: ignore[method-assign]
 

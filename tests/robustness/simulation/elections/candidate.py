@@ -12,6 +12,7 @@ from typing import Any
 
 from dblock._core.effects import Flow, Sleep, Wait
 from dblock._core.lease_state import LeaseState
+from dblock._runtime.owners import caller
 from dblock.errors import DatabaseError, DblockError, LockTimeout
 from dblock.lock import _LockBase, _may_be_granted
 from dblock.recipes.elections.base import WATCH_INTERVAL, ElectionBase
@@ -150,7 +151,7 @@ class Candidate(ElectionBase[Any]):
         self._checks.asks(attempt, options)
         self._say(f"{self.name}: campaigns, attempt {short(attempt)}")
         try:
-            grant = yield from performed(self._lock._acquiring(timeout, attempt), self._perform_waiting)
+            grant = yield from performed(self._lock._acquiring(timeout, attempt, caller()), self._perform_waiting)
             if grant is None:
                 raise LockTimeout(options.name, timeout or 0.0)
             state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, now=client.clock)
