@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import dblock
+from dblock.errors import CycleWait
 
 PACKAGE = Path(dblock.__file__).parent
 
@@ -23,7 +24,7 @@ LAYERS = [
     ["embedded"],
     ["_runtime"],
     ["admin"],
-    ["lease", "lock", "client"],
+    ["lease", "lock", "shared", "decorators", "lock_set", "several", "client_base", "client", "async_client"],
     ["recipes", "integrations", "observability", "testing"],
     ["server", "cli", "__main__"],
 ]
@@ -33,8 +34,16 @@ SAME_METHODS = [
     ("Client", "AsyncClient"),
     ("Lock", "AsyncLock"),
     ("Lease", "AsyncLease"),
+    ("LockSet", "AsyncLockSet"),
+    ("SharedLock", "AsyncSharedLock"),
+    ("Semaphore", "AsyncSemaphore"),
+    ("ReadLease", "AsyncReadLease"),
+    ("WriteLease", "AsyncWriteLease"),
+    ("PermitLease", "AsyncPermitLease"),
     ("Election", "AsyncElection"),
     ("Term", "AsyncTerm"),
+    ("Barrier", "AsyncBarrier"),
+    ("Latch", "AsyncLatch"),
 ]
 
 DECIDES_WITHOUT = {"asyncio", "psycopg", "select", "socket", "sqlalchemy", "subprocess"}
@@ -43,12 +52,16 @@ DECIDES_WITHOUT = {"asyncio", "psycopg", "select", "socket", "sqlalchemy", "subp
 
 def test_the_public_names_are_these_and_no_more() -> None:
     assert sorted(dblock.__all__) == [
-        "AccessDenied", "AsyncClient", "AsyncEfficiencyLease", "AsyncElection", "AsyncLease", "AsyncLock", "AsyncTerm",
-        "Client", "ClientClosed", "ConfigurationError", "DatabaseError", "DblockError", "EfficiencyLease", "Election",
-        "EmbeddedError", "Holder", "InvalidArgument", "Leader", "Lease", "LeaseLost", "Lock", "LockTimeout",
-        "LoginRefused", "NoFencingToken", "NotWritable", "Reason", "SKIPPED",
-        "SchemaError", "SchemaMissing", "SchemaOutdated", "SchemaTooNew", "Term", "TermsForgotten", "TransferRefused",
-        "Unavailable", "UnsuitableServer", "Vacancy", "Waiter", "current_run", "monotonic",
+        "AccessDenied", "AsyncBarrier", "AsyncClient", "AsyncEfficiencyLease", "AsyncElection", "AsyncLatch",
+        "AsyncLease", "AsyncLock", "AsyncLockSet", "AsyncPermitLease", "AsyncReadLease", "AsyncSemaphore",
+        "AsyncSharedLock", "AsyncTerm", "AsyncWriteLease", "Barrier", "Client", "ClientClosed", "ConfigurationError",
+        "CountsDiffer", "DatabaseError", "DblockError", "DeadlockDetected", "EfficiencyLease", "Election",
+        "EmbeddedError", "Holder", "InvalidArgument", "Latch", "Leader", "Lease", "LeaseLost", "Lock", "LockSet",
+        "LockTimeout", "LoginRefused", "NoFencingToken", "NotLocked", "NotWritable", "PermitLease", "PermitsDiffer",
+        "ReadLease", "Reason", "SKIPPED", "SchemaError", "SchemaMissing", "SchemaOutdated", "SchemaTooNew", "Semaphore",
+        "SharedLock", "Term", "TermsForgotten", "TransferRefused", "Unavailable", "UnsuitableServer", "UpgradeRefused",
+        "Vacancy", "WaitTimeout", "Waiter", "WriteLease", "WrongKind", "assert_locked", "current_lease", "current_run",
+        "monotonic",
     ]  # fmt: skip
     for name in dblock.__all__:
         assert getattr(dblock, name).__doc__, name
@@ -77,6 +90,11 @@ def test_every_error_has_one_base_and_survives_pickling() -> None:
         dblock.LeaseLost("a", "expired", datetime.now(timezone.utc), 41),
         dblock.LeaseLost("a", "forced", datetime.now(timezone.utc), -41),
         dblock.NoFencingToken("a"),
+        dblock.WrongKind("lock 'a' is a semaphore"),
+        dblock.PermitsDiffer("a", 2, 3),
+        dblock.UpgradeRefused("a"),
+        dblock.NotLocked("a"),
+        dblock.DeadlockDetected("a", [CycleWait("me", "a", "you", 41, None, None)]),
         dblock.ClientClosed(),
         dblock.NotWritable(),
         dblock.Unavailable("gone"),
@@ -90,6 +108,9 @@ def test_every_error_has_one_base_and_survives_pickling() -> None:
         dblock.UnsuitableServer([("row-lock", "it did not block", "Two clients could hold it.")]),
         dblock.TransferRefused("e", "web-2", "absent"),
         dblock.TermsForgotten("e", 41),
+        dblock.WaitTimeout("barrier", "a", 5.0),
+        dblock.WaitTimeout("latch", "a", 5.0),
+        dblock.CountsDiffer("barrier", "a", 2, 3),
         dblock.SchemaError("other"),
         dblock.DatabaseError("other"),
         dblock.EmbeddedError("other"),

@@ -53,6 +53,13 @@ PROGRAMS = {
         "renewed: True",
         "released: True",
     ],
+    "locked_functions": [
+        "the fee is booked under the token of the withdrawal: True",
+        "balances: {'ada': 69}",
+        "while another caller builds the report: dblock.SKIPPED",
+        "a booking without the lock is refused",
+    ],
+    "transfer_between_accounts": ["any account: account:1", "sum of all balances: 300"],
     "paused_holder": [
         "the worker is stopped; waiting for its lease to expire",
         "this process acquired the lock and wrote 150",
@@ -68,6 +75,15 @@ PROGRAMS = {
         "host-3 skips the slot",
         "ledger: host-1 died",
         "ledger: host-2 succeeded",
+    ],
+    "shared_locks": [
+        "readers inside: 2",
+        "a reader that comes now waits behind the writer: True",
+        "the prices have not changed: True",
+        "updated and still inside, under a higher token: True",
+        "GPUs in use: [0, 1]",
+        "a third worker gets one: False",
+        "GPUs free: 2",
     ],
     "worker_queue_async": ["3 workers synchronised 6 customers, each of them once"],
 }

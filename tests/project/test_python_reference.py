@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dblock
-from dblock.lease import AsyncLostEvent, LostEvent
+from dblock._runtime.lost_events import AsyncLostEvent, LostEvent
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text()
 
@@ -43,8 +43,13 @@ def rows(heading: str, table: str) -> dict[str, str]:
         ("Client and AsyncClient", (dblock.Client, dblock.AsyncClient)),
         ("Lock and AsyncLock", (dblock.Lock, dblock.AsyncLock)),
         ("Lease and AsyncLease", (dblock.Lease, dblock.AsyncLease)),
+        ("SharedLock and AsyncSharedLock", (dblock.SharedLock, dblock.AsyncSharedLock)),
+        ("Semaphore and AsyncSemaphore", (dblock.Semaphore, dblock.AsyncSemaphore)),
+        ("LockSet and AsyncLockSet", (dblock.LockSet, dblock.AsyncLockSet)),
         ("Election and AsyncElection", (dblock.Election, dblock.AsyncElection)),
         ("Term and AsyncTerm", (dblock.Term, dblock.AsyncTerm)),
+        ("Barrier and AsyncBarrier", (dblock.Barrier, dblock.AsyncBarrier)),
+        ("Latch and AsyncLatch", (dblock.Latch, dblock.AsyncLatch)),
         ("The event `lost`", (LostEvent, AsyncLostEvent)),
     ],
 )
