@@ -135,7 +135,7 @@ def test_bench_gives_up_on_a_database_that_stops_replying(shell: Shell, dsn: str
 @pytest.mark.second_stage
 def test_slow_server_gets_more_time_instead_of_a_figure_of_three_calls(shell: Shell, dsn: str) -> None:
     with Proxy(dsn) as proxy:
-        proxy.delay = 0.03
+        proxy.delay = 0.02
         done = shell.run("bench", "--seconds", "0.5", "--clients", "2", "--json", dsn=proxy.dsn)
     assert done.code == 0, done.err
     assert {what: done.json[what]["count"] for what in FIGURES if done.json[what]["count"] < FEWEST_SAMPLES} == {}

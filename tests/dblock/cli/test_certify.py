@@ -14,8 +14,9 @@ from dblock._core.options import quoted
 from dblock._runtime.target import resolve
 from dblock.admin import schema
 from dblock.admin.probe import BEHAVIOURS
-from dblock.cli.certify import trials
+from dblock.cli.certify import certificate, trials
 from dblock.cli.certify.certificate import GUARANTEES, Certificate, certify
+from tests.support.machine import measured
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.pretender import ADVISORY, pretend
 from tests.support.proxy import Proxy
@@ -34,8 +35,14 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(trials, name, value)
 
 
-def states(certificate: Certificate) -> dict[str, str]:
-    return {one.id: one.state for one in certificate.guarantees if one.state != "holds"}
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try everything, also on a machine that needs longer than a certificate may take."""
+    monkeypatch.setattr(certificate, "LONGEST", 300.0)
+
+
+def states(found: Certificate) -> dict[str, str]:
+    return {one.id: one.state for one in found.guarantees if one.state != "holds"}
 
 
 def left(dsn: str) -> list[Any]:
@@ -124,16 +131,19 @@ def test_broken_guarantee_is_shown(bare_dsn: str, monkeypatch: pytest.MonkeyPatc
 
 
 @needs_pgbouncer
+@pytest.mark.alone
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.second_stage
 def test_pooler_costs_speed_and_no_safety(bare_dsn: str) -> None:
-    with pooled(bare_dsn) as through:
+    with pooled(bare_dsn) as through, measured() as lateness:
         found = certify(resolve(through))
+        assert found.seconds < 30 + lateness()
     assert states(found) == {"durability": "fails", "wake-ups": "weaker", "presence": "weaker"}
     assert found.facts.connection == "pooler"
-    assert found.seconds < 30
     assert left(bare_dsn) == []
 
 
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.second_stage
 def test_translated_addresses_cost_only_presence(bare_dsn: str) -> None:
     with Proxy(bare_dsn) as proxy:

@@ -192,8 +192,8 @@ def test_wait_for_the_lock_ends_with_its_timeout_and_counts_as_no_failure(
 @pytest.mark.second_stage
 def test_long_run_fails_no_replica_that_waits_long_enough(shell: Shell, dsn: str) -> None:
     """A run may last several ttls, and its failures are counted apart from the time that others wait."""
-    start = ["migrate", "--version", "1", "--ttl", "3", "--timeout", "90", "--"]
-    replicas = [shell.start(*start, "sh", "-c", "sleep 8") for _ in range(3)]
+    start = ["migrate", "--version", "1", "--ttl", "6", "--timeout", "90", "--"]
+    replicas = [shell.start(*start, "sh", "-c", "sleep 14") for _ in range(3)]
     assert [replica.wait(120) for replica in replicas] == [0, 0, 0]
     assert outcomes(dsn) == ["succeeded"]
 

@@ -190,18 +190,19 @@ def test_commit_of_a_stopped_command_never_succeeds(shell: Shell, dsn: str, tmp_
     script.write_text(
         f"BEGIN; ALTER TABLE orders ADD COLUMN day date;\n\\! {wait}\nINSERT INTO versions VALUES (1); COMMIT;"
     )
-    arguments = ["migrate", "--version", "1", "--ttl", "3", "--", *psql(dsn, script)]
+    command = ["--", *psql(dsn, script)]
     for _ in range(rounds):
         query(dsn, "TRUNCATE dblock.migration_runs")
         query(dsn, "DROP TABLE IF EXISTS orders, versions")
         query(dsn, "CREATE TABLE orders (n int); CREATE TABLE versions (n int)")
         for file in ("paused", "go"):
             (tmp_path / file).unlink(missing_ok=True)
-        stopped = shell.start(*arguments)
+        stopped = shell.start("migrate", "--version", "1", "--ttl", "3", *command)
         eventually((tmp_path / "paused").exists, "the pause")
         frozen = family(stopped.pid)
         send(signal.SIGSTOP, frozen)
-        next_one = shell.start(*arguments)
+        # Only the lease of the stopped run has to end.
+        next_one = shell.start("migrate", "--version", "1", "--ttl", "30", *command)
         eventually(lambda: outcomes(dsn)[1:] == [None], "the next run")
         (tmp_path / "go").touch()
         send(signal.SIGCONT, frozen)
