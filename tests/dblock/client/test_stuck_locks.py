@@ -12,6 +12,7 @@ import pytest
 
 import dblock
 from dblock._core.waiters import LocalWaiters
+from tests.support.machine import measured
 from tests.support.servers import major, private_server
 
 STUCK = ["released in an open transaction", "acquired in an open transaction"]
@@ -162,9 +163,11 @@ def test_release_succeeds_while_the_cluster_cannot_notify(full_server: str) -> N
     with dblock.Client(full_server) as holder, dblock.Client(full_server) as client:
         for _ in range(2):
             lease = holder.lock("x", ttl=20).acquire()
-            with waiters(client, "x", 1, timeout=15) as ends:
-                time.sleep(0.5)
-                assert lease.release()
-                released = time.monotonic()
+            with measured() as lateness:
+                with waiters(client, "x", 1, timeout=15) as ends:
+                    time.sleep(0.5)
+                    assert lease.release()
+                    released = time.monotonic()
+                # The waiter finds out by itself.
+                assert time.monotonic() - released < 1.5 + lateness()
             assert ends == ["granted"]
-            assert time.monotonic() - released < 1.5, "the waiter finds out by itself"
