@@ -29,7 +29,7 @@ ROUNDS = pytest.mark.parametrize(
     "rounds",
     [
         1,
-        pytest.param(5, marks=[pytest.mark.second_stage, pytest.mark.timeout(900)]),
+        pytest.param(3, marks=[pytest.mark.second_stage, pytest.mark.timeout(900)]),
         pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
     ],
 )

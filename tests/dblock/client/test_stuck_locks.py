@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -76,9 +77,8 @@ def test_thirty_waiters_of_a_stuck_lock_leave_the_other_locks_their_rate(dsn: st
             time.sleep(1)
             took = [(seconds_for_ten(client), seconds_for_ten(control)) for _ in range(80)]
         assert ends == ["granted"] * 30
-    # Without the slowest twentieth of each, in which another program had the machine.
-    ours, theirs = (sorted(seconds)[: len(took) * 19 // 20] for seconds in zip(*took, strict=True))
-    ratio = sum(theirs) / sum(ours)
+    # Another program has the machine in some of the turns, and not for both clients alike.
+    ratio = statistics.median(theirs / ours for ours, theirs in took)
     assert ratio > 0.8, ratio
 
 

@@ -100,7 +100,7 @@ def test_ten_replicas_on_an_empty_database_run_every_step_once(
 
 
 @pytest.mark.timeout(0)
-@rounds(5, 100)
+@rounds(3, 100)
 def test_statement_of_a_killed_program_ends_before_the_next_one_begins(
     rounds: int, dsn: str, projects: Projects, start: Start, owner: psycopg.Connection
 ) -> None:
@@ -168,7 +168,7 @@ def paused(project: Project, start: Start) -> subprocess.Popen[str]:
 
 @pytest.mark.alone
 @pytest.mark.timeout(0)
-@rounds(5, 100)
+@rounds(3, 100)
 def test_stopped_program_is_ended_within_its_ttl_and_never_commits(
     rounds: int, projects: Projects, start: Start, owner: psycopg.Connection
 ) -> None:

@@ -88,7 +88,7 @@ def test_ten_replicas_on_an_empty_database_run_every_step_once(
 
 
 @pytest.mark.timeout(0)
-@rounds(5, 100)
+@rounds(3, 100)
 def test_statement_of_a_killed_program_ends_before_the_next_one_begins(
     rounds: int, project: Project, start: Start, database: psycopg.Connection
 ) -> None:
@@ -187,7 +187,7 @@ CASES = {
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("case", CASES)
-@rounds(5, 100)
+@rounds(3, 100)
 def test_program_that_was_stopped_before_its_record_never_commits(
     rounds: int, case: str, project: Project, start: Start, database: psycopg.Connection
 ) -> None:
