@@ -198,9 +198,10 @@ class LockFlows(GrantFlows):
                 wait, pause = self._next_pause(pause) if free else (math.inf, POLL_FIRST)
             if left <= 0:
                 break
-        if number is None:
-            return None
-        # Other waiters would wait behind a ticket that is never redeemed.
+        return None if number is None else (yield from self._stop_waiting(options, attempt, waiter))
+
+    def _stop_waiting(self, options: LockOptions, attempt: str, waiter: LocalWaiter) -> Flow[Grant | None]:
+        """Give the ticket up when the timeout has passed: other waiters would wait behind it without end."""
         try:
             yield from self.abandon(options.name, attempt)
         except DatabaseError:

@@ -20,6 +20,7 @@ API = (
     "leave_queue",
     "queue",
     "abandon",
+    "keep_ticket",
     "acquire_shared",
     "downgrade",
     "resize_semaphore",

@@ -39,6 +39,7 @@ COMMANDS = {
     "waiters": "inspect",
     "graph": "graph.command:graph",
     "watch": "watch.command:watch",
+    "serve": "serve",
     "force-release": "force_release:force_release_lock",
     "delete": "delete",
     "install": "admin",

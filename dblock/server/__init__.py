@@ -1,7 +1,10 @@
-"""`dblock serve`: the HTTP API and the dashboard, on top of the client and of `dblock.admin`.
+"""`dblock serve`: the HTTP API and the dashboard, on top of the flows of a client and of the SQL functions.
 
-The server keeps no state. Every request is one of the SQL functions, so you can stop a server and start another while
-leases are held.
+Guarantee: the server keeps no state that a client relies on. A lease and a ticket are rows of the database, and their
+IDs work at every server of the same installation. So you can kill a server and start another while leases are held.
+The server renews no lease by itself: a lease lasts for its ttl unless the HTTP client renews it.
 
-The server has not landed yet.
+The database decides about grants, deadlines and positions in the queue, and its role has the last word about what is
+allowed. This process only assumes who its caller is (`access`). If the database is away, every request that needs it is
+answered with 503.
 """

@@ -11,6 +11,7 @@ DECLARE
 "heartbeat": "Reports that a waiting client is alive, and returns which of its attempts are first in their queue. Call it every second while waiting.",
 "leave_queue": "Gives up the tickets of a client, its heartbeat and its presence. Locks that it holds stay held.",
 "abandon": "Gives back the grant and the ticket of an attempt, and wakes the next waiter. False: there was nothing to give back.",
+"keep_ticket": "Moves the ticket of an attempt to another client, and lets it keep its position without a heartbeat for `keep`. False: the attempt has no ticket.",
 "acquire_all": "Grants several locks in the order of their names. Without `client` all or none; with it as many as it can, and a ticket for the next.",
 "acquire_any": "Grants one of several locks, and deletes the attempt's other tickets; else leaves a ticket in the queue of each.",
 "give_way": "Gives up locks of an attempt for a waiter in the same cycle, and returns the number of a new ticket right behind that waiter.",

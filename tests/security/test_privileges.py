@@ -30,7 +30,7 @@ MAY_CALL = {
         **dict.fromkeys(
             (
                 "try_acquire", "acquire", "heartbeat", "register_presence", "withdraw_presence", "leave_queue", "queue",
-                "abandon", "acquire_all", "acquire_any", "abandon_all", "give_way", "wake_set",
+                "abandon", "keep_ticket", "acquire_all", "acquire_any", "abandon_all", "give_way", "wake_set",
                 "renew", "renew_all", "release", "release_all", "assert_held", "holder",
                 "acquire_shared", "downgrade", "resize_semaphore", "shared_state",
                 "bind_transaction", "look_for_deadlock",

@@ -93,6 +93,7 @@ CALLS: dict[str, dict[str, list[tuple[str, Check]]]] = {
         "give_way": [(f"give_way('{{m,n}}', '{PRESENCE}', '{CLIENT}', '{CLIENT}')", one(None))],
         "wake_set": [("wake_set('a')", one(False))],
         "heartbeat": [(f"heartbeat('{CLIENT}', '{{a}}')", one(1, [uuid.UUID(CLIENT)], ..., [True]))],
+        "keep_ticket": [(f"keep_ticket('a', '{CLIENT}', '{CLIENT}', '3 s')", one(True))],
         "queue": [("queue('a')", one(...))],
         "holder": [("holder('a')", one(T1, "me", {}, ..., ..., ...))],
         "renew": [(f"renew('a', {T1}, '30 s')", one(..., 30.0))],

@@ -160,8 +160,8 @@ BEGIN
 
     IF acquire.had_ticket THEN
         -- Add a presence that was registered after the ticket was issued, so that its end is
-        -- noticed.
-        UPDATE lock_tickets AS t SET presence = coalesce(acquire.presence, t.presence)
+        -- noticed. The ticket follows the client that asks, see keep_ticket().
+        UPDATE lock_tickets AS t SET presence = coalesce(acquire.presence, t.presence), client = acquire.client
         WHERE t.attempt = acquire.attempt AND t.name = acquire.name
         RETURNING t.number INTO ticket;
     END IF;
@@ -180,7 +180,7 @@ BEGIN
         RETURNING t.number INTO ticket;
         fresh := FOUND;
         IF NOT fresh THEN
-            UPDATE lock_tickets AS t SET presence = coalesce(acquire.presence, t.presence)
+            UPDATE lock_tickets AS t SET presence = coalesce(acquire.presence, t.presence), client = acquire.client
             WHERE t.attempt = acquire.attempt AND t.name = acquire.name
             RETURNING t.number INTO ticket;
         END IF;

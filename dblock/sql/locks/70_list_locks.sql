@@ -1,9 +1,10 @@
 -- Returns locks in the order of their names: those that are held or waited for or, with
--- `include_free`, every lock that has a row. Selects them by `name` or by a LIKE `pattern`. The
--- token of a grant that is not durable is a negative number that fences nothing. Token 0 means that
--- the lock was never granted. A share of a read-write lock or of a semaphore is listed as a lock,
--- and `head` is the lock that it belongs to. That lock is listed too while a share of it is held,
--- with the number of shares that are `held`. If a lock is selected, so are its shares.
+-- `include_free`, every lock that has a row. Selects them by `name` or by a LIKE `pattern`. With
+-- `after` only names after that one are listed, for the next page. The token of a grant that is not
+-- durable is a negative number that fences nothing. Token 0 means that the lock was never granted.
+-- A share of a read-write lock or of a semaphore is listed as a lock, and `head` is the lock that it
+-- belongs to. That lock is listed too while a share of it is held, with the number of shares that
+-- are `held`. If a lock is selected, so are its shares.
 --
 -- `dblock grant --may see` allows the functions 70 to 73, because they show the locks of other
 -- applications.
@@ -11,7 +12,8 @@ CREATE OR REPLACE FUNCTION list_locks(
     pattern text DEFAULT '%',
     name text DEFAULT NULL,
     include_free boolean DEFAULT false,
-    max_rows integer DEFAULT 1000
+    max_rows integer DEFAULT 1000,
+    after text DEFAULT NULL
 )
 RETURNS TABLE (
     name text,
@@ -47,6 +49,7 @@ AS $$
            ) END
     FROM distributed_locks AS l
     WHERE (l.name LIKE list_locks.pattern OR l.head LIKE list_locks.pattern)
+      AND (list_locks.after IS NULL OR l.name > list_locks.after)
       AND (list_locks.name IS NULL OR l.name = list_locks.name OR l.head = list_locks.name)
       AND (
           list_locks.include_free OR l.expires_at > clock_timestamp()

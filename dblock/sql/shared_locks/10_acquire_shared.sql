@@ -229,13 +229,13 @@ BEGIN
         RETURN;
     END IF;
     IF ticket IS NOT NULL THEN
-        IF acquire_shared.presence IS NOT NULL THEN
-            -- A presence that was registered after the ticket was issued, so that its end is
-            -- noticed.
-            UPDATE lock_tickets AS t SET presence = acquire_shared.presence
-            WHERE t.name = acquire_shared.name AND t.number = acquire_shared.ticket
-              AND t.presence IS DISTINCT FROM acquire_shared.presence;
-        END IF;
+        -- A presence that was registered after the ticket was issued, so that its end is noticed.
+        -- The ticket follows the client that asks, see keep_ticket().
+        UPDATE lock_tickets AS t
+        SET presence = coalesce(acquire_shared.presence, t.presence), client = acquire_shared.client
+        WHERE t.name = acquire_shared.name AND t.number = acquire_shared.ticket
+          AND (t.client <> acquire_shared.client
+               OR t.presence IS DISTINCT FROM coalesce(acquire_shared.presence, t.presence));
     ELSE
         fresh := true;
         LOOP

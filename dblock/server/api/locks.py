@@ -1,0 +1,295 @@
+"""Locks over HTTP: acquire, list, show, and take a lock from its holder."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from dblock._core import clock
+from dblock._core.options import LockOptions, brief, check_name, is_text, lock_options
+from dblock._core.replies import Grant, new_attempt
+from dblock._core.shared_acquire import read_write_options, semaphore_options
+from dblock.errors import DblockError
+from dblock.server.api.operations import Exchange, answer
+from dblock.server.database import holder_label, seconds_left
+from dblock.server.ids import LeaseId, TicketId
+from dblock.server.problems import Problem, invalid
+from dblock.server.waits import Disconnected
+
+LABEL_BYTES = 300
+"""The longest label of a holder: the server adds the caller's name to it."""
+
+KEY_LENGTH = 255
+
+ACQUIRE = ("name", "ttl", "wait", "holder", "meta", "kind", "permits", "ticket")
+BREAK = ("token", "reason", "now")
+
+
+async def acquire(exchange: Exchange) -> Response:
+    """Grant the lock, or let the request wait for it."""
+    asked = await exchange.body(dict.fromkeys(ACQUIRE))
+    name = exchange.parts.get("name", asked.get("name"))
+    if "name" in asked and asked["name"] != name:
+        raise invalid("The name in the body is not the one in the path.")
+    limit = exchange.service.settings.limits.wait
+    wait = asked.get("wait", 0)
+    if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= limit:
+        raise invalid(f"wait is a number of seconds from 0 to {limit:g}; got {brief(wait)}.")
+    options = _options(name, asked)
+    holder_label.set(_label(exchange, asked.get("holder")))
+    attempt, resumed = await _attempt(exchange, options.name, asked.get("ticket"))
+    waits = exchange.service.waits
+    try:
+        outcome = await waits.acquire(options, float(wait), attempt, resumed, exchange.gone)
+    except Disconnected:
+        return Response(status_code=499)  # not delivered
+    if isinstance(outcome, Grant):
+        return await _granted(exchange, options, outcome, resumed)
+    if outcome == "queued":
+        return await _queued(exchange, options, attempt, resumed)
+    raise await locked(exchange, options.name)
+
+
+def _options(name: Any, asked: dict[str, Any]) -> LockOptions:
+    kind, ttl, meta = asked.get("kind", "mutex"), asked.get("ttl", 30.0), asked.get("meta")
+    if "permits" in asked and kind != "semaphore":
+        raise invalid("Only a semaphore has permits.")
+    if kind == "mutex":
+        return lock_options(name, ttl, None, meta, keep_alive=False)
+    if kind in ("read", "write"):
+        return read_write_options(kind, name, ttl, None, meta, False)
+    if kind == "semaphore":
+        return semaphore_options(asked.get("permits"), name, ttl, None, meta, False)
+    raise invalid(f"kind is one of mutex, read, write and semaphore; got {brief(kind)}.")
+
+
+def _label(exchange: Exchange, label: Any) -> str:
+    caller = exchange.caller.name
+    if label is None:
+        return caller
+    if not is_text(label) or not 1 <= len(label.encode()) <= LABEL_BYTES:
+        raise invalid(f"holder is text of 1 to {LABEL_BYTES} bytes without NUL.")
+    # The caller's name cannot be chosen by the caller, so it comes last, where a label cannot imitate it.
+    return f"{label} ({caller})" if exchange.service.settings.authenticates else str(label)
+
+
+async def _attempt(exchange: Exchange, name: str, ticket: Any) -> tuple[str, bool]:
+    """Return the attempt of a request, and whether an earlier request may have had it."""
+    signer = await exchange.service.signer()
+    if ticket is not None:
+        if not isinstance(ticket, str):
+            raise invalid("ticket is the text that the server returned.")
+        found = signer.read_ticket(ticket)
+        if found.name != name:
+            raise invalid("The ticket is one of another lock.")
+        return found.attempt, True
+    key = exchange.request.headers.get("idempotency-key")
+    if key is None:
+        return new_attempt(), False
+    if not 1 <= len(key) <= KEY_LENGTH:
+        raise invalid(f"An Idempotency-Key has 1 to {KEY_LENGTH} characters.")
+    return signer.attempt(exchange.caller.name, name, key), True
+
+
+async def _granted(exchange: Exchange, options: LockOptions, grant: Grant, resumed: bool) -> Response:
+    signer = await exchange.service.signer()
+    content = {
+        "lock": options.name,
+        "lease": signer.lease(LeaseId(grant.name, grant.token, options.ttl)),
+        "token": grant.token,
+        "expires_in": round(seconds_left(grant, clock.now()), 3),
+        "deadline": moment(grant.expires_at),
+    }
+    if grant.name != options.name:
+        content["share"] = grant.name
+    return _GrantResponse(exchange, grant, resumed, content)
+
+
+class _GrantResponse(Response):
+    """The answer that tells of a grant. If the client has left before it is sent, the grant is given back."""
+
+    def __init__(self, exchange: Exchange, grant: Grant, resumed: bool, content: dict[str, Any]) -> None:
+        self._exchange = exchange
+        self._grant = grant
+        self._resumed = resumed
+        plain = answer(content)
+        super().__init__(plain.body, 200, plain.headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if await self._exchange.request.is_disconnected():
+                raise OSError("the client has left")
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self.body, "more_body": True})
+            if await self._exchange.request.is_disconnected():
+                raise OSError("the client has left")
+        except OSError:
+            # With an Idempotency-Key or a ticket the client comes back and finds its grant.
+            if not self._resumed:
+                database, grant = self._exchange.service.database, self._grant
+                with suppress(DblockError):  # then it ends with its ttl
+                    await database.run_last(database.flows.release(grant.name, grant.token, grant.trusted_until))
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _queued(exchange: Exchange, options: LockOptions, attempt: str, resumed: bool) -> Response:
+    service = exchange.service
+    signer = await service.signer()
+    requeued = resumed and attempt in service.database.flows.requeued
+    service.database.flows.requeued.discard(attempt)
+    return answer(
+        {
+            "lock": options.name,
+            "ticket": signer.ticket(TicketId(options.name, attempt)),
+            "keep_for": service.settings.ticket_ttl,
+            "requeued": requeued,
+            "next": "Send the same request with this ticket within keep_for seconds to keep the position.",
+        },
+        202,
+    )
+
+
+async def locked(exchange: Exchange, name: str) -> Problem:
+    """Return the problem of a lock that another holder has."""
+    holders = await holders_of(exchange, name)
+    shown = f"Lock {name!a:.80} is held by {holders[0]['holder']!a:.80}." if holders else "The lock has waiters."
+    return Problem(
+        423,
+        "locked",
+        "The lock is held",
+        shown,
+        "Try again later, or send wait with the seconds that you want to wait in its queue.",
+        lock=name,
+        holder=holders[0] if holders else None,
+        holders=holders,
+    )
+
+
+async def holders_of(exchange: Exchange, name: str) -> list[dict[str, Any]]:
+    """Return who holds a lock, in the order of the grants."""
+    return await exchange.service.database.read("holder", name)
+
+
+async def list_all(exchange: Exchange) -> Response:
+    """Return one page of the locks, in the order of their names."""
+    query = exchange.request.query_params
+    limits = exchange.service.settings.limits
+    unknown = set(query) - {"pattern", "after", "limit", "free", "name"}
+    if unknown:
+        raise invalid("The list takes the parameters pattern, name, after, limit and free.")
+    try:
+        limit = int(query.get("limit", "100"))
+    except ValueError:
+        limit = 0
+    if not 1 <= limit <= limits.page:
+        raise invalid(f"limit is a number from 1 to {limits.page}.")
+    from dblock.admin.inspect import like
+
+    pattern, name, after = query.get("pattern", "*"), query.get("name"), query.get("after", "")
+    if not all(is_text(one) and len(one.encode()) <= 1024 for one in (pattern, name or "", after)):
+        raise invalid("A pattern or a name is text of at most 1024 bytes without NUL.")
+    rows = await exchange.service.database.read(
+        "list_locks($1, $2, $3, $4, $5)",
+        like(pattern),
+        name,
+        "t" if query.get("free") in ("1", "true") else "f",
+        str(limit + 1),
+        after,
+    )
+    page = rows[:limit]
+    return answer({"locks": [_shown(row) for row in page], "after": page[-1]["name"] if len(rows) > limit else None})
+
+
+async def show(exchange: Exchange) -> Response:
+    """Return one lock with its holders."""
+    name = check_name(exchange.parts["name"])
+    rows = await exchange.service.database.read("list_locks($1, $2, $3, $4)", "%", name, "t", "1000")
+    mine = [row for row in rows if row["name"] == name]
+    if not mine:
+        raise Problem(
+            404,
+            "unknown-lock",
+            "There is no such lock",
+            f"Lock {name!a:.80} was never acquired, or its row was deleted since.",
+            "Acquire it: a lock needs no preparation.",
+        )
+    found = _shown(mine[0])
+    shares = [_shown(row) for row in rows if row["head"] == name]
+    return answer({**found, "shares": [share for share in shares if share["state"] != "free"]})
+
+
+async def queue(exchange: Exchange) -> Response:
+    """Return the waiters of a lock, in order."""
+    name = check_name(exchange.parts["name"])
+    rows = await exchange.service.database.read("list_waiters($1, $2)", name, "1000")
+    return answer({"lock": name, "waiters": [{key: row[key] for key in _WAITER} for row in rows]})
+
+
+_WAITER = ("position", "holder", "since", "seconds", "mode")
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of list_locks() as the API shows it: a number that is no fencing token is left out."""
+    token = row["token"]
+    held = row["remaining"] > 0 or bool(row["held"])
+    return {
+        **row,
+        "token": token if token > 0 else None,
+        "state": "free" if not held else "held" if row["forced_at"] is None else "forced",
+    }
+
+
+async def break_lock(exchange: Exchange) -> Response:
+    """Take a lock from the holder with this token."""
+    asked = await exchange.body(dict.fromkeys(BREAK))
+    name, token, reason = check_name(exchange.parts["name"]), asked.get("token"), asked.get("reason")
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 < token < 1 << 63:
+        raise invalid("token is the holder's token, as the lock shows it.")
+    if not is_text(reason) or not 1 <= len(str(reason).encode()) <= 2048:
+        raise invalid("reason is text of 1 to 2048 bytes, for the history.")
+    now = asked.get("now", False)
+    if not isinstance(now, bool):
+        raise invalid("now is true or false.")
+    share = await _share_with(exchange, name, token)
+    taken = await force_release(exchange, share, token, str(reason), now)
+    if not taken:
+        raise Problem(
+            409,
+            "not-held",
+            "The lock is not held under this token",
+            f"Lock {name!a:.80} is not held under token {token}; nothing was done.",
+            "Read the lock again: it may have another holder by now.",
+            holders=await holders_of(exchange, name),
+        )
+    holders = [one for one in await holders_of(exchange, name) if one["token"] == token]
+    return answer({"lock": share, "token": token, "free_within": holders[0]["remaining"] if holders else 0.0})
+
+
+async def _share_with(exchange: Exchange, name: str, token: int) -> str:
+    """Return the name of the row that is held under a token: that of the lock, or of a share of it."""
+    rows = await exchange.service.database.read("list_locks($1, $2)", "%", name)
+    return next((row["name"] for row in rows if row["token"] == token), name)
+
+
+async def force_release(exchange: Exchange, name: str, token: int, reason: str, now: bool) -> bool:
+    """Take the lock from one exact grant, in the caller's name. The database records the caller and the reason."""
+    database = exchange.service.database
+    actor = f"{exchange.caller.name} over HTTP"
+    rows = await database.read(
+        "force_release($1, $2, $3, $4, $5) AS taken", name, str(token), actor, reason, "t" if now else "f"
+    )
+    taken = bool(rows[0]["taken"])
+    if taken and now:
+        with suppress(DblockError):  # the first waiter also finds out by itself
+            await database.read("wake_queue", name)
+    return taken
+
+
+def moment(epoch: float) -> str:
+    """Return a moment of the database's clock as ISO 8601."""
+    return datetime.fromtimestamp(epoch, timezone.utc).isoformat()

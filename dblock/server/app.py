@@ -1,0 +1,108 @@
+"""The server as one ASGI application: the API, the dashboard, health and metrics behind the same door.
+
+Every request passes `_Door` first: it takes the proxy's prefix off, refuses requests that a browser sends for foreign
+pages, and sets the headers that every answer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dblock.server import dashboard, health, metrics
+from dblock.server.access import refuse_cross_site
+from dblock.server.api.app import Api
+from dblock.server.problems import Problem
+from dblock.server.service import Service
+from dblock.server.settings import Settings
+
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+}
+"""What every answer has, unless its handler says otherwise."""
+
+
+def create_app(settings: Settings) -> Starlette:
+    """Return the application. Nothing is opened before the first request."""
+    service = Service(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await service.close()
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        return service.refusal(error)
+
+    app = Starlette(
+        routes=[Mount("/v1", app=Api(service)), *health.routes(), *metrics.routes(), *dashboard.routes()],
+        middleware=[Middleware(_Door, service=service)],
+        exception_handlers={HTTPException: _http_error, Problem: refuse, Exception: refuse},
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    return app
+
+
+class _Door:
+    """Passes a request on, if it may enter."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        scope = self._without_prefix(scope)
+        try:
+            refuse_cross_site(scope, self._service.settings)
+        except Problem as problem:
+            await problem.response()(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+    def _without_prefix(self, scope: Scope) -> Scope:
+        """Take the prefix off the path. A proxy may have done so already."""
+        prefix = self._service.settings.prefix
+        path, raw = scope["path"], scope.get("raw_path") or scope["path"].encode()
+        if prefix and (path == prefix or path.startswith(f"{prefix}/")):
+            path = path.removeprefix(prefix) or "/"
+            raw = raw.removeprefix(prefix.encode()) or b"/"
+        # The whole path is below the root path for Starlette, so the prefix is kept apart from it.
+        return {**scope, "path": path, "raw_path": raw, "dblock.raw_path": raw, "dblock.prefix": prefix}
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Return what Starlette refuses as a problem."""
+    assert isinstance(error, HTTPException)
+    return Problem(
+        error.status_code,
+        "unknown-path" if error.status_code == 404 else "refused",
+        "The request was refused",
+        str(error.detail),
+        "See /v1/openapi.json for what the server offers.",
+        error.headers,
+    ).response()

@@ -1,0 +1,120 @@
+"""The server's way to the database: one runtime of a client for locks, and a small pool for reading.
+
+The runtime has no presence, so a lease outlives the server that it was acquired through. No lease is handed to its
+keep-alive, so only the HTTP client renews. Reading has its own connections, so a crowd of readers delays no renewal.
+
+Nothing is opened before the first request, and a request that finds the database away raises an error of dblock, which
+`problems` turns into the status 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from dblock._core.effects import Call, Flow
+from dblock._core.options import quoted
+from dblock._core.replies import Grant
+from dblock._core.schema_version import check_name
+from dblock._runtime import runtime as runtimes
+from dblock._runtime.runner import AsyncRunner
+from dblock._runtime.target import resolve
+from dblock.admin.schema import install
+from dblock.errors import AccessDenied, Unavailable
+from dblock.server.flows import ServerFlows
+from dblock.server.settings import Settings
+
+T = TypeVar("T")
+
+READERS = 2
+"""Connections for reading."""
+
+holder_label: ContextVar[str] = ContextVar("holder_label", default="dblock serve")
+"""The name that other clients see as the holder, for the request that runs in this context."""
+
+
+class Database:
+    """The database of one server."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Name the database. Nothing is opened yet."""
+        self.schema = check_name(settings.schema)
+        self.flows = ServerFlows(self.schema, holder_label.get, settings.ticket_ttl)
+        target = resolve(settings.dsn, embedded=settings.embedded)
+        self.runtime = runtimes.TaskRuntime(
+            runtimes.Settings(target, target, self.schema, settings.pool_size, settings.patience, None, install),
+            self.flows,
+        )
+        self._reader = AsyncRunner(target, self.schema, READERS, settings.patience)
+
+    async def run(self, flow: Flow[T]) -> T:
+        """Perform a flow of `flows`."""
+        return await self.runtime.run(flow)
+
+    async def run_last(self, flow: Flow[T]) -> T:
+        """Perform a flow that cleans up: to its end, even if the caller is cancelled or the server stops."""
+        return await asyncio.shield(asyncio.ensure_future(self.runtime.run_even_if_closed(flow)))
+
+    async def installation(self) -> str:
+        """Return the ID of the installation, which no caller of the server sees."""
+        if not self.runtime.installation:
+            await self.run(_nothing())
+        return self.runtime.installation
+
+    async def read(
+        self, call: str, *arguments: str | None, extra: str | None = None, where: str = ""
+    ) -> list[dict[str, Any]]:
+        """Call a function of the schema that returns rows, in one statement, and return these as they look in JSON.
+
+        `call` is the name of the function, or its call with $1, $2, … for the arguments and an alias. `extra` is one
+        more column, in which {schema} stands for the schema, and `where` what follows the call.
+        """
+        await self.installation()
+        schema = quoted(self.schema)
+        if "(" not in call:
+            call = f"{call}({', '.join(f'${number + 1}' for number in range(len(arguments)))})"
+        columns = "*" if extra is None else f"*, {extra.replace('{schema}', schema)}"
+        rows = f"SELECT {columns} FROM {schema}.{call} {where}"
+        sql = f"SELECT coalesce(json_agg(to_jsonb(r)), '[]') FROM ({rows}) AS r"
+        row = await self._reader.run(_one(Call(sql.encode(), arguments)))
+        found: list[dict[str, Any]] = json.loads(row[0])
+        return found
+
+    async def is_there(self) -> bool:
+        """Return whether the database answers, with a schema that fits."""
+        try:
+            await self.installation()
+            await self._reader.run(_one(self._reader.statements.revision))
+        except AccessDenied:
+            return True
+        except Exception:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the connections. Leases stay held, and tickets keep their positions for their ttl."""
+        self._reader.close()
+        await self.runtime.close()
+
+
+def seconds_left(grant: Grant, now: float) -> float:
+    """Return how long a lease lasts at least from now on: counted from before its request was sent."""
+    from dblock._core.acquire import TRUST
+
+    left = (grant.trusted_until - grant.sent_at) / TRUST - (now - grant.sent_at)
+    return max(left, 0.0)
+
+
+def _one(call: Call) -> Flow[Any]:
+    row = yield call
+    if row is None:
+        raise Unavailable("The database returned no row.")
+    return row
+
+
+def _nothing() -> Flow[None]:
+    """Open the runtime, and ask nothing."""
+    return
+    yield

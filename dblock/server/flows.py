@@ -1,0 +1,85 @@
+"""The flows of a server: those of a client, except that a ticket can outlast the request that took it.
+
+An HTTP client waits in several requests. When one of them ends, its ticket is parked: it moves from this server to a
+client of its own, which counts as alive for the ticket's ttl. The next request takes the ticket over, at this server or
+at another.
+
+An attempt is either private, if no HTTP client can name it, or resumable, by a ticket or an Idempotency-Key. What a
+private attempt has is given up when its request ends without a grant. What a resumable attempt has may by now belong to
+a request at another server, so it is left to the database's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from dblock._core.acquire import LEAST_PATIENCE
+from dblock._core.deadlocks import DeadlockWatch
+from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow
+from dblock._core.options import LockOptions, interval, quoted
+from dblock._core.replies import Grant, TicketStatus
+from dblock._core.shared_acquire import SharedFlows
+from dblock._core.waiters import LocalWaiter
+from dblock.errors import DatabaseError
+
+
+class ServerFlows(SharedFlows):
+    """The flows of one server, in one schema."""
+
+    def __init__(self, schema: str, holder: Callable[[], str], ticket_ttl: float) -> None:
+        super().__init__(schema, holder)
+        self.ticket_ttl = ticket_ttl
+        """Seconds for which a parked ticket keeps its position."""
+        self.private: set[str] = set()
+        """The attempts that no HTTP client can name."""
+        self.requeued: set[str] = set()
+        """The attempts whose ticket was found to be gone, and that have a new one at the end of the queue."""
+        self._keep_ticket = f"SELECT {quoted(schema)}.keep_ticket($1, $2, $3, $4)".encode()
+
+    def park(self, name: str, attempt: str) -> Flow[bool]:
+        """Let the attempt's ticket keep its position for the ticket's ttl. False if there is no ticket."""
+        # The ticket's own client has the name of the attempt: a UUID that no other client has.
+        args = (name, attempt, attempt, interval(self.ticket_ttl))
+        (kept,) = yield Call(self._keep_ticket, args, within=GIVE_UP_WITHIN)
+        return bool(kept == "t")
+
+    def abandon_all(self, names: Sequence[str], attempt: str) -> Flow[None]:
+        """Give up what an attempt has, later than its request: only if no other request can name it."""
+        if attempt in self.private:
+            yield from super().abandon_all(names, attempt)
+            self.private.discard(attempt)
+
+    def _enqueue(
+        self, options: LockOptions, attempt: str, within: float, had_ticket: bool, wait: bool = True
+    ) -> Flow[Grant | TicketStatus | None]:
+        reply = yield from super()._enqueue(options, attempt, within, had_ticket, wait)
+        if isinstance(reply, TicketStatus) and reply.fresh:
+            self.requeued.add(attempt)
+        return reply
+
+    def _wait_in_queue(
+        self, options: LockOptions, give_up_at: float, attempt: str, waiter: LocalWaiter, watch: DeadlockWatch
+    ) -> Flow[Grant | None]:
+        try:
+            return (yield from super()._wait_in_queue(options, give_up_at, attempt, waiter, watch))
+        except asyncio.CancelledError:
+            # While this waiter is registered: the ticket of no waiter would be taken for a leftover.
+            if attempt not in self.private:
+                yield from self._park_quietly(options, attempt)
+            raise
+
+    def _stop_waiting(self, options: LockOptions, attempt: str, waiter: LocalWaiter) -> Flow[Grant | None]:
+        """Ask a last time, and park the ticket. The client is told of it, so the attempt is resumable from here on."""
+        reply = yield from self._enqueue(options, attempt, LEAST_PATIENCE, True, False)
+        if isinstance(reply, Grant):
+            return reply
+        self.private.discard(attempt)
+        yield from self._park_quietly(options, attempt)
+        return None
+
+    def _park_quietly(self, options: LockOptions, attempt: str) -> Flow[None]:
+        try:
+            yield from self.park(options.name, attempt)
+        except DatabaseError:
+            return  # the database drops the ticket, and the next request queues again

@@ -1,0 +1,81 @@
+"""Run the server: listen, serve, and end within two seconds of a signal.
+
+On SIGTERM and SIGINT the server stops listening, answers the requests that wait with their tickets, ends the streams,
+and exits. A second signal changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from dblock.server.app import create_app
+from dblock.server.service import Service
+from dblock.server.settings import Settings
+
+STOP_WITHIN = 1
+"""Seconds that requests have to end after the signal. Then they are cancelled."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, except that it tells the service first when it should end, and keeps the exit code 0."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._service = service
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._listening()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        self._service.stopping.set()
+        self.should_exit = True
+
+
+def serve(settings: Settings, listening: Callable[[str], None] = lambda address: None) -> None:
+    """Serve until a signal comes. `listening` is called with the address once the server accepts requests."""
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        # The peer of the socket decides whether a proxy's header is believed, so no header may change it.
+        proxy_headers=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        timeout_graceful_shutdown=STOP_WITHIN,
+        timeout_keep_alive=75,
+    )
+    opened = _listen(settings)
+    try:
+        host, port = opened.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.prefix}"
+        server = _Server(config, app.state.service, lambda: listening(address))
+        asyncio.run(server.serve([opened]))
+    finally:
+        opened.close()
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    return socket.create_server((settings.host, settings.port), family=family, backlog=2048)

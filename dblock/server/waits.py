@@ -1,0 +1,185 @@
+"""The requests of this server that wait for a lock.
+
+Guarantee: a request that ends without an answer leaves nothing behind that its client was not told of. If the client
+disconnects, a private attempt is given up at once; a resumable one (with a ticket or an Idempotency-Key) keeps its
+position for the ticket's ttl. When the server stops, every waiter is answered with a ticket.
+
+A client that was cut off may send its request again before this server has noticed. The newer request takes over, and
+the older one ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from dblock._core.acquire import Contention
+from dblock._core.options import LockOptions
+from dblock._core.replies import Grant
+from dblock.errors import DatabaseError, DblockError
+from dblock.server.database import Database
+from dblock.server.problems import Problem
+from dblock.server.settings import Limits
+
+LEAST_WAIT = 0.05
+"""Seconds that a request with a ticket waits at least, because a try without waiting would ignore its ticket."""
+
+ENDED_WITHIN = 1.0
+"""Seconds that the server waits for its requests when it stops."""
+
+
+class Disconnected(Exception):
+    """The client is gone, so no answer can be delivered."""
+
+
+class _Wait:
+    """One request that waits."""
+
+    def __init__(self, work: asyncio.Task[Grant | None]) -> None:
+        self.work = work
+        self.superseded = False
+        self.cleanup_deferred = False
+
+
+class Waits:
+    """The requests that wait, by their attempts."""
+
+    def __init__(self, database: Database, limits: Limits, stopping: asyncio.Event) -> None:
+        self._database = database
+        self._limits = limits
+        self._stopping = stopping
+        self._waits: dict[str, _Wait] = {}
+
+    @property
+    def count(self) -> int:
+        """How many requests wait."""
+        return len(self._waits)
+
+    async def acquire(
+        self,
+        options: LockOptions,
+        seconds: float,
+        attempt: str,
+        resumed: bool,
+        gone: Callable[[], Awaitable[None]],
+    ) -> Grant | Literal["held", "queued"]:
+        """Acquire the lock for a request, in at most so many seconds.
+
+        `resumed` means that the attempt may have a ticket. `gone` returns when the client has disconnected, in which
+        case Disconnected is raised. The result `queued` means that the attempt has a ticket that keeps its position,
+        and `held` that it has none, because the request would not wait.
+        """
+        flows = self._database.flows
+        if resumed:
+            seconds = max(seconds, LEAST_WAIT)
+        else:
+            flows.private.add(attempt)
+        await self._supersede(attempt)
+        if self.count >= self._limits.waiters:
+            raise Problem(
+                429,
+                "too-many-waiters",
+                "Too many requests wait at this server",
+                f"This server lets {self._limits.waiters} requests wait at a time.",
+                "Try again later, or at another server.",
+                {"Retry-After": "1"},
+            )
+        flows.requeued.discard(attempt)
+        # Straight into the queue, so that a request that waits always has a ticket when it ends.
+        contention = Contention()
+        contention.expected = seconds > 0
+        flow = flows.acquire(options, seconds, attempt, contention)
+        wait = _Wait(asyncio.ensure_future(self._database.run(flow)))
+        self._waits[attempt] = wait
+        try:
+            grant = await self._outcome(wait, attempt, options, gone)
+        except DatabaseError:
+            self._defer_cleanup(wait, options.name, attempt)
+            raise
+        finally:
+            if self._waits.get(attempt) is wait:
+                del self._waits[attempt]
+            if not wait.work.done():
+                wait.work.cancel()
+            if not wait.cleanup_deferred:
+                flows.private.discard(attempt)
+        if grant is not None:
+            return grant
+        return "queued" if seconds > 0 else "held"
+
+    async def _outcome(
+        self, wait: _Wait, attempt: str, options: LockOptions, gone: Callable[[], Awaitable[None]]
+    ) -> Grant | None:
+        """Return the grant of a wait, None if the attempt has a ticket instead or was refused."""
+        left = asyncio.ensure_future(gone())
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({wait.work, left, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if wait.superseded:
+                await _ended(wait.work)
+                raise _superseded()
+            if wait.work.done():
+                return wait.work.result()
+            if stopped.done():
+                # The client is told of the ticket, so it must stay.
+                self._database.flows.private.discard(attempt)
+            grant = await _ended(wait.work)
+            if stopped.done() and not left.done():
+                return grant
+            await self._give_back(wait, options.name, attempt)
+            raise Disconnected
+        except asyncio.CancelledError:
+            await _ended(wait.work)
+            await self._give_back(wait, options.name, attempt)
+            raise
+        finally:
+            left.cancel()
+            stopped.cancel()
+
+    async def _give_back(self, wait: _Wait, name: str, attempt: str) -> None:
+        """Give up what a private attempt has, for a client that is gone. A resumable one keeps it until its ttl."""
+        if attempt not in self._database.flows.private:
+            return
+        try:
+            await self._database.run_last(self._database.flows.abandon(name, attempt))
+        except DblockError:
+            self._defer_cleanup(wait, name, attempt)
+
+    def _defer_cleanup(self, wait: _Wait, name: str, attempt: str) -> None:
+        """Give up later what a private attempt may have, because the database is away."""
+        if attempt in self._database.flows.private:
+            wait.cleanup_deferred = True
+            self._database.runtime.defer_cleanup(name, attempt)
+
+    async def _supersede(self, attempt: str) -> None:
+        """End an older request with the same attempt."""
+        older = self._waits.get(attempt)
+        if older is not None:
+            older.superseded = True
+            await _ended(older.work)
+
+    async def ended(self) -> None:
+        """Wait until no request waits any more, because the server stops."""
+        until = asyncio.get_running_loop().time() + ENDED_WITHIN
+        while self._waits and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def _ended(work: asyncio.Task[Grant | None]) -> Grant | None:
+    """Cancel a wait and return its grant if it has one already."""
+    work.cancel()
+    with contextlib.suppress(asyncio.CancelledError, DblockError):
+        return await asyncio.shield(work)
+    return None
+
+
+def _superseded() -> Problem:
+    return Problem(
+        409,
+        "superseded",
+        "A newer request took over",
+        "Another request with the same Idempotency-Key or ticket arrived while this one waited.",
+        "Use the answer to the newer request.",
+    )
