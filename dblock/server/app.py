@@ -10,12 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import MutableHeaders, State
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dblock.server import dashboard, health, metrics
@@ -48,12 +47,12 @@ def create_app(settings: Settings) -> Starlette:
         return service.refusal(error)
 
     app = Starlette(
-        routes=[Mount("/v1", app=Api(service)), *health.routes(), *metrics.routes(), *dashboard.routes()],
+        routes=[*health.routes(), *metrics.routes(), *dashboard.routes()],
         middleware=[Middleware(_Door, service=service)],
         exception_handlers={HTTPException: _http_error, Problem: refuse, Exception: refuse},
         lifespan=lifespan,
     )
-    app.state.service = service
+    app.state = State({"service": service})
     return app
 
 
@@ -63,6 +62,7 @@ class _Door:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
+        self._api = Api(service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,7 +82,9 @@ class _Door:
         except Problem as problem:
             await problem.response()(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, send_with_headers)
+        # By the path before decoding, in which a lock's name may have any character.
+        app = self._api if scope["dblock.raw_path"].startswith(b"/v1/") else self._app
+        await app(scope, receive, send_with_headers)
 
     def _without_prefix(self, scope: Scope) -> Scope:
         """Take the prefix off the path. A proxy may have done so already."""

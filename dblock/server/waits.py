@@ -23,9 +23,6 @@ from dblock.server.database import Database
 from dblock.server.problems import Problem
 from dblock.server.settings import Limits
 
-LEAST_WAIT = 0.05
-"""Seconds that a request with a ticket waits at least, because a try without waiting would ignore its ticket."""
-
 ENDED_WITHIN = 1.0
 """Seconds that the server waits for its requests when it stops."""
 
@@ -67,14 +64,12 @@ class Waits:
     ) -> Grant | Literal["held", "queued"]:
         """Acquire the lock for a request, in at most so many seconds.
 
-        `resumed` means that the attempt may have a ticket. `gone` returns when the client has disconnected, in which
-        case Disconnected is raised. The result `queued` means that the attempt has a ticket that keeps its position,
-        and `held` that it has none, because the request would not wait.
+        `resumed` means that another request may have had the attempt before. With 0 seconds it is a try. `gone` returns
+        when the client has disconnected, in which case Disconnected is raised. The result `queued` means that the
+        attempt has a ticket that keeps its position, and `held` that it has none, because the request would not wait.
         """
         flows = self._database.flows
-        if resumed:
-            seconds = max(seconds, LEAST_WAIT)
-        else:
+        if not resumed:
             flows.private.add(attempt)
         await self._supersede(attempt)
         if self.count >= self._limits.waiters:

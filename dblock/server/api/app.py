@@ -41,7 +41,7 @@ class Api:
         await response(scope, receive, send)
         logger.info(
             "server: %s %s %d in %.0f ms",
-            ascii(request.method)[1:20],
+            request.method if operation else "a request for",
             operation.path if operation else "an unknown path",
             response.status_code,
             (time.monotonic() - began) * 1000,

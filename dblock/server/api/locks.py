@@ -20,6 +20,9 @@ from dblock.server.ids import LeaseId, TicketId
 from dblock.server.problems import Problem, invalid
 from dblock.server.waits import Disconnected
 
+LEAST_WAIT = 0.05
+"""Seconds that a request with a ticket waits at least, because a try without waiting would ignore its ticket."""
+
 LABEL_BYTES = 300
 """The longest label of a holder: the server adds the caller's name to it."""
 
@@ -40,6 +43,8 @@ async def acquire(exchange: Exchange) -> Response:
     if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= limit:
         raise invalid(f"wait is a number of seconds from 0 to {limit:g}; got {brief(wait)}.")
     options = _options(name, asked)
+    if "ticket" in asked:
+        wait = max(wait, LEAST_WAIT)
     holder_label.set(_label(exchange, asked.get("holder")))
     attempt, resumed = await _attempt(exchange, options.name, asked.get("ticket"))
     waits = exchange.service.waits
@@ -273,7 +278,7 @@ async def break_lock(exchange: Exchange) -> Response:
 async def _share_with(exchange: Exchange, name: str, token: int) -> str:
     """Return the name of the row that is held under a token: that of the lock, or of a share of it."""
     rows = await exchange.service.database.read("list_locks($1, $2)", "%", name)
-    return next((row["name"] for row in rows if row["token"] == token), name)
+    return next((row["name"] for row in rows if row["token"] == token and row["remaining"] > 0), name)
 
 
 async def force_release(exchange: Exchange, name: str, token: int, reason: str, now: bool) -> bool:

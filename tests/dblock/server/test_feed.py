@@ -1,0 +1,61 @@
+"""However many streams watch, the database is asked once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from dblock.server.feed import Feed, Snapshot
+from tests.dblock.server.conftest import Http, serving
+
+
+async def test_hundred_watchers_cost_no_more_than_one(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+    read = http.service.database.read
+
+    async def counted(*arguments: str, **options: str) -> object:
+        nonlocal asked
+        asked += 1
+        return await read(*arguments, **options)
+
+    monkeypatch.setattr(http.service.database, "read", counted)
+    await http.acquire("a")
+    feed = Feed(http.service.database, asyncio.Event(), interval=0.1)
+
+    async def watch() -> int:
+        seen = 0
+        async for snapshot in feed.snapshots():
+            assert [lock["name"] for lock in snapshot.locks] == ["a"]
+            seen += 1
+            if seen == 5:
+                break
+        return seen
+
+    began = time.monotonic()
+    assert await asyncio.gather(*(watch() for _ in range(100))) == [5] * 100
+    assert 4 <= asked <= (time.monotonic() - began) / 0.1 * 1.1 + 2
+    await asyncio.sleep(0.3)
+    before = asked
+    await asyncio.sleep(0.3)
+    assert asked == before, "no stream is open, so the database is left alone"
+    await feed.close()
+
+
+async def test_snapshot_has_each_lock_with_its_queue(http: Http) -> None:
+    await http.acquire("a", holder="the holder")
+    await http.post("/v1/locks/a", json={"wait": 0.05, "holder": "a waiter"})
+    snapshot = await http.service.feed.current()
+    (lock,) = snapshot.locks
+    assert (lock["holder"], lock["waiting"], lock["queue"][0]["holder"]) == ("the holder", 1, "a waiter")
+
+
+async def test_snapshot_of_a_database_that_is_away_keeps_its_age() -> None:
+    async with serving("postgresql://app@127.0.0.1:1/none") as http:
+        feed = http.service.feed
+        feed.latest = Snapshot(1, [{"name": "a"}], time.monotonic() - 60)
+        snapshot = await feed.current()
+        assert snapshot.error is not None
+        assert snapshot.locks == [{"name": "a"}]
+        assert (snapshot.age or 0) >= 60
