@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from dblock._runtime.target import Target, resolve
 from dblock.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from dblock._core.observation import Observer
     from dblock._runtime.target import Where
 
 MOST_PATIENT = 86_400.0
@@ -40,6 +41,7 @@ class ClientBase:
         presence: Seconds | None = DEFAULT_PRESENCE,
         embedded: bool = False,
         fences: str | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         """Name the database. Nothing is opened yet.
 
@@ -52,7 +54,8 @@ class ClientBase:
         `listen_dsn` leads to the same database past a pooler, for the one connection over which waiters are woken.
         `presence` is the grace: how long other clients wait, once that connection has ended, before they take the locks
         that this process holds. With None they wait until the leases expire. `fences` is the schema of fenced_store in
-        which `claims` are names. It is needed only if the database has several.
+        which `claims` are names. It is needed only if the database has several. `observers` are told of every wait,
+        hold and renewal of this client: see `dblock.observability`.
         """
         with importing:
             from dblock._core.schema_version import check_name
@@ -68,6 +71,10 @@ class ClientBase:
             _default_holder() if holder is None else holder,
             fences=None if fences is None else check_name(fences),
         )
+        if observers:
+            with importing:
+                from dblock._core.observation import Observation
+            flows.observation = Observation(observers, flows.holder_name, flows.clock)
         seconds = check_seconds("patience", patience)
         if not 0 <= seconds <= MOST_PATIENT:
             raise InvalidArgument(f"The patience is from 0 s to a day; got {seconds:g} s.")

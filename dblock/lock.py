@@ -64,7 +64,15 @@ class _LockBase(Generic[L]):
 
     def _acquiring(self, timeout: float | None, attempt: str, owner: Owner) -> Flow[Grant | None]:
         holds = functools.partial(self._holds, owner, timeout)
-        return self._flows.acquire(self._options, timeout, attempt, self._contention, holds)
+        flow = self._flows.acquire(self._options, timeout, attempt, self._contention, holds)
+        observation = self._flows.observation
+        missed = "busy" if timeout == 0 else "timeout"
+        return flow if observation is None else observation.wait((self.name,), flow, missed=missed)
+
+    def _trying(self, attempt: str) -> Flow[Grant | None]:
+        flow = self._flows.try_acquire(self._options, attempt)
+        observation = self._flows.observation
+        return flow if observation is None else observation.wait((self.name,), flow, missed="busy")
 
     def _holds(self, owner: Owner, timeout: float | None) -> list[int]:
         """Return the tokens by which a thread or task keeps others waiting, for as long as it waits itself."""
@@ -176,7 +184,7 @@ class Lock(_LockBase[ThreadL]):
         if again is not None:
             return self._claimed(again, 0.5, began)
         try:
-            grant = self._runtime.run(self._flows.try_acquire(self._options, attempt))
+            grant = self._runtime.run(self._trying(attempt))
             return self._claimed(self._lease(grant, owner), 0.5, began) if grant else None
         except BaseException as error:
             self._abandon(attempt, error)
@@ -266,7 +274,7 @@ class AsyncLock(_LockBase[TaskL]):
         if again is not None:
             return await self._claimed(again, 0.5, began)
         try:
-            grant = await self._runtime.run(self._flows.try_acquire(self._options, attempt))
+            grant = await self._runtime.run(self._trying(attempt))
             return await self._claimed(self._lease(grant, owner), 0.5, began) if grant else None
         except BaseException as error:
             await self._abandon(attempt, error)

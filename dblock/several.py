@@ -72,7 +72,7 @@ class _SeveralBase(_LockBase[Any]):
                 if state.keep_alive and state not in states and (timeout is None or state.lock not in self.names)
             ]
 
-        return self._all.acquire_all(
+        flow = self._all.acquire_all(
             self.names,
             self._options,
             timeout,
@@ -82,6 +82,15 @@ class _SeveralBase(_LockBase[Any]):
             lambda: all(state.lock < self.names[0] for state in self._runtime.held_by(owner)),
             holds,
         )
+        observation = self._flows.observation
+        missed = "busy" if timeout == 0 else "timeout"
+        return flow if observation is None else observation.wait(self.names, flow, missed=missed, all_of=True)
+
+    def _acquiring_any(self, timeout: float | None, attempt: str) -> Flow[Grant | None]:
+        flow = self._any.acquire(self.names, self._options, timeout, attempt)
+        observation = self._flows.observation
+        missed = "busy" if timeout == 0 else "timeout"
+        return flow if observation is None else observation.wait(self.names, flow, missed=missed)
 
     def _leases(self, states: Sequence[LeaseState]) -> tuple[list[Any], list[LeaseState]]:
         """Return the leases of a call that was granted all its locks, and their states.
@@ -207,7 +216,7 @@ class LockAny(_Threads):
             self._warn_of_own_leases()
         attempt, states = caller().new_attempt(), list[LeaseState]()
         try:
-            grant = self._runtime.run(self._any.acquire(self.names, self._options, seconds, attempt))
+            grant = self._runtime.run(self._acquiring_any(seconds, attempt))
             if grant is not None:
                 return Lease(self._runtime, self._hold(grant, caller(), states))
         except BaseException as error:
@@ -281,7 +290,7 @@ class AsyncLockAny(_Tasks):
             self._warn_of_own_leases()
         attempt, states = caller().new_attempt(), list[LeaseState]()
         try:
-            grant = await self._runtime.run(self._any.acquire(self.names, self._options, seconds, attempt))
+            grant = await self._runtime.run(self._acquiring_any(seconds, attempt))
             if grant is not None:
                 return AsyncLease(self._runtime, self._hold(grant, caller(), states))
         except BaseException as error:

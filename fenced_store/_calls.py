@@ -31,6 +31,7 @@ from fenced_store.errors import (
     abbreviated,
     sqlstate,
 )
+from fenced_store.refusals import reported
 from fenced_store.schema import quoted_for_text
 from fenced_store.tokens import HasToken, check_write, describe_writer, refuse_self_wait, token_of, write_of
 
@@ -226,7 +227,7 @@ class StoreBase:
         stored_at = moment(at)
         if outcome == _STALE:
             assert write.token is not None
-            raise StaleTokenError(write.key, write.token, token, stored_at, numbers=(write.number, number))
+            raise reported(StaleTokenError(write.key, write.token, token, stored_at, numbers=(write.number, number)))
         if outcome == _CONFLICT:
             assert write.if_version is not None
             raise VersionConflict(write.key, write.if_version, version)

@@ -27,6 +27,8 @@ import re
 from datetime import datetime
 from typing import Any
 
+from fenced_store.refusals import reported
+
 STALE, MISSING, INVALID_TOKEN, AHEAD = "FEN01", "FEN02", "FEN03", "FEN04"
 """The SQLSTATEs of fenced_store: a token too low, no token, an invalid token, a claim below the fence."""
 
@@ -222,18 +224,23 @@ class InvalidArgument(FencedStoreError, ValueError):
 
 def sqlstate(error: BaseException) -> str | None:
     """Return the SQLSTATE of a driver's error, also if SQLAlchemy has wrapped it."""
+    return _driver_error(error)[1]
+
+
+def _driver_error(error: BaseException) -> tuple[BaseException, str | None]:
+    """Return the driver's own error and its SQLSTATE."""
     original = getattr(error, "orig", None) or error
     # SQLAlchemy wraps asyncpg's error twice: the original is the cause of `orig`.
     for each in (original, original.__cause__):
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
-        if isinstance(state, str):
-            return state
-    return None
+        if each is not None and isinstance(state, str):
+            return each, state
+    return error, None
 
 
 def translated(error: BaseException) -> FencedStoreError | None:
     """Return the fenced_store error for a database error with one of the SQLSTATEs above; None for any other."""
-    state = sqlstate(error)
+    cause, state = _driver_error(error)
     if state not in (STALE, MISSING, INVALID_TOKEN, AHEAD):
         return None
     message, detail, _ = diagnostics_of(error)
@@ -245,13 +252,9 @@ def translated(error: BaseException) -> FencedStoreError | None:
         return None  # another program's error with the same SQLSTATE
     if state == STALE:
         at = found["stored_at"]
-        return StaleTokenError(
-            found["resource"],
-            found["offered"],
-            found["stored"],
-            _moment(at) if at else None,
-            found["stored_by"],
-        )
+        stored_at = _moment(at) if at else None
+        stale = StaleTokenError(found["resource"], found["offered"], found["stored"], stored_at, found["stored_by"])
+        return reported(stale, cause)
     if state == MISSING:
         return MissingToken(found["resource"])
     if state == AHEAD:

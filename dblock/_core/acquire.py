@@ -221,7 +221,7 @@ class LockFlows(GrantFlows):
         args = (
             options.name,
             options.interval,
-            self._holder_name(),
+            self.holder_name(),
             options.meta,
             attempt,
             "t" if options.durable else "f",
@@ -254,7 +254,7 @@ class LockFlows(GrantFlows):
         args = (
             options.name,
             options.interval,
-            self._holder_name(),
+            self.holder_name(),
             options.meta,
             attempt,
             self.client,
@@ -298,7 +298,7 @@ class LockFlows(GrantFlows):
         """Return this client's presence, or None while it is in doubt: a new lease is safer without it then."""
         return self.presence if self.presence is not None and self.presence.stands(now) else None
 
-    def _holder_name(self) -> str:
+    def holder_name(self) -> str:
         """Return the name that other clients see; asked each time, because after a fork the process is another."""
         holder = self._holder
         return holder if isinstance(holder, str) else holder()

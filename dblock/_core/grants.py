@@ -9,6 +9,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from dblock._core import clock as clocks
 from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow
@@ -27,12 +28,18 @@ from dblock._core.replies import (
 )
 from dblock._core.statements import DEFAULT_FENCES, Statements
 
+if TYPE_CHECKING:
+    from dblock._core.observation import Observation
+
 BRISK = 1 / 8
 """The part of a renewal's time that each step of giving it up may take, so that there is time for a retry."""
 
 
 class GrantFlows:
     """The flows of one client, in one schema, apart from acquiring."""
+
+    observation: Observation | None = None
+    """The observers of the client; None if it has none."""
 
     def __init__(
         self,
@@ -134,6 +141,11 @@ class GrantFlows:
     def leave_all_but(self, attempts: Iterable[str]) -> Flow[None]:
         """Give up all tickets of this client except those of these attempts."""
         yield Call(self.statements.leave_but, (self.client, array(attempts)), within=GIVE_UP_WITHIN)
+
+    def listener_is(self, up: bool | None) -> None:
+        """Tell the observers whether the listener is connected; None if it needs no connection."""
+        if self.observation is not None:
+            self.observation.listener_changed(self.client, up)
 
     def holder(self, name: str) -> Flow[Holder | None]:
         """Ask for the lock's holder. The result is None when the lock is free."""

@@ -74,6 +74,13 @@ class LeaseFlows:
 
     def release(self) -> Flow[bool]:
         """Release the lease; the result is False when it was no longer held under this token."""
+        observation = self._flows.observation
+        if observation is None:
+            return self._release()
+        state = self._state
+        return observation.release([state.grant if isinstance(state, HeldState) else state], self._release())
+
+    def _release(self) -> Flow[bool]:
         state = self._state
         if state.finished:
             return False

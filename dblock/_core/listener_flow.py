@@ -110,8 +110,8 @@ class ListenerFlow:
         """Start as another client, without connection and waiters. The parent's session ends with the parent."""
         for connection in self._connections():
             connection.drop()
-        self._flows.client = self._flows.new_name()
-        self._flows.presence = None
+        self._flows.listener_is(None)
+        self._flows.client, self._flows.presence = self._flows.new_name(), None
         self.waiters.reset_after_fork()
         self._reset()
 
@@ -150,6 +150,7 @@ class ListenerFlow:
             if self._now() >= self.waiters.cleanup_due_at():
                 yield from self.waiters.run_cleanup()
         connection = self.connection
+        self._flows.listener_is(connection is not None if self._needed else None)
         try:
             yield WaitForInput(connection, self._seconds_until_due())
         except ConnectionFailed as error:
@@ -200,8 +201,7 @@ class ListenerFlow:
     def _seconds_until_due(self) -> float:
         """Return the seconds until there is something to do, if nothing comes before."""
         due = [self.waiters.due_at(), self.waiters.cleanup_due_at()]
-        probed_at = self._probed_at
-        if probed_at is not None:
+        if (probed_at := self._probed_at) is not None:
             due.append(probed_at + PROBE_WITHIN)
         if self._silent is not None:
             due.append(self._now() + HEARTBEAT_INTERVAL)
@@ -248,9 +248,8 @@ class ListenerFlow:
         try:
             opened: Connection = yield Connect()
             connection = opened
-            presence = yield from _over(
-                opened, handshake(self._flows, opened, self._installation, self._grace, self._warn_once)
-            )
+            shaking = handshake(self._flows, opened, self._installation, self._grace, self._warn_once)
+            presence = yield from _over(opened, shaking)
         except Exception as error:
             if connection is not None:
                 connection.close()
@@ -398,6 +397,7 @@ class ListenerFlow:
 
     def hang_up(self) -> None:
         """Close all connections. Their presences are in doubt from here on."""
+        self._flows.listener_is(None)
         if self._flows.presence is not None:
             self._flows.presence.doubt()
         self.in_doubt.doubt()

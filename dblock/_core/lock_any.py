@@ -98,7 +98,7 @@ class LockAnyFlows:
         args = (
             array(names),
             options.interval,
-            flows._holder_name(),
+            flows.holder_name(),
             options.meta,
             attempt,
             flows.client if queue else None,

@@ -224,6 +224,9 @@ class RenewalSchedule:
         self._reached = True
         self._answered_at = self._now()
         self._took = self._answered_at - now
+        if self._flows.observation is not None:
+            margins = [(state.trusted_until - self._answered_at) / ttl for state, ttl in batch]
+            self._flows.observation.renewed(self._took, margins)
         self._too_slow = 0.0
         return reply
 

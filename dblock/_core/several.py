@@ -237,7 +237,7 @@ class SeveralFlows:
             waiter,
             flows.client,
             presence.name if presence else None,
-            flows._holder_name(),
+            flows.holder_name(),
             "t" if ordered else "f",
         )
         (number,) = yield Call(flows.statements.give_way, args, within=GIVE_UP_WITHIN)
@@ -260,7 +260,7 @@ class SeveralFlows:
         args = (
             array(names),
             options.interval,
-            flows._holder_name(),
+            flows.holder_name(),
             options.meta,
             attempt,
             flows.client if queue else None,
@@ -291,6 +291,10 @@ class SeveralFlows:
 
     def release(self, states: Sequence[LeaseState]) -> Flow[bool]:
         """Release these leases in one call; the result is whether all of them were still held under their tokens."""
+        observation, releasing = self._flows.observation, self._release_all(states)
+        return releasing if observation is None else observation.release(states, releasing)
+
+    def _release_all(self, states: Sequence[LeaseState]) -> Flow[bool]:
         doubtful = {state for state in states if state.in_doubt}
         for state in states:
             state.let_go()

@@ -157,7 +157,7 @@ class SharedFlows(LockFlows):
                 options.mode,
                 None if options.permits is None else str(options.permits),
                 options.interval,
-                self._holder_name(),
+                self.holder_name(),
                 options.meta,
                 attempt,
                 client,

@@ -236,7 +236,7 @@ class SlotFlows:
                     _interval(one.grace),
                     _interval(one.at_least),
                     interval(one.ttl),
-                    self._flows._holder_name(),
+                    self._flows.holder_name(),
                     attempt,
                     presence.name if presence else None,
                     plan,

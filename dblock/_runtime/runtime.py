@@ -107,6 +107,8 @@ class RuntimeBase:
             closed = ClientClosed()
             closed.granted = True
             raise closed
+        if self.flows.observation is not None:
+            self.flows.observation.hold(state)
         if state.owner is not None:
             state.owner.add(state)
 

@@ -90,6 +90,7 @@ PRIVILEGES = {
         "list_guards",
         "list_candidates",
         "list_schedule_events",
+        "lock_metrics",
         "list_schedules",
         "slot_outcome",
         "migration_state",

@@ -43,7 +43,7 @@ VERSION_TABLE = "installed_revision"
 PACKAGE = Path(__file__).parents[1]
 
 _LOCK_FOLDERS = ("locks", "shared_locks", "deadlocks", "several")
-_SQL_FOLDERS = (*_LOCK_FOLDERS, "migrations", "schedules", "elections", "barriers", ".")
+_SQL_FOLDERS = (*_LOCK_FOLDERS, "migrations", "schedules", "elections", "barriers", "metrics", ".")
 """The folders of functions. Each may use those of the folders before it. Only the locks and the shared locks use each
 other: a shared lock is made of locks. And reap() calls a function of the barriers."""
 

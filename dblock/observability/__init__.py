@@ -1,7 +1,12 @@
-"""Metrics, traces and structured log events of a client: hooks that the runtime calls.
+"""Metrics and traces of a client: observers that it tells of its waits, holds and renewals.
 
-prometheus_client and OpenTelemetry are extras, imported only here. While no hook is installed, an acquire and release
-pair pays for one comparison.
+client = dblock.Client(dsn, observers=[PrometheusObserver(), OpenTelemetryObserver()])
 
-No hook has landed yet.
+`prometheus` and `opentelemetry` hold the two observers, each with an extra of its own name. To write another one,
+derive it from `Observer`. An observer changes nothing that the client does, and an error of an observer is only logged.
+A client without observers does not even import this package.
 """
+
+from dblock._core.observation import OUTCOMES, ObservedHold, ObservedWait, Observer
+
+__all__ = ["OUTCOMES", "ObservedHold", "ObservedWait", "Observer"]

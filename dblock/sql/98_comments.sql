@@ -50,6 +50,7 @@ DECLARE
 "claim_slot": "Decides about the due slots of a schedule, and grants the lock of the run if the caller has to run one: `decision` is run, queued, plan, running, skipped, paused or none.",
 "end_slot": "Records how a run of a schedule ended, and releases its lock. NULL: the grant does not hold the lock any more, and nothing was recorded.",
 "slot_outcome": "Returns what the ledger knows about a slot of a schedule. No row: the slot is not decided.",
+"lock_metrics": "Returns by group of locks how many are held and for how long, how many waiters there are, how long the oldest has waited, and how many schedules are overdue.",
 "list_schedules": "Returns each schedule: its next slot, whether it is overdue, what runs, and its newest runs.",
 "list_schedule_events": "Returns what operators did to one schedule or to all, and changes of definitions, newest first.",
 "pause_schedule": "Pauses a schedule: no slot starts until resume_schedule(). Records actor and reason.",

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from fenced_store.errors import FenceAhead, InvalidArgument, ObjectDamaged, StaleTokenError, abbreviated
+from fenced_store.refusals import reported
 from fenced_store.tokens import MAX_BIGINT
 
 ATTRIBUTE = "fence"
@@ -146,7 +147,8 @@ def is_repeated(path: str, stored: FenceTag | None, offered: FenceTag, at: datet
         return False
     if offered.is_same_write(stored):
         return True  # a claim may have raised the fence since, while the reply was lost
-    raise StaleTokenError(path, offered.token, stored.token, at, stored.by, numbers=(offered.write, stored.write))
+    numbers = (offered.write, stored.write)
+    raise reported(StaleTokenError(path, offered.token, stored.token, at, stored.by, numbers=numbers))
 
 
 def is_claimed(path: str, stored: FenceTag | None, token: int) -> bool:

@@ -19,7 +19,7 @@ from fenced_store import errors, tokens
 PACKAGE = Path(fenced_store.__file__).parent
 
 LAYERS = [
-    ["errors", "tokens", "conformance"],
+    ["refusals", "errors", "tokens", "conformance"],
     ["_postgres"],
     ["schema"],
     ["_calls", "audit", "store", "tables", "fencing"],

@@ -133,7 +133,7 @@ class _WaitingFlows:
             str(self._size),
             attempt,
             flows.client,
-            flows._holder_name(),
+            flows.holder_name(),
             presence.name if presence else None,
         )
 

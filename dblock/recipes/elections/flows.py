@@ -104,7 +104,7 @@ class ElectionFlows:
             lease: Any = None
             left = None if seconds is None else max(give_up_at - flows.clock(), 0.0)
             try:
-                holder = flows._holder_name()
+                holder = flows.holder_name()
                 yield Call(self._join, (self._name, attempt, holder, array(map(str, rank))))
                 lease = yield Acquire(attempt, left, seconds)
                 args = (self._name, str(lease.token), attempt, self._options.value)
@@ -205,6 +205,7 @@ class EndsTerm:
 
     def __init__(self, service: LockFlows, election: ElectionFlows) -> None:
         self.renew = service.renew
+        self.observation = service.observation
         self.how = "resigned"
         """How the term ends if it is released."""
         self._election = election

@@ -424,7 +424,7 @@ def test_rolling_deploy_changes_the_leader_once(
         until(lambda: waiting(owner) >= 3)
     old[0].close()
     until(lambda: waiting(owner) == 2)
-    holder = leading.client._runtime.flows._holder_name()
+    holder = leading.client._runtime.flows.holder_name()
     assert log(client) == [("leads", holder), ("outranked", holder), ("leads", "new-0")]
 
 
