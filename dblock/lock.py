@@ -20,7 +20,7 @@ from dblock._core.effects import Flow
 from dblock._core.holds import Hold
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import LockOptions, Seconds, check_timeout
-from dblock._core.replies import Grant, Holder, Waiter, with_token
+from dblock._core.replies import Grant, Holder, Waiter, log_fields, with_token
 from dblock._runtime.owners import Owner, caller
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
 from dblock.errors import ClientClosed, DblockError, InvalidArgument, LockTimeout, Unavailable
@@ -87,7 +87,8 @@ class _LockBase(Generic[L]):
         options = self._options
         state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, owner=owner)
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("lock %r: granted%s", grant.name, with_token(grant.token))
+            fields = log_fields(grant.lock or grant.name, grant.token, holder=self._flows.holder_name())
+            logger.debug("lock %r: granted%s", grant.name, with_token(grant.token), extra=fields)
         self._runtime.track(state)
         if not options.reentrant:
             return self._kind(self._runtime, state)
@@ -122,7 +123,8 @@ class _LockBase(Generic[L]):
             raise
 
     def _timed_out(self, seconds: float | None) -> LockTimeout:
-        logger.debug("lock %r: not acquired within %g s", self.name, seconds or 0.0)
+        fields = log_fields(self.name, holder=self._flows.holder_name(), reason="timeout")
+        logger.debug("lock %r: not acquired within %g s", self.name, seconds or 0.0, extra=fields)
         own = self._runtime.own_lease(self.name)
         claims = bool(self._options.claims or self._options.claimers)
         return LockTimeout(self.name, seconds or 0.0, claims, own.token if own else None)
@@ -134,6 +136,7 @@ class _LockBase(Generic[L]):
                 "this thread or task already holds lock %r%s, and waits for it: only locks with reentrant=True share",
                 self.name,
                 with_token(own.token, ", under "),
+                extra=log_fields(self.name, own.token, holder=self._flows.holder_name()),
             )
 
     def _patience(self, lease: ThreadLease | TaskLease, timeout: float | None, began: float) -> float:

@@ -17,7 +17,7 @@ from dblock._core.effects import Flow
 from dblock._core.lease_state import LeaseState
 from dblock._core.lock_any import LockAnyFlows
 from dblock._core.options import LockOptions, Seconds, brief, check_name, check_timeout, lock_options
-from dblock._core.replies import Grant, with_token
+from dblock._core.replies import Grant, log_fields, with_token
 from dblock._core.several import SeveralFlows
 from dblock._runtime.owners import Owner, caller
 from dblock.errors import DatabaseError, DblockError, InvalidArgument, LockTimeout
@@ -52,7 +52,9 @@ class _SeveralBase(_LockBase[Any]):
         """Make a lease of a grant, and let the keep-alive renew it."""
         state = LeaseState(grant, self._options.ttl, owner=owner)
         states.append(state)
-        logger.debug("lock %r: granted%s", grant.name, with_token(grant.token))
+        if logger.isEnabledFor(logging.DEBUG):
+            fields = log_fields(grant.name, grant.token, holder=self._flows.holder_name())
+            logger.debug("lock %r: granted%s", grant.name, with_token(grant.token), extra=fields)
         self._runtime.track(state)
         return state
 
@@ -109,10 +111,14 @@ class _SeveralBase(_LockBase[Any]):
                     "this thread or task already holds lock %r%s, and waits for it: a set of locks shares none",
                     name,
                     with_token(own.token, ", under "),
+                    extra=log_fields(name, own.token, holder=self._flows.holder_name()),
                 )
 
     def _not_acquired(self, waited_for: str, seconds: float | None) -> LockTimeout:
-        logger.debug("lock %r: not acquired within %g s, of %d locks", waited_for, seconds or 0.0, len(self.names))
+        fields = log_fields(waited_for, holder=self._flows.holder_name(), reason="timeout")
+        logger.debug(
+            "lock %r: not acquired within %g s, of %d locks", waited_for, seconds or 0.0, len(self.names), extra=fields
+        )
         own = None
         for name in self.names if self.any_of else [waited_for]:
             own = own or self._runtime.own_lease(name)

@@ -19,7 +19,7 @@ from dblock._core.effects import Flow
 from dblock._core.lease_flows import LeaseFlows
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import Seconds
-from dblock._core.replies import Grant, Holder, new_attempt
+from dblock._core.replies import Grant, Holder, log_fields, new_attempt
 from dblock._core.shared_acquire import SharedOptions, check_permits, is_reader
 from dblock._runtime.owners import Owner, caller
 from dblock._runtime.runtime import TaskRuntime, ThreadRuntime
@@ -210,6 +210,7 @@ class _SharedLockBase:
                 "this thread or task already holds lock %r for writing, and waits for it: read-write locks are not "
                 "re-entrant",
                 self.name,
+                extra=log_fields(self.name, holder=self._runtime.flows.holder_name()),
             )
 
     def _own_leases(self) -> list[LeaseState]:
@@ -222,7 +223,8 @@ class _SharedLockBase:
             self._options = replace(self._options, permits=permits)
 
     def _timed_out(self, seconds: float | None) -> LockTimeout:
-        logger.debug("lock %r: not acquired within %g s", self.name, seconds or 0.0)
+        fields = log_fields(self.name, holder=self._runtime.flows.holder_name(), reason="timeout")
+        logger.debug("lock %r: not acquired within %g s", self.name, seconds or 0.0, extra=fields)
         claims = bool(self._options.claims or self._options.claimers)
         own = self._in_the_way()
         return LockTimeout(self.name, seconds or 0.0, claims, own.token if own else None, shared=True)

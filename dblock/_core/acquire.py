@@ -23,7 +23,7 @@ from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow, JoinQueue, Sleep, W
 from dblock._core.grants import GrantFlows
 from dblock._core.options import LockOptions
 from dblock._core.presence import Presence
-from dblock._core.replies import Grant, TicketStatus, array, new_attempt
+from dblock._core.replies import Grant, TicketStatus, array, log_fields, new_attempt
 from dblock._core.statements import DEFAULT_FENCES, FENCED_STORES
 from dblock._core.waiters import HOLDER_CHECK_INTERVAL, LocalWaiter
 from dblock.errors import ClaimBusy, DatabaseError, InvalidArgument
@@ -166,11 +166,14 @@ class LockFlows(GrantFlows):
                 else:
                     if number is not None and ticket.fresh:
                         logger.warning(
-                            "waiter: heartbeat came too late, ticket replaced by a new one (lock %r)", options.name
+                            "waiter: heartbeat came too late, ticket replaced by a new one (lock %r)",
+                            options.name,
+                            extra=log_fields(options.name, holder=self.holder_name()),
                         )
                     number = ticket.ticket
                     pause = POLL_FIRST
-                    logger.debug("lock %r: queued, ticket %d", options.name, number)
+                    fields = log_fields(options.name, holder=self.holder_name())
+                    logger.debug("lock %r: queued, ticket %d", options.name, number, extra=fields)
                     waiter.ticket_issued(ticket.first, ticket.next_check, ticket.fresh)
                     if ticket.fresh and watch.holds_others():
                         with contextlib.suppress(DatabaseError):

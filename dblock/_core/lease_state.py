@@ -53,9 +53,9 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any, Final, NamedTuple
 
-from dblock._core import clock
+from dblock._core import clock, lease_logs
 from dblock._core.presence import Presence
-from dblock._core.replies import Grant, with_token
+from dblock._core.replies import Grant
 from dblock.errors import LeaseLost
 
 logger = logging.getLogger("dblock")
@@ -355,7 +355,7 @@ class LeaseState:
         with self._lock:
             if self._status is Status.RELEASING:
                 self._status = Status.RELEASED
-                logger.debug("lock %r: released%s", self.name, with_token(self.token))
+                lease_logs.released(self.name, self.lock, self.token)
             elif self._status is Status.LOST:
                 self._freed = True
 
@@ -375,7 +375,7 @@ class LeaseState:
             if self.ended:
                 return
             self._status, self._loss = Status.LOST, Loss(reason, self.last_held)
-        logger.debug("lock %r: lease%s lost, %s", self.name, with_token(self.token, " under "), reason)
+        lease_logs.lost(self.name, self.lock, self.token, reason.value)
         self._end()
 
     def at_end(self, ending: Callable[[], object]) -> Callable[[], None]:

@@ -103,6 +103,13 @@ def with_token(number: int, before: str = ", ") -> str:
     return f"{before}token {number}" if number > 0 else ""
 
 
+def log_fields(
+    lock: str, token: int = 0, *, holder: str | None = None, reason: str | None = None
+) -> dict[str, str | int | None]:
+    """Return the fields that a log record about a lock has besides its message."""
+    return {"lock": lock, "token": token if token > 0 else None, "holder": holder, "reason": reason}
+
+
 def array(values: Iterable[str]) -> str:
     """Return an array as Postgres reads it."""
     escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
