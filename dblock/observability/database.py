@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dblock._core.options import quoted
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
     from dblock.admin.link import Link
 
 logger = logging.getLogger("dblock")
+
+COLUMNS = (
+    catalogue.HELD,
+    catalogue.OLDEST_HOLD,
+    catalogue.WAITING,
+    catalogue.OLDEST_WAIT,
+    catalogue.ONCE_OVERDUE,
+)
+"""The metrics in the order of the columns of lock_metrics(), after the group."""
 
 COLUMNS = (
     catalogue.HELD,
@@ -58,24 +68,9 @@ class DatabaseMetrics:
             level = logging.DEBUG if self._fails else logging.WARNING
             logger.log(level, "metrics: the database did not answer: %s", error)
             self._fails = True
-            return [family(catalogue.DATABASE_UP, [((), 0.0)])]
+            return down()
         self._fails = False
-        for group, *_ in rows:
-            self._groups.admit(group)
-        found = [
-            family(metric, [((row[0],), float(row[column])) for row in rows])
-            for column, metric in enumerate(
-                (
-                    catalogue.HELD,
-                    catalogue.OLDEST_HOLD,
-                    catalogue.WAITING,
-                    catalogue.OLDEST_WAIT,
-                    catalogue.ONCE_OVERDUE,
-                ),
-                start=1,
-            )
-        ]
-        return [*found, family(catalogue.DATABASE_UP, [((), 1.0)])]
+        return families_of(rows, self._groups)
 
     def close(self) -> None:
         """Close the connection. The next call opens another."""
@@ -108,3 +103,19 @@ class DatabaseMetrics:
         if link is not None:
             with contextlib.suppress(Exception):
                 link.connection.close()
+
+
+def families_of(rows: Sequence[Sequence[Any]], groups: Groups) -> list[Family]:
+    """Return the metrics for the rows of lock_metrics(), and remember their groups."""
+    for group, *_ in rows:
+        groups.admit(group)
+    found = [
+        family(metric, [((row[0],), float(row[column])) for row in rows])
+        for column, metric in enumerate(COLUMNS, start=1)
+    ]
+    return [*found, family(catalogue.DATABASE_UP, [((), 1.0)])]
+
+
+def down() -> list[Family]:
+    """Return the metrics of a database that does not answer."""
+    return [family(catalogue.DATABASE_UP, [((), 0.0)])]

@@ -35,6 +35,7 @@ HEADERS = {
 def create_app(settings: Settings) -> Starlette:
     """Return the application. Nothing is opened before the first request."""
     service = Service(settings)
+    counted = metrics.ServerMetrics(service)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -47,8 +48,8 @@ def create_app(settings: Settings) -> Starlette:
         return service.refusal(error)
 
     app = Starlette(
-        routes=[*health.routes(), *metrics.routes(), *dashboard.routes()],
-        middleware=[Middleware(_Door, service=service)],
+        routes=[*health.routes(), *metrics.routes(counted), *dashboard.routes()],
+        middleware=[Middleware(metrics.CountRequests, metrics=counted), Middleware(_Door, service=service)],
         exception_handlers={HTTPException: _http_error, Problem: refuse, Exception: refuse},
         lifespan=lifespan,
     )

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from dblock._core.acquire import LEAST_PATIENCE
-from dblock._core.deadlocks import DeadlockWatch
+from dblock._core.acquire import LEAST_PATIENCE, Contention
+from dblock._core.deadlocks import DeadlockWatch, Holds
 from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow
 from dblock._core.options import LockOptions, interval, quoted
 from dblock._core.replies import Grant, TicketStatus
@@ -36,6 +36,19 @@ class ServerFlows(SharedFlows):
         self.requeued: set[str] = set()
         """The attempts whose ticket was found to be gone, and that have a new one at the end of the queue."""
         self._keep_ticket = f"SELECT {quoted(schema)}.keep_ticket($1, $2, $3, $4)".encode()
+
+    def acquire(
+        self,
+        options: LockOptions,
+        timeout: float | None,
+        attempt: str,
+        contention: Contention | None = None,
+        holds: Holds | None = None,
+    ) -> Flow[Grant | None]:
+        """Ask, and wait in the queue, as a client does. The observers are told, as those of a client are."""
+        flow = super().acquire(options, timeout, attempt, contention, holds)
+        missed = "busy" if timeout == 0 else "timeout"
+        return flow if self.observation is None else self.observation.wait((options.name,), flow, missed=missed)
 
     def park(self, name: str, attempt: str) -> Flow[bool]:
         """Let the attempt's ticket keep its position for the ticket's ttl. False if there is no ticket."""
