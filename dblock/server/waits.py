@@ -149,9 +149,8 @@ class Waits:
             self._database.runtime.defer_cleanup(name, attempt)
 
     async def _supersede(self, attempt: str) -> None:
-        """End an older request with the same attempt."""
-        older = self._waits.get(attempt)
-        if older is not None:
+        """End the older requests with the same attempt: while it waits for one to end, another may come."""
+        while (older := self._waits.pop(attempt, None)) is not None:
             older.superseded = True
             await _ended(older.work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any
@@ -126,12 +127,10 @@ class _GrantResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if await self._exchange.request.is_disconnected():
-                raise OSError("the client has left")
+            await self._check_connection()
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": self.body, "more_body": True})
-            if await self._exchange.request.is_disconnected():
-                raise OSError("the client has left")
+            await self._check_connection()
         except OSError:
             # With an Idempotency-Key or a ticket the client comes back and finds its grant.
             if not self._resumed:
@@ -140,6 +139,12 @@ class _GrantResponse(Response):
                     await database.run_last(database.flows.release(grant.name, grant.token, grant.trusted_until))
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _check_connection(self) -> None:
+        # The event loop learns in its next turn that a connection was closed.
+        await asyncio.sleep(0)
+        if await self._exchange.request.is_disconnected():
+            raise OSError("the client has left")
 
 
 async def _queued(exchange: Exchange, options: LockOptions, attempt: str, resumed: bool) -> Response:

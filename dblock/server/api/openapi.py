@@ -11,7 +11,7 @@ from dblock.server.api import leases, locks, terraform
 from dblock.server.api.operations import Exchange, Operation, answer
 from dblock.server.api.schemas import SCHEMAS
 
-COMMON = (400, 401, 403, 404, 405, 408, 413, 415, 421, 500, 503)
+COMMON = (400, 401, 403, 404, 405, 408, 413, 415, 500, 503)
 """The statuses that every operation may have, each with a problem."""
 
 _MEANINGS = {

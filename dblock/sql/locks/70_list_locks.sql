@@ -3,8 +3,8 @@
 -- `after` only names after that one are listed, for the next page. The token of a grant that is not
 -- durable is a negative number that fences nothing. Token 0 means that the lock was never granted.
 -- A share of a read-write lock or of a semaphore is listed as a lock, and `head` is the lock that
--- it belongs to. That lock is listed too while a share of it is held, with the number of shares that
--- are `held`. If a lock is selected, so are its shares.
+-- it belongs to. That lock is listed too while a share of it is held, with the number of shares
+-- that are `held`. If a lock is selected, so are its shares.
 --
 -- `dblock grant --may see` allows the functions 70 to 73, because they show the locks of other
 -- applications.

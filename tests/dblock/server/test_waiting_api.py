@@ -237,7 +237,10 @@ async def test_waiters_have_a_limit(dsn: str) -> None:
             await poll.task
 
 
-@pytest.mark.parametrize("requests", [20, pytest.param(1000, marks=pytest.mark.second_stage)])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "requests", [20, pytest.param(200, marks=pytest.mark.second_stage), pytest.param(1000, marks=pytest.mark.long)]
+)
 async def test_cut_connections_make_no_second_grant_and_no_orphan(
     requests: int, http: Http, owner: psycopg.Connection
 ) -> None:
@@ -267,7 +270,10 @@ async def test_cut_connections_make_no_second_grant_and_no_orphan(
     assert owner.execute("SELECT name FROM list_locks()").fetchall() == [], "nothing is held that no client knows of"
 
 
-@pytest.mark.parametrize("requests", [40, pytest.param(1000, marks=pytest.mark.second_stage)])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "requests", [40, pytest.param(200, marks=pytest.mark.second_stage), pytest.param(1000, marks=pytest.mark.long)]
+)
 async def test_cut_connections_without_a_key_leave_nothing(
     requests: int, http: Http, owner: psycopg.Connection
 ) -> None:
