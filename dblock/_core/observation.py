@@ -19,7 +19,8 @@ from typing import Any
 
 from dblock._core.effects import Flow, T, Wait
 from dblock._core.lease_state import LeaseState
-from dblock.errors import DeadlockDetected
+from dblock._core.options import brief
+from dblock.errors import DeadlockDetected, InvalidArgument
 
 logger = logging.getLogger("dblock")
 
@@ -92,7 +93,9 @@ class Observation:
     """The observers of one client, and the events that they are told."""
 
     def __init__(self, observers: Iterable[Observer], holder: Callable[[], str], clock: Callable[[], float]) -> None:
-        self._observers = tuple(observers)
+        self._observers = tuple(observers) if isinstance(observers, Iterable) else ()
+        if not self._observers or not all(isinstance(one, Observer) for one in self._observers):
+            raise InvalidArgument(f"observers is a list of dblock.observability.Observer; got {brief(observers)}.")
         self._holder = holder
         self._clock = clock
         self._holds: dict[LeaseState, ObservedHold] = {}

@@ -17,6 +17,8 @@ from typing_extensions import assert_type
 
 import dblock
 import fenced_store
+from dblock.observability.opentelemetry import OpenTelemetryObserver
+from dblock.observability.prometheus import PrometheusObserver
 
 
 def clients(engine: Engine, async_engine: AsyncEngine) -> None:
@@ -24,6 +26,7 @@ def clients(engine: Engine, async_engine: AsyncEngine) -> None:
     dblock.Client("postgresql://app@db.example/app", holder="billing", pool_size=2, patience=timedelta(seconds=3))
     dblock.Client(engine, schema="locks", presence=None, listen_dsn="postgresql://app@direct.example/app")
     dblock.AsyncClient(async_engine)
+    dblock.Client(engine, observers=[PrometheusObserver(), OpenTelemetryObserver()])
 
 
 def locks(client: dblock.Client, store: fenced_store.FencedStore) -> None:

@@ -231,6 +231,12 @@ async def test_observer_that_fails_disturbs_nobody_else(clients: Clients, caplog
     assert [record.message for record in caplog.records] == ["observer: wait_began of 'Broken' failed"]
 
 
+@pytest.mark.parametrize("wrong", [Recorder(), [object()], "prometheus", [Recorder]])
+def test_client_refuses_what_is_no_list_of_observers(wrong: Any) -> None:
+    with pytest.raises(dblock.InvalidArgument, match="observers is a list"):
+        dblock.Client("postgresql://127.0.0.1:1/none", observers=wrong)
+
+
 def test_wait_and_the_beginning_of_a_hold_are_reported_in_the_thread_of_the_caller(dsn: str) -> None:
     seen = Recorder()
     with dblock.Client(dsn, observers=[seen]) as client:
