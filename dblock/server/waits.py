@@ -61,16 +61,15 @@ class Waits:
         attempt: str,
         resumed: bool,
         gone: Callable[[], Awaitable[None]],
-    ) -> Grant | Literal["held", "queued"]:
+    ) -> Grant | Literal["held", "queued", "requeued"]:
         """Acquire the lock for a request, in at most so many seconds.
 
         `resumed` means that another request may have had the attempt before. With 0 seconds it is a try. `gone` returns
         when the client has disconnected, in which case Disconnected is raised. The result `queued` means that the
-        attempt has a ticket that keeps its position, and `held` that it has none, because the request would not wait.
+        attempt has a ticket that keeps its position, `requeued` that its earlier position was lost, and `held` that it
+        has no ticket, because the request would not wait.
         """
         flows = self._database.flows
-        if not resumed:
-            flows.private.add(attempt)
         await self._supersede(attempt)
         if self.count >= self._limits.waiters:
             raise Problem(
@@ -81,7 +80,8 @@ class Waits:
                 "Try again later, or at another server.",
                 {"Retry-After": "1"},
             )
-        flows.requeued.discard(attempt)
+        if not resumed:
+            flows.private.add(attempt)
         # Straight into the queue, so that a request that waits always has a ticket when it ends.
         contention = Contention()
         contention.expected = seconds > 0
@@ -100,9 +100,13 @@ class Waits:
                 wait.work.cancel()
             if not wait.cleanup_deferred:
                 flows.private.discard(attempt)
+            requeued = resumed and attempt in flows.requeued
+            flows.requeued.discard(attempt)
         if grant is not None:
             return grant
-        return "queued" if seconds > 0 else "held"
+        if seconds == 0:
+            return "held"
+        return "requeued" if requeued else "queued"
 
     async def _outcome(
         self, wait: _Wait, attempt: str, options: LockOptions, gone: Callable[[], Awaitable[None]]

@@ -55,9 +55,9 @@ async def acquire(exchange: Exchange) -> Response:
         return Response(status_code=499)  # not delivered
     if isinstance(outcome, Grant):
         return await _granted(exchange, options, outcome, resumed)
-    if outcome == "queued":
-        return await _queued(exchange, options, attempt, resumed)
-    raise await locked(exchange, options.name)
+    if outcome == "held":
+        raise await locked(exchange, options.name)
+    return await _queued(exchange, options, attempt, outcome == "requeued")
 
 
 def _options(name: Any, asked: dict[str, Any]) -> LockOptions:
@@ -147,11 +147,9 @@ class _GrantResponse(Response):
             raise OSError("the client has left")
 
 
-async def _queued(exchange: Exchange, options: LockOptions, attempt: str, resumed: bool) -> Response:
+async def _queued(exchange: Exchange, options: LockOptions, attempt: str, requeued: bool) -> Response:
     service = exchange.service
     signer = await service.signer()
-    requeued = resumed and attempt in service.database.flows.requeued
-    service.database.flows.requeued.discard(attempt)
     return answer(
         {
             "lock": options.name,
