@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dblock.admin.graph.labels import holder_text
 from dblock.cli.context import CommandContext, command, lock_name
 from dblock.cli.output import duration, jsonable, printable, table
 from dblock.errors import DblockError
@@ -85,15 +86,6 @@ def event_data(event: Event) -> dict[str, Any]:
     """Return an event of the history as JSON data."""
     data: dict[str, Any] = jsonable(event)
     return {"id": data.pop("number")} | data
-
-
-def holder_text(lock: LockState) -> str | None:
-    """Return a lock's holder. A lock with shares has as many holders as shares that are held."""
-    if lock.held is None:
-        return lock.holder
-    if lock.permits is not None:
-        return f"{lock.held} of {lock.permits} permits"
-    return f"{lock.held} holder{'' if lock.held == 1 else 's'}" if lock.held else None
 
 
 def time_left(lock: LockState) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from dblock.admin.graph.waits import Graph, build_graph, graph_data, select
 from dblock.cli.context import CommandContext, command
 from dblock.cli.graph.text import Line, cycle_warnings, plain_text, wait_tree
-from dblock.cli.graph.waits import Graph, build_graph, graph_data, select
 from dblock.cli.output import printable, to_json
 from dblock.errors import DblockError
 
@@ -73,7 +73,7 @@ def render_graph(context: CommandContext, found: Graph, format_: str | None) -> 
     if context.as_json:
         return to_json(graph_data(found), indent=2) + "\n"
     if format_ == "svg":
-        from dblock.cli.graph.svg import svg
+        from dblock.admin.graph.svg import svg
 
         return svg(found)
     if format_ in ("mermaid", "dot"):

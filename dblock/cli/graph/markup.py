@@ -6,8 +6,8 @@ every name is escaped and cannot be taken for syntax.
 
 from __future__ import annotations
 
-from dblock.cli.graph.text import lock_details, participant_name
-from dblock.cli.graph.waits import Graph
+from dblock.admin.graph.labels import lock_details, participant_name
+from dblock.admin.graph.waits import Graph
 from dblock.cli.output import duration, printable
 
 RED = "#c62828"

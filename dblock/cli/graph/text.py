@@ -9,12 +9,12 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
-from dblock.cli.graph.waits import Graph, roots
-from dblock.cli.inspect import holder_text
+from dblock.admin.graph.labels import lock_details, participant_name
+from dblock.admin.graph.waits import Graph, roots
 from dblock.cli.output import duration, printable
 
 if TYPE_CHECKING:
-    from dblock.admin.inspect import LockState, Wait, Waiter
+    from dblock.admin.inspect import Wait, Waiter
 
 
 class Part(NamedTuple):
@@ -32,22 +32,6 @@ ALARM = "bold red"
 def plain_text(lines: list[Line]) -> str:
     """Return lines as plain text."""
     return "".join("".join(part.text for part in line).rstrip() + "\n" for line in lines)
-
-
-def participant_name(participant: str) -> str:
-    """Return a participant's name, safe to print."""
-    return printable(participant) if participant else "an unnamed participant"
-
-
-def lock_details(lock: LockState) -> str:
-    """Return a lock's token and remaining time."""
-    if lock.state == "free":
-        return "free"
-    if lock.held is not None:
-        return f"{lock.kind}, {holder_text(lock)}"
-    token = f"token {lock.token}" if lock.token else "without durability"
-    forced = ", told to release" if lock.state == "forced" else ""
-    return f"{token}, {duration(lock.remaining)} left{forced}"
 
 
 def cycle_warnings(graph: Graph) -> list[Line]:

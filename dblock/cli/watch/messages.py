@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dblock.admin.graph.labels import holder_text
 from dblock.admin.inspect import LockState
-from dblock.cli.inspect import holder_text
 from dblock.cli.output import duration, jsonable, printable
 from dblock.cli.watch.changes import Change
 

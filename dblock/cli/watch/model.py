@@ -10,8 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
+from dblock.admin.graph.waits import name_matcher
 from dblock.admin.inspect import LockState
-from dblock.cli.graph.waits import name_matcher
 from dblock.cli.watch.changes import Change, ChangeTracker, LockDetail, Snapshot, change_from_event, change_from_refusal
 
 ORDERS = ("name", "time left", "waiting", "hand-offs")

@@ -11,8 +11,9 @@ from itertools import islice
 
 from rich.text import Text
 
+from dblock.admin.graph.labels import holder_text
 from dblock.admin.inspect import LockState
-from dblock.cli.inspect import EVENTS, holder_text, row_style
+from dblock.cli.inspect import EVENTS, row_style
 from dblock.cli.output import duration, printable
 from dblock.cli.watch.changes import Change
 from dblock.cli.watch.messages import STYLES, describe

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dblock.admin.graph.waits import name_matcher
 from dblock.cli.context import CommandContext
-from dblock.cli.graph.waits import name_matcher
 from dblock.cli.inspect import lock_data
 from dblock.cli.output import print_json_line, printable, to_json
 from dblock.cli.watch.changes import ChangeTracker, Snapshot

@@ -179,8 +179,8 @@ def test_terminal_gets_colours_and_a_pipe_does_not(shell: Shell) -> None:
 def test_graph_is_one_snapshot(owner: psycopg.Connection, dsn: str) -> None:
     """Between the two statements ann releases a and waits for bob. There was never a cycle, and none is seen."""
     from dblock._runtime.target import resolve
+    from dblock.admin.graph.waits import build_graph
     from dblock.admin.inspect import overview
-    from dblock.cli.graph.waits import build_graph
 
     hold(owner, "a", "ann")
     hold(owner, "b", "bob")

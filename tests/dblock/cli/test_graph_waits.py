@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dblock.admin.graph.svg import HEIGHT, layout, shorten, svg
+from dblock.admin.graph.waits import Graph, Step, build_graph, graph_data, select
 from dblock.cli.graph.markup import dot, mermaid
-from dblock.cli.graph.svg import HEIGHT, layout, shorten, svg
 from dblock.cli.graph.text import cycle_warnings, plain_text, wait_tree
-from dblock.cli.graph.waits import Graph, Step, build_graph, graph_data, select
 from tests.support.records import free_lock, held_lock, waiter
 
 HOSTILE = [

@@ -13,9 +13,9 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass, field
 
-from dblock.cli.graph.text import lock_details, participant_name
-from dblock.cli.graph.waits import Graph, roots
-from dblock.cli.output import duration, printable
+from dblock._core.printing import duration, printable
+from dblock.admin.graph.labels import lock_details, participant_name
+from dblock.admin.graph.waits import Graph, roots
 
 COLUMNS = 32
 """The number of columns of a name that are drawn, at most."""
