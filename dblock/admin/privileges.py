@@ -84,6 +84,7 @@ PRIVILEGES = {
         "list_locks",
         "list_waiters",
         "list_history",
+        "list_presence",
         "wait_graph",
         "grants_are_recorded",
         "list_migrations",

@@ -72,6 +72,7 @@ DECLARE
 "list_locks": "Returns locks by name or by LIKE pattern: those that are held or waited for, or with `include_free` all.",
 "list_waiters": "Returns the live waiters of one lock or of all, in queue order.",
 "list_history": "Returns the events of one lock or of all, newest first.",
+"list_presence": "Returns whether the session of each held grant still lives, for the grants that are tied to a session.",
 "wait_graph": "Returns every wait for a lock, and every wait of a session that works under a token. `cycle` numbers the deadlocks.",
 "grants_are_recorded": "Returns whether the history also has every grant and release.",
 "force_release": "Takes a lock from one exact grant, and records actor and reason. The lock is free when its holder releases it or its deadline passes; with `now` at once.",

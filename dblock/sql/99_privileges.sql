@@ -6,7 +6,7 @@ DECLARE
     here CONSTANT oid := quote_ident(current_schema())::regnamespace;
     -- The functions of `dblock grant --may see` and of `--may force-release`. Below, the privilege
     -- to call the first function of each list, or try_acquire, shows which roles have it.
-    inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,wait_graph,grants_are_recorded,list_migrations,list_guards,list_candidates,list_schedule_events,lock_metrics}';
+    inspecting CONSTANT text[] := '{list_locks,list_waiters,list_history,list_presence,wait_graph,grants_are_recorded,list_migrations,list_guards,list_candidates,list_schedule_events,lock_metrics}';
     forcing CONSTANT text[] := '{force_release,wake_queue,delete_lock}';
     -- The functions of both `--may lock` and another privilege.
     shared CONSTANT text[] := '{migration_state,invalid_indexes,election_leader,list_terms,list_schedules,slot_outcome,list_barriers}';

@@ -49,8 +49,9 @@ MAY_CALL = {
         ),
         **dict.fromkeys(
             (
-                "list_locks", "list_waiters", "list_history", "wait_graph", "grants_are_recorded", "list_migrations",
-                "list_schedule_events", "list_candidates", "list_guards", "lock_metrics",
+                "list_locks", "list_waiters", "list_history", "list_presence", "wait_graph", "grants_are_recorded",
+                "list_migrations", "list_schedule_events", "list_candidates", "list_guards",
+                "lock_metrics",
             ),
             SEE,
         ),
@@ -288,8 +289,8 @@ FUNCTION_CALLS = {
         "schema_revision()",
     ],
     "see": [
-        "list_locks(include_free => true)", "list_waiters()", "list_history()", "wait_graph()", "grants_are_recorded()",
-        "lock_metrics()",
+        "list_locks(include_free => true)", "list_waiters()", "list_history()", "list_presence()", "wait_graph()",
+        "grants_are_recorded()", "lock_metrics()",
     ],
     "force-release": ["force_release('held', 0)", "wake_queue('held')", "delete_lock('held')"],
     "none": [],

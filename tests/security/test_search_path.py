@@ -107,6 +107,7 @@ CALLS: dict[str, dict[str, list[tuple[str, Check]]]] = {
         "list_waiters": [("list_waiters('a')", one("a", 1, ..., ..., ..., None))],
         "list_history": [("list_history('a')", lambda got: got == [])],
         "lock_metrics": [("lock_metrics(max_groups => 0)", one("other", ..., ..., 1, ..., 0))],
+        "list_presence": [("list_presence('a')", lambda got: got == [])],
         "grants_are_recorded": [("grants_are_recorded()", one(False))],
         "migration_state": [("migration_state('a', '1')", one(False, None, 0, None, ...))],
         "begin_migration": [(f"begin_migration('a', {T1}, '1')", one("run", 1, ..., None))],

@@ -6,7 +6,7 @@
 -- it belongs to. That lock is listed too while a share of it is held, with the number of shares
 -- that are `held`. If a lock is selected, so are its shares.
 --
--- `dblock grant --may see` allows the functions 70 to 73, because they show the locks of other
+-- `dblock grant --may see` allows the functions 70 to 74, because they show the locks of other
 -- applications.
 CREATE OR REPLACE FUNCTION list_locks(
     pattern text DEFAULT '%',

@@ -170,7 +170,14 @@ def test_roles_can_call_only_the_functions_of_their_privileges(dsn: str, role: s
     owner.execute("SELECT try_acquire('a')")
     calls = {
         "lock": ["try_acquire('b')", "holder('a')"],
-        "see": ["list_locks()", "list_waiters()", "list_history()", "wait_graph()", "grants_are_recorded()"],
+        "see": [
+            "list_locks()",
+            "list_waiters()",
+            "list_history()",
+            "list_presence()",
+            "wait_graph()",
+            "grants_are_recorded()",
+        ],
         "force-release": [f"force_release('a', {T1})"],
         None: ["record_grants(true)", "reap()", f"record_event('a', {T1}, 'forced', 'x', now())", "raise_tokens(1)"],
     }

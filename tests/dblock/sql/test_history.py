@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 
 import psycopg
@@ -142,3 +143,16 @@ def test_list_waiters_returns_waiters_in_order(owner: psycopg.Connection) -> Non
     assert owner.execute("SELECT holder FROM list_waiters('b', 1)").fetchall() == [("first",)]
     owner.execute("UPDATE lock_clients SET seen_until = now() - interval '1 s'")
     assert owner.execute("SELECT FROM list_waiters()").fetchall() == [], "dead clients are not listed"
+
+
+def test_list_presence_tells_living_sessions_from_dead_ones(owner: psycopg.Connection, dsn: str) -> None:
+    presence = uuid.uuid4()
+    with psycopg.connect(dsn, autocommit=True, options="-c search_path=dblock") as holder:
+        holder.execute("SELECT register_presence(%s, '5 s')", [presence])
+        holder.execute("SELECT try_acquire('tied', presence => %s)", [presence])
+        holder.execute("SELECT try_acquire('not tied')")
+        listed = owner.execute("SELECT name, alive, session FROM list_presence()").fetchall()
+        assert listed == [("tied", True, holder.info.backend_pid)]
+    while owner.execute("SELECT alive FROM list_presence('tied')").fetchall() != [(False,)]:
+        time.sleep(0.01)
+    assert owner.execute("SELECT gone_since FROM list_presence()").fetchall() == [(None,)], "looking starts no grace"
