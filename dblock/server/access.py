@@ -89,7 +89,8 @@ def caller_of(scope: Scope, settings: Settings) -> Caller | None:
     headers = Headers(scope=scope)
     token = _token(headers.get("authorization", ""))
     if token is not None and settings.credentials:
-        return _by_token(token, settings)
+        found = credential_of(token, settings)
+        return None if found is None else found.caller
     if settings.proxy_header is not None and _from_proxy(scope, settings):
         name = headers.get(settings.proxy_header, "").strip()
         if name and name.isprintable():
@@ -185,11 +186,12 @@ def _token(authorization: str) -> str | None:
     return ""
 
 
-def _by_token(token: str, settings: Settings) -> Caller | None:
+def credential_of(token: str, settings: Settings) -> Credential | None:
+    """Return the credential with this token, None if there is none."""
     found, digest = None, _digest(token)
     for one in settings.credentials:
         if hmac.compare_digest(one.digest, digest):
-            found = one.caller
+            found = one
     return found
 
 

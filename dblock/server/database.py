@@ -69,14 +69,20 @@ class Database:
         """Call a function of the schema that returns rows, in one statement, and return these as they look in JSON.
 
         `call` is the name of the function, or its call with $1, $2, … for the arguments and an alias. `extra` is one
-        more column, in which {schema} stands for the schema, and `where` what follows the call.
+        more column, and `where` what follows the call. In both {schema} stands for the schema.
         """
         await self.installation()
         schema = quoted(self.schema)
         if "(" not in call:
             call = f"{call}({', '.join(f'${number + 1}' for number in range(len(arguments)))})"
         columns = "*" if extra is None else f"*, {extra.replace('{schema}', schema)}"
-        rows = f"SELECT {columns} FROM {schema}.{call} {where}"
+        return await self.query(
+            f"SELECT {columns} FROM {schema}.{call} {where.replace('{schema}', schema)}", *arguments
+        )
+
+    async def query(self, rows: str, *arguments: str | None) -> list[dict[str, Any]]:
+        """Return the rows of a SELECT that calls no function of the schema, as they look in JSON."""
+        await self.installation()
         sql = f"SELECT coalesce(json_agg(to_jsonb(r)), '[]') FROM ({rows}) AS r"
         row = await self._reader.run(_one(Call(sql.encode(), arguments)))
         found: list[dict[str, Any]] = json.loads(row[0])

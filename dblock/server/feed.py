@@ -1,7 +1,7 @@
 """One snapshot of the locks a second, shared by every stream of this server.
 
 Guarantee: however many browsers watch, the database is asked once per interval, and not at all while none does. If the
-database is away, the last snapshot stays, with its age and the error.
+database is away or does not reply within an interval, the last snapshot stays, with its age and the error.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dblock.errors import DblockError
+from dblock.errors import DblockError, Unavailable
 from dblock.server.database import Database
 
 INTERVAL = 1.0
@@ -29,11 +29,14 @@ class Snapshot:
     number: int = 0
     """Counts the attempts to take a snapshot in this process."""
     locks: list[dict[str, Any]] = field(default_factory=list)
-    """The rows of list_locks(), each with its waiters in order under `queue`."""
+    """The rows of list_locks(), each with its waiters in order under `queue`, the seconds since its grant under
+    `held_for`, and `alive` and `session` of its presence."""
     taken_at: float | None = None
     """When the locks were read, on the monotonic clock. None if they never were."""
     error: DblockError | None = None
     """Why the locks could not be read again since."""
+    more: bool = False
+    """Whether there are more locks than a snapshot has."""
 
     @property
     def age(self) -> float | None:
@@ -48,13 +51,15 @@ class Feed:
         self._database = database
         self._stopping = stopping
         self._interval = interval
-        self._changed = asyncio.Condition()
+        self._arrived = asyncio.Event()
+        self._reading = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._tried_at = float("-inf")
         self.latest = Snapshot()
         self.watchers = 0
         """How many streams are open."""
 
-    async def snapshots(self) -> AsyncIterator[Snapshot]:
+    async def snapshots(self) -> AsyncGenerator[Snapshot, None]:
         """Yield the latest snapshot and then each new one, until the server stops. A slow reader skips some."""
         self.watchers += 1
         if self._task is None or self._task.done():
@@ -62,21 +67,21 @@ class Feed:
         try:
             seen = self.latest.number if self._is_old() else self.latest.number - 1
             while not self._stopping.is_set():
-                async with self._changed:
-                    while self.latest.number <= seen and not self._stopping.is_set():
-                        await self._changed.wait()
-                if self._stopping.is_set():
-                    return
-                seen = self.latest.number
-                yield self.latest
+                if self.latest.number > seen:
+                    seen = self.latest.number
+                    yield self.latest
+                else:
+                    await self._arrived.wait()
         finally:
             self.watchers -= 1
 
     async def current(self) -> Snapshot:
         """Return a snapshot that is not older than the interval: the shared one if there is one."""
-        if self._is_old():
-            await self._take_one()
-        return self.latest
+        async with self._reading:
+            just_failed = self.latest.error is not None and time.monotonic() - self._tried_at < self._interval
+            if self._is_old() and not just_failed:
+                await self._take_one()
+            return self.latest
 
     async def close(self) -> None:
         """Stop taking snapshots, and end the streams."""
@@ -84,8 +89,7 @@ class Feed:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        async with self._changed:
-            self._changed.notify_all()
+        self._wake()
 
     def _is_old(self) -> bool:
         age = self.latest.age
@@ -93,26 +97,58 @@ class Feed:
 
     async def _take_snapshots(self) -> None:
         next_at = time.monotonic()
-        while self.watchers:
+        while self.watchers and not self._stopping.is_set():
             await self._take_one()
             # From the plan, not from now: a slow reply must not slow the feed down.
             next_at = max(next_at + self._interval, time.monotonic())
-            await asyncio.sleep(next_at - time.monotonic())
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), next_at - time.monotonic())
+        self._wake()
 
     async def _take_one(self) -> None:
-        number = self.latest.number + 1
         began = time.monotonic()
+        reading = asyncio.ensure_future(
+            self._database.read(
+                "list_locks('%', NULL, false, $1) AS l", str(MOST_LOCKS + 1), extra=_EXTRA, where=_PRESENCE
+            )
+        )
         try:
-            locks = await self._database.read("list_locks('%', NULL, false, $1) AS l", str(MOST_LOCKS), extra=_QUEUE)
-            self.latest = Snapshot(number, locks, began)
+            while not (await asyncio.wait([reading], timeout=self._interval))[0]:
+                if self.latest.taken_at is not None:
+                    self._failed(Unavailable("The database has not replied yet."))
+            locks = reading.result()
+            self._publish(Snapshot(self.latest.number + 1, locks[:MOST_LOCKS], began, more=len(locks) > MOST_LOCKS))
         except DblockError as error:
-            self.latest = Snapshot(number, self.latest.locks, self.latest.taken_at, error)
-        async with self._changed:
-            self._changed.notify_all()
+            self._failed(error)
+        finally:
+            self._tried_at = time.monotonic()
+            reading.cancel()
+
+    def _failed(self, error: DblockError) -> None:
+        last = self.latest
+        self._publish(Snapshot(last.number + 1, last.locks, last.taken_at, error, last.more))
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        self.latest = snapshot
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake every stream: each waits for the event that was there when it last looked."""
+        arrived, self._arrived = self._arrived, asyncio.Event()
+        arrived.set()
 
 
-_QUEUE = (
-    "(SELECT coalesce(json_agg(to_jsonb(w) - 'name' ORDER BY w.position), '[]')"
-    " FROM {schema}.list_waiters(l.name, 100) AS w WHERE l.waiting > 0) AS queue"
-)
-"""The first waiters of each lock that has some, in the same statement."""
+def lock_columns(waiters: int) -> tuple[str, str]:
+    """Return what a read of list_locks() AS l adds to its columns, and the join with the presence.
+
+    The first waiters of each lock that has some come in the same statement.
+    """
+    extra = (
+        "date_part('epoch', clock_timestamp()) - date_part('epoch', granted_at) AS held_for,"
+        " (SELECT coalesce(json_agg(to_jsonb(w) - 'name' ORDER BY w.position), '[]')"
+        f" FROM {{schema}}.list_waiters(l.name, {waiters}) AS w WHERE l.waiting > 0) AS queue"
+    )
+    return extra, "LEFT JOIN {schema}.list_presence() AS p USING (name, token)"
+
+
+_EXTRA, _PRESENCE = lock_columns(100)

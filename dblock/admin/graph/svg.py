@@ -11,6 +11,7 @@ middle; the full name is in a title, which browsers show under the pointer.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dblock._core.printing import duration, printable
@@ -41,6 +42,10 @@ _STYLE = f"""
 .stuck {{ stroke: {RED}; stroke-width: 2.4; }}
 """.strip()
 
+_PICTURE = 'role="img"'
+_LINKED = 'role="group" aria-label="Wait-for graph"'
+"""The roles of the drawing. A picture with links in it is no picture for a screen reader."""
+
 Node = tuple[str, str]
 """A kind, `participant` or `lock`, and a name."""
 
@@ -57,8 +62,11 @@ class Box:
     children: list[Node] = field(default_factory=list)
 
 
-def svg(graph: Graph) -> str:
-    """Return the graph as an SVG document."""
+def svg(graph: Graph, link: Callable[[str], str] | None = None) -> str:
+    """Return the graph as an SVG document.
+
+    With `link` it is made for a page: it has no style of its own, and each lock links to what `link` returns.
+    """
     boxes = layout(graph)
     top = MARGIN + 30 + 18 * len(graph.cycles)
     for box in boxes.values():
@@ -71,17 +79,17 @@ def svg(graph: Graph) -> str:
     width, height = max(right + MARGIN, 460.0), bottom + 34 + MARGIN / 2
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}" role="img">',
+        f'height="{height:.0f}" {_LINKED if link else _PICTURE}>',
         "<title>Wait-for graph</title>",
-        f"<style>{_STYLE}</style>",
+        *([] if link else [f"<style>{_STYLE}</style>"]),
         "<defs>",
         *(_arrow(identity, colour) for identity, colour in (("arrow", LINE), ("red", RED))),
         "</defs>",
-        f'<rect x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="12" fill="{PAPER}" '
-        'stroke="#d5dde3"/>',
+        f'<rect class="paper" x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="12" '
+        f'fill="{PAPER}" stroke="#d5dde3"/>',
         *_heading(graph),
         *edges,
-        *(_draw_box(graph, node, box) for node, box in boxes.items()),
+        *(_linked(_draw_box(graph, node, box), node, link) for node, box in boxes.items()),
         *_legend(bottom + 30),
         "</svg>",
     ]
@@ -266,6 +274,12 @@ def _draw_box(graph: Graph, node: Node, box: Box) -> str:
     return "".join([*drawn, "</g>"])
 
 
+def _linked(drawn: str, node: Node, link: Callable[[str], str] | None) -> str:
+    if link is None or node[0] != "lock":
+        return drawn
+    return f'<a href="{escape_xml(link(node[1]))}">{drawn}</a>'
+
+
 def _texts(graph: Graph, node: Node) -> list[str]:
     kind, name = node
     return [participant_name(name)] if kind == "participant" else [printable(name), lock_details(graph.locks[name])]
@@ -297,7 +311,8 @@ def _legend(y: float) -> list[str]:
 def _arrow(identity: str, colour: str) -> str:
     return (
         f'<marker id="{identity}" viewBox="0 0 8 8" refX="1" refY="4" markerWidth="8" markerHeight="8" '
-        f'markerUnits="userSpaceOnUse" orient="auto"><path d="M 0 0.5 L 8 4 L 0 7.5 z" fill="{colour}"/></marker>'
+        f'markerUnits="userSpaceOnUse" orient="auto">'
+        f'<path class="tip {identity}" d="M 0 0.5 L 8 4 L 0 7.5 z" fill="{colour}"/></marker>'
     )
 
 

@@ -1,0 +1,93 @@
+"""The stream of events: one for each browser, all from one snapshot a second.
+
+Every event has the number of its snapshot as its ID, so a browser that reconnects gets what it missed in one event. If
+the database is away, the events say so and for how long. The streams end when the server stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from dblock.server.dashboard.live import LiveTables, lock_stamp
+from dblock.server.dashboard.rows import Query
+from dblock.server.feed import Feed, Snapshot
+from dblock.server.problems import Problem
+from dblock.server.service import Service
+
+PING = 15.0
+"""Seconds of silence after which a comment is sent, so that no proxy takes the connection for dead."""
+
+PAGE_TICKS = 5
+"""Snapshots after which a page without a table is read again."""
+
+_BOOT = secrets.token_hex(4)
+"""Tells the numbers of this process from those of another."""
+
+
+def stream(request: Request, service: Service, tables: LiveTables) -> Response:
+    """Return the stream for a page."""
+    feed = service.feed
+    if feed.watchers >= service.settings.limits.streams:
+        raise Problem(
+            503,
+            "too-many-streams",
+            "Too many browsers watch",
+            f"This server has {service.settings.limits.streams} streams open, which is its limit.",
+            "Close some, or reload the page to see the current state.",
+            {"Retry-After": "10"},
+        )
+    last = request.headers.get("last-event-id") or request.query_params.get("last", "")
+    boot, _, number = last.partition(".")
+    since = int(number) if boot == _BOOT and number.isascii() and number.isdecimal() and len(number) < 16 else None
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    body = _events(feed, _Content(request, tables), since)
+    return StreamingResponse(body, 200, headers, media_type="text/event-stream")
+
+
+class _Content:
+    """What the events of one stream contain."""
+
+    def __init__(self, request: Request, tables: LiveTables) -> None:
+        given = request.query_params
+        self._view = given.get("view", "page")
+        self._name = given.get("name", "")
+        self._query = Query.parse(given)
+        self._tables = tables
+
+    def of(self, snapshot: Snapshot, since: int | None) -> str:
+        """Return the content of the event for a snapshot that succeeded."""
+        if self._view == "table":
+            return self._tables.of(self._query, snapshot).since(since)
+        stamp = lock_stamp(snapshot, self._name) if self._view == "lock" else str(snapshot.number // PAGE_TICKS)
+        return json.dumps({"stamp": stamp})
+
+
+async def _events(feed: Feed, content: _Content, since: int | None) -> AsyncIterator[bytes]:
+    yield b"retry: 1000\n\n"
+    async with aclosing(feed.snapshots()) as snapshots:
+        while True:
+            coming = asyncio.ensure_future(anext(snapshots))
+            try:
+                while not (await asyncio.wait([coming], timeout=PING))[0]:
+                    yield b": ping\n\n"
+                snapshot = coming.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                if not coming.done():
+                    coming.cancel()
+                    with suppress(asyncio.CancelledError, StopAsyncIteration):
+                        await coming
+            age = -1.0 if snapshot.age is None else round(snapshot.age, 1)
+            if snapshot.error is not None:
+                yield f'event: away\ndata: {{"age":{age}}}\n\n'.encode()
+                continue
+            yield f"id: {_BOOT}.{snapshot.number}\nevent: tick\ndata: {content.of(snapshot, since)}\n\n".encode()
+            since = snapshot.number

@@ -1,0 +1,66 @@
+"""Whether a lock may be taken from its holder, from what is known of its holder and of the fences.
+
+Nothing here asks the database. The judgement is careful: what is not known to refuse the old holder is unprotected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dblock.server.dashboard.reads import Fences
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A judgement about one way to take the lock."""
+
+    level: str
+    """One of safe, partly and unsafe."""
+    title: str
+    text: str
+
+
+def telling(forced: bool) -> Verdict:
+    """Judge telling the holder to release."""
+    if forced:
+        return Verdict("safe", "The holder was told already", "The lock is free at its deadline at the latest.")
+    return Verdict(
+        "safe",
+        "Safe: as an expired lease",
+        "The lease is not renewed any more, which the holder learns at its next renewal. The next waiter is granted "
+        "the lock when the holder has released it, or at the deadline.",
+    )
+
+
+def freeing(grant: dict[str, Any], fences: Fences) -> Verdict:
+    """Judge freeing the lock at once, while the holder may still work."""
+    gone = grant["alive"] is False
+    enforced = [table for table in fences.tables if table["enabled"] and not table["warn_only"]]
+    if grant["token"] <= 0:
+        return Verdict("unsafe", "Not safe: the grant has no token", "A grant without durability fences nothing.")
+    if not fences.known:
+        return Verdict("unsafe", "Not safe: no fence is known", fences.why)
+    if not fences.own and not enforced:
+        if gone:
+            return Verdict(
+                "partly",
+                "Nothing is fenced, but the holder's session is gone",
+                "If its process is dead as well, no write is under way. dblock sees only the session.",
+            )
+        return Verdict(
+            "unsafe",
+            "Not safe: nothing refuses the old holder",
+            "The holder may still work, and no resource that dblock knows refuses its token.",
+        )
+    if fences.unprotected or not fences.own:
+        return Verdict(
+            "partly",
+            "Partly safe: only the fenced resources refuse the old holder",
+            "Each refuses it once the next holder has claimed it or written to it. Everything else is unprotected.",
+        )
+    return Verdict(
+        "safe",
+        "Safe for everything that dblock knows",
+        "Every resource below refuses the old holder once the next holder has claimed it or written to it.",
+    )
