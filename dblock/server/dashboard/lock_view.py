@@ -32,16 +32,16 @@ class LockView:
     meta: Any
 
 
-async def view_of(reads: Reads, table: Table, name: str) -> LockView:
-    """Ask what is known about a lock."""
-    locks = await reads.lock(name)
+async def view_of(reads: Reads, table: Table, name: str, stamp: str) -> LockView:
+    """Ask what is known about a lock, since it got this stamp."""
+    locks = await reads.lock(name, stamp)
     rows = make_table(Snapshot(1, locks)).rows
     row = next((one for one in rows if one.name == name), None)
     grants = [one for one in locks if one["remaining"] and (one["head"] is not None or one["held"] is None)]
     for grant in grants:
         grant["number"] = grant["token"]
     head = next((one for one in locks if one["name"] == name), None)
-    history = await reads.history(name)
+    history = await reads.history(name, stamp=stamp)
     tokens = tuple(grant["token"] for grant in grants)
     earlier = tuple({event["token"] for event in history if event["token"] is not None} - set(tokens))
     return LockView(

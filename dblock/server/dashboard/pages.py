@@ -21,7 +21,7 @@ from dblock.server.dashboard.reads import LOST, Reads
 from dblock.server.dashboard.rendering import base_of, lock_href, page
 from dblock.server.dashboard.rows import FILTERS, SORTS, Query, lock_state, waiter_of
 from dblock.server.dashboard.signin import visitor
-from dblock.server.dashboard.stream import PAGE_TICKS, stream
+from dblock.server.dashboard.stream import page_stamp, stream
 from dblock.server.feed import Snapshot
 from dblock.server.problems import Problem, problem_of
 from dblock.server.service import Service, service_of
@@ -116,8 +116,8 @@ async def locks(dashboard: Dashboard, request: Request, caller: Caller) -> Respo
 
 async def lock(dashboard: Dashboard, request: Request, caller: Caller) -> Response:
     """Show one lock."""
-    view = await lock_view(dashboard, request)
     snapshot = await dashboard.snapshot()
+    view = await lock_view(dashboard, request)
     values = await _after(dashboard, request, view)
     return page(
         request,
@@ -154,7 +154,8 @@ async def lock_view(dashboard: Dashboard, request: Request) -> LockView:
         check_name(name)
     except InvalidArgument:
         raise Problem(404, "unknown-lock", "There is no such lock", "The name is invalid.", "Go back.") from None
-    return await view_of(dashboard.reads, dashboard.tables.table(await dashboard.snapshot()), name)
+    snapshot = await dashboard.snapshot()
+    return await view_of(dashboard.reads, dashboard.tables.table(snapshot), name, lock_stamp(snapshot, name))
 
 
 async def graph(dashboard: Dashboard, request: Request, caller: Caller) -> Response:
@@ -182,7 +183,7 @@ async def graph(dashboard: Dashboard, request: Request, caller: Caller) -> Respo
         every=request.query_params.get("all") == "1",
         snapshot=snapshot,
         stream="events?view=page",
-        stamp=str(snapshot.number // PAGE_TICKS),
+        stamp=page_stamp(),
     )
 
 
@@ -197,7 +198,7 @@ async def schedules(dashboard: Dashboard, request: Request, caller: Caller) -> R
         elections=await dashboard.reads.elections(),
         snapshot=snapshot,
         stream="events?view=page",
-        stamp=str(snapshot.number // PAGE_TICKS),
+        stamp=page_stamp(),
     )
 
 
@@ -213,7 +214,7 @@ async def losses(dashboard: Dashboard, request: Request, caller: Caller) -> Resp
         lost=[event for event in history if event["event"] in LOST][:200],
         snapshot=snapshot,
         stream="events?view=page",
-        stamp=str(snapshot.number // PAGE_TICKS),
+        stamp=page_stamp(),
     )
 
 

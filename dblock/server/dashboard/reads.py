@@ -69,20 +69,23 @@ class Reads:
         """Forget all results, because something was changed."""
         self._kept.clear()
 
-    async def lock(self, name: str) -> list[dict[str, Any]]:
-        """Return the rows of a lock and of its shares, as in a snapshot, with the whole queue."""
+    async def lock(self, name: str, stamp: str) -> list[dict[str, Any]]:
+        """Return the rows of a lock and of its shares, as in a snapshot, with the whole queue.
+
+        A result is shared only while the lock has the same stamp, so that it is not older than the snapshot.
+        """
         extra, presence = lock_columns(1000)
         return await self._shared(  # type: ignore[no-any-return]
-            ("lock", name),
+            ("lock", name, stamp),
             lambda: self._database.read(
                 "list_locks('%', $1, true, 1000) AS l", name, extra=extra, where=presence
             ),
         )  # fmt: skip
 
-    async def history(self, name: str | None, limit: int = 100) -> list[dict[str, Any]]:
+    async def history(self, name: str | None, limit: int = 100, stamp: str = "") -> list[dict[str, Any]]:
         """Return the events of a lock or of all, newest first, each with its age."""
         return await self._shared(  # type: ignore[no-any-return]
-            ("history", name, limit),
+            ("history", name, limit, stamp),
             lambda: self._database.read("list_history($1, $2)", name, str(limit), extra=_AGE),
         )
 

@@ -107,4 +107,6 @@ def page(request: Request, template: str, caller: Caller | None, status: int = 2
             **values,
         )
     )
-    return HTMLResponse(text, status, {"Cache-Control": "no-store", "Vary": "Cookie"})
+    # Without a referrer even for its own pages, a browser hides the origin of a form, which looks like a foreign page.
+    headers = {"Cache-Control": "no-store", "Vary": "Cookie", "Referrer-Policy": "same-origin"}
+    return HTMLResponse(text, status, headers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 
@@ -24,8 +25,8 @@ from dblock.server.service import Service
 PING = 15.0
 """Seconds of silence after which a comment is sent, so that no proxy takes the connection for dead."""
 
-PAGE_TICKS = 5
-"""Snapshots after which a page without a table is read again."""
+PAGE_LASTS = 5
+"""Seconds after which a page without a table is read again."""
 
 _BOOT = secrets.token_hex(4)
 """Tells the numbers of this process from those of another."""
@@ -51,6 +52,11 @@ def stream(request: Request, service: Service, tables: LiveTables) -> Response:
     return StreamingResponse(body, 200, headers, media_type="text/event-stream")
 
 
+def page_stamp() -> str:
+    """Return what changes when a page without a table has to be read again: for all browsers at the same time."""
+    return str(int(time.time()) // PAGE_LASTS)
+
+
 class _Content:
     """What the events of one stream contain."""
 
@@ -65,7 +71,7 @@ class _Content:
         """Return the content of the event for a snapshot that succeeded."""
         if self._view == "table":
             return self._tables.of(self._query, snapshot).since(since)
-        stamp = lock_stamp(snapshot, self._name) if self._view == "lock" else str(snapshot.number // PAGE_TICKS)
+        stamp = lock_stamp(snapshot, self._name) if self._view == "lock" else page_stamp()
         return json.dumps({"stamp": stamp})
 
 

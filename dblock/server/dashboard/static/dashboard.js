@@ -2,13 +2,15 @@
 // Everything also works without this file, after a reload.
 "use strict";
 (() => {
-  const STALE = 2500; // milliseconds without fresh data until the banner
+  // Milliseconds without fresh data until the banner: fewer if the server says that the database is away.
+  const STALE = 2500, AWAY = 1200;
   const body = document.body;
   const all = (selector, root = document) => root.querySelectorAll(selector);
   const one = (selector, root = document) => root.querySelector(selector);
   const now = () => performance.now();
 
-  // Times. An element counts from the moment at which it got its seconds.
+  // Times. An element counts from the moment at which it got its seconds. What it shows is kept beside it, because
+  // asking the document for a thousand texts takes longer than a frame.
   const counting = new Map();
   function spell(seconds) {
     if (seconds < 1) return "< 1 s";
@@ -19,22 +21,24 @@
     if (hours) return `${hours} h ${two(minutes)} min`;
     return minutes ? `${minutes} min ${two(whole % 60)} s` : `${whole} s`;
   }
-  function anchor(element, seconds) {
-    const down = element.dataset.left !== undefined;
-    const zero = down ? now() + seconds * 1000 : now() - seconds * 1000;
-    counting.set(element, { down, zero });
-    show(element, { down, zero }, now());
-  }
-  function show(element, { down, zero }, at) {
-    const seconds = (down ? zero - at : at - zero) / 1000;
-    const text = down && seconds <= 0 ? "over" : spell(Math.max(seconds, 0));
-    const node = element.firstChild;
-    if (node === null || node.nodeType !== 3) element.textContent = text;
-    else if (node.data !== text) node.data = text;
-    if (down) {
-      const look = seconds <= 0 ? "over" : seconds < 5 ? "soon" : "";
-      if (element.className !== look) element.className = look;
+  function anchor(element, seconds, at = now()) {
+    let times = counting.get(element);
+    if (!times) {
+      times = { down: element.hasAttribute("data-left"), zero: 0, text: null, look: element.className };
+      counting.set(element, times);
     }
+    times.zero = times.down ? at + seconds * 1000 : at - seconds * 1000;
+    show(element, times, at);
+  }
+  function show(element, times, at) {
+    const seconds = (times.down ? times.zero - at : at - times.zero) / 1000;
+    const text = times.down && seconds <= 0 ? "over" : spell(Math.max(seconds, 0));
+    if (times.text !== text) {
+      times.text = text;
+      if (element.firstChild) element.firstChild.data = text; else element.textContent = text;
+    }
+    const look = !times.down || seconds >= 5 ? "" : seconds <= 0 ? "over" : "soon";
+    if (times.look !== look) element.className = times.look = look;
   }
   function anchorAll(root) {
     for (const element of all("time", root)) {
@@ -52,14 +56,16 @@
   // Patching: the nodes stay, so that focus, selection, scroll position and open details stay.
   const keyOf = (node) => (node.nodeType === 1 ? node.dataset?.key : undefined);
   function morph(from, to) {
-    for (const { name, value } of [...to.attributes]) {
+    if (from.isEqualNode(to)) return;
+    for (const { name, value } of to.attributes) {
       if (from.getAttribute(name) !== value) from.setAttribute(name, value);
     }
-    for (const { name } of [...from.attributes]) {
+    if (from.attributes.length > to.attributes.length) for (const { name } of [...from.attributes]) {
       const kept = name === "open" || name === "hidden" || (name === "class" && from.tagName === "TIME");
       if (!to.hasAttribute(name) && !kept) from.removeAttribute(name);
     }
-    if (from.tagName !== "TIME" && from.tagName !== "TEXTAREA") morphChildren(from, to);
+    if (from.tagName === "TIME") counting.delete(from); // it gets its seconds right after
+    else if (from.tagName !== "TEXTAREA") morphChildren(from, to);
   }
   function morphChildren(from, to) {
     const keyed = new Map();
@@ -87,15 +93,40 @@
   }
 
   // The table: what a tick says about its rows.
-  const rows = new Map();
+  const rows = new Map(), cells = new WeakMap();
   const holder = document.createElement("template");
-  function patchTable(tick) {
+  async function patchTable(tick) {
     const table = one("[data-rows]");
     if (!rows.size) for (const row of table.children) rows.set(row.dataset.key, row);
-    for (const [key, html] of Object.entries(tick.rows ?? {})) {
-      holder.innerHTML = html;
-      const wanted = holder.content.firstElementChild;
-      const row = rows.get(key);
+    const changed = Object.values(tick.rows ?? {}), slice = startSlice(tick);
+    for (let first = 0; first < changed.length; first += 20) {
+      patchRows(changed.slice(first, first + 20).join(""));
+      await slice.spent();
+    }
+    patchPlaces(table, tick);
+    await slice.spent();
+    patchTimes(tick);
+    slice.end();
+    body.dataset.ticks = Number(body.dataset.ticks ?? 0) + 1;
+  }
+  // Many changes are spread over several frames, so that the page answers keys in between.
+  function startSlice(tick) {
+    const detail = { rows: Object.keys(tick.rows ?? {}).length, times: Object.keys(tick.times ?? {}).length };
+    let began = now();
+    const end = () => performance.measure("dblock-tick", { start: began, end: now(), detail });
+    const spent = async () => {
+      if (now() - began < 5) return;
+      end();
+      await new Promise(requestAnimationFrame);
+      began = now();
+    };
+    return { end, spent };
+  }
+  function patchRows(html) {
+    holder.innerHTML = html;
+    for (const wanted of [...holder.content.children]) {
+      const key = wanted.dataset.key, row = rows.get(key);
+      cells.delete(row);
       if (row) morph(row, wanted);
       else {
         const made = document.importNode(wanted, true);
@@ -103,6 +134,8 @@
         rows.set(key, made);
       }
     }
+  }
+  function patchPlaces(table, tick) {
     const gone = tick.full ? [...rows.keys()].filter((key) => !(key in tick.times)) : tick.gone ?? [];
     for (const key of gone) {
       const row = rows.get(key);
@@ -120,10 +153,13 @@
       }
       one("[data-empty]").hidden = tick.order.length > 0;
     }
+  }
+  function patchTimes(tick) {
+    const at = now();
     for (const [key, times] of Object.entries(tick.times ?? {})) {
-      for (const cell of rows.get(key).getElementsByTagName("time")) {
-        if (times[cell.dataset.at] !== null) anchor(cell, times[cell.dataset.at]);
-      }
+      const row = rows.get(key);
+      if (!cells.has(row)) cells.set(row, [...all("time", row)].map((cell) => [cell, Number(cell.dataset.at)]));
+      for (const [cell, index] of cells.get(row)) if (times[index] !== null) anchor(cell, times[index], at);
     }
     for (const [name, value] of Object.entries(tick.figures ?? {})) {
       const figure = one(`[data-figure="${name}"]`);
@@ -154,25 +190,22 @@
       morph(one("main"), one("main", page));
       anchorAll(one("main"));
       begin();
-      stamp = wanted;
+      stamp = page.body.dataset.stamp;
     } catch { /* the banner tells */ } finally { reading = false; }
   }
 
   // The stream, and the age of what is shown.
-  let source = null, last = "", freshAt = now(), away = false;
+  let source = null, last = "", freshAt = now(), away = false, patching = Promise.resolve();
   const banner = one("[data-banner]"), live = one("[data-live]");
   function open() {
     if (!body.dataset.stream || source) return;
     const address = body.dataset.stream + (last ? `&last=${encodeURIComponent(last)}` : "");
     source = new EventSource(address);
     source.addEventListener("tick", (event) => {
-      const began = now();
       last = event.lastEventId;
-      [freshAt, away] = [began, false];
+      [freshAt, away] = [now(), false];
       const tick = JSON.parse(event.data);
-      if (tick.stamp !== undefined) readAgain(tick.stamp); else patchTable(tick);
-      body.dataset.ticks = Number(body.dataset.ticks ?? 0) + 1;
-      performance.measure("dblock-tick", { start: began, end: now() });
+      if (tick.stamp !== undefined) readAgain(tick.stamp); else patching = patching.then(() => patchTable(tick));
       judge();
     });
     source.addEventListener("away", (event) => {
@@ -193,7 +226,7 @@
   }
   function judge() {
     if (!live) return;
-    const age = now() - freshAt, stale = age > STALE;
+    const age = now() - freshAt, stale = age > (away ? AWAY : STALE);
     live.classList.toggle("on", source !== null && !stale);
     one("[data-live-text]").textContent = stale ? "not live" : "live";
     const who = away ? "The database does not answer." : "The server does not answer.";
@@ -250,5 +283,5 @@
   anchorAll(document);
   begin();
   open();
-  setInterval(judge, 500);
+  setInterval(judge, 250);
 })();

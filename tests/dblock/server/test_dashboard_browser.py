@@ -1,0 +1,349 @@
+"""The dashboard in a real browser: with and without JavaScript, live, by keyboard, and when the database is away."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from dblock.server.access import credential
+from tests.dblock.server.browsing import FINDINGS, browser, needs_browser, running
+from tests.dblock.server.scene import Scene, build
+from tests.support.machine import measured
+from tests.support.proxy import Proxy
+
+pytestmark = [needs_browser, pytest.mark.second_stage]
+
+PAGES = {
+    "locks": "",
+    "lock": "lock?name=billing%3Aclose",
+    "shared": "lock?name=cache%3Aconfig",
+    "graph": "graph",
+    "schedules": "schedules",
+    "losses": "losses",
+    "break": "break?name=billing%3Aclose",
+}
+
+PICTURES = {"locks": ("light", "dark"), "lock": ("dark",), "break": ("light",), "graph": ("dark",)}
+"""The pictures of the guide. $DBLOCK_PICTURES names the folder that they are written to."""
+
+WAIT = 30_000
+"""Milliseconds that a browser waits for something that comes at once, on a machine that is not busy."""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def scene(dsn: str) -> Iterator[Scene]:
+    made = build(dsn)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def new_page(chromium: Any) -> Iterator[Any]:
+    """Opens pages that fail the test if they report an error, violate the policy, or ask another host."""
+    contexts: list[Any] = []
+    troubles: list[str] = []
+
+    def make(**options: Any) -> Any:
+        context = chromium.new_context(viewport={"width": 1200, "height": 760}, **options)
+        context.set_default_timeout(WAIT)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
+        return page
+
+    hosts: set[str | None] = set()
+    yield make
+    for context in contexts:
+        context.close()
+    assert [trouble for trouble in troubles if "Failed to load resource" not in trouble] == []
+    assert hosts <= {"127.0.0.1", "localhost"}, "no request leaves the host"
+
+
+def wait_for_ticks(page: Any, count: int) -> None:
+    """Wait until the page has taken this many more ticks."""
+    now = int(page.evaluate("document.body.dataset.ticks ?? 0"))
+    until(page, f"Number(document.body.dataset.ticks ?? 0) >= {now + count}")
+
+
+def until(page: Any, expression: str) -> None:
+    """Wait until an expression is true. The policy of the pages forbids Playwright's own way, which compiles text."""
+    give_up = time.monotonic() + 3 * WAIT / 1000
+    while not page.evaluate(expression):
+        assert time.monotonic() < give_up, expression
+        page.wait_for_timeout(20)
+
+
+@pytest.mark.usefixtures("scene")
+@pytest.mark.parametrize("prefix", ["", "/any/prefix"])
+def test_every_page_works_with_and_without_javascript(dsn: str, new_page: Any, tmp_path: Path, prefix: str) -> None:
+    folder = Path(os.environ.get("DBLOCK_PICTURES") or tmp_path)
+    with running(dsn, 0.2, prefix=prefix) as server:
+        for scheme, script in (("light", True), ("dark", True), ("light", False)):
+            page = new_page(color_scheme=scheme, java_script_enabled=script)
+            for name, path in PAGES.items():
+                page.goto(server.address + path)
+                text = page.inner_text("main")
+                assert len(text) > 60, f"{name} is empty"
+                if not script:
+                    assert page.is_visible("main")
+                    continue
+                if page.query_selector("[data-live]"):
+                    page.wait_for_selector("[data-live].on", state="attached")
+                assert page.evaluate(FINDINGS) == [], f"{name}, {scheme}"
+                if scheme in PICTURES.get(name, ()) and not prefix:
+                    page.evaluate("document.querySelectorAll('.fresh').forEach((row) => row.classList.remove('fresh'))")
+                    page.screenshot(path=folder / f"dashboard-{name}-{scheme}.png", full_page=name != "locks")
+                    assert (folder / f"dashboard-{name}-{scheme}.png").stat().st_size > 10_000
+            if not script:
+                page.goto(server.address)
+                page.fill("#q", "stock:*")
+                page.click(".search button")
+                assert page.locator("[data-rows] tr").count() == 2
+                page.click("text=Deadline in")
+                assert page.locator("th[aria-sort]").count() == 1
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_break_works_with_a_reason_and_shows_whether_it_helped(
+    dsn: str, scene: Scene, new_page: Any, script: bool
+) -> None:
+    tokens = (credential("kim", "break", "k" * 20),)
+    with running(dsn, 0.2, credentials=tokens) as server:
+        page = new_page(java_script_enabled=script)
+        page.goto(server.address + "lock?name=billing%3Aclose")
+        page.fill("#token", "k" * 20)
+        page.click("main button")
+        page.click("text=Break…")
+        assert "Partly safe" in page.inner_text("main")
+        page.check("input[value=free]")
+        page.click("button.danger")
+        assert "Did it help" not in page.inner_text("main"), "the reason is required"
+        page.fill("#reason", "stuck since midnight")
+        page.click("button.danger")
+        page.wait_for_selector("text=Did it help?")
+        assert "Yes: token" in page.inner_text("main")
+        assert "stuck since midnight" in page.inner_text("main")
+        event, actor = scene.call("SELECT event, actor FROM list_history('billing:close', 1)")
+        assert event == "forced_now"
+        assert actor.startswith("kim at the dashboard")
+
+
+def test_keyboard_alone_finds_and_opens_a_lock(dsn: str, scene: Scene, new_page: Any) -> None:
+    with running(dsn, 0.2) as server:
+        page = new_page()
+        page.goto(server.address)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        page.keyboard.press("?")
+        assert page.is_visible("dialog")
+        page.keyboard.press("Escape")
+        assert not page.is_visible("dialog")
+        page.keyboard.press("/")
+        page.keyboard.type("nightly:*")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**q=nightly*")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("k")
+        assert page.evaluate("document.activeElement.textContent") == "nightly:01"
+        page.keyboard.press("Enter")
+        page.wait_for_url("**lock?name=nightly*")
+        page.keyboard.press("g")
+        page.keyboard.press("w")
+        page.wait_for_url("**/graph")
+        page.goto(server.address + "break?name=nightly%3A01")
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.id") == "reason":
+                break
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none", "the focus is visible"
+        page.keyboard.type("by keyboard")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=Did it help?")
+    assert scene.call("SELECT reason FROM list_history('nightly:01', 1)") == ["by keyboard"]
+
+
+def test_focus_scroll_selection_and_open_rows_survive_a_hundred_ticks(dsn: str, new_page: Any) -> None:
+    with psycopg.connect(dsn, autocommit=True, options="-c search_path=dblock") as session:
+        session.execute(
+            "SELECT count(*) FROM generate_series(1, 150) AS n, try_acquire('lock:' || lpad(n::text, 4, '0'), '1 h')"
+        )
+        stop = threading.Event()
+
+        def churn() -> None:
+            with psycopg.connect(dsn, autocommit=True, options="-c search_path=dblock") as other:
+                turn = 0
+                while not stop.is_set():
+                    turn += 1
+                    other.execute("SELECT release(name, token) FROM list_locks('lock:%', NULL, false, 9)")
+                    other.execute("SELECT count(*) FROM generate_series(1, 9) AS n, try_acquire('lock:000' || n)")
+                    other.execute("SELECT try_acquire('new:' || %s, '2 s')", [turn])
+                    stop.wait(0.05)
+
+        with running(dsn, 0.05) as server:
+            page = new_page()
+            page.goto(server.address + "?sort=name&per=1000")
+            wait_for_ticks(page, 1)
+            page.evaluate("window.scrollTo(0, 1500)")
+            link = page.locator('[data-key="lock:0050"] a')
+            link.evaluate("(element) => element.focus({ preventScroll: true })")
+            page.evaluate(
+                """() => {
+                  const cell = document.querySelector('[data-key="lock:0051"] .holder');
+                  getSelection().selectAllChildren(cell);
+                  const row = document.querySelector('[data-key="lock:0050"]');
+                  window.kept = { row, top: row.getBoundingClientRect().top };
+                }"""
+            )
+            selected = page.evaluate("String(getSelection())")
+            busy = threading.Thread(target=churn)
+            busy.start()
+            try:
+                wait_for_ticks(page, 100)
+            finally:
+                stop.set()
+                busy.join()
+            assert page.evaluate("document.activeElement.textContent") == "lock:0050"
+            assert page.evaluate("window.kept.row === document.querySelector('[data-key=\"lock:0050\"]')")
+            moved = page.evaluate("kept.row.getBoundingClientRect().top - kept.top")
+            assert abs(moved) < 4, "what is on the screen stays there, though rows above come and go"
+            assert page.evaluate("String(getSelection())") == selected != ""
+
+
+def test_open_details_and_text_in_a_field_survive_reading_a_page_again(dsn: str, scene: Scene, new_page: Any) -> None:
+    for number in range(12):
+        scene.session.execute(f"CREATE TABLE public.t{number} ()".encode())
+    with running(dsn, 0.1) as server:
+        page = new_page()
+        page.goto(server.address + "lock?name=billing%3Aclose")
+        page.click("summary")
+        page.evaluate("window.kept = document.querySelector('details')")
+        scene.wait("billing:close", "a new waiter")
+        scene.keep()
+        page.wait_for_selector("text=a new waiter")
+        assert page.evaluate("window.kept.open && window.kept.isConnected")
+
+
+@pytest.mark.parametrize("how", ["silent", "refused"])
+def test_banner_tells_within_three_seconds_that_the_database_is_gone(dsn: str, new_page: Any, how: str) -> None:
+    with psycopg.connect(dsn, autocommit=True, options="-c search_path=dblock") as session:
+        session.execute("SELECT try_acquire('a', '10 min', 'ann')")
+    with Proxy(dsn) as proxy, running(proxy.dsn) as server:
+        page = new_page()
+        page.goto(server.address)
+        page.wait_for_selector("[data-live].on", state="attached")
+        wait_for_ticks(page, 1)
+        with measured() as lateness:
+            began = time.monotonic()
+            proxy.fall_silent()
+            if how == "refused":
+                proxy.cut()
+            page.wait_for_selector("[data-banner]:not([hidden])")
+            took = time.monotonic() - began
+            assert took <= 3 + 3 * lateness()
+        until(page, "document.querySelector('[data-banner]').textContent.includes('database does not answer')")
+        first = page.inner_text("[data-banner]")
+        assert " old." in first
+        page.keyboard.press("j")
+        assert page.evaluate("document.activeElement.textContent") == "a", "the keys work"
+        until(page, f"document.querySelector('[data-banner]').textContent !== {first!r}")
+        proxy.flow()
+        page.wait_for_selector("[data-banner]", state="hidden")
+        page.wait_for_selector("[data-live].on", state="attached")
+
+
+def test_tab_that_slept_catches_up_in_one_request(dsn: str, new_page: Any) -> None:
+    with psycopg.connect(dsn, autocommit=True, options="-c search_path=dblock") as session:
+        session.execute("SELECT try_acquire('a', '10 min', 'ann')")
+        with running(dsn, 0.1) as server:
+            page = new_page()
+            page.goto(server.address)
+            wait_for_ticks(page, 2)
+            hide = (
+                "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+                " document.dispatchEvent(new Event('visibilitychange')); }"
+            )
+            page.evaluate(hide, True)
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+            session.execute("SELECT release('a', token), try_acquire('b', '10 min', 'bob') FROM holder('a')")
+            while server.service.feed.watchers:
+                time.sleep(0.05)
+            page.evaluate(hide, False)
+            page.wait_for_selector('[data-key="b"]')
+            assert page.locator('[data-key="a"]').count() == 0
+            assert len(asked) == 1, "one request"
+
+
+def test_tick_patches_a_thousand_locks_within_a_frame(dsn: str, new_page: Any) -> None:
+    """Every lock is renewed before every tick. A tick that changes more is spread over several frames."""
+    with psycopg.connect(dsn, autocommit=True, options="-c search_path=dblock") as session:
+        session.execute("SELECT count(*) FROM generate_series(1, 1000) AS n, try_acquire('lock:' || n, '10 min')")
+        with running(dsn, 0.5) as server:
+            page = new_page()
+            page.goto(server.address + "?per=1000&sort=name")
+            wait_for_ticks(page, 1)
+            assert page.locator("[data-rows] tr").count() == 1000
+            page.evaluate("performance.clearMeasures()")
+            for _ in range(8):
+                session.execute("UPDATE distributed_locks SET expires_at = expires_at + interval '1 s'")
+                wait_for_ticks(page, 1)
+            session.execute("UPDATE distributed_locks SET holder = 'the next holder'")
+            page.wait_for_selector('[data-key="lock:1000"] >> text=the next holder')
+            wait_for_ticks(page, 1)
+            assert page.locator("text=the next holder").count() == 1000
+            took = page.evaluate(
+                "performance.getEntriesByName('dblock-tick')"
+                ".filter((entry) => entry.detail.times === 1000 && !entry.detail.rows).map((entry) => entry.duration)"
+            )
+    # What other programs take only adds to a duration. The shortest of the heavy ticks is what this one costs.
+    assert len(took) >= 4
+    assert min(took) < 16, f"ticks took {sorted(round(one, 1) for one in took)} ms"
+
+
+def test_change_reaches_the_screen_within_a_second_and_a_half(dsn: str, new_page: Any) -> None:
+    with psycopg.connect(dsn, autocommit=True, options="-c search_path=dblock") as session, running(dsn) as server:
+        page = new_page()
+        page.goto(server.address)
+        page.wait_for_selector("[data-live].on", state="attached")
+        for number in range(5):
+            with measured() as lateness:
+                session.execute("SELECT try_acquire('lock:' || %s, '1 min')", [number])
+                began = time.monotonic()
+                page.wait_for_selector(f'[data-key="lock:{number}"]')
+                assert time.monotonic() - began <= 1.5 + 3 * lateness()
+
+
+@pytest.mark.usefixtures("scene")
+def test_link_of_another_site_finds_the_browser_signed_in(dsn: str, new_page: Any) -> None:
+    """The browser sends no SameSite=Strict cookie for the link itself, so the sign-in page asks it to come again."""
+    tokens = (credential("kim", "see", "k" * 20),)
+    with running(dsn, 0.2, credentials=tokens, hosts=("localhost",)) as server:
+        page = new_page()
+        page.goto(server.address)
+        page.fill("#token", "k" * 20)
+        page.click("main button")
+        page.wait_for_selector("[data-rows]")
+        page.goto(f"http://localhost:{server.port}/static/icon.svg")
+        page.evaluate(f"location.href = '{server.address}lock?name=gpu'")
+        page.wait_for_url("**lock?name=gpu")
+        page.wait_for_selector("text=3 of 3 permits")
