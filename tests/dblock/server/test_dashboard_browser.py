@@ -38,6 +38,23 @@ WAIT = 30_000
 """Milliseconds that a browser waits for something that comes at once, on a machine that is not busy."""
 
 
+WATCH_THE_BANNER = """
+() => {
+  const banner = document.querySelector("[data-banner]");
+  const note = () => { if (!banner.hidden) window.shownAt ??= Date.now(); };
+  new MutationObserver(note).observe(banner, { attributes: true });
+  window.late = 0;
+  let last = performance.now();
+  setInterval(() => {
+    const now = performance.now();
+    window.late = Math.max(window.late, now - last - 20);
+    last = now;
+  }, 20);
+}
+"""
+"""Notes when the banner appears, and how late this machine lets the browser be."""
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     with browser() as opened:
@@ -252,14 +269,15 @@ def test_banner_tells_within_three_seconds_that_the_database_is_gone(dsn: str, n
         page.goto(server.address)
         page.wait_for_selector("[data-live].on", state="attached")
         wait_for_ticks(page, 1)
+        page.evaluate(WATCH_THE_BANNER)
         with measured() as lateness:
-            began = time.monotonic()
+            began = time.time()
             proxy.fall_silent()
             if how == "refused":
                 proxy.cut()
             page.wait_for_selector("[data-banner]:not([hidden])")
-            took = time.monotonic() - began
-            assert took <= 3 + 3 * lateness()
+            took = page.evaluate("window.shownAt") / 1000 - began
+            assert took <= 3 + 3 * lateness() + page.evaluate("window.late") / 1000
         until(page, "document.querySelector('[data-banner]').textContent.includes('database does not answer')")
         first = page.inner_text("[data-banner]")
         assert " old." in first
