@@ -68,7 +68,7 @@ def serve(
         from dblock.server.serving import serve as run
         from dblock.server.settings import Settings
     except ImportError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        if error.name not in ("jinja2", "markupsafe", "starlette", "uvicorn"):
             raise
         raise click.ClickException(_NO_EXTRA) from None
 

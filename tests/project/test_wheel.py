@@ -42,6 +42,8 @@ def test_wheel_holds_the_package_its_sql_and_its_migrations(unpacked: Path) -> N
     for package in ("dblock", "fenced_store"):
         expected |= {str(path.relative_to(ROOT)) for path in (ROOT / package / "sql").rglob("*.sql")}
     expected |= {"fenced_store/py.typed"}
+    for folder in ("templates", "static"):
+        expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "dblock/server/dashboard" / folder).iterdir()}
     expected |= {f"dblock/migrations/versions/{path.name}" for path in (ROOT / "alembic" / "versions").glob("*.py")}
     assert expected <= names
     assert not {name for name in names if name.startswith(("tests/", "bench/", "alembic/"))}

@@ -138,6 +138,7 @@ async def test_stream_resumes_after_its_last_event(start_server: StartServer, ow
                     break
 
 
+@pytest.mark.second_stage
 async def test_database_sees_one_query_a_second_for_a_hundred_browsers(
     start_server: StartServer, owner: psycopg.Connection
 ) -> None:
@@ -182,6 +183,7 @@ def _count(owner: psycopg.Connection, calls: str) -> int:
     return int((owner.execute(calls.encode()).fetchone() or (0,))[0])
 
 
+@pytest.mark.second_stage
 async def test_sigterm_ends_fifty_streams_within_two_seconds(start_server: StartServer) -> None:
     served = start_server()
     async with served.client() as client:
