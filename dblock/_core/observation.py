@@ -150,6 +150,12 @@ class Observation:
         self._tell("hold_began", hold)
         state.at_end(lambda: self._let_go(state))
 
+    def hold_seen(self, lock: str, token: int, seconds: float) -> None:
+        """Report the end of a hold that may have begun in another process."""
+        hold = ObservedHold(lock, token if token > 0 else None, self._holder(), self._clock() - seconds)
+        hold.seconds = seconds
+        self._tell("hold_ended", hold)
+
     def _let_go(self, state: LeaseState) -> None:
         if state in self._released and state.loss is None:
             self._released[state] = self._clock()  # the reply decides whether it was lost

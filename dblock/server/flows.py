@@ -12,6 +12,7 @@ a request at another server, so it is left to the database's clock.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 
 from dblock._core.acquire import LEAST_PATIENCE, Contention
@@ -22,6 +23,9 @@ from dblock._core.replies import Grant, TicketStatus
 from dblock._core.shared_acquire import SharedFlows
 from dblock._core.waiters import LocalWaiter
 from dblock.errors import DatabaseError
+
+_SHARE = re.compile(r"#(writer|reader-[0-9]+|[0-9]+)$")
+"""What the name of a share adds to the name of its lock."""
 
 
 class ServerFlows(SharedFlows):
@@ -36,6 +40,14 @@ class ServerFlows(SharedFlows):
         self.requeued: set[str] = set()
         """The attempts whose ticket was found to be gone, and that have a new one at the end of the queue."""
         self._keep_ticket = f"SELECT {quoted(schema)}.keep_ticket($1, $2, $3, $4)".encode()
+        # The server that granted the lease may be another one, so the database says for how long it was held.
+        held_for = (
+            "(SELECT date_part('epoch', clock_timestamp()) - date_part('epoch', h.granted_at)"
+            f" FROM {quoted(schema)}.holder($1) AS h WHERE h.token = $2)"
+        )
+        release = f"{quoted(schema)}.release($1, $2, durable => false)"
+        self._end = f"SELECT {held_for}, {release}".encode()
+        self._end_again = f"SELECT {held_for}, nullif({release}, false)".encode()
 
     def acquire(
         self,
@@ -47,8 +59,23 @@ class ServerFlows(SharedFlows):
     ) -> Flow[Grant | None]:
         """Ask, and wait in the queue, as a client does. The observers are told, as those of a client are."""
         flow = super().acquire(options, timeout, attempt, contention, holds)
-        missed = "busy" if timeout == 0 else "timeout"
-        return flow if self.observation is None else self.observation.wait((options.name,), flow, missed=missed)
+        return self.observed(options.name, flow, "busy" if timeout == 0 else "timeout")
+
+    def observed(self, name: str, flow: Flow[Grant | None], missed: str) -> Flow[Grant | None]:
+        """Tell the observers of a flow that asks for a lock. `missed` is its outcome without a grant."""
+        return flow if self.observation is None else self.observation.wait((name,), flow, missed=missed)
+
+    def end(self, name: str, token: int) -> Flow[bool]:
+        """Release this exact grant for its client, and tell the observers for how long it was held.
+
+        False if the grant was lost before, or if a lost reply leaves open whether this call released it.
+        """
+        held_for, released = yield Call(self._end, (name, str(token)), self._end_again)
+        if released != "t":
+            return False
+        if self.observation is not None and held_for is not None:
+            self.observation.hold_seen(_SHARE.sub("", name), token, float(held_for))
+        return True
 
     def park(self, name: str, attempt: str) -> Flow[bool]:
         """Let the attempt's ticket keep its position for the ticket's ttl. False if there is no ticket."""

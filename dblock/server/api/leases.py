@@ -65,8 +65,7 @@ async def release(exchange: Exchange) -> Response:
     await exchange.body({})
     lease = await _lease(exchange)
     database = exchange.service.database
-    # A reply that was lost leaves open whether this call released it, so no trust is left for a guess.
-    if not await database.run(database.flows.release(lease.name, lease.token, clock.now())):
+    if not await database.run(database.flows.end(lease.name, lease.token)):
         raise _lost(lease, "over")
     return Response(status_code=204)
 

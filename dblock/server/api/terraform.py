@@ -39,8 +39,9 @@ async def lock(exchange: Exchange) -> Response:
     signer = await exchange.service.signer()
     attempt = signer.attempt(exchange.caller.name, name, f"terraform {info['ID']}")
     database = exchange.service.database
+    flows = database.flows
     try:
-        grant = await database.run(database.flows.try_acquire(options, attempt))
+        grant = await database.run(flows.observed(name, flows.try_acquire(options, attempt), "busy"))
     except Disconnected:
         return Response(status_code=499)
     if isinstance(grant, Grant):
@@ -69,7 +70,7 @@ async def unlock(exchange: Exchange) -> Response:
         return await _held(exchange, name)
     database = exchange.service.database
     if all(meta.get(member) == info.get(member) for member in _IDENTITY):
-        released = await database.run(database.flows.release(name, held["token"], 0.0))
+        released = await database.run(database.flows.end(name, held["token"]))
     else:
         require(exchange.request.scope, exchange.service.settings, "break")
         released = await force_release(exchange, name, held["token"], "terraform force-unlock", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -55,6 +56,54 @@ async def test_metrics_show_the_database_and_the_requests(dsn: str, client: dblo
     assert found["dblock_http_request_seconds_count{}"] == 3
     assert found["dblock_acquire_wait_seconds_count{group=order,outcome=granted}"] == 1
     assert lint(reply.text) == []
+
+
+async def test_metrics_count_waits_and_handoffs_over_http(dsn: str, owner: psycopg.Connection) -> None:
+    async with serving(dsn) as server:
+        held = (await server.post("/v1/locks/order%3A1", json={"ttl": 30})).json()
+        queued = await server.post("/v1/locks/order%3A1", json={"wait": 0.05})
+        assert (await server.delete(f"/v1/tickets/{queued.json()['ticket']}")).status_code == 204
+        waiting = asyncio.create_task(server.post("/v1/locks/order%3A1", json={"wait": 60}, timeout=90))
+        await until_queued(owner, 1)
+        leaving = asyncio.create_task(server.post("/v1/locks/order%3A1", json={"wait": 60}, timeout=90))
+        await until_queued(owner, 2)
+        leaving.cancel()
+        await until_queued(owner, 1)
+        assert (await server.delete(f"/v1/leases/{held['lease']}")).status_code == 204
+        assert (await waiting).status_code == 200
+        found = values((await server.get("/metrics")).text)
+    for outcome, count in (("granted", 2), ("timeout", 1), ("cancelled", 1)):
+        assert found[f"dblock_acquire_wait_seconds_count{{group=order,outcome={outcome}}}"] == count
+    assert found["dblock_handoff_seconds_count{}"] == 1
+
+
+async def until_queued(owner: psycopg.Connection, count: int) -> None:
+    """Wait until so many requests wait for order:1."""
+    while owner.execute("SELECT count(*) FROM list_waiters('order:1')").fetchone() != (count,):
+        await asyncio.sleep(0.01)
+
+
+async def test_metrics_count_a_hold_where_its_client_releases(dsn: str, owner: psycopg.Connection) -> None:
+    """The lease may come from another server, so the database says for how long the lock was held."""
+    async with serving(dsn) as first, serving(dsn) as second:
+        held = (await first.post("/v1/locks/order%3A1", json={})).json()
+        permit = (await first.post("/v1/locks/gpu", json={"kind": "semaphore", "permits": 2})).json()
+        info = {"ID": "1", "Operation": "apply", "Who": "ann", "Created": "2026-01-02T03:04:05Z"}
+        assert (await first.request("LOCK", "/v1/terraform/prod", json=info)).status_code == 200
+        assert (await first.request("LOCK", "/v1/terraform/prod", json={**info, "ID": "2"})).status_code == 423
+        owner.execute("UPDATE distributed_locks SET granted_at = granted_at - interval '100 s'")
+        for lease in (held["lease"], permit["lease"]):
+            assert (await second.delete(f"/v1/leases/{lease}")).status_code == 204
+            assert (await second.delete(f"/v1/leases/{lease}")).status_code == 410, "what is over is not counted again"
+        assert (await second.request("UNLOCK", "/v1/terraform/prod", json=info)).status_code == 200
+        found = values((await second.get("/metrics")).text)
+        tried = values((await first.get("/metrics")).text)
+    for group in ("order", "gpu", "prod"):
+        assert found[f"dblock_hold_seconds_count{{group={group}}}"] == 1
+        assert found[f"dblock_hold_seconds_sum{{group={group}}}"] >= 100
+    assert tried["dblock_acquire_wait_seconds_count{group=prod,outcome=granted}"] == 1
+    assert tried["dblock_acquire_wait_seconds_count{group=prod,outcome=busy}"] == 1
+    assert not [name for name in tried if name.startswith("dblock_hold_seconds_count")]
 
 
 async def test_metrics_of_a_server_without_its_database_still_answer() -> None:
