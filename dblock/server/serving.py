@@ -2,14 +2,19 @@
 
 On SIGTERM and SIGINT the server stops listening, answers the requests that wait with their tickets, ends the streams,
 and exits. A second signal changes nothing.
+
+The last messages to the database spare other clients a wait of seconds. If the database does not reply, the process
+ends without them: what the server had there expires by itself, as that of a killed server does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -20,6 +25,11 @@ from dblock.server.settings import Settings
 
 STOP_WITHIN = 1
 """Seconds that requests have to end after the signal. Then they are cancelled."""
+
+EXIT_WITHIN = 1.8
+"""Seconds after the signal at which the process ends, whatever still waits for the database."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Server(uvicorn.Server):
@@ -38,21 +48,31 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+        # Not add_signal_handler, whose end restores the default: then a further signal would change the exit code.
+        before = {number: signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._stop)) for number in SIGNALS}
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if self.should_exit else handler)
 
     def _stop(self) -> None:
+        if self.should_exit:
+            return
         self._service.stopping.set()
         self.should_exit = True
+        # In a thread, because the event loop may have ended by then. It stays until the process has ended: the
+        # interpreter waits for threads that look up a host.
+        last = threading.Timer(EXIT_WITHIN, os._exit, [0])
+        last.daemon = True
+        last.start()
 
 
 def serve(settings: Settings, listening: Callable[[str], None] = lambda address: None) -> None:
-    """Serve until a signal comes. `listening` is called with the address once the server accepts requests."""
+    """Serve until a signal comes, in a process that then ends.
+
+    `listening` is called with the address once the server accepts requests.
+    """
     app = create_app(settings)
     config = uvicorn.Config(
         app,
