@@ -7,15 +7,19 @@ at another.
 An attempt is either private, if no HTTP client can name it, or resumable, by a ticket or an Idempotency-Key. What a
 private attempt has is given up when its request ends without a grant. What a resumable attempt has may by now belong to
 a request at another server, so it is left to the database's clock.
+
+The time that a request waits bounds how long it queues, and not how soon the database must reply: every call has the
+whole patience of the server. A request that tries once would otherwise fail if the database is slow for a second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Sequence
 
-from dblock._core.acquire import LEAST_PATIENCE, Contention
+from dblock._core.acquire import Contention, NotGranted
 from dblock._core.deadlocks import DeadlockWatch, Holds
 from dblock._core.effects import GIVE_UP_WITHIN, Call, Flow
 from dblock._core.options import LockOptions, interval, quoted
@@ -90,10 +94,25 @@ class ServerFlows(SharedFlows):
             yield from super().abandon_all(names, attempt)
             self.private.discard(attempt)
 
+    def abandon_ticket(self, name: str, attempt: str) -> Flow[None]:
+        """Give up a ticket that this server had at a heartbeat, and that has no waiter here any more.
+
+        The ticket may have been parked since that heartbeat, so the ticket of a resumable attempt is parked.
+        """
+        if attempt in self.private:
+            yield from super().abandon_ticket(name, attempt)
+        else:
+            yield from self.park(name, attempt)
+
+    def _try(
+        self, options: LockOptions, attempt: str, within: float = math.inf, ticket: int | None = None
+    ) -> Flow[Grant | NotGranted]:
+        return super()._try(options, attempt, math.inf, ticket)
+
     def _enqueue(
         self, options: LockOptions, attempt: str, within: float, had_ticket: bool, wait: bool = True
     ) -> Flow[Grant | TicketStatus | None]:
-        reply = yield from super()._enqueue(options, attempt, within, had_ticket, wait)
+        reply = yield from super()._enqueue(options, attempt, math.inf, had_ticket, wait)
         if isinstance(reply, TicketStatus) and reply.fresh:
             self.requeued.add(attempt)
         return reply
@@ -111,7 +130,7 @@ class ServerFlows(SharedFlows):
 
     def _stop_waiting(self, options: LockOptions, attempt: str, waiter: LocalWaiter) -> Flow[Grant | None]:
         """Ask a last time, and park the ticket. The client is told of it, so the attempt is resumable from here on."""
-        reply = yield from self._enqueue(options, attempt, LEAST_PATIENCE, True, False)
+        reply = yield from self._enqueue(options, attempt, math.inf, True, False)
         if isinstance(reply, Grant):
             return reply
         self.private.discard(attempt)

@@ -2,7 +2,8 @@
 
 Guarantee: a request that ends without an answer leaves nothing behind that its client was not told of. If the client
 disconnects, a private attempt is given up at once; a resumable one (with a ticket or an Idempotency-Key) keeps its
-position for the ticket's ttl. When the server stops, every waiter is answered with a ticket.
+position for the ticket's ttl. When the server stops, every waiter is answered with a ticket, and a request that tries
+once with the reply of the database.
 
 A client that was cut off may send its request again before this server has noticed. The newer request takes over, and
 the older one ends.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Any, Literal
 
 from dblock._core.acquire import Contention
 from dblock._core.options import LockOptions
@@ -89,7 +90,7 @@ class Waits:
         wait = _Wait(asyncio.ensure_future(self._database.run(flow)))
         self._waits[attempt] = wait
         try:
-            grant = await self._outcome(wait, attempt, options, gone)
+            grant = await self._outcome(wait, attempt, options, gone, queues=seconds > 0)
         except DatabaseError:
             self._defer_cleanup(wait, options.name, attempt)
             raise
@@ -109,13 +110,17 @@ class Waits:
         return "requeued" if requeued else "queued"
 
     async def _outcome(
-        self, wait: _Wait, attempt: str, options: LockOptions, gone: Callable[[], Awaitable[None]]
+        self, wait: _Wait, attempt: str, options: LockOptions, gone: Callable[[], Awaitable[None]], queues: bool
     ) -> Grant | None:
         """Return the grant of a wait, None if the attempt has a ticket instead or was refused."""
         left = asyncio.ensure_future(gone())
-        stopped = asyncio.ensure_future(self._stopping.wait())
+        # A try has no ticket to answer with. If it were cancelled, its client would be refused a lock that it may have.
+        stopped: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if queues:
+            stopped = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait({wait.work, left, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            events: set[asyncio.Future[Any]] = {wait.work, left, stopped}
+            await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
             if wait.superseded:
                 await _ended(wait.work)
                 raise _superseded()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psycopg
 import pytest
 
+from dblock._core.effects import Flow
 from dblock.server.settings import Limits
 from tests.dblock.server.by_hand import ByHand
 from tests.dblock.server.conftest import Http, serving
@@ -23,6 +25,13 @@ CREATE TRIGGER record_grant AFTER UPDATE ON distributed_locks FOR EACH ROW
 WHEN (new.token <> old.token) EXECUTE FUNCTION public.record_grant();
 """
 """Records every grant. The history keeps only the newest events of each lock."""
+
+
+SLOW_GRANTS = """
+CREATE FUNCTION public.delay() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN PERFORM pg_sleep({seconds}); RETURN new; END $$;
+CREATE TRIGGER delay BEFORE INSERT OR UPDATE ON distributed_locks FOR EACH ROW EXECUTE FUNCTION public.delay();
+"""
 
 
 def queue_of(owner: psycopg.Connection, name: str = "a") -> list[str]:
@@ -194,6 +203,60 @@ async def test_stopping_server_answers_every_waiter_with_a_ticket(dsn: str, owne
         await other.delete(f"/v1/leases/{first['lease']}")
         ticket = polls[int(before[0])].answer["ticket"]
         await other.acquire("a", ticket=ticket, wait=10)
+
+
+async def test_stopping_server_answers_a_try_with_the_reply_of_the_database(
+    http: Http, owner: psycopg.Connection
+) -> None:
+    await http.acquire("b")
+    owner.execute(SLOW_GRANTS.format(seconds=0.2))
+    request = ByHand(http.app, "/v1/locks/a", {})
+    await until(lambda: http.service.waits.count == 1)
+    http.service.stopping.set()
+    await request.task
+    assert request.status == 200, "a refusal would leave a grant that no client knows of"
+
+
+async def test_heartbeat_that_is_answered_late_leaves_a_parked_ticket_alone(
+    http: Http, owner: psycopg.Connection
+) -> None:
+    """The ticket is parked, and its waiter leaves, between the heartbeat and its reply."""
+    await http.acquire("a")
+    poll = ByHand(http.app, "/v1/locks/a", {"wait": 60}, {"Idempotency-Key": "k"})
+    await until(lambda: queue_of(owner))
+    database = http.service.database
+    waiters = database.runtime.listener.waiters
+    await until(lambda: waiters._checks)
+    waiters._checks["a"] = 0.0
+    checking = waiters.check(5.0)
+    reply = await database.run(asked_once(next(checking)))
+    poll.leave()
+    await poll.task
+    assert waiters.count == 0
+    await database.run(continued(checking, reply))
+    assert len(queue_of(owner)) == 1, "the position is kept"
+
+
+def asked_once(effect: Any) -> Flow[Any]:
+    return (yield effect)
+
+
+def continued(flow: Flow[Any], reply: Any) -> Flow[None]:
+    """Perform the rest of a flow, which waits for this reply."""
+    with suppress(StopIteration):
+        while True:
+            reply = yield flow.send(reply)
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+@pytest.mark.parametrize("wait", [0, 0.05])
+async def test_short_wait_does_not_shorten_the_patience_with_the_database(
+    wait: float, http: Http, owner: psycopg.Connection
+) -> None:
+    await http.acquire("b")
+    owner.execute(SLOW_GRANTS.format(seconds=1.5))
+    await http.acquire("a", wait=wait)
 
 
 async def test_same_key_finds_the_same_grant(http: Http, dsn: str) -> None:
