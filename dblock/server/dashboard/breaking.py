@@ -35,7 +35,9 @@ async def ask(
         status,
         view=view,
         grant=grant,
-        telling=telling(grant["forced_at"] is not None),
+        telling=telling(
+            grant["forced_at"] is not None, next((event for one, event in view.told if one is grant), None)
+        ),
         freeing=freeing(grant, view.fences),
         error=error,
         reason=reason,

@@ -27,6 +27,8 @@ class LockView:
     recorded: bool
     fences: Fences
     timeline: Timeline
+    told: list[tuple[dict[str, Any], dict[str, Any] | None]]
+    """The grants whose holders were told to release, each with the event that says by whom and why."""
     reasons: list[tuple[str, str]]
     """Why others wait: each with a level, bad, warn or good."""
     meta: Any
@@ -54,9 +56,18 @@ async def view_of(reads: Reads, table: Table, name: str, stamp: str) -> LockView
         await reads.grants_are_recorded(),
         await reads.fences(tokens, tuple(sorted(earlier))),
         timeline(history, grants),
+        [(grant, _telling(grant, history)) for grant in grants if grant["forced_at"] is not None],
         _reasons(name, grants, (head or {}).get("queue") or [], table, await reads.waits()),
         grants[0]["meta"] if len(grants) == 1 else None,
     )
+
+
+def _telling(grant: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the newest event in which the holder was told to release. None if the history does not reach that far."""
+    # The history has no token for a grant that is not durable.
+    tokens = (grant["token"], None)
+    told = (event for event in history if event["event"] == "forced" and event["name"] == grant["name"])
+    return next((event for event in told if event["token"] in tokens), None)
 
 
 def _reasons(
@@ -83,9 +94,7 @@ def _reasons(
                 ("warn", f"The session of {grant['holder']} is gone. The next waiter takes the lock after the grace.")
             )
         if grant["forced_at"] is not None:
-            found.append(
-                ("warn", f"{grant['holder']} was told to release. The lock is free at its deadline at the latest.")
-            )
+            found.append(("warn", f"{grant['holder']} was told to release, and has not done so yet."))
     if queue and not grants:
         found.append(
             (

@@ -21,10 +21,12 @@ class Verdict:
     text: str
 
 
-def telling(forced: bool) -> Verdict:
-    """Judge telling the holder to release."""
+def telling(forced: bool, event: dict[str, Any] | None) -> Verdict:
+    """Judge telling the holder to release. `event` says by whom and why it was told, if it was."""
     if forced:
-        return Verdict("safe", "The holder was told already", "The lock is free at its deadline at the latest.")
+        who = "" if event is None else f"By {event['actor']}: {event['reason'] or 'no reason'}. "
+        text = f"{who}The lock is free at its deadline at the latest."
+        return Verdict("safe", "The holder was told already", text)
     return Verdict(
         "safe",
         "Safe: as an expired lease",

@@ -186,7 +186,27 @@ async def test_break_page_says_what_is_safe_and_what_is_not(http: Http, scene: S
     assert "Not safe" in (await read(http, "/break?name=import%3Acustomers")).words
 
 
+async def test_page_of_a_lock_shows_who_told_its_holder_to_release_and_why(http: Http, scene: Scene) -> None:
+    page = await read(http, "/lock?name=report%3Aweekly")
+    assert "report@worker-3:5510 was told to release." in page.words
+    assert re.search(
+        r"in 3 min \d\d s at the latest\. Told [<0-9 s]+ ago by kim as \S+: “the report hangs”", page.words
+    )
+    asked = await read(http, "/break?name=report%3Aweekly")
+    assert re.search(r"The holder was told already *By kim as \S+: the report hangs\.", asked.words)
+    share, token = scene.call("SELECT name, token FROM list_locks('%%', 'gpu') WHERE head = 'gpu' LIMIT 1")
+    scene.call("SELECT force_release(%s, %s, 'lou', 'too hot')", share, token)
+    await serve_again(http)
+    page = await read(http, "/lock?name=gpu")
+    assert page.words.count("was told to release.") == 1
+    assert re.search(r"by lou as \S+: “too hot”", page.words)
+    scene.call("SELECT release('report:weekly', token) FROM holder('report:weekly')")
+    await serve_again(http)
+    assert "was told to release" not in (await read(http, "/lock?name=report%3Aweekly")).words
+
+
 async def serve_again(http: Http) -> None:
+    """Let the next page ask the database."""
     http.app.state.dashboard.reads.forget()
 
 
