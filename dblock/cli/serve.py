@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 TOKENS_VARIABLE = "DBLOCK_SERVER_TOKENS"
 
-_NO_EXTRA = "dblock serve needs the extra that brings its web server: pip install 'dblock[server]'"
+PATIENCE = 5.0
+"""Seconds to wait for the database at the start."""
 
 
 @command("serve")
@@ -64,13 +65,19 @@ def serve(
 
     The server keeps no state: you can stop it and start another while leases are held. It renews no lease by itself.
     """
+    from dblock.errors import ConfigurationError
+
     try:
         from dblock.server.serving import serve as run
         from dblock.server.settings import Settings
     except ImportError as error:
-        if error.name not in ("jinja2", "markupsafe", "starlette", "uvicorn"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("jinja2", "markupsafe", "starlette", "uvicorn"):
             raise
-        raise click.ClickException(_NO_EXTRA) from None
+        raise ConfigurationError(
+            f"dblock serve needs {missing}, which is not installed. Install the extra that brings it: "
+            "pip install 'dblock[server]'"
+        ) from None
 
     host, port = _address(listen)
     database = context.database
@@ -89,8 +96,26 @@ def serve(
         open_metrics=open_metrics,
         unprotected=i_know,
     )
-    context.installed_target() if settings.embedded else context.resolve_target()
+    _check_database(context)
     run(settings, lambda address: context.notice(f"serving at {address}"))
+
+
+def _check_database(context: CommandContext) -> None:
+    """Fail now if only an operator can help. A database that is away may come back by itself, so warn of that only."""
+    from dblock._runtime.runner import Runner
+    from dblock.admin.schema import install
+    from dblock.errors import Unavailable
+
+    runner = Runner(context.target(), context.schema, 1, PATIENCE)
+    try:
+        runner.open(install)
+    except Unavailable as error:
+        context.notice(
+            f"{error} (The database is named by: {context.source}.) Until the database replies, requests are answered "
+            "with 503."
+        )
+    finally:
+        runner.close()
 
 
 def _address(listen: str) -> tuple[str, int]:
@@ -106,9 +131,13 @@ def _credentials(tokens: Path | None) -> tuple[Credential, ...]:
 
     if tokens is not None:
         try:
-            return parse_credentials(tokens.read_text(), str(tokens))
+            return parse_credentials(tokens.read_text("utf-8"), str(tokens))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"The file {tokens} cannot be read: {type(error).__name__}.") from None
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigurationError(
+                f"The file {tokens} cannot be read: {why}. --tokens names a text file with a name, a role and a token "
+                "in each line."
+            ) from None
     # Taken out of the environment, so that no program that this one starts inherits it.
     text = os.environ.pop(TOKENS_VARIABLE, None)
     return () if text is None else parse_credentials(text, f"${TOKENS_VARIABLE}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from dblock.errors import ConfigurationError
 from dblock.server.app import create_app
 from dblock.server.service import Service
 from dblock.server.settings import Settings
@@ -99,7 +101,16 @@ def serve(settings: Settings, listening: Callable[[str], None] = lambda address:
 def listen(settings: Settings) -> socket.socket:
     """Return the listening socket of a server."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    opened = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    try:
+        opened = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        # The text of the error itself may repeat the address.
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or errno.EINVAL)
+        in_use = "Stop the program that listens there, or choose" if error.errno == errno.EADDRINUSE else "Choose"
+        raise ConfigurationError(
+            f"The server cannot listen at {settings.host}:{settings.port}: {why}. {in_use} another address with "
+            "--listen HOST:PORT."
+        ) from None
     # asyncio switches Nagle's algorithm off only for sockets that name their protocol. With it, the body of a reply
     # waits for the acknowledgement of the headers: 40 ms for each request over a connection that is kept open.
     return socket.socket(opened.family, opened.type, socket.IPPROTO_TCP, fileno=opened.detach())
