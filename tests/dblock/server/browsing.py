@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,13 +17,19 @@ import uvicorn
 from dblock.server.app import create_app
 from dblock.server.service import Service
 from dblock.server.settings import Settings
+from tests.support.proxy import Proxy
+from tests.support.servers import private_server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None or importlib.util.find_spec("playwright") is None,
-    reason="needs a browser: apt-get install chromium, and pip install playwright",
-)
+MODULES = ("playwright", "axe_playwright_python")
+
+_MISSING = [
+    *(["apt-get install chromium"] if CHROMIUM is None else []),
+    *(f"pip install {name.replace('_', '-')}" for name in MODULES if importlib.util.find_spec(name) is None),
+]
+
+needs_browser = pytest.mark.skipif(bool(_MISSING), reason=f"needs a browser: {', and '.join(_MISSING)}")
 
 
 @contextmanager
@@ -48,6 +55,7 @@ class Running:
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
         while not self._server.started:
+            assert self._thread.is_alive(), "the server did not start"
             time.sleep(0.01)
         self.port = self._server.servers[0].sockets[0].getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}{settings.prefix}/"
@@ -70,68 +78,40 @@ def running(dsn: str, interval: float = 1.0, **settings: Any) -> Iterator[Runnin
         made.stop()
 
 
-FINDINGS = """
+@contextmanager
+def failing_database(how: str, dsn: str) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
+    """Yield the DSN of a database that can fail, what makes it fail, and what brings it back."""
+    if how == "silent":
+        with Proxy(dsn) as proxy:
+            yield proxy.dsn, proxy.fall_silent, proxy.flow
+    else:
+        with private_server({"fsync": "off"}, in_memory=True, installed=True) as server:
+            yield server.url, lambda: server.stop(signal.SIGQUIT), server.start
+
+
+def violations(page: Any) -> list[str]:
+    """Return what axe-core finds on a page, of every impact, and then which colours it finds too close in the dark."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    page.emulate_media(color_scheme="dark")
+    found += Axe().run(page, options={"runOnly": ["color-contrast"]}).response["violations"]
+    page.emulate_media(color_scheme="light")
+    return [f"{one['id']} ({one['impact']}): {node['html'][:120]}" for one in found for node in one["nodes"]]
+
+
+WATCH_THE_BANNER = """
 () => {
-  const found = [];
-  const report = (what, element) => found.push(what + ": " + element.outerHTML.slice(0, 120));
-  const name = (element) => (element.getAttribute("aria-label") || element.labels?.[0]?.textContent ||
-    document.getElementById(element.getAttribute("aria-labelledby"))?.textContent || element.textContent ||
-    element.title || "").trim();
-  const shown = (element) => element.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
-  if (!document.documentElement.lang) found.push("the page has no language");
-  if (!document.title) found.push("the page has no title");
-  for (const landmark of ["main", "header"]) {
-    if (document.querySelectorAll("body > " + landmark).length !== 1) found.push("not one " + landmark);
-  }
-  if (document.querySelectorAll("h1").length !== 1) found.push("not one h1");
-  const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
-  if (new Set(ids).size !== ids.length) found.push("an id occurs twice");
-  for (const element of document.querySelectorAll("a[href], button, summary")) {
-    if (!name(element)) report("no name", element);
-  }
-  for (const element of document.querySelectorAll("input:not([type=hidden]), textarea, select")) {
-    if (!element.labels?.length && !element.getAttribute("aria-label")) report("no label", element);
-  }
-  for (const element of document.querySelectorAll("nav")) {
-    if (!element.getAttribute("aria-label")) report("no name", element);
-  }
-  for (const element of document.querySelectorAll("svg[role=img]")) {
-    if (!element.getAttribute("aria-label") && !element.querySelector("title")) report("no name", element);
-  }
-  for (const element of document.querySelectorAll("[role=img] a, button a, a a")) report("a link in a leaf", element);
-  for (const table of document.querySelectorAll("table")) {
-    if (!table.querySelector("thead th[scope=col]")) report("no headings", table);
-  }
-  let level = 0;
-  for (const heading of document.querySelectorAll("main h1, main h2, main h3")) {
-    const next = Number(heading.tagName[1]);
-    if (next > level + 1) report("a heading skips a level", heading);
-    level = next;
-  }
-  const numbers = (colour) => {
-    const all = colour.match(/[0-9.]+/g).map(Number);
-    return [...all.slice(0, 3), all[3] ?? 1];
-  };
-  const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
-  const light = (colour) => colour.slice(0, 3).map((one) => one / 255)
-    .map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, one, i) => sum + one * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = (element) => {
-    const layers = [];
-    for (let at = element; at; at = at.parentElement) layers.push(numbers(getComputedStyle(at).backgroundColor));
-    return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255, 1]);
-  };
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    const hidden = element.closest("svg, script, dialog:not([open])") || !shown(element);
-    if (hidden || !walker.currentNode.data.trim()) continue;
-    const below = ground(element), text = over(numbers(getComputedStyle(element).color), below);
-    const [brighter, darker] = [light(text), light(below)].sort((a, b) => b - a);
-    const ratio = (brighter + 0.05) / (darker + 0.05);
-    if (ratio < 4.5) report(`contrast ${ratio.toFixed(2)} of ${walker.currentNode.data.trim().slice(0, 30)}`, element);
-  }
-  return found;
+  const banner = document.querySelector("[data-banner]");
+  const note = () => { if (!banner.hidden) window.shownAt ??= Date.now(); };
+  new MutationObserver(note).observe(banner, { attributes: true });
+  window.late = 0;
+  let last = performance.now();
+  setInterval(() => {
+    const now = performance.now();
+    window.late = Math.max(window.late, now - last - 20);
+    last = now;
+  }, 20);
 }
 """
-"""Finds what a person with a screen reader, a keyboard or weak eyes would stumble over."""
+"""Notes when the banner appears, and how late this machine lets the browser be."""

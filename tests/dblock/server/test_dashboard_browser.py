@@ -14,17 +14,24 @@ import psycopg
 import pytest
 
 from dblock.server.access import credential
-from tests.dblock.server.browsing import FINDINGS, browser, needs_browser, running
+from tests.dblock.server.browsing import (
+    WATCH_THE_BANNER,
+    browser,
+    failing_database,
+    needs_browser,
+    running,
+    violations,
+)
 from tests.dblock.server.scene import Scene, build
 from tests.support.machine import measured
-from tests.support.proxy import Proxy
 
-pytestmark = [needs_browser, pytest.mark.second_stage]
+pytestmark = [needs_browser, pytest.mark.second_stage, pytest.mark.beside_others]
 
 PAGES = {
     "locks": "",
     "lock": "lock?name=billing%3Aclose",
     "shared": "lock?name=cache%3Aconfig",
+    "told": "lock?name=report%3Aweekly",
     "graph": "graph",
     "schedules": "schedules",
     "losses": "losses",
@@ -32,27 +39,11 @@ PAGES = {
 }
 
 PICTURES = {"locks": ("light", "dark"), "lock": ("dark",), "break": ("light",), "graph": ("dark",)}
-"""The pictures of the guide. $DBLOCK_PICTURES names the folder that they are written to."""
+FOLDER = os.environ.get("DBLOCK_PICTURES", "")
+"""The pictures of the guide, and the folder that they are written to, if there is one."""
 
 WAIT = 30_000
 """Milliseconds that a browser waits for something that comes at once, on a machine that is not busy."""
-
-
-WATCH_THE_BANNER = """
-() => {
-  const banner = document.querySelector("[data-banner]");
-  const note = () => { if (!banner.hidden) window.shownAt ??= Date.now(); };
-  new MutationObserver(note).observe(banner, { attributes: true });
-  window.late = 0;
-  let last = performance.now();
-  setInterval(() => {
-    const now = performance.now();
-    window.late = Math.max(window.late, now - last - 20);
-    last = now;
-  }, 20);
-}
-"""
-"""Notes when the banner appears, and how late this machine lets the browser be."""
 
 
 @pytest.fixture(scope="module")
@@ -107,33 +98,47 @@ def until(page: Any, expression: str) -> None:
 
 
 @pytest.mark.usefixtures("scene")
-@pytest.mark.parametrize("prefix", ["", "/any/prefix"])
-def test_every_page_works_with_and_without_javascript(dsn: str, new_page: Any, tmp_path: Path, prefix: str) -> None:
-    folder = Path(os.environ.get("DBLOCK_PICTURES") or tmp_path)
-    with running(dsn, 0.2, prefix=prefix) as server:
-        for scheme, script in (("light", True), ("dark", True), ("light", False)):
-            page = new_page(color_scheme=scheme, java_script_enabled=script)
-            for name, path in PAGES.items():
-                page.goto(server.address + path)
-                text = page.inner_text("main")
-                assert len(text) > 60, f"{name} is empty"
-                if not script:
-                    assert page.is_visible("main")
-                    continue
-                if page.query_selector("[data-live]"):
-                    page.wait_for_selector("[data-live].on", state="attached")
-                assert page.evaluate(FINDINGS) == [], f"{name}, {scheme}"
-                if scheme in PICTURES.get(name, ()) and not prefix:
-                    page.evaluate("document.querySelectorAll('.fresh').forEach((row) => row.classList.remove('fresh'))")
-                    page.screenshot(path=folder / f"dashboard-{name}-{scheme}.png", full_page=name != "locks")
-                    assert (folder / f"dashboard-{name}-{scheme}.png").stat().st_size > 10_000
-            if not script:
-                page.goto(server.address)
-                page.fill("#q", "stock:*")
-                page.click(".search button")
-                assert page.locator("[data-rows] tr").count() == 2
-                page.click("text=Deadline in")
-                assert page.locator("th[aria-sort]").count() == 1
+def test_every_page_is_accessible_in_light_and_dark(dsn: str, new_page: Any) -> None:
+    tokens = (credential("kim", "break", "k" * 20),)
+    with running(dsn, 0.2, credentials=tokens) as server:
+        page = new_page()
+        page.goto(server.address)
+        assert violations(page) == [], "the sign-in page"
+        page.fill("#token", "k" * 20)
+        page.click("main button")
+        for name, path in (*PAGES.items(), ("unknown", "lock?name=unknown")):
+            page.goto(server.address + path)
+            if page.query_selector("[data-live]"):
+                page.wait_for_selector("[data-live].on", state="attached")
+            assert violations(page) == [], name
+            for scheme in PICTURES.get(name, ()) if FOLDER else ():
+                page.emulate_media(color_scheme=scheme)
+                page.evaluate("document.querySelectorAll('.fresh').forEach((row) => row.classList.remove('fresh'))")
+                page.screenshot(path=Path(FOLDER) / f"dashboard-{name}-{scheme}.png", full_page=name != "locks")
+                page.emulate_media(color_scheme="light")
+        page.goto(server.address)
+        page.keyboard.press("?")
+        assert violations(page) == [], "the help"
+
+
+@pytest.mark.usefixtures("scene")
+@pytest.mark.parametrize("script", [True, False], ids=["with", "without"])
+def test_every_page_works_with_and_without_javascript_under_a_prefix(dsn: str, new_page: Any, script: bool) -> None:
+    with running(dsn, 0.2, prefix="/any/prefix") as server:
+        page = new_page(java_script_enabled=script)
+        for name, path in PAGES.items():
+            page.goto(server.address + path)
+            assert len(page.inner_text("main")) > 60, f"{name} is empty"
+            if script and page.query_selector("[data-live]"):
+                page.wait_for_selector("[data-live].on", state="attached")
+        page.goto(server.address)
+        page.fill("#q", "stock:*")
+        page.click(".search button")
+        page.wait_for_url("**/any/prefix/?q=stock*")
+        assert page.locator("[data-rows] tr").count() == 2
+        page.click("text=Deadline in")
+        page.wait_for_selector("th[aria-sort]")
+        assert page.locator("[data-rows] tr").count() == 2
 
 
 @pytest.mark.parametrize("script", [True, False])
@@ -260,11 +265,13 @@ def test_open_details_and_text_in_a_field_survive_reading_a_page_again(dsn: str,
         assert page.evaluate("window.kept.open && window.kept.isConnected")
 
 
-@pytest.mark.parametrize("how", ["silent", "refused"])
+@pytest.mark.alone
+@pytest.mark.parametrize("how", ["silent", "killed"])
 def test_banner_tells_within_three_seconds_that_the_database_is_gone(dsn: str, new_page: Any, how: str) -> None:
-    with psycopg.connect(dsn, autocommit=True, options="-c search_path=dblock") as session:
-        session.execute("SELECT try_acquire('a', '10 min', 'ann')")
-    with Proxy(dsn) as proxy, running(proxy.dsn) as server:
+    """The bound is three seconds on a machine that is not busy: how late it was is added."""
+    with failing_database(how, dsn) as (address, fail, recover), running(address) as server:
+        with psycopg.connect(address, autocommit=True, options="-c search_path=dblock") as session:
+            session.execute("SELECT try_acquire('a', '10 min', 'ann')")
         page = new_page()
         page.goto(server.address)
         page.wait_for_selector("[data-live].on", state="attached")
@@ -272,19 +279,18 @@ def test_banner_tells_within_three_seconds_that_the_database_is_gone(dsn: str, n
         page.evaluate(WATCH_THE_BANNER)
         with measured() as lateness:
             began = time.time()
-            proxy.fall_silent()
-            if how == "refused":
-                proxy.cut()
+            fail()
             page.wait_for_selector("[data-banner]:not([hidden])")
-            took = page.evaluate("window.shownAt") / 1000 - began
-            assert took <= 3 + 3 * lateness() + page.evaluate("window.late") / 1000
+            shown, late = page.evaluate("[window.shownAt / 1000, window.late / 1000]")
+            assert shown - began <= 3 + 3 * lateness() + late
         until(page, "document.querySelector('[data-banner]').textContent.includes('database does not answer')")
         first = page.inner_text("[data-banner]")
         assert " old." in first
+        assert violations(page) == []
         page.keyboard.press("j")
         assert page.evaluate("document.activeElement.textContent") == "a", "the keys work"
         until(page, f"document.querySelector('[data-banner]').textContent !== {first!r}")
-        proxy.flow()
+        recover()
         page.wait_for_selector("[data-banner]", state="hidden")
         page.wait_for_selector("[data-live].on", state="attached")
 
@@ -312,32 +318,35 @@ def test_tab_that_slept_catches_up_in_one_request(dsn: str, new_page: Any) -> No
             assert len(asked) == 1, "one request"
 
 
+@pytest.mark.alone
 def test_tick_patches_a_thousand_locks_within_a_frame(dsn: str, new_page: Any) -> None:
-    """Every lock is renewed before every tick. A tick that changes more is spread over several frames."""
+    """Every lock is renewed before every tick. A tick that changes more is spread over several frames.
+
+    The shortest of the heavy ticks is judged: other programs can only add to what a tick costs.
+    """
+    heavy = (
+        "performance.getEntriesByName('dblock-tick').filter((one) => one.detail.times === 1000 && !one.detail.rows"
+        " && one.detail.last).map((one) => one.duration)"
+    )
     with psycopg.connect(dsn, autocommit=True, options="-c search_path=dblock") as session:
         session.execute("SELECT count(*) FROM generate_series(1, 1000) AS n, try_acquire('lock:' || n, '10 min')")
-        with running(dsn, 0.5) as server:
+        with running(dsn, 0.3) as server:
             page = new_page()
             page.goto(server.address + "?per=1000&sort=name")
             wait_for_ticks(page, 1)
             assert page.locator("[data-rows] tr").count() == 1000
             page.evaluate("performance.clearMeasures()")
-            for _ in range(8):
+            while len(took := page.evaluate(heavy)) < 5:
                 session.execute("UPDATE distributed_locks SET expires_at = expires_at + interval '1 s'")
                 wait_for_ticks(page, 1)
             session.execute("UPDATE distributed_locks SET holder = 'the next holder'")
             page.wait_for_selector('[data-key="lock:1000"] >> text=the next holder')
             wait_for_ticks(page, 1)
             assert page.locator("text=the next holder").count() == 1000
-            took = page.evaluate(
-                "performance.getEntriesByName('dblock-tick')"
-                ".filter((entry) => entry.detail.times === 1000 && !entry.detail.rows).map((entry) => entry.duration)"
-            )
-    # What other programs take only adds to a duration. The shortest of the heavy ticks is what this one costs.
-    assert len(took) >= 4
     assert min(took) < 16, f"ticks took {sorted(round(one, 1) for one in took)} ms"
 
 
+@pytest.mark.alone
 def test_change_reaches_the_screen_within_a_second_and_a_half(dsn: str, new_page: Any) -> None:
     with psycopg.connect(dsn, autocommit=True, options="-c search_path=dblock") as session, running(dsn) as server:
         page = new_page()
