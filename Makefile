@@ -26,8 +26,9 @@ quick: ## Run the tests of the core, the runtime, the SQL, the clients and the a
 format: ## Format the code, and fix what ruff can fix
 	ruff check --fix . ; ruff format .
 
-bench: ## Compare pairs, hand-offs and crowds with raw psycopg and two Redis clients (needs redis-server)
+bench: ## Compare pairs, also over HTTP, hand-offs and crowds with raw psycopg and two Redis clients (needs redis-server)
 	python bench/pairs.py
+	python bench/http_pairs.py
 	python bench/handoffs.py
 	python bench/handoffs.py --slow-disk
 	python bench/crowd.py
