@@ -249,6 +249,7 @@ def test_focus_scroll_selection_and_open_rows_survive_a_hundred_ticks(dsn: str, 
             moved = page.evaluate("kept.row.getBoundingClientRect().top - kept.top")
             assert abs(moved) < 4, "what is on the screen stays there, though rows above come and go"
             assert page.evaluate("String(getSelection())") == selected != ""
+            assert page.evaluate("performance.getEntriesByName('dblock-tick').length") <= 100, "a page does not grow"
 
 
 def test_open_details_and_text_in_a_field_survive_reading_a_page_again(dsn: str, scene: Scene, new_page: Any) -> None:
