@@ -31,7 +31,8 @@ class Metric(NamedTuple):
     """One of histogram, counter and gauge."""
     labels: tuple[str, ...]
     source: str
-    """Where its value comes from: `process` for what this process did, `database` for what all processes do."""
+    """Where its value comes from: `process` for what this process did, `database` for what all processes do, `server`
+    for requests to `dblock serve`."""
     help: str
     buckets: tuple[float, ...] = ()
     label_sets: int = 0
@@ -91,7 +92,7 @@ OLDEST_HOLD = Metric(
 )
 ONCE_OVERDUE = Metric("dblock_once_overdue", "gauge", ("group",), "database", "Schedules that are overdue.")
 DATABASE_UP = Metric(
-    "dblock_database_up", "gauge", (), "database", "1 if the database answered the last query for metrics, 0 if not."
+    "dblock_database_up", "gauge", (), "database", "1 if the database replied to the last query for metrics, 0 if not."
 )
 
 METRICS = (

@@ -34,14 +34,14 @@ ASK_EVERY = 1.0
 """Seconds for which a reply of the database serves all scrapers."""
 
 REQUESTS = Metric(
-    "dblock_http_requests_total", "counter", ("route", "code"), "server", "Requests that the HTTP server has answered."
+    "dblock_http_requests_total", "counter", ("route", "code"), "server", "Requests that the HTTP server has handled."
 )
 REQUEST_SECONDS = Metric(
     "dblock_http_request_seconds",
     "histogram",
     (),
     "server",
-    "Time until an answer of the HTTP server was complete, waits for locks included.",
+    "Time until a reply of the HTTP server was complete, waits for locks included.",
     catalogue.WAITS,
 )
 METRICS = (REQUESTS, REQUEST_SECONDS)
