@@ -26,6 +26,15 @@ from tests.support.shell import Shell
 
 Start = Callable[..., Any]
 
+RECORD_GRANTS = """
+CREATE TABLE public.grants (name text, token bigint);
+CREATE FUNCTION public.record_grant() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN INSERT INTO public.grants VALUES (new.name, new.token); RETURN NULL; END $$;
+CREATE TRIGGER record_grant AFTER UPDATE ON distributed_locks FOR EACH ROW
+WHEN (new.token <> old.token) EXECUTE FUNCTION public.record_grant();
+"""
+"""Records every grant. The history keeps only the newest events of each lock."""
+
 
 class Http(httpx.AsyncClient):
     """A client of a server in this process, which it can also look into."""
@@ -96,7 +105,8 @@ async def http(dsn: str) -> AsyncIterator[Http]:
 
 @asynccontextmanager
 async def serving(dsn: str, headers: dict[str, str] | None = None, **settings: Any) -> AsyncIterator[Http]:
-    """Run a server in this process."""
+    """Run a server in this process. Its tickets last longer than usual, so that a slow machine loses no position."""
+    settings.setdefault("ticket_ttl", 120.0)
     client = Http(Settings(dsn=dsn, **settings), headers=headers)
     try:
         yield client

@@ -90,7 +90,12 @@ def fuzzed(random: random.Random, lease: str, ticket: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "requests", [100, pytest.param(2000, marks=pytest.mark.second_stage), pytest.param(10_000, marks=pytest.mark.long)]
+    "requests",
+    [
+        100,
+        pytest.param(2000, marks=[pytest.mark.second_stage, pytest.mark.beside_others]),
+        pytest.param(10_000, marks=pytest.mark.long),
+    ],
 )
 async def test_fuzzed_requests_are_never_answered_with_500(
     requests: int, http: Http, owner: psycopg.Connection

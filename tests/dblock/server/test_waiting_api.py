@@ -14,18 +14,8 @@ import pytest
 from dblock._core.effects import Flow
 from dblock.server.settings import Limits
 from tests.dblock.server.by_hand import ByHand
-from tests.dblock.server.conftest import Http, serving
+from tests.dblock.server.conftest import RECORD_GRANTS, Http, serving
 from tests.support.machine import measured
-
-RECORD_GRANTS = """
-CREATE TABLE public.grants (token bigint);
-CREATE FUNCTION public.record_grant() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN INSERT INTO public.grants VALUES (new.token); RETURN NULL; END $$;
-CREATE TRIGGER record_grant AFTER UPDATE ON distributed_locks FOR EACH ROW
-WHEN (new.token <> old.token) EXECUTE FUNCTION public.record_grant();
-"""
-"""Records every grant. The history keeps only the newest events of each lock."""
-
 
 SLOW_GRANTS = """
 CREATE FUNCTION public.delay() RETURNS trigger LANGUAGE plpgsql AS
@@ -101,8 +91,7 @@ async def test_ticket_that_is_not_used_loses_its_position(dsn: str, owner: psyco
     async with serving(dsn, ticket_ttl=0.3) as http:
         first = await http.acquire("a")
         ticket = (await http.post("/v1/locks/a", json={"wait": 0.05})).json()["ticket"]
-        await asyncio.sleep(0.4)
-        assert queue_of(owner) == []
+        await until(lambda: queue_of(owner) == [])
         await http.delete(f"/v1/leases/{first['lease']}")
         await http.acquire("a", wait=10)
         late = await http.post("/v1/locks/a", json={"wait": 0.05, "ticket": ticket})
@@ -145,14 +134,14 @@ async def test_client_that_leaves_gives_its_position_back(http: Http, owner: psy
 
 
 @pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_client_that_leaves_with_a_ticket_keeps_its_position(http: Http, owner: psycopg.Connection) -> None:
     await http.acquire("a")
     ticket = (await http.post("/v1/locks/a", json={"wait": 0.05})).json()["ticket"]
+    own_tickets = "SELECT count(*) FROM lock_tickets WHERE client = %s"
     for headers, body in (({}, {"ticket": ticket}), ({"Idempotency-Key": "k"}, {})):
         poll = ByHand(http.app, "/v1/locks/a", {"wait": 60, **body}, headers)
-        await until(lambda: http.service.waits.count == 1)
-        await until(lambda: queue_of(owner))
-        await asyncio.sleep(0.1)
+        await until(lambda: owner.execute(own_tickets, [http.service.database.flows.client]).fetchall() == [(1,)])
         poll.leave()
         await poll.task
     assert len(queue_of(owner)) == 2
@@ -323,12 +312,12 @@ async def test_cut_connections_make_no_second_grant_and_no_orphan(
     async def client(number: int) -> None:
         name, headers = f"lock {number % 5}", {"Idempotency-Key": f"key {number}"}
         for cut in range(3):
-            request = ByHand(http.app, f"/v1/locks/{name.replace(' ', '%20')}", {"wait": 20, "ttl": 20}, headers)
+            request = ByHand(http.app, f"/v1/locks/{name.replace(' ', '%20')}", {"wait": 60, "ttl": 120}, headers)
             await asyncio.sleep((number * 7 % 13 + cut) * 0.003)
             request.leave()
             await request.task
         while True:
-            response = await http.post(f"/v1/locks/{name}", json={"wait": 20, "ttl": 20}, headers=headers)
+            response = await http.post(f"/v1/locks/{name}", json={"wait": 60, "ttl": 120}, headers=headers)
             if response.status_code == 200:
                 break
             assert response.status_code in (202, 409), response.text
