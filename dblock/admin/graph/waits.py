@@ -167,9 +167,18 @@ def select(graph: Graph, pattern: str = "*", *, every: bool = False) -> Graph:
 
 
 def name_matcher(pattern: str, *, ignore_case: bool = False) -> Callable[[str], object]:
-    """Return a test for names: in the pattern, * matches any text and ? any character."""
-    parts = {"*": ".*", "?": "."}
-    expression = "".join(parts.get(character) or re.escape(character) for character in pattern)
+    """Return a test for names: in the pattern, * matches any text and ? any character.
+
+    The time of a test grows with the length of the name times that of the pattern, whatever both contain.
+    """
+    first, *rest = ("".join("." if one == "?" else re.escape(one) for one in part) for part in pattern.split("*"))
+    expression = first
+    if rest:
+        *middle, last = rest
+        # The first place where a part matches is as good as any later one. A lookahead is never entered again, so the
+        # places are not tried in all combinations, of which there are more than can be tried.
+        parts = (f"(?=(?P<part{number}>.*?{part}))(?P=part{number})" for number, part in enumerate(middle) if part)
+        expression += "".join(parts) + f".*{last}"
     return re.compile(expression, re.DOTALL | (re.IGNORECASE if ignore_case else 0)).fullmatch
 
 

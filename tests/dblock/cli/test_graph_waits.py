@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from dblock.admin.graph.svg import HEIGHT, layout, shorten, svg
-from dblock.admin.graph.waits import Graph, Step, build_graph, graph_data, select
+from dblock.admin.graph.waits import Graph, Step, build_graph, graph_data, name_matcher, select
 from dblock.cli.graph.markup import dot, mermaid
 from dblock.cli.graph.text import cycle_warnings, plain_text, wait_tree
+from tests.support.machine import soon
 from tests.support.records import free_lock, held_lock, waiter
 
 HOSTILE = [
@@ -305,3 +306,29 @@ def test_shortened_text_keeps_both_ends() -> None:
     assert shorten("short", 32) == "short"
     assert shorten("abcdefghij", 5) == "ab…ij"
     assert shorten("日本語日本語", 5) == "日…語"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        ("*", ["", "a", "a\nb"], []),
+        ("", [""], ["a"]),
+        ("a*", ["a", "ab"], ["ba"]),
+        ("*a", ["a", "aa", "ba"], ["ab", ""]),
+        ("a*b*a", ["aba", "abba", "axbxbxa"], ["ab", "aab", "aa"]),
+        ("**a?b**", ["a.b", "aaabb"], ["ab", "a"]),
+        ("*aab*b", ["aaabb", "aababb"], ["aaab"]),
+        ("a.[b]", ["a.[b]"], ["axb", "a.b"]),
+    ],
+)
+def test_pattern_matches_whole_names(pattern: str, matching: list[str], others: list[str]) -> None:
+    matches = name_matcher(pattern)
+    assert all(matches(name) for name in matching)
+    assert not any(matches(name) for name in others)
+
+
+def test_pattern_of_many_stars_takes_no_time() -> None:
+    """With a regular expression that tries all combinations this takes seconds, and three times more with each star."""
+    matches = name_matcher("*?" * 9 + "!*", ignore_case=True)
+    with soon(1.0):
+        assert not matches("invoice:2026-11-17:customer-4711")
