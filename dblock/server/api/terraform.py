@@ -3,7 +3,8 @@
 The backend sends a description of itself with an ID, and expects the holder's description in the body of a 423. The
 grant keeps the description as its meta, so every server can answer. The backend renews nothing: the lease lasts for the
 ttl in the address, by default as long as a lease can. A forced unlock sends the ID alone, and takes the lock from its
-holder at once, which needs the role `break`.
+holder at once, which needs the role `break`. Every caller that is refused sees the description, so it proves nothing by
+itself: an unlock counts as that of the holder only if the caller is the one that locked.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ async def lock(exchange: Exchange) -> Response:
     options = lock_options(name, _ttl(exchange), None, info, keep_alive=False)
     who = info.get("Who")
     label = f"terraform {who if is_text(who) else ''}".strip()
-    holder_label.set(f"{label.encode()[:300].decode(errors='ignore')} ({exchange.caller.name})")
+    holder_label.set(label.encode()[:300].decode(errors="ignore") + _by(exchange))
     signer = await exchange.service.signer()
     attempt = signer.attempt(exchange.caller.name, name, f"terraform {info['ID']}")
     database = exchange.service.database
@@ -69,12 +70,18 @@ async def unlock(exchange: Exchange) -> Response:
     if meta.get("ID") != info["ID"]:
         return await _held(exchange, name)
     database = exchange.service.database
-    if all(meta.get(member) == info.get(member) for member in _IDENTITY):
+    own = all(meta.get(member) == info.get(member) for member in _IDENTITY)
+    if own and str(held["holder"]).endswith(_by(exchange)):
         released = await database.run(database.flows.end(name, held["token"]))
     else:
         require(exchange.request.scope, exchange.service.settings, "break")
         released = await force_release(exchange, name, held["token"], "terraform force-unlock", True)
     return answer({"released": released, "ID": info["ID"]})
+
+
+def _by(exchange: Exchange) -> str:
+    """Return the end of the label of a holder that this caller is: no part of the label that a caller chooses."""
+    return f" ({exchange.caller.name})"
 
 
 async def _info(exchange: Exchange) -> dict[str, Any]:

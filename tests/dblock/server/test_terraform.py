@@ -106,6 +106,21 @@ async def test_forced_unlock_needs_the_role_break(dsn: str) -> None:
         assert (await Backend(http).unlock(identity)).status_code == 401
 
 
+async def test_unlock_with_a_copied_description_needs_the_role_break(dsn: str, owner: psycopg.Connection) -> None:
+    """A refused caller sees the whole description of the run that holds the lock."""
+    tokens = {name: f"{name}-0123456789abcdef" for name in ("alice", "mallory")}
+    callers = tuple(credential(name, "lock", token) for name, token in tokens.items())
+    async with serving(dsn, credentials=callers) as http:
+        first, second = (Backend(http, token=token) for token in tokens.values())
+        identity = await first.lock("alice")
+        with pytest.raises(Locked) as refused:
+            await second.lock("mallory (alice)")
+        second.info = refused.value.info
+        assert (await second.unlock(identity)).status_code == 403
+        assert owner.execute("SELECT holder FROM holder('prod/network')").fetchone() == ("terraform alice (alice)",)
+        assert (await first.unlock(identity)).status_code == 200
+
+
 async def test_terraform_and_the_api_share_one_lock(http: Http) -> None:
     grant = await http.acquire("prod/network", holder="a program")
     with pytest.raises(Locked) as refused:
