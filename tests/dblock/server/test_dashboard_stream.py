@@ -71,12 +71,15 @@ def test_tick_has_only_what_changed() -> None:
     assert (gone["gone"], "rows" in gone) == (["l005"], False)
 
 
-def test_browser_that_slept_catches_up_in_one_tick() -> None:
+@pytest.mark.parametrize(
+    "seconds", [100, pytest.param(3600, marks=[pytest.mark.second_stage, pytest.mark.beside_others])]
+)
+def test_browser_that_slept_catches_up_in_one_tick(seconds: int) -> None:
     tables = LiveTables()
     awake, asleep = Browser(tables), Browser(tables)
     for browser in (awake, asleep):
         browser.take(Snapshot(1, [lock("a"), lock("b")], 0.0))
-    for number in range(2, 3602):
+    for number in range(2, seconds + 2):
         awake.take(Snapshot(number, [lock("b", token=number), lock(f"n{number}", waiting=number % 3)], 0.0))
     asleep.take(tables._made[0] if tables._made else Snapshot())
     assert (asleep.rows, asleep.order) == (awake.rows, awake.order)
@@ -115,6 +118,8 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, str]]:
             fields = {}
 
 
+@pytest.mark.second_stage
+@pytest.mark.beside_others
 async def test_stream_resumes_after_its_last_event(start_server: StartServer, owner: psycopg.Connection) -> None:
     owner.execute("SELECT try_acquire('a', '1 min', 'ann')")
     served = start_server()
@@ -219,6 +224,7 @@ async def test_server_limits_its_streams(dsn: str) -> None:
         assert "watch" in response.text
 
 
+@pytest.mark.second_stage
 async def test_feed_tells_within_an_interval_that_the_database_does_not_reply(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
