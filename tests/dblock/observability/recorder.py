@@ -1,4 +1,4 @@
-"""An observer that writes down what it is told."""
+"""An observer that records every event."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_counts_are_exact_under_threads() -> None:
     assert histogram.family().samples[-1].value == 8_000
 
 
-def test_text_by_hand_is_what_prometheus_client_writes(dsn: str) -> None:
+def test_rendered_text_is_what_prometheus_client_writes(dsn: str) -> None:
     registry = CollectorRegistry()
     observer = PrometheusObserver(registry)
     observer.wait_ended(ended_wait('odd"\\\n: x'))

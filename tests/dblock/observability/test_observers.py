@@ -218,7 +218,7 @@ async def test_listener_is_reported_when_it_comes_and_goes(clients: Clients, own
     assert seen.listeners[-1] is None
 
 
-async def test_observer_that_fails_disturbs_nobody_else(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_observer_does_not_disturb_the_others(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Observer):
         def wait_began(self, wait: ObservedWait) -> None:
             raise RuntimeError("broken")
@@ -232,7 +232,7 @@ async def test_observer_that_fails_disturbs_nobody_else(clients: Clients, caplog
 
 
 @pytest.mark.parametrize("wrong", [Recorder(), [object()], "prometheus", [Recorder]])
-def test_client_refuses_what_is_no_list_of_observers(wrong: Any) -> None:
+def test_client_refuses_observers_that_are_not_a_list_of_observers(wrong: Any) -> None:
     with pytest.raises(dblock.InvalidArgument, match="observers is a list"):
         dblock.Client("postgresql://127.0.0.1:1/none", observers=wrong)
 

@@ -106,7 +106,7 @@ async def test_metrics_count_a_hold_where_its_client_releases(dsn: str, owner: p
     assert not [name for name in tried if name.startswith("dblock_hold_seconds_count")]
 
 
-async def test_metrics_of_a_server_without_its_database_still_answer() -> None:
+async def test_metrics_are_served_without_the_database() -> None:
     async with serving("postgresql://127.0.0.1:1/none?connect_timeout=2", patience=1.0) as server:
         reply = await server.get("/metrics")
     assert reply.status_code == 200
@@ -115,7 +115,7 @@ async def test_metrics_of_a_server_without_its_database_still_answer() -> None:
     assert not [name for name in found if name.startswith(("dblock_held", "dblock_waiting"))]
 
 
-async def test_database_is_asked_once_a_second_for_all_scrapers(
+async def test_database_is_queried_once_a_second_for_all_scrapers(
     dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "ASK_EVERY", 3600.0)
@@ -137,7 +137,7 @@ async def test_metrics_need_the_role_see_unless_they_are_open(dsn: str) -> None:
         assert (await server.get("/metrics")).status_code == 200
 
 
-async def test_labels_of_requests_are_bounded_whatever_is_asked_for(dsn: str) -> None:
+async def test_labels_of_requests_are_bounded_for_any_path(dsn: str) -> None:
     async with serving(dsn) as server:
         for number in range(50):
             await server.request("BREW", f"/x{number}")

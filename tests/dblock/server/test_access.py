@@ -35,7 +35,7 @@ def basic(token: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("send", [bearer, basic])
-async def test_roles_allow_as_much_as_their_token(send: Any, dsn: str) -> None:
+async def test_role_of_a_token_limits_what_its_caller_may_do(send: Any, dsn: str) -> None:
     async with serving(dsn, credentials=CREDENTIALS) as http:
         token = (await http.post("/v1/locks/a", json={}, headers=send(LOCK))).json()["token"]
         breaks = {"token": token, "reason": "stuck"}
@@ -99,7 +99,7 @@ async def test_tokens_are_compared_in_constant_time(dsn: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("peer", "status"), [("10.1.2.3", 200), ("::ffff:10.1.2.3", 200), ("192.168.0.1", 401)])
-async def test_proxys_header_is_believed_only_from_the_proxy(peer: str, status: int, dsn: str) -> None:
+async def test_header_with_the_user_is_believed_only_from_the_proxy(peer: str, status: int, dsn: str) -> None:
     settings = Settings(
         dsn=dsn,
         proxy_header="X-Forwarded-User",
@@ -149,7 +149,7 @@ async def test_write_from_the_servers_own_pages_is_accepted(http: Http) -> None:
         assert (await http.post("/v1/locks/a", json={}, headers=headers)).status_code in (200, 423)
 
 
-async def test_proxys_host_name_is_accepted_as_origin(dsn: str) -> None:
+async def test_public_host_name_is_accepted_as_origin(dsn: str) -> None:
     async with serving(dsn, credentials=CREDENTIALS, hosts=("locks.example",)) as http:
         headers = {**bearer(LOCK), "Origin": "https://locks.example", "Host": "10.0.0.1:8080"}
         assert (await http.post("/v1/locks/a", json={}, headers=headers)).status_code == 200
@@ -163,7 +163,7 @@ def test_server_does_not_listen_beyond_loopback_without_authentication(host: str
     Settings(host=host, credentials=CREDENTIALS)
 
 
-def test_proxys_header_needs_the_proxys_addresses() -> None:
+def test_header_with_the_user_needs_the_addresses_of_the_proxy() -> None:
     with pytest.raises(InvalidArgument, match="Give both"):
         Settings(proxy_header="X-User")
     with pytest.raises(InvalidArgument, match="Give both"):
@@ -234,7 +234,7 @@ async def test_log_has_neither_leases_nor_tickets_nor_tokens(dsn: str, caplog: p
         assert secret not in said
 
 
-async def test_installation_that_signs_the_ids_is_never_shown(http: Http) -> None:
+async def test_installation_id_that_signs_is_never_shown(http: Http) -> None:
     grant = await http.acquire("a")
     installation = http.service.database.runtime.installation
     assert len(installation) == 36

@@ -136,7 +136,7 @@ async def test_table_ignores_parameters_that_make_no_sense(http: Http, query: st
 
 
 @pytest.mark.usefixtures("scene")
-async def test_page_of_a_lock_answers_who_why_and_what_is_fenced(http: Http) -> None:
+async def test_page_of_a_lock_shows_holder_reason_and_fences(http: Http) -> None:
     page = await read(http, "/lock?name=billing%3Aclose")
     for words in (
         "billing@worker-1:8801", "alive", "deadline in", "Queue 4", "billing@worker-5:7100", "invoices/2026-11",
@@ -247,7 +247,7 @@ async def test_break_frees_one_share_of_a_shared_lock(http: Http, scene: Scene) 
 
 
 @pytest.mark.usefixtures("scene")
-async def test_pages_need_the_role_that_they_show(guarded: Http) -> None:
+async def test_pages_and_break_need_their_roles(guarded: Http) -> None:
     assert (await guarded.get("/signin")).headers["content-security-policy"] == POLICY
     for path in (*PAGES, "/events", "/graph.svg"):
         sent = await guarded.get(path)
@@ -283,12 +283,12 @@ async def test_cookie_keeps_no_token_and_is_for_the_dashboard_alone(guarded: Htt
 
 
 @pytest.mark.parametrize("then", ["//evil.example", "https://evil.example", "\\\\evil", "javascript:alert(1)", "..//x"])
-async def test_sign_in_leads_to_no_other_site(guarded: Http, then: str) -> None:
+async def test_sign_in_never_redirects_to_another_site(guarded: Http, then: str) -> None:
     response = await guarded.post("/signin?" + urlencode({"next": then}), data={"token": TOKENS["see"]})
     assert response.headers["location"] == "./"
 
 
-async def test_foreign_page_can_neither_break_nor_sign_in(http: Http, scene: Scene) -> None:
+async def test_page_of_another_site_can_neither_break_nor_sign_in(http: Http, scene: Scene) -> None:
     token = scene.call("SELECT token FROM holder('import:customers')")[0]
     path, fields = form("import:customers", token)
     for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "http://evil.example"}):
@@ -309,7 +309,7 @@ async def test_links_stay_under_the_prefix(dsn: str) -> None:
                         assert not target or target[0] in "?#" or target.startswith("/ops/locks/"), (tag, target)
 
 
-async def test_pages_of_a_database_that_is_away_say_so() -> None:
+async def test_pages_say_that_the_database_is_away() -> None:
     async with serving("postgresql://app@127.0.0.1:1/none") as http:
         for path in ("/", "/lock?name=a", "/graph", "/break?name=a"):
             page = await read(http, path, 503)

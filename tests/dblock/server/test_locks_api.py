@@ -155,7 +155,7 @@ async def test_invalid_request_is_refused_and_does_nothing(body: bytes, http: Ht
     assert owner.execute("SELECT FROM distributed_locks").fetchall() == []
 
 
-async def test_bodies_have_limits(http: Http) -> None:
+async def test_body_that_is_too_large_or_not_json_is_refused(http: Http) -> None:
     assert (await http.post("/v1/locks/a", content=b" " * 70_000)).status_code == 413
     form = {"content-type": "application/x-www-form-urlencoded"}
     assert (await http.post("/v1/locks/a", content=b"ttl=30", headers=form)).status_code == 415
@@ -246,7 +246,7 @@ async def test_database_that_cannot_be_reached_is_answered_with_503() -> None:
 
 
 @pytest.mark.second_stage
-async def test_database_away_is_never_a_grant() -> None:
+async def test_database_that_fails_never_leads_to_a_grant() -> None:
     with private_server() as own:
         from dblock._runtime.target import resolve
         from dblock.admin import schema

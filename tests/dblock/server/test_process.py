@@ -174,7 +174,7 @@ async def test_cut_sockets_make_no_second_grant_and_no_orphan(
     assert owner.execute(twice).fetchall() == []
 
 
-def test_further_signals_do_not_disturb_the_end(start_server: StartServer) -> None:
+def test_further_signals_do_not_change_the_exit_code(start_server: StartServer) -> None:
     """They come until the process has ended, because its handlers are removed before."""
     served = start_server()
 

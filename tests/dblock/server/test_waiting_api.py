@@ -286,7 +286,7 @@ async def test_newer_request_with_the_same_key_takes_over(http: Http, owner: psy
     assert (await newer).status_code == 200
 
 
-async def test_waiters_have_a_limit(dsn: str) -> None:
+async def test_waiter_beyond_the_limit_is_refused(dsn: str) -> None:
     async with serving(dsn, limits=Limits(waiters=2)) as http:
         await http.acquire("a")
         polls = [ByHand(http.app, "/v1/locks/a", {"wait": 60}) for _ in range(2)]
@@ -335,7 +335,7 @@ async def test_cut_connections_make_no_second_grant_and_no_orphan(
 @pytest.mark.parametrize(
     "requests", [40, pytest.param(200, marks=pytest.mark.second_stage), pytest.param(1000, marks=pytest.mark.long)]
 )
-async def test_cut_connections_without_a_key_leave_nothing(
+async def test_cut_connections_without_a_key_leave_no_grant_and_no_ticket(
     requests: int, http: Http, owner: psycopg.Connection
 ) -> None:
     told: list[dict[str, Any]] = []
