@@ -1,14 +1,14 @@
-"""What an observer of a client sees: waits, holds, renewals and the listener.
+"""What a client reports to its observers: waits, holds, renewals and the state of the listener.
 
-Guarantee: an observer changes nothing. It is told of events, and its errors are logged and go no further. A client
-without observers pays for one comparison at each of these places.
+Guarantee: an observer changes nothing. If an observer raises an error, the client logs the error and continues. A
+client without observers pays for one comparison for each event.
 
 A wait is one call of `acquire` or `try_acquire`. It begins in the thread or task of the caller and ends there, so an
 observer finds the caller's context. A hold is one grant from its arrival in this process to its end. It begins in the
 caller's thread or task, and may end in any thread of the client.
 
-This process only reports what it knows itself. A lease that expires while no part of the process looks at it is
-reported as lost when it is next looked at.
+This process only reports what it knows itself. If a lease expires while no part of the process checks it, the loss is
+reported at the next check.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dblock.errors import DeadlockDetected, InvalidArgument
 logger = logging.getLogger("dblock")
 
 OUTCOMES = ("granted", "busy", "timeout", "deadlock", "cancelled", "error")
-"""How a wait ends: `busy` is a `try_acquire` that found the lock held, `cancelled` a caller that left."""
+"""How a wait ends: `busy` is a `try_acquire` that found the lock held, `cancelled` a caller that stopped waiting."""
 
 
 class ObservedWait:
@@ -33,15 +33,15 @@ class ObservedWait:
 
     def __init__(self, locks: tuple[str, ...], holder: str, began: float) -> None:
         self.locks = locks
-        """The names of the locks that were asked for: one, unless it is a call for several."""
+        """The names of the requested locks: one, unless the call is for several."""
         self.holder = holder
-        """The name of this client that others see."""
+        """The name under which others see this client."""
         self.began = began
-        """When it began, on the clock of `dblock.monotonic()`."""
+        """When the wait began, on the clock of `dblock.monotonic()`."""
         self.seconds = 0.0
-        """How long it took, once it has ended."""
+        """How long the wait took. 0 until it has ended."""
         self.outcome: str | None = None
-        """One of `granted`, `busy`, `timeout`, `deadlock`, `cancelled` and `error`. None while it lasts."""
+        """One of `granted`, `busy`, `timeout`, `deadlock`, `cancelled` and `error`. None during the wait."""
         self.token: int | None = None
         """The fencing token, if one lock was granted under one."""
         self.handoff: float | None = None
@@ -59,38 +59,38 @@ class ObservedHold:
         self.holder = holder
         self.began = began
         self.seconds = 0.0
-        """How long it was held, once it has ended."""
+        """How long the lock was held. 0 until the hold has ended."""
         self.lost: str | None = None
-        """The reason for which the lease was lost: expired, superseded, forced or unreachable. None otherwise."""
+        """Why the lease was lost: expired, superseded, forced or unreachable. None if it was released."""
 
 
 class Observer:
-    """What a client tells its observers. Override the methods that you need. Each of them must return quickly.
+    """Receives what a client reports. Override the methods that you need. Each of them must return quickly.
 
-    They are called from the threads of the program and from those of the client, several at a time.
+    Threads of the program and of the client call these methods, several at a time.
     """
 
     def wait_began(self, wait: ObservedWait) -> None:
-        """Take note that a caller asks for a lock. Called in the caller's thread or task."""
+        """Receive a wait that begins. Called in the caller's thread or task."""
 
     def wait_ended(self, wait: ObservedWait) -> None:
-        """Take note of the outcome. Called in the caller's thread or task."""
+        """Receive a wait with its outcome. Called in the caller's thread or task."""
 
     def hold_began(self, hold: ObservedHold) -> None:
-        """Take note of a new lease. Called in the caller's thread or task, after the end of its wait."""
+        """Receive a hold that begins. Called in the caller's thread or task, after the end of its wait."""
 
     def hold_ended(self, hold: ObservedHold) -> None:
-        """Take note that a lease was released or lost. Called in any thread."""
+        """Receive a hold whose lease was released or lost. Called in any thread."""
 
     def renewed(self, seconds: float, margins: Sequence[float]) -> None:
-        """Take note of a renewal: how long the reply took, and for each lease the part of its ttl that was left."""
+        """Receive a renewal: the seconds until the reply, and for each lease the part of its ttl that was left."""
 
     def listener_changed(self, client: str, up: bool | None) -> None:
-        """Take note that the listener of this client is connected or not; None if it needs no connection."""
+        """Receive whether the listener of this client is connected. None if it needs no connection."""
 
 
 class Observation:
-    """The observers of one client, and the events that they are told."""
+    """Reports the events of one client to its observers."""
 
     def __init__(self, observers: Iterable[Observer], holder: Callable[[], str], clock: Callable[[], float]) -> None:
         self._observers = tuple(observers) if isinstance(observers, Iterable) else ()
@@ -100,12 +100,12 @@ class Observation:
         self._clock = clock
         self._holds: dict[LeaseState, ObservedHold] = {}
         self._released: dict[LeaseState, float | None] = {}
-        """The leases whose release is under way, and when their holders let go of them."""
+        """The leases whose release is under way, each with the moment at which its holder stopped using it."""
         self._listeners: dict[str, bool] = {}
         """Whether the listener is connected, by the client's name in the queues. A fork changes that name."""
 
     def wait(self, locks: tuple[str, ...], flow: Flow[T], *, missed: str = "timeout", all_of: bool = False) -> Flow[T]:
-        """Perform a flow that asks for locks, and report how it ends. `missed` is its outcome without a grant.
+        """Perform a flow that acquires locks, and report how it ends. `missed` is its outcome without a grant.
 
         The flow returns a grant or None. With `all_of` it returns the name of a lock that it did not get, or None.
         """
@@ -144,7 +144,7 @@ class Observation:
         self._tell("wait_ended", wait)
 
     def hold(self, state: LeaseState) -> None:
-        """Report a new lease, and its end when that comes."""
+        """Report a new lease now, and its end when it ends."""
         token = state.token if state.token > 0 else None
         hold = self._holds[state] = ObservedHold(state.lock, token, self._holder(), self._clock())
         self._tell("hold_began", hold)
@@ -186,7 +186,7 @@ class Observation:
         self._tell("renewed", seconds, margins)
 
     def listener_changed(self, client: str, up: bool | None) -> None:
-        """Report that the listener is connected or not, if that has changed; None if it needs no connection."""
+        """Report whether the listener is connected, if that has changed. None if it needs no connection."""
         if self._listeners.get(client) is not up:
             if up is None:
                 del self._listeners[client]
@@ -205,5 +205,5 @@ class Observation:
 def _outcome_of(error: BaseException) -> str:
     if isinstance(error, DeadlockDetected):
         return "deadlock"
-    # The others make a caller leave: KeyboardInterrupt, GeneratorExit, the cancellation of a task.
+    # All other exceptions end the caller's wait: KeyboardInterrupt, GeneratorExit, the cancellation of a task.
     return "error" if isinstance(error, Exception) else "cancelled"

@@ -1,7 +1,7 @@
 """The metrics that come from the database: what all processes hold and wait for, in one query.
 
-The query needs the privilege `see`. A database that does not reply shows as `dblock_database_up 0`, without the other
-metrics of the database: an old value would look like a true one.
+The query needs the privilege `see`. If the database does not reply, `dblock_database_up` is 0 and the other metrics of
+the database are left out, because an old value would look like a current one.
 """
 
 from __future__ import annotations
@@ -34,18 +34,9 @@ COLUMNS = (
 )
 """The metrics in the order of the columns of lock_metrics(), after the group."""
 
-COLUMNS = (
-    catalogue.HELD,
-    catalogue.OLDEST_HOLD,
-    catalogue.WAITING,
-    catalogue.OLDEST_WAIT,
-    catalogue.ONCE_OVERDUE,
-)
-"""The metrics in the order of the columns of lock_metrics(), after the group."""
-
 
 class DatabaseMetrics:
-    """Asks the database each time, over one connection that stays open. Threads may share it."""
+    """Queries the database for each scrape, over one connection that stays open. Threads may share it."""
 
     def __init__(self, where: Where | Target = None, *, schema: str = DEFAULT_SCHEMA) -> None:
         """Name the database, as for a Client. Nothing is opened yet."""
@@ -59,14 +50,14 @@ class DatabaseMetrics:
         self._fails = False
 
     def families(self) -> list[Family]:
-        """Return the values as they are now; only that the database is down, if it does not reply."""
+        """Return the current values. If the database does not reply, return `dblock_database_up 0` alone."""
         try:
             rows = self._query()
         except Exception as error:
             if not isinstance(error, DblockError) and not type(error).__module__.startswith("psycopg"):
                 raise
             level = logging.DEBUG if self._fails else logging.WARNING
-            logger.log(level, "metrics: the database did not answer: %s", error)
+            logger.log(level, "metrics: the database did not reply: %s", error)
             self._fails = True
             return down()
         self._fails = False
@@ -117,5 +108,5 @@ def families_of(rows: Sequence[Sequence[Any]], groups: Groups) -> list[Family]:
 
 
 def down() -> list[Family]:
-    """Return the metrics of a database that does not answer."""
+    """Return the metrics of a database that does not reply."""
     return [family(catalogue.DATABASE_UP, [((), 0.0)])]

@@ -2,10 +2,10 @@
 
 client = dblock.Client(dsn, observers=[OpenTelemetryObserver()])
 
-Both spans are children of the span that is current where the lock is acquired. The client needs the API of
-OpenTelemetry only, from the extra `opentelemetry`. Without an SDK in the program, the spans go nowhere.
+Both spans are children of the span that is current where the lock is acquired. The observer needs only the API of
+OpenTelemetry, from the extra `opentelemetry`. Without an SDK in the program, the spans are not recorded.
 
-The span of a hold is not made the current one: a lease may be released in another thread or task than the one that
+The span of a hold is not the current span, because a lease may be released in another thread or task than the one that
 acquired it. So the spans of your own work inside the `with` are siblings of the hold.
 """
 
@@ -31,10 +31,10 @@ WAIT, HOLD = "dblock.wait", "dblock.hold"
 
 
 class OpenTelemetryObserver(Observer):
-    """Makes the spans. One is enough for a process, shared by all its clients."""
+    """Makes the spans. All clients of a process can share one observer."""
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
-        """Use this provider; with None, the one that the program has set."""
+        """Use this provider. With None, use the one that the program has set."""
         self._tracer = get_tracer("dblock", _version(), tracer_provider)
         self._spans: dict[ObservedWait | ObservedHold, Span] = {}
         self._lock = threading.Lock()

@@ -37,7 +37,7 @@ class PrometheusObserver(MetricsObserver, Collector):
     """Counts what its clients do, for prometheus_client. One is enough for a process, shared by all its clients."""
 
     def __init__(self, registry: CollectorRegistry | None = REGISTRY) -> None:
-        """Register with this registry; with None, register yourself."""
+        """Register the observer with this registry. With None, nothing is registered: do that yourself."""
         super().__init__()
         if registry is not None:
             registry.register(self)
@@ -47,14 +47,14 @@ class PrometheusObserver(MetricsObserver, Collector):
         return converted(self.families())
 
     def describe(self) -> Iterable[Metric]:
-        """Return the names of the metrics, so that a registration asks for no values."""
+        """Return the metrics, as a registration needs them to find names that are used twice."""
         return converted(self.families())
 
 
 class DatabaseCollector(DatabaseMetrics, Collector):
-    """Asks the database at each scrape who holds and who waits. One for each database is enough.
+    """Queries the database at each scrape for what is held and awaited. One collector for each database is enough.
 
-    If every process had one, each lock would be counted once for each process.
+    If every process had a collector, each lock would be counted once for each process.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class DatabaseCollector(DatabaseMetrics, Collector):
             registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """Ask the database and return the values for prometheus_client."""
+        """Query the database, and return the values for prometheus_client."""
         return converted(self.families())
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing, so that a registration does not ask the database."""
+        """Return nothing, so that a registration does not query the database."""
         return []
 
 
 def converted(families: Iterable[Family]) -> Iterator[Metric]:
     """Return families as prometheus_client has them."""
     for metric, samples in families:
-        # Its names of counters leave the ending out and put it back when they are written.
+        # prometheus_client removes the ending of a counter's name, and adds it when it writes the text.
         made = Metric(metric.name.removesuffix("_total"), metric.help, metric.kind)
         for sample in samples:
             made.add_sample(sample.name, sample.labels, sample.value)

@@ -1,7 +1,8 @@
-"""The values of metrics in this process: counters, histograms, gauges, and the groups that bound their number.
+"""The values of metrics in this process: counters, histograms, gauges, and the groups that bound the number of series.
 
-Guarantee: values are exact under any number of threads, and their number is bounded (`dblock.observability.catalogue`).
-This module depends on no metrics library. `prometheus` hands the values to prometheus_client, `text` writes them.
+Guarantee: values are exact under any number of threads. `dblock.observability.catalogue` bounds the number of series.
+This module depends on no metrics library. The module `prometheus` hands the values to prometheus_client, and `render()`
+writes them as text.
 """
 
 from __future__ import annotations
