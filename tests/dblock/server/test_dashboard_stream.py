@@ -48,7 +48,7 @@ class Browser:
         self.rows.update(tick.get("rows", {}))
         gone = set(self.rows) - set(tick["times"]) if tick.get("full") else tick.get("gone", [])
         for name in gone:
-            del self.rows[name]
+            self.rows.pop(name, None)  # a row may come and go while a browser sleeps
         self.order = tick.get("order", self.order)
         assert set(self.order) == set(self.rows)
         return tick
