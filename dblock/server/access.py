@@ -1,11 +1,11 @@
 """Who the caller is, and what it may do.
 
-A caller is known by a bearer token, by the password of HTTP Basic (for clients that know nothing else, such as
-Terraform), or by a header of a proxy. The header counts only if the socket's peer is one of the proxy's addresses.
-Tokens are compared by their digests, each with all of them, so the time does not show how much of a token was right.
+A caller proves its identity by a bearer token, by the password of HTTP Basic (for clients that know nothing else, such
+as Terraform), or by a header of a proxy. The header counts only if the socket's peer is one of the proxy's addresses.
+The digest of a token is compared with the digests of all tokens, so the time shows nothing about a token.
 
-A browser sends requests for foreign pages too. So a request that changes something is refused if the browser says that
-it comes from another site, and without authentication the Host header must be the server's own.
+A browser sends requests for pages of other sites too. So a request that changes something is refused if the browser
+says that it comes from another site. Without authentication the Host header must be the server's own.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Caller(NamedTuple):
 
 
 class Credential(NamedTuple):
-    """A bearer token's digest, and who sends it."""
+    """A bearer token's digest, and the caller that it belongs to."""
 
     digest: bytes
     caller: Caller
 
 
 def credential(name: str, role: str, token: str) -> Credential:
-    """Return the credential for a token, which itself is not kept."""
+    """Return the credential for a token. It keeps only the token's digest."""
     if role not in ROLES or not name or not name.isprintable():
         raise ConfigurationError(
             f"A token belongs to a name and one of the roles {', '.join(ROLES)}; got {name!a:.40} and {role!a:.40}."
@@ -85,7 +85,7 @@ def parse_credentials(text: str, source: str) -> tuple[Credential, ...]:
 
 
 def caller_of(scope: Scope, settings: Settings) -> Caller | None:
-    """Return who sent a request, None if that is not known."""
+    """Return the caller that sent a request. None if the caller is unknown."""
     headers = Headers(scope=scope)
     token = _token(headers.get("authorization", ""))
     if token is not None and settings.credentials:
@@ -106,7 +106,7 @@ def require(scope: Scope, settings: Settings, role: str) -> Caller:
             401,
             "unauthenticated",
             "The caller is unknown",
-            "The request has no valid token.",
+            "The request has neither a valid token nor a user name from a trusted proxy.",
             "Send the header Authorization: Bearer TOKEN.",
             {"WWW-Authenticate": 'Bearer realm="dblock", Basic realm="dblock"'},
         )
@@ -116,13 +116,13 @@ def require(scope: Scope, settings: Settings, role: str) -> Caller:
             "forbidden",
             "The caller may not do this",
             f"This needs the role {role}, and the caller has the role {caller.role}.",
-            f"Ask the operator for a token with the role {role}.",
+            f"Ask the operator of the server for the role {role}.",
         )
     return caller
 
 
 def refuse_cross_site(scope: Scope, settings: Settings) -> None:
-    """Raise the problem of a request that a browser sends for a foreign page."""
+    """Raise a problem if a browser sends the request for a page of another site."""
     headers = Headers(scope=scope)
     host = headers.get("host", "")
     if not settings.authenticates and not settings.unprotected and not _own_host(host, settings):
@@ -172,7 +172,7 @@ def _from_proxy(scope: Scope, settings: Settings) -> bool:
 
 
 def _token(authorization: str) -> str | None:
-    """Return the token of an Authorization header: None without a header, empty if it has none."""
+    """Return the token of an Authorization header. None without a header, empty if the header has no token."""
     if not authorization:
         return None
     scheme, _, rest = authorization.partition(" ")
@@ -187,7 +187,7 @@ def _token(authorization: str) -> str | None:
 
 
 def credential_of(token: str, settings: Settings) -> Credential | None:
-    """Return the credential with this token, None if there is none."""
+    """Return the credential for this token. None if no caller has the token."""
     found, digest = None, _digest(token)
     for one in settings.credentials:
         if hmac.compare_digest(one.digest, digest):

@@ -1,7 +1,7 @@
-"""The server as one ASGI application: the API, the dashboard, health and metrics behind the same door.
+"""The server as one ASGI application: the API, the dashboard, health and metrics.
 
-Every request passes `_Door` first: it takes the proxy's prefix off, refuses requests that a browser sends for foreign
-pages, and sets the headers that every answer has.
+Every request passes `_Entry` first, which removes the proxy's prefix from the path, refuses requests that a browser
+sends for pages of other sites, and sets the headers that every reply has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
 }
-"""What every answer has, unless its handler says otherwise."""
+"""The headers of every reply, unless its handler sets others."""
 
 
 def create_app(settings: Settings) -> Starlette:
@@ -49,7 +49,7 @@ def create_app(settings: Settings) -> Starlette:
 
     app = Starlette(
         routes=[*health.routes(), *metrics.routes(counted), *dashboard.routes()],
-        middleware=[Middleware(metrics.CountRequests, metrics=counted), Middleware(_Door, service=service)],
+        middleware=[Middleware(metrics.CountRequests, metrics=counted), Middleware(_Entry, service=service)],
         exception_handlers={HTTPException: _http_error, Problem: refuse, Exception: refuse},
         lifespan=lifespan,
     )
@@ -57,8 +57,8 @@ def create_app(settings: Settings) -> Starlette:
     return app
 
 
-class _Door:
-    """Passes a request on, if it may enter."""
+class _Entry:
+    """Checks a request, and passes it on to the API or to the pages."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -83,23 +83,23 @@ class _Door:
         except Problem as problem:
             await problem.response()(scope, receive, send_with_headers)
             return
-        # By the path before decoding, in which a lock's name may have any character.
+        # The path before decoding decides, because a lock's name may contain any character.
         app = self._api if scope["dblock.raw_path"].startswith(b"/v1/") else self._app
         await app(scope, receive, send_with_headers)
 
     def _without_prefix(self, scope: Scope) -> Scope:
-        """Take the prefix off the path. A proxy may have done so already."""
+        """Remove the prefix from the path. A proxy may have removed it already."""
         prefix = self._service.settings.prefix
         path, raw = scope["path"], scope.get("raw_path") or scope["path"].encode()
         if prefix and (path == prefix or path.startswith(f"{prefix}/")):
             path = path.removeprefix(prefix) or "/"
             raw = raw.removeprefix(prefix.encode()) or b"/"
-        # The whole path is below the root path for Starlette, so the prefix is kept apart from it.
+        # Starlette expects `path` to include `root_path`, so the prefix has a key of its own.
         return {**scope, "path": path, "raw_path": raw, "dblock.raw_path": raw, "dblock.prefix": prefix}
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Return what Starlette refuses as a problem."""
+    """Return the problem for a request that Starlette refuses."""
     assert isinstance(error, HTTPException)
     return Problem(
         error.status_code,

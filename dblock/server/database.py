@@ -1,10 +1,10 @@
-"""The server's way to the database: one runtime of a client for locks, and a small pool for reading.
+"""The server's access to the database: one runtime of a client for locks, and a small pool for reads.
 
-The runtime has no presence, so a lease outlives the server that it was acquired through. No lease is handed to its
-keep-alive, so only the HTTP client renews. Reading has its own connections, so a crowd of readers delays no renewal.
+The runtime has no presence, so a lease outlives the server that acquired it. The keep-alive gets no leases, so only the
+HTTP client renews. Reads have their own connections, so many readers delay no renewal.
 
-Nothing is opened before the first request, and a request that finds the database away raises an error of dblock, which
-`problems` turns into the status 503.
+No connection is opened before the first request. If the database does not reply, a request raises an error of dblock,
+which `problems` turns into the status 503.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dblock.server.settings import Settings
 T = TypeVar("T")
 
 READERS = 2
-"""Connections for reading."""
+"""Connections for reads."""
 
 holder_label: ContextVar[str] = ContextVar("holder_label", default="dblock serve")
 """The name that other clients see as the holder, for the request that runs in this context."""
@@ -54,7 +54,7 @@ class Database:
         return await self.runtime.run(flow)
 
     async def run_last(self, flow: Flow[T]) -> T:
-        """Perform a flow that cleans up: to its end, even if the caller is cancelled or the server stops."""
+        """Perform a flow that cleans up, to its end, even if the caller is cancelled or the server stops."""
         return await asyncio.shield(asyncio.ensure_future(self.runtime.run_even_if_closed(flow)))
 
     async def installation(self) -> str:
@@ -66,7 +66,7 @@ class Database:
     async def read(
         self, call: str, *arguments: str | None, extra: str | None = None, where: str = ""
     ) -> list[dict[str, Any]]:
-        """Call a function of the schema that returns rows, in one statement, and return these as they look in JSON.
+        """Call a function of the schema that returns rows, in one statement, and return the rows as JSON objects.
 
         `call` is the name of the function, or its call with $1, $2, … for the arguments and an alias. `extra` is one
         more column, and `where` what follows the call. In both {schema} stands for the schema.
@@ -81,7 +81,7 @@ class Database:
         )
 
     async def query(self, rows: str, *arguments: str | None) -> list[dict[str, Any]]:
-        """Return the rows of a SELECT that calls no function of the schema, as they look in JSON."""
+        """Return the rows of any SELECT as JSON objects. `rows` names its schemas itself."""
         await self.installation()
         sql = f"SELECT coalesce(json_agg(to_jsonb(r)), '[]') FROM ({rows}) AS r"
         row = await self._reader.run(_one(Call(sql.encode(), arguments)))
@@ -89,7 +89,7 @@ class Database:
         return found
 
     async def is_there(self) -> bool:
-        """Return whether the database answers, with a schema that fits."""
+        """Return whether the database replies, with a schema that fits. A role that lacks a privilege gets a reply."""
         try:
             await self.installation()
             await self._reader.run(_one(self._reader.statements.revision))
@@ -106,7 +106,7 @@ class Database:
 
 
 def seconds_left(grant: Grant, now: float) -> float:
-    """Return how long a lease lasts at least from now on: counted from before its request was sent."""
+    """Return the seconds that a lease lasts at least, counted from before its request was sent."""
     from dblock._core.acquire import TRUST
 
     left = (grant.trusted_until - grant.sent_at) / TRUST - (now - grant.sent_at)
@@ -121,6 +121,6 @@ def _one(call: Call) -> Flow[Any]:
 
 
 def _nothing() -> Flow[None]:
-    """Open the runtime, and ask nothing."""
+    """Open the runtime without a call."""
     return
     yield

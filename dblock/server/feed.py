@@ -1,7 +1,7 @@
 """One snapshot of the locks a second, shared by every stream of this server.
 
-Guarantee: however many browsers watch, the database is asked once per interval, and not at all while none does. If the
-database is away or does not reply within an interval, the last snapshot stays, with its age and the error.
+Guarantee: the feed queries the database once per interval, for any number of browsers, and not at all while no browser
+watches. If the database does not reply within an interval, the last snapshot stays, with its age and the error.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Snapshot:
     """The locks at one moment."""
 
     number: int = 0
-    """Counts the attempts to take a snapshot in this process."""
+    """The number of this attempt to take a snapshot, counted in this process."""
     locks: list[dict[str, Any]] = field(default_factory=list)
     """The rows of list_locks(), each with its waiters in order under `queue`, the seconds since its grant under
     `held_for`, and `alive` and `session` of its presence."""
     taken_at: float | None = None
-    """When the locks were read, on the monotonic clock. None if they never were."""
+    """When the locks were read, on the monotonic clock. None if they were never read."""
     error: DblockError | None = None
-    """Why the locks could not be read again since."""
+    """Why the last attempt to read the locks failed. None if it succeeded."""
     more: bool = False
     """Whether there are more locks than a snapshot has."""
 
@@ -133,15 +133,15 @@ class Feed:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake every stream: each waits for the event that was there when it last looked."""
+        """Wake every stream. Each waits for the event that was current when it began to wait."""
         arrived, self._arrived = self._arrived, asyncio.Event()
         arrived.set()
 
 
 def lock_columns(waiters: int) -> tuple[str, str]:
-    """Return what a read of list_locks() AS l adds to its columns, and the join with the presence.
+    """Return the extra columns for a read of list_locks() AS l, and the join with the presence.
 
-    The first waiters of each lock that has some come in the same statement.
+    The same statement returns the first waiters of each lock.
     """
     extra = (
         "date_part('epoch', clock_timestamp()) - date_part('epoch', granted_at) AS held_for,"

@@ -1,15 +1,15 @@
-"""The flows of a server: those of a client, except that a ticket can outlast the request that took it.
+"""The flows of a server: those of a client, except that a ticket can outlast the request that made it.
 
 An HTTP client waits in several requests. When one of them ends, its ticket is parked: it moves from this server to a
 client of its own, which counts as alive for the ticket's ttl. The next request takes the ticket over, at this server or
 at another.
 
-An attempt is either private, if no HTTP client can name it, or resumable, by a ticket or an Idempotency-Key. What a
-private attempt has is given up when its request ends without a grant. What a resumable attempt has may by now belong to
-a request at another server, so it is left to the database's clock.
+An attempt is resumable if the HTTP client can name it, by a ticket or an Idempotency-Key. Otherwise the attempt is
+private. If the request of a private attempt ends without a grant, its ticket is given up. The ticket or grant of a
+resumable attempt may already belong to a request at another server, so it stays until it expires.
 
-The time that a request waits bounds how long it queues, and not how soon the database must reply: every call has the
-whole patience of the server. A request that tries once would otherwise fail if the database is slow for a second.
+The `wait` of a request bounds how long it queues, and not how soon the database must reply: every call has the whole
+patience of the server. Otherwise a request that tries once would fail if the database is slow for a second.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class ServerFlows(SharedFlows):
         contention: Contention | None = None,
         holds: Holds | None = None,
     ) -> Flow[Grant | None]:
-        """Ask, and wait in the queue, as a client does. The observers are told, as those of a client are."""
+        """Acquire the lock or wait in the queue, as a client does, and report the wait to the observers."""
         flow = super().acquire(options, timeout, attempt, contention, holds)
         return self.observed(options.name, flow, "busy" if timeout == 0 else "timeout")
 
     def observed(self, name: str, flow: Flow[Grant | None], missed: str) -> Flow[Grant | None]:
-        """Tell the observers of a flow that asks for a lock. `missed` is its outcome without a grant."""
+        """Report a flow that acquires a lock to the observers. `missed` is its outcome without a grant."""
         return flow if self.observation is None else self.observation.wait((name,), flow, missed=missed)
 
     def end(self, name: str, token: int) -> Flow[bool]:
-        """Release this exact grant for its client, and tell the observers for how long it was held.
+        """Release this exact grant for its client, and report to the observers how long it was held.
 
-        False if the grant was lost before, or if a lost reply leaves open whether this call released it.
+        False if the grant was lost before, or if a reply was lost and it is unknown whether this call released it.
         """
         held_for, released = yield Call(self._end, (name, str(token)), self._end_again)
         if released != "t":
@@ -89,15 +89,15 @@ class ServerFlows(SharedFlows):
         return bool(kept == "t")
 
     def abandon_all(self, names: Sequence[str], attempt: str) -> Flow[None]:
-        """Give up what an attempt has, later than its request: only if no other request can name it."""
+        """Give up the ticket or grant of a private attempt after its request has ended."""
         if attempt in self.private:
             yield from super().abandon_all(names, attempt)
             self.private.discard(attempt)
 
     def abandon_ticket(self, name: str, attempt: str) -> Flow[None]:
-        """Give up a ticket that this server had at a heartbeat, and that has no waiter here any more.
+        """Give up a ticket that a heartbeat found, and that has no waiter in this process any more.
 
-        The ticket may have been parked since that heartbeat, so the ticket of a resumable attempt is parked.
+        The ticket of a resumable attempt may have been parked since that heartbeat, so it is parked again.
         """
         if attempt in self.private:
             yield from super().abandon_ticket(name, attempt)
@@ -123,13 +123,13 @@ class ServerFlows(SharedFlows):
         try:
             return (yield from super()._wait_in_queue(options, give_up_at, attempt, waiter, watch))
         except asyncio.CancelledError:
-            # While this waiter is registered: the ticket of no waiter would be taken for a leftover.
+            # Before the waiter is removed: a heartbeat gives up tickets that have no waiter.
             if attempt not in self.private:
                 yield from self._park_quietly(options, attempt)
             raise
 
     def _stop_waiting(self, options: LockOptions, attempt: str, waiter: LocalWaiter) -> Flow[Grant | None]:
-        """Ask a last time, and park the ticket. The client is told of it, so the attempt is resumable from here on."""
+        """Try a last time, and park the ticket. The client receives the ticket, so the attempt is resumable now."""
         reply = yield from self._enqueue(options, attempt, math.inf, True, False)
         if isinstance(reply, Grant):
             return reply

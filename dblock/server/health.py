@@ -1,4 +1,4 @@
-"""Whether the server lives, and whether it can serve: for a supervisor or a load balancer, without authentication."""
+"""Whether the process runs (/healthz), and whether it can serve (/readyz). Neither needs authentication."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ def routes() -> list[BaseRoute]:
 
 
 async def alive(request: Request) -> Response:
-    """Answer as long as the process runs, whatever the database does: a restart would not help."""
+    """Reply 200 while the process runs, even if the database does not reply: a restart would not help."""
     return PlainTextResponse("ok\n")
 
 
 async def ready(request: Request) -> Response:
-    """Answer 200 if the database replies, else 503."""
+    """Reply 200 if the database replies and the server does not stop, else 503."""
     if not service_of(request).stopping.is_set() and await service_of(request).database.is_there():
         return PlainTextResponse("ok\n")
-    return PlainTextResponse("the database is away\n", 503, {"Retry-After": str(RETRY_AFTER)})
+    return PlainTextResponse(
+        "not ready: the database does not reply, or the server stops\n", 503, {"Retry-After": str(RETRY_AFTER)}
+    )

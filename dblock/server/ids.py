@@ -1,8 +1,8 @@
 """The IDs of leases and tickets: signed, so that they cannot be guessed, and complete, so that no server stores them.
 
-An ID contains the exact grant or attempt that it stands for. Its signature has a key that every server of the same
-installation derives from the installation's own ID. A role that can read that from the database may call the functions
-for locks anyway.
+An ID contains the exact grant or attempt that it stands for. Every server of the same installation derives the key of
+the signature from the installation's ID. A database role that can read the installation's ID may call the functions for
+locks anyway.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Signer:
                 404,
                 f"unknown-{word}",
                 f"There is no such {word}",
-                f"The ID is not one of a {word} of this installation.",
+                f"No server of this installation has made this ID of a {word}.",
                 f"Use the {word} as the server returned it.",
             )
         return content

@@ -1,8 +1,9 @@
 """`/metrics`, for Prometheus: what the database knows of all processes, and what this server does.
 
-Needs the role `see`, unless the settings open it. The text is written without a metrics library. If the database is
-away, the answer has `dblock_database_up 0` and the metrics of this server. The database is asked at most once a second,
-however many scrapers there are. Labels are templates of paths and classes of statuses, so their number is bounded.
+The path needs the role `see`, unless the settings open it. The text is written without a metrics library. If the
+database does not reply, the text has `dblock_database_up 0` and the metrics of this server. The server queries the
+database at most once a second, for any number of scrapers. Labels are templates of paths and classes of statuses, so
+their number is bounded.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ METRICS = (REQUESTS, REQUEST_SECONDS)
 
 PAGES = ("/healthz", "/readyz", "/metrics")
 CODES = ("1xx", "2xx", "3xx", "4xx", "5xx", "none")
-"""The class of an answer's status; `none` if the client was gone before there was an answer."""
+"""The class of a reply's status. `none` if the client disconnected before the reply."""
 
 
 class ServerMetrics:
@@ -69,11 +70,11 @@ class ServerMetrics:
         self._outage = Outage("metrics: the database replies again")
 
     async def families(self) -> list[Family]:
-        """Return all values as they are now."""
+        """Return all current values."""
         return [*await self._of_database(), *self.observer.families(), self._requests.family(), self._seconds.family()]
 
     def count(self, scope: Scope, status: int | None, seconds: float) -> None:
-        """Count an answer."""
+        """Count a request and its reply."""
         self._requests.add(self._route(scope), "none" if status is None else f"{status // 100}xx")
         self._seconds.observe(seconds)
 
@@ -94,7 +95,7 @@ class ServerMetrics:
             try:
                 rows = await self._database.read("lock_metrics", array(self._groups.known), str(catalogue.MAX_GROUPS))
             except Exception as error:
-                self._outage.failed("metrics: the database could not be asked: %s", error)
+                self._outage.failed("metrics: the database could not be queried: %s", error)
                 self._answer = down()
             else:
                 self._outage.worked()
@@ -107,7 +108,7 @@ _COLUMNS = ("group", "held", "oldest_hold", "waiting", "oldest_wait", "overdue")
 
 
 class CountRequests:
-    """Counts every request, those that are refused at the door too."""
+    """Counts every request, also those that are refused."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
         self._app = app
@@ -136,7 +137,7 @@ def routes(counted: ServerMetrics) -> list[BaseRoute]:
     """Return the routes."""
 
     async def metrics(request: Request) -> Response:
-        """Answer with the text that Prometheus reads."""
+        """Return the text that Prometheus reads."""
         settings = service_of(request).settings
         if not settings.open_metrics:
             require(request.scope, settings, "see")

@@ -1,7 +1,7 @@
 """Every error of the server, as a problem document (application/problem+json).
 
-A problem says what happened, and in `next` what the client should do. An error of the database becomes a problem in one
-place, here: if the database is away the status is 503, whatever the request was.
+A problem says what happened, and in `next` what the client should do. Only this module turns an error of the database
+into a problem. If the database does not reply, the status is 503 for every request.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dblock.errors import (
 PREFIX = "urn:dblock:problem:"
 
 RETRY_AFTER = 1
-"""Seconds after which a client should try again while the database is away."""
+"""Seconds after which a client should try again if the database does not reply."""
 
 
 class Problem(Exception):
-    """An error that is the answer to a request."""
+    """An error that is the reply to a request."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Problem(Exception):
         }
 
     def response(self) -> Response:
-        """Return the answer."""
+        """Return the problem as a reply."""
         return Response(json.dumps(self.document), self.status, self.headers, media_type="application/problem+json")
 
 
@@ -92,7 +92,7 @@ def problem_of(error: Exception) -> Problem:
         "bug",
         "An unexpected error",
         f"The server met an unexpected {type(error).__name__}.",
-        "Report it with the server's log. What the request asked for may have happened.",
+        "Report it with the server's log. The request may have taken effect.",
     )
 
 
@@ -102,12 +102,12 @@ def invalid(detail: str) -> Problem:
 
 
 def unavailable() -> Problem:
-    """Return the problem of a database that is away. Its message stays in the log, because it may name hosts."""
+    """Return the problem of a database that does not reply. The error stays in the log, because it may name hosts."""
     return Problem(
         503,
         "database-away",
-        "The database cannot be asked",
-        "The database is away, does not accept writes, or has no schema that fits this server.",
-        "Try again. What the request asked for may have happened: repeat it with the same Idempotency-Key or lease.",
+        "The database is not available",
+        "The database does not reply, does not accept writes, or has no schema that fits this server.",
+        "The request may have taken effect. Repeat it with the same Idempotency-Key or lease.",
         {"Retry-After": str(RETRY_AFTER)},
     )

@@ -26,29 +26,29 @@ class Service:
         self.settings = settings
         self.database = Database(settings)
         self.stopping = asyncio.Event()
-        """Set when the server ends: waits and streams end at once."""
+        """Set when the server stops. Waits and streams then end at once."""
         self.waits = Waits(self.database, settings.limits, self.stopping)
         self.feed = Feed(self.database, self.stopping)
         self._signer: Signer | None = None
         self._outage = Outage("server: the database replies again", logging.WARNING)
 
     async def signer(self) -> Signer:
-        """Return what makes and reads IDs."""
+        """Return the signer of this installation's IDs."""
         if self._signer is None:
             self._signer = Signer(await self.database.installation())
         return self._signer
 
     def refusal(self, error: Exception) -> Response:
-        """Return the answer to a request that failed, and log what its client is not told."""
+        """Return the reply to a request that failed, and log what the reply leaves out."""
         problem = problem_of(error)
         if problem.status == 500:
             logger.exception("server: unexpected error, the request failed", exc_info=error)
         elif problem.kind == "database-away":
-            self._outage.failed("server: the database cannot be asked: %s", error)
+            self._outage.failed("server: the database is not available, requests get 503: %s", error)
         return problem.response()
 
     def worked(self) -> None:
-        """Note that the database has replied."""
+        """Log that the database replies again, if an outage was logged."""
         self._outage.worked()
 
     async def close(self) -> None:

@@ -1,10 +1,10 @@
 """Run the server: listen, serve, and end within two seconds of a signal.
 
-On SIGTERM and SIGINT the server stops listening, answers the requests that wait with their tickets, ends the streams,
-and exits. A second signal changes nothing.
+On SIGTERM and SIGINT the server stops listening, replies to waiting requests with their tickets, ends the streams, and
+exits. A second signal changes nothing.
 
-The last messages to the database spare other clients a wait of seconds. If the database does not reply, the process
-ends without them: what the server had there expires by itself, as that of a killed server does.
+With its last calls the server leaves the queues, so that other clients need not wait for seconds. If the database does
+not reply, the process ends without these calls, and what the server had in the queues expires as after a crash.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, except that it tells the service first when it should end, and keeps the exit code 0."""
+    """uvicorn's server, except that on a signal it stops the service first, and exits with 0."""
 
     def __init__(self, config: uvicorn.Config, service: Service, listening: Callable[[], None]) -> None:
         super().__init__(config)
@@ -50,7 +50,7 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        # Not add_signal_handler, whose end restores the default: then a further signal would change the exit code.
+        # Not add_signal_handler, which restores the default at its end: a further signal would change the exit code.
         before = {number: signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._stop)) for number in SIGNALS}
         try:
             yield
@@ -63,8 +63,8 @@ class _Server(uvicorn.Server):
             return
         self._service.stopping.set()
         self.should_exit = True
-        # In a thread, because the event loop may have ended by then. It stays until the process has ended: the
-        # interpreter waits for threads that look up a host.
+        # In a thread, because the event loop may have ended by then. The thread stays until the process has ended,
+        # because the interpreter waits for other threads that look up a host.
         last = threading.Timer(EXIT_WITHIN, os._exit, [0])
         last.daemon = True
         last.start()
@@ -104,7 +104,7 @@ def listen(settings: Settings) -> socket.socket:
     try:
         opened = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        # The text of the error itself may repeat the address.
+        # str(error) may repeat the address.
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or errno.EINVAL)
         in_use = "Stop the program that listens there, or choose" if error.errno == errno.EADDRINUSE else "Choose"
         raise ConfigurationError(

@@ -21,7 +21,7 @@ ROLES = ("see", "lock", "break")
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one server takes on."""
+    """How much one server accepts."""
 
     body: int = 65_536
     """Bytes of a request's body."""
@@ -54,11 +54,11 @@ class Settings:
     proxy_header: str | None = None
     """The header in which a proxy names the user."""
     proxy_networks: tuple[Network, ...] = ()
-    """The addresses whose header is believed: those of the proxy."""
+    """The proxy's addresses. The header counts only if the connection comes from one of them."""
     proxy_role: str = "see"
     """What a user that the proxy names may do."""
     hosts: tuple[str, ...] = ()
-    """Values of the Host header that are accepted beside the server's own address."""
+    """Public hosts of the server, such as locks.example.com, beside its own address."""
     open_metrics: bool = False
     """Whether /metrics needs no authentication."""
     unprotected: bool = False
@@ -72,17 +72,20 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.prefix and (not self.prefix.startswith("/") or self.prefix.endswith("/") or "//" in self.prefix):
-            raise InvalidArgument(f"The prefix begins with a slash and does not end with one; got {self.prefix!r}.")
+            raise InvalidArgument(
+                f"The prefix must begin with a slash, and not end with one or have two in a row; got {self.prefix!r}."
+            )
         if (self.proxy_header is None) != (not self.proxy_networks):
             raise InvalidArgument(
-                "A proxy's header is believed only from the proxy's addresses. Give both, or neither."
+                "A proxy's header is believed only from the proxy's addresses. Give both --proxy-header and "
+                "--proxy-from, or neither."
             )
         if self.proxy_role not in ROLES:
             raise InvalidArgument(f"A role is one of {', '.join(ROLES)}; got {self.proxy_role!r}.")
         if not self.authenticates and not self.unprotected and not self.on_loopback:
             raise InvalidArgument(
                 f"The server does not listen at {self.host!r} without authentication, because every machine that "
-                "reaches it could take locks from their holders. Give it tokens or a proxy's header, or listen at "
+                "reaches it could take locks from their holders. Give it --tokens or --proxy-header, listen at "
                 "127.0.0.1, or add --i-know."
             )
 

@@ -1,12 +1,12 @@
 """The requests of this server that wait for a lock.
 
-Guarantee: a request that ends without an answer leaves nothing behind that its client was not told of. If the client
-disconnects, a private attempt is given up at once; a resumable one (with a ticket or an Idempotency-Key) keeps its
-position for the ticket's ttl. When the server stops, every waiter is answered with a ticket, and a request that tries
-once with the reply of the database.
+Guarantee: a request that ends without a reply leaves no grant and no ticket that its client does not know. If the
+client disconnects, a private attempt is given up at once. A resumable attempt (with a ticket or an Idempotency-Key)
+keeps its position for the ticket's ttl. When the server stops, every waiter gets a ticket, and a request that tries
+once gets the reply of the database.
 
-A client that was cut off may send its request again before this server has noticed. The newer request takes over, and
-the older one ends.
+A client whose connection broke may repeat its request before this server has noticed. The newer request takes over,
+and the older one ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENDED_WITHIN = 1.0
 
 
 class Disconnected(Exception):
-    """The client is gone, so no answer can be delivered."""
+    """The client has disconnected, so no reply can be delivered."""
 
 
 class _Wait:
@@ -63,12 +63,12 @@ class Waits:
         resumed: bool,
         gone: Callable[[], Awaitable[None]],
     ) -> Grant | Literal["held", "queued", "requeued"]:
-        """Acquire the lock for a request, in at most so many seconds.
+        """Acquire the lock for a request, in at most so many seconds. With 0 seconds, try once.
 
-        `resumed` means that another request may have had the attempt before. With 0 seconds it is a try. `gone` returns
-        when the client has disconnected, in which case Disconnected is raised. The result `queued` means that the
-        attempt has a ticket that keeps its position, `requeued` that its earlier position was lost, and `held` that it
-        has no ticket, because the request would not wait.
+        `resumed` means that another request may have had the attempt before. `gone` returns when the client has
+        disconnected, and then Disconnected is raised. The result `queued` means that the attempt has a ticket that
+        keeps its position, `requeued` that its earlier position was lost, and `held` that it has no ticket, because the
+        request does not wait.
         """
         flows = self._database.flows
         await self._supersede(attempt)
@@ -114,7 +114,7 @@ class Waits:
     ) -> Grant | None:
         """Return the grant of a wait, None if the attempt has a ticket instead or was refused."""
         left = asyncio.ensure_future(gone())
-        # A try has no ticket to answer with. If it were cancelled, its client would be refused a lock that it may have.
+        # A try has no ticket to reply with. If it were cancelled, its reply could deny a lock that was granted.
         stopped: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if queues:
             stopped = asyncio.ensure_future(self._stopping.wait())
@@ -127,7 +127,7 @@ class Waits:
             if wait.work.done():
                 return wait.work.result()
             if stopped.done():
-                # The client is told of the ticket, so it must stay.
+                # The client gets the ticket in the reply, so the ticket must stay.
                 self._database.flows.private.discard(attempt)
             grant = await _ended(wait.work)
             if stopped.done() and not left.done():
@@ -143,7 +143,7 @@ class Waits:
             stopped.cancel()
 
     async def _give_back(self, wait: _Wait, name: str, attempt: str) -> None:
-        """Give up what a private attempt has, for a client that is gone. A resumable one keeps it until its ttl."""
+        """Give up the ticket or grant of a private attempt whose client has disconnected."""
         if attempt not in self._database.flows.private:
             return
         try:
@@ -152,13 +152,13 @@ class Waits:
             self._defer_cleanup(wait, name, attempt)
 
     def _defer_cleanup(self, wait: _Wait, name: str, attempt: str) -> None:
-        """Give up later what a private attempt may have, because the database is away."""
+        """Give up the ticket or grant of a private attempt later, because the database does not reply."""
         if attempt in self._database.flows.private:
             wait.cleanup_deferred = True
             self._database.runtime.defer_cleanup(name, attempt)
 
     async def _supersede(self, attempt: str) -> None:
-        """End the older requests with the same attempt: while it waits for one to end, another may come."""
+        """End the older requests with the same attempt. While one of them ends, another may arrive."""
         while (older := self._waits.pop(attempt, None)) is not None:
             older.superseded = True
             await _ended(older.work)
@@ -184,5 +184,5 @@ def _superseded() -> Problem:
         "superseded",
         "A newer request took over",
         "Another request with the same Idempotency-Key or ticket arrived while this one waited.",
-        "Use the answer to the newer request.",
+        "Use the reply to the newer request.",
     )
