@@ -252,7 +252,10 @@ def test_focus_scroll_selection_and_open_rows_survive_a_hundred_ticks(dsn: str, 
             assert page.evaluate("performance.getEntriesByName('dblock-tick').length") <= 100, "a page does not grow"
 
 
-def test_open_details_and_text_in_a_field_survive_reading_a_page_again(dsn: str, scene: Scene, new_page: Any) -> None:
+def test_open_details_and_text_in_a_field_survive_reading_a_page_again(
+    dsn: str, scene: Scene, new_page: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dblock.server.dashboard.stream.PAGE_LASTS", 1)
     for number in range(12):
         scene.session.execute(f"CREATE TABLE public.t{number} ()".encode())
     with running(dsn, 0.1) as server:
@@ -264,6 +267,14 @@ def test_open_details_and_text_in_a_field_survive_reading_a_page_again(dsn: str,
         scene.keep()
         page.wait_for_selector("text=a new waiter")
         assert page.evaluate("window.kept.open && window.kept.isConnected")
+        page.goto(server.address + "graph")
+        page.focus("#q")
+        page.keyboard.type("half a pat")
+        scene.wait("nightly:00", "another new waiter")
+        scene.keep()
+        page.wait_for_selector("svg >> text=nightly:00", state="attached")
+        page.keyboard.type("tern")
+        assert page.input_value("#q") == "half a pattern"
 
 
 @pytest.mark.alone
