@@ -58,17 +58,17 @@ class LiveTable:
         before, self._rows = self._rows, {}
         macro = environment().get_template("rows.html").module.lock_row  # type: ignore[attr-defined]
         for row in selected[first : first + self._query.per]:
-            shown = before.get(row.name)
+            shown = before.get(row.key)
             if shown is None or shown.row.look != row.look:
                 shown = _Shown(row, str(macro(row, None, self._base)), number)
             elif shown.row.anchor != row.anchor:
                 shown.times_since = number
             shown.row = row
-            self._rows[row.name] = shown
-        for name in before.keys() - self._rows.keys():
+            self._rows[row.key] = shown
+        for key in before.keys() - self._rows.keys():
             if len(self._gone) == MOST_GONE:
                 self._known_from = max(self._known_from, self._gone[0][0])
-            self._gone.append((number, name))
+            self._gone.append((number, key))
         if list(before) != list(self._rows):
             self._order_since = number
         totals, oldest = table.totals, table.totals["oldest"]
@@ -91,13 +91,13 @@ class LiveTable:
     def _difference(self, last: int | None) -> dict[str, Any]:
         after = -1 if last is None else last
         found: dict[str, Any] = {"figures": self._figures}
-        changed = {name: shown.html for name, shown in self._rows.items() if shown.looks_since > after}
+        changed = {key: shown.html for key, shown in self._rows.items() if shown.looks_since > after}
         times = {
-            name: shown.row.times(0)
-            for name, shown in self._rows.items()
+            key: shown.row.times(0)
+            for key, shown in self._rows.items()
             if shown.looks_since > after or shown.times_since > after
         }
-        gone = [name for number, name in self._gone if number > after and name not in self._rows]
+        gone = [key for number, key in self._gone if number > after and key not in self._rows]
         if changed:
             found["rows"] = changed
         if times:

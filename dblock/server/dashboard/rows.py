@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from dblock.admin.graph.waits import Graph, build_graph, name_matcher
 from dblock.admin.inspect import LockState, Waiter
@@ -62,6 +62,11 @@ class Row:
     held_for: float | None = field(default=None, compare=False)
     left: float | None = field(default=None, compare=False)
     oldest: float | None = field(default=None, compare=False)
+
+    @property
+    def key(self) -> str:
+        """The name in a form that HTML and JSON leave as it is, and that no other name has."""
+        return self.name if self.name.isprintable() and "%" not in self.name else quote(self.name)
 
     @property
     def holder_text(self) -> str:

@@ -386,3 +386,18 @@ def test_link_of_another_site_finds_the_browser_signed_in(dsn: str, new_page: An
         page.evaluate(f"location.href = '{server.address}lock?name=gpu'")
         page.wait_for_url("**lock?name=gpu")
         page.wait_for_selector("text=3 of 3 permits")
+
+
+def test_name_that_does_not_print_keeps_the_table_live(dsn: str, owner: psycopg.Connection, new_page: Any) -> None:
+    """A row is found by the name itself, and not by the text that is shown for it."""
+    name = "turned \u202e around\r\nnew 100%41 line"
+    with running(dsn, 0.2) as server:
+        page = new_page()
+        page.goto(server.address)
+        wait_for_ticks(page, 1)
+        owner.execute("SELECT try_acquire(%s, holder => 'first')", [name])
+        until(page, "document.querySelector('[data-rows]').textContent.includes('first')")
+        owner.execute("SELECT release(%(name)s, token) FROM holder(%(name)s)", {"name": name})
+        owner.execute("SELECT try_acquire('another', holder => 'second')")
+        until(page, "document.querySelector('[data-rows]').textContent.includes('second')")
+        until(page, "!document.querySelector('[data-rows]').textContent.includes('first')")

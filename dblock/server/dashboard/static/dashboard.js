@@ -141,7 +141,7 @@
     }
   }
   function patchPlaces(table, tick) {
-    const gone = tick.full ? [...rows.keys()].filter((key) => !(key in tick.times)) : tick.gone ?? [];
+    const gone = tick.full ? [...rows.keys()].filter((key) => !Object.hasOwn(tick.times ?? {}, key)) : tick.gone ?? [];
     for (const key of gone) {
       const row = rows.get(key);
       // A row with the focus hands it to its neighbour, so that the keyboard stays where it was.
@@ -208,10 +208,12 @@
     source = new EventSource(address);
     source.addEventListener("tick", (event) => {
       last = event.lastEventId;
-      [freshAt, away] = [now(), false];
-      const tick = JSON.parse(event.data);
-      if (tick.stamp !== undefined) readAgain(tick.stamp); else patching = patching.then(() => patchTable(tick));
-      judge();
+      away = false;
+      const tick = JSON.parse(event.data), at = now();
+      // The rows are fresh once they are patched: if that fails, the banner tells how old they are.
+      const fresh = () => { freshAt = at; judge(); };
+      if (tick.stamp === undefined) patching = patching.then(() => patchTable(tick)).then(fresh);
+      else { fresh(); readAgain(tick.stamp); }
     });
     source.addEventListener("away", (event) => {
       away = true;
