@@ -1,1 +1,4 @@
-"""The HTTP API under /v1: one module per thing, and one table of operations that routing and OpenAPI share."""
+"""The HTTP API under /v1: one module for locks, one for leases and tickets, one for Terraform's protocol.
+
+Routing and the OpenAPI document share one table of operations.
+"""

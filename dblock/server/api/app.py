@@ -1,6 +1,6 @@
-"""The API as an ASGI application: find the operation, know the caller, answer, and turn every error into a problem.
+"""The API as an ASGI application: find the operation, check the caller, reply, and turn every error into a problem.
 
-The log has the template of the path and not the path itself, because the ID of a lease is a secret.
+The log contains the template of the path and not the path itself, because the ID of a lease is a secret.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ANYONE = Caller("anonymous", "see")
 
 
 class Api:
-    """Answers the requests below /v1."""
+    """Handles the requests below /v1."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

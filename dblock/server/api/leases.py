@@ -1,4 +1,4 @@
-"""Leases over HTTP: renew, release and show one exact grant; and give a ticket back."""
+"""Leases over HTTP: renew, release and show one exact grant, and give a ticket up."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ RENEW = ("ttl",)
 
 BUSY_RETRIES = 20
 BUSY_PAUSE = 0.05
-"""How often, and with which pause in seconds, a renewal is tried while another transaction has locked the row."""
+"""While another transaction locks the row, a renewal is tried so often, with this pause in seconds."""
 
 _WHY = {
     "expired": "it expired before it was renewed",
     "superseded": "the lock was granted to another client",
     "released": "it was released, or freed by force at once",
     "forced": "an operator took the lock, and it stays reserved for this lease until its deadline",
-    "over": "it was released, or it expired",
+    "over": "it was released, it expired, or an operator took the lock",
 }
 
 
 async def renew(exchange: Exchange) -> Response:
-    """Extend the lease from now on."""
+    """Renew the lease for its ttl, counted from now."""
     asked = await exchange.body(dict.fromkeys(RENEW))
     lease = await _lease(exchange)
     ttl = check_ttl(lease.name, asked["ttl"]) if "ttl" in asked else lease.ttl
@@ -91,7 +91,7 @@ async def show(exchange: Exchange) -> Response:
 
 
 async def give_up(exchange: Exchange) -> Response:
-    """Give back the position of a ticket, and a grant that the ticket may have got."""
+    """Give up the position of a ticket, and a grant that the ticket may have got."""
     await exchange.body({})
     ticket = (await exchange.service.signer()).read_ticket(exchange.parts["ticket"])
     database = exchange.service.database

@@ -22,7 +22,7 @@ from dblock.server.problems import Problem, invalid
 from dblock.server.waits import Disconnected
 
 LEAST_WAIT = 0.05
-"""Seconds that a request with a ticket waits at least, because a try without waiting would ignore its ticket."""
+"""Seconds that a request with a ticket waits at least. A try without a wait would ignore its ticket."""
 
 LABEL_BYTES = 300
 """The longest label of a holder: the server adds the caller's name to it."""
@@ -79,7 +79,7 @@ def _label(exchange: Exchange, label: Any) -> str:
         return caller
     if not is_text(label) or not 1 <= len(label.encode()) <= LABEL_BYTES:
         raise invalid(f"holder is text of 1 to {LABEL_BYTES} bytes without NUL.")
-    # The caller's name cannot be chosen by the caller, so it comes last, where a label cannot imitate it.
+    # The caller cannot choose its own name. The name comes last, where no label can imitate it.
     return f"{label} ({caller})" if exchange.service.settings.authenticates else str(label)
 
 
@@ -88,10 +88,10 @@ async def _attempt(exchange: Exchange, name: str, ticket: Any) -> tuple[str, boo
     signer = await exchange.service.signer()
     if ticket is not None:
         if not isinstance(ticket, str):
-            raise invalid("ticket is the text that the server returned.")
+            raise invalid("ticket must be the text that the server returned.")
         found = signer.read_ticket(ticket)
         if found.name != name:
-            raise invalid("The ticket is one of another lock.")
+            raise invalid("The ticket belongs to another lock.")
         return found.attempt, True
     key = exchange.request.headers.get("idempotency-key")
     if key is None:
@@ -116,7 +116,7 @@ async def _granted(exchange: Exchange, options: LockOptions, grant: Grant, resum
 
 
 class _GrantResponse(Response):
-    """The answer that tells of a grant. If the client has left before it is sent, the grant is given back."""
+    """The reply with a grant. If the client disconnects before the reply is sent, the lock is released."""
 
     def __init__(self, exchange: Exchange, grant: Grant, resumed: bool, content: dict[str, Any]) -> None:
         self._exchange = exchange
@@ -132,19 +132,19 @@ class _GrantResponse(Response):
             await send({"type": "http.response.body", "body": self.body, "more_body": True})
             await self._check_connection()
         except OSError:
-            # With an Idempotency-Key or a ticket the client comes back and finds its grant.
+            # With an Idempotency-Key or a ticket, the client can repeat the request and find its grant.
             if not self._resumed:
                 database, grant = self._exchange.service.database, self._grant
-                with suppress(DblockError):  # then it ends with its ttl
+                with suppress(DblockError):  # then the lease expires
                     await database.run_last(database.flows.release(grant.name, grant.token, grant.trusted_until))
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _check_connection(self) -> None:
-        # The event loop learns in its next turn that a connection was closed.
+        # The event loop notices a closed connection in its next turn.
         await asyncio.sleep(0)
         if await self._exchange.request.is_disconnected():
-            raise OSError("the client has left")
+            raise OSError("the client has disconnected")
 
 
 async def _queued(exchange: Exchange, options: LockOptions, attempt: str, requeued: bool) -> Response:
@@ -163,15 +163,15 @@ async def _queued(exchange: Exchange, options: LockOptions, attempt: str, requeu
 
 
 async def locked(exchange: Exchange, name: str) -> Problem:
-    """Return the problem of a lock that another holder has."""
+    """Return the problem of a lock that is not free."""
     holders = await holders_of(exchange, name)
-    shown = f"Lock {name!a:.80} is held by {holders[0]['holder']!a:.80}." if holders else "The lock has waiters."
+    shown = f"is held by {holders[0]['holder']!a:.80}" if holders else "has waiters, or was held until now"
     return Problem(
         423,
         "locked",
-        "The lock is held",
-        shown,
-        "Try again later, or send wait with the seconds that you want to wait in its queue.",
+        "The lock is not free",
+        f"Lock {name!a:.80} {shown}.",
+        "Try again later, or send `wait` with the seconds that you want to wait in the queue.",
         lock=name,
         holder=holders[0] if holders else None,
         holders=holders,
@@ -179,7 +179,7 @@ async def locked(exchange: Exchange, name: str) -> Problem:
 
 
 async def holders_of(exchange: Exchange, name: str) -> list[dict[str, Any]]:
-    """Return who holds a lock, in the order of the grants."""
+    """Return the holders of a lock, in the order of their grants."""
     return await exchange.service.database.read("holder", name)
 
 
@@ -223,7 +223,7 @@ async def show(exchange: Exchange) -> Response:
             404,
             "unknown-lock",
             "There is no such lock",
-            f"Lock {name!a:.80} was never acquired, or its row was deleted since.",
+            f"Lock {name!a:.80} was never acquired, or its row has been deleted.",
             "Acquire it: a lock needs no preparation.",
         )
     found = _shown(mine[0])
@@ -242,7 +242,7 @@ _WAITER = ("position", "holder", "since", "seconds", "mode")
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of list_locks() as the API shows it: a number that is no fencing token is left out."""
+    """Return a row of list_locks() as the API shows it. An efficiency lock has no token."""
     token = row["token"]
     held = row["remaining"] > 0 or bool(row["held"])
     return {
@@ -293,7 +293,7 @@ async def force_release(exchange: Exchange, name: str, token: int, reason: str, 
     )
     taken = bool(rows[0]["taken"])
     if taken and now:
-        with suppress(DblockError):  # the first waiter also finds out by itself
+        with suppress(DblockError):  # the first waiter also polls
             await database.read("wake_queue", name)
     return taken
 

@@ -18,9 +18,9 @@ _MEANINGS = {
     200: "Done.",
     202: "Not granted yet. The ticket keeps the position in the queue.",
     204: "Done, without a body.",
-    409: "It conflicts with the state of the lock, or a newer request took over.",
+    409: "The request conflicts with the state of the lock, or a newer request took over.",
     410: "The lease is lost. The member `reason` says why.",
-    423: "Another holder has the lock.",
+    423: "The lock is not free.",
     429: "Too many requests wait at this server.",
 }
 
@@ -78,7 +78,7 @@ OPERATIONS = [
     Operation("GET", "/leases/{lease}", "lock", leases.show, "Show a lease", {200: "Lease", 410: "Lost"}),
     Operation("PUT", "/leases/{lease}", "lock", leases.renew, "Renew a lease", {200: "Lease", 410: "Lost"}, "Renew"),
     Operation("DELETE", "/leases/{lease}", "lock", leases.release, "Release a lease", {204: "", 410: "Lost"}),
-    Operation("DELETE", "/tickets/{ticket}", "lock", leases.give_up, "Give a position in a queue back", {204: ""}),
+    Operation("DELETE", "/tickets/{ticket}", "lock", leases.give_up, "Give up a position in a queue", {204: ""}),
     Operation(
         "LOCK",
         "/terraform/{name}",
@@ -105,7 +105,7 @@ OPERATIONS = [
 
 
 def openapi(prefix: str = "") -> dict[str, Any]:
-    """Return the OpenAPI document. OpenAPI knows no LOCK, so methods of that kind are under x- names."""
+    """Return the OpenAPI document. OpenAPI does not know LOCK and UNLOCK, so these are under x-lock and x-unlock."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         method = operation.method.lower()

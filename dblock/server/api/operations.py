@@ -1,7 +1,7 @@
-"""Operations: which request calls which function, who may send it, and what it answers.
+"""Operations: which request calls which function, which role its caller needs, and what the reply contains.
 
-The table of operations decides the routing, and the OpenAPI document is made from it, so neither can forget the other.
-A path is split before it is decoded. So a lock's name may contain any character, with a slash written as %2F.
+Routing and the OpenAPI document use the same table of operations, so the document lists every operation. A path is
+split before it is decoded, so a lock's name may contain any character, with a slash written as %2F.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Exchange:
             return await asyncio.wait_for(self._read(limits.body), limits.body_within)
         except asyncio.TimeoutError:
             raise Problem(
-                408, "too-slow", "The body came too slowly", "The body did not arrive in time.", "Send it again."
+                408, "too-slow", "The body came too slowly", "The body did not arrive in time.", "Repeat the request."
             ) from None
         except ClientDisconnect:
             raise invalid("The client disconnected before its body was complete.") from None
@@ -76,7 +76,7 @@ class Exchange:
                     "too-large",
                     "The body is too large",
                     f"A body has at most {most} bytes.",
-                    "Send less.",
+                    "Send a smaller body.",
                     {"Connection": "close"},
                 )
         return bytes(found)
@@ -99,11 +99,11 @@ class Operation:
     path: str
     """Below /v1, with {name} for a decoded part."""
     role: str | None
-    """What the caller needs; None if everyone may call it."""
+    """The role that the caller needs. None if no authentication is needed."""
     handle: Callable[[Exchange], Awaitable[Response]]
     summary: str
     answers: Mapping[int, str]
-    """For each status that only this operation has, the name of the schema of its body; empty for no body."""
+    """For each status that only this operation has, the name of the schema of its body. Empty for no body."""
     body: str | None = None
     """The name of the schema of its request."""
     parameters: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Operation:
         return self.path.strip("/").split("/")
 
     def match(self, raw: list[bytes]) -> dict[str, bytes] | None:
-        """Return the parts of a raw path, None if it is another path."""
+        """Return the parts of a raw path. None if the path does not match."""
         segments = self.segments
         if len(segments) != len(raw):
             return None
@@ -163,5 +163,5 @@ def find(operations: list[Operation], method: str, raw: list[bytes]) -> tuple[Op
 
 
 def answer(content: Any, status: int = 200) -> Response:
-    """Return an answer with a JSON body that no cache keeps."""
+    """Return a reply with a JSON body that no cache keeps."""
     return JSONResponse(content, status, {"Cache-Control": "no-store"})

@@ -1,4 +1,4 @@
-"""The schemas of the OpenAPI document: what requests and answers look like."""
+"""The schemas of the OpenAPI document: the bodies of requests and replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _object(required: dict[str, Any], optional: dict[str, Any] | None = None, mo
 _LEASE = {
     "lease": {**_TEXT, "description": "The ID to renew, release and show the lease with. Keep it secret."},
     "token": _TOKEN,
-    "expires_in": {**_SECONDS, "description": "How long the lease lasts, counted from before you sent the request."},
+    "expires_in": {**_SECONDS, "description": "Seconds left, counted from before you sent the request."},
     "deadline": {**_TEXT, "format": "date-time", "description": "The end of the lease by the database's clock."},
 }
 _HOLDER = _object(

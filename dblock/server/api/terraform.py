@@ -1,7 +1,7 @@
 """The lock protocol of Terraform's and OpenTofu's backend `http`: LOCK and UNLOCK.
 
 The backend sends a description of itself with an ID, and expects the holder's description in the body of a 423. The
-grant keeps the description as its meta, so every server can answer. The backend renews nothing: the lease lasts for the
+grant keeps the description as its meta, so every server can reply. The backend renews nothing: the lease lasts for the
 ttl in the address, by default as long as a lease can. A forced unlock sends the ID alone, and takes the lock from its
 holder at once, which needs the role `break`. Every caller that is refused sees the description, so it proves nothing by
 itself: an unlock counts as that of the holder only if the caller is the one that locked.

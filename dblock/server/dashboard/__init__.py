@@ -1,8 +1,8 @@
 """The dashboard: pages for an operator, beside the API.
 
-Guarantee: every page works without JavaScript, and no page asks the database more often because more browsers look. The
-pages only show; `breaking` alone changes something, and acts on one exact grant, in the name of the signed-in caller.
-All pages are in one folder and link relatively, so the dashboard works under every prefix.
+Guarantee: every page works without JavaScript, and more browsers cause no more queries. Only `breaking` changes
+anything. It acts on one exact grant, in the name of the signed-in caller. All pages are in one folder and link
+relatively, so the dashboard works under every prefix.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def routes() -> list[BaseRoute]:
 
 
 class _Static(StaticFiles):
-    """The style sheet and the script. Their addresses change with them, so browsers keep them."""
+    """The style sheet and the script. Their addresses change with their content, so browsers may cache them."""
 
     def file_response(self, *arguments: object, **options: object) -> Response:
         response = super().file_response(*arguments, **options)  # type: ignore[arg-type]

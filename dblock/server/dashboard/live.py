@@ -2,7 +2,7 @@
 
 All streams with the same query share one `LiveTable`, which renders a row only when it changes, and encodes each
 difference once. A stream remembers only the number of the last snapshot that it sent. A browser gives this number when
-it reconnects, so it gets the difference, or the whole page if the difference is no longer known.
+it reconnects, and gets the difference, or all rows if the difference is no longer known.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LiveTable:
         self._figures: dict[str, Any] = {}
 
     def update(self, table: Table) -> None:
-        """Take in a snapshot, once."""
+        """Apply a snapshot, unless it was applied before."""
         if table.number <= self._number:
             return
         if not self._number:
@@ -81,7 +81,7 @@ class LiveTable:
         self._encoded = {}
 
     def since(self, last: int | None) -> str:
-        """Return what changed since a snapshot, as JSON: everything if that is not known."""
+        """Return what changed since a snapshot, as JSON. Return all rows if that snapshot is not known."""
         if last is not None and (last < self._known_from or last > self._number):
             last = None
         if last not in self._encoded:
@@ -137,7 +137,7 @@ class LiveTables:
 
 
 def lock_stamp(snapshot: Snapshot, name: str) -> str:
-    """Return what changes when a lock's page has to be read again: not with a renewal."""
+    """Return a hash that changes when a lock's page has to be read again. A renewal does not change it."""
     found = hashlib.sha256()
     for lock in snapshot.locks:
         if name in (lock["name"], lock["head"]):

@@ -35,7 +35,7 @@ class LockView:
 
 
 async def view_of(reads: Reads, table: Table, name: str, stamp: str) -> LockView:
-    """Ask what is known about a lock, since it got this stamp."""
+    """Return what is known about a lock. Reads are shared while the lock has this stamp."""
     locks = await reads.lock(name, stamp)
     rows = make_table(Snapshot(1, locks)).rows
     row = next((one for one in rows if one.name == name), None)
@@ -104,5 +104,5 @@ def _reasons(
             )
         )
     if queue and not found:
-        found.append(("good", "The holder works, and its lease is renewed or runs until its deadline."))
+        found.append(("good", "Nothing is wrong: the lock is held, and its lease lasts until the deadline."))
     return found

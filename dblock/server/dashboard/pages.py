@@ -78,7 +78,7 @@ def seen_by(role: str, handler: Handler) -> Callable[[Request], Awaitable[Respon
 
 
 def _failed(request: Request, caller: Caller, error: Exception) -> Response:
-    """Return the page of an error, which the service logs as it does for the API."""
+    """Return the page of an error. The service logs the error as it does for the API."""
     service_of(request).refusal(error)
     problem = problem_of(error)
     text = f"{problem.document['detail']} {problem.document['next']}"
@@ -134,7 +134,7 @@ async def lock(dashboard: Dashboard, request: Request, caller: Caller) -> Respon
 
 
 async def _after(dashboard: Dashboard, request: Request, view: LockView) -> dict[str, Any]:
-    """Return whether a break that this browser has just made helped."""
+    """Return whether the break that this browser has just sent helped."""
     token, before = request.query_params.get("broken", ""), request.query_params.get("waited", "")
     if not token.lstrip("-").isdecimal() or len(token) > 20:
         return {"broken": None}

@@ -1,6 +1,6 @@
-"""What the pages ask the database beside the snapshot. All browsers share each result for a second.
+"""The queries of the pages beside the snapshot. All browsers share each result for at least a second.
 
-So any number of browsers with the same page costs the database as much as one.
+So any number of browsers with the same page costs the database as much as one browser.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOST = ("expired", "died", "forced", "forced_now")
 
 @dataclass(frozen=True)
 class Fences:
-    """Which resources refuse a stale token, as far as the server's role may know."""
+    """Which resources refuse a stale token, as far as the server's role may read that."""
 
     known: bool
     """False if the schema of fenced_store is missing, or the role may not read it."""

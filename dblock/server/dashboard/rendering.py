@@ -1,7 +1,7 @@
 """Turn templates into pages.
 
-Every value is escaped for HTML by Jinja2. Before that, text loses characters that would reverse or hide other text, so
-that no name of a lock can look like another one.
+Jinja2 escapes every value for HTML. Before that, characters that would reverse or hide other text are escaped, so that
+no name of a lock can look like another name.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def environment() -> Environment:
 
 @cache
 def version() -> str:
-    """Return what changes with every change of a static file, so that browsers may keep these."""
+    """Return a hash of the static files, so that browsers may cache these."""
     found = hashlib.sha256()
     for path in sorted((FOLDER / "static").iterdir()):
         found.update(path.read_bytes())
@@ -107,6 +107,6 @@ def page(request: Request, template: str, caller: Caller | None, status: int = 2
             **values,
         )
     )
-    # Without a referrer even for its own pages, a browser hides the origin of a form, which looks like a foreign page.
+    # With no-referrer, a browser sends the origin null with a form, which would be refused as one of another site.
     headers = {"Cache-Control": "no-store", "Vary": "Cookie", "Referrer-Policy": "same-origin"}
     return HTMLResponse(text, status, headers)

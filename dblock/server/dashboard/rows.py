@@ -1,6 +1,6 @@
 """The table of locks: from a snapshot to the rows that a query with filters, a search and a sort order selects.
 
-Nothing here asks the database. A lock that is shared is one row, whatever the number of its shares.
+Nothing here queries the database. A shared lock is one row, for any number of shares.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Query:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Query:
-        """Return the query of an address. What makes no sense counts as not given."""
+        """Return the query of an address. Invalid values are ignored."""
         show, sort = given.get("show", "all"), given.get("sort", "trouble")
         return cls(
             show if show in FILTERS else "all",
@@ -132,7 +132,7 @@ class Query:
         return f"?{urlencode(given)}" if given else "?"
 
     def sort_href(self, sort: str) -> str:
-        """Return the address that sorts by a column, or turns the order around if that is the order already."""
+        """Return the address that sorts by a column, or reverses the order if the table is sorted by it already."""
         turned = self.sort == sort and not self.descending
         return self.href(sort=sort, down="1" if turned else "")
 

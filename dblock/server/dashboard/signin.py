@@ -1,8 +1,8 @@
 """Sign in with a bearer token in a browser.
 
-The cookie does not contain the token. It contains until when it counts, and a code that only the token's digest makes,
-so every server with the same tokens accepts it, none stores it, and it ends when the token is taken away. The cookie
-counts for the dashboard only, never for the API. Scripts cannot read it, and foreign pages cannot send it.
+The cookie does not contain the token. It contains its end and a code that is derived from the token's digest. So every
+server with the same tokens accepts the cookie, no server stores it, and a server without the token refuses it. The
+cookie counts for the dashboard only, never for the API. Scripts cannot read it, and other sites cannot send it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LASTS = 12 * 3600
 
 
 def visitor(request: Request) -> Caller | None:
-    """Return who looks at the dashboard, by the cookie or as the API knows its callers. None if that is not known."""
+    """Return the caller by its cookie, or else as the API does. None if the caller is unknown."""
     settings = service_of(request).settings
     return _by_cookie(request.cookies.get(COOKIE, ""), settings) or caller_of(request.scope, settings)
 
@@ -47,7 +47,7 @@ def sign_in(request: Request, response: Response, token: str) -> Caller | None:
 
 
 def sign_out(request: Request, response: Response) -> None:
-    """Take the cookie away."""
+    """Delete the cookie."""
     response.delete_cookie(COOKIE, path=_path(service_of(request).settings), httponly=True, samesite="strict")
 
 

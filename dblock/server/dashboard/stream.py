@@ -1,7 +1,8 @@
 """The stream of events: one for each browser, all from one snapshot a second.
 
-Every event has the number of its snapshot as its ID, so a browser that reconnects gets what it missed in one event. If
-the database is away, the events say so and for how long. The streams end when the server stops.
+Every event has the number of its snapshot as its ID, so a browser that reconnects gets all missed changes in one event.
+If the database does not reply, the events say so, with the age of the last snapshot. The streams end when the server
+stops.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from dblock.server.problems import Problem
 from dblock.server.service import Service
 
 PING = 15.0
-"""Seconds of silence after which a comment is sent, so that no proxy takes the connection for dead."""
+"""Seconds without an event after which a comment is sent, so that no proxy closes the connection."""
 
 PAGE_LASTS = 5
 """Seconds after which a page without a table is read again."""
 
 _BOOT = secrets.token_hex(4)
-"""Tells the numbers of this process from those of another."""
+"""Distinguishes the numbers of this process from those of another."""
 
 
 def stream(request: Request, service: Service, tables: LiveTables) -> Response:
@@ -53,7 +54,7 @@ def stream(request: Request, service: Service, tables: LiveTables) -> Response:
 
 
 def page_stamp() -> str:
-    """Return what changes when a page without a table has to be read again: for all browsers at the same time."""
+    """Return a text that changes when pages without a table have to be read again, for all browsers together."""
     return str(int(time.time()) // PAGE_LASTS)
 
 

@@ -1,6 +1,7 @@
-"""Whether a lock may be taken from its holder, from what is known of its holder and of the fences.
+"""Whether it is safe to take a lock from its holder, judged by the holder's session and by the fences.
 
-Nothing here asks the database. The judgement is careful: what is not known to refuse the old holder is unprotected.
+Nothing here queries the database. The judgement is careful: a resource counts as unprotected unless it is known to
+refuse the old holder.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def telling(forced: bool, event: dict[str, Any] | None) -> Verdict:
         return Verdict("safe", "The holder was told already", text)
     return Verdict(
         "safe",
-        "Safe: as an expired lease",
-        "The lease is not renewed any more, which the holder learns at its next renewal. The next waiter is granted "
-        "the lock when the holder has released it, or at the deadline.",
+        "Safe: like a lease that expires",
+        "The holder's next renewal is refused, so the holder learns that it must stop. The next waiter is granted the "
+        "lock when the holder has released it, or at the deadline.",
     )
 
 
@@ -40,7 +41,11 @@ def freeing(grant: dict[str, Any], fences: Fences) -> Verdict:
     gone = grant["alive"] is False
     enforced = [table for table in fences.tables if table["enabled"] and not table["warn_only"]]
     if grant["token"] <= 0:
-        return Verdict("unsafe", "Not safe: the grant has no token", "A grant without durability fences nothing.")
+        return Verdict(
+            "unsafe",
+            "Not safe: the grant has no token",
+            "An efficiency lock has no token, so no fence can refuse its holder.",
+        )
     if not fences.known:
         return Verdict("unsafe", "Not safe: no fence is known", fences.why)
     if not fences.own and not enforced:
@@ -59,10 +64,11 @@ def freeing(grant: dict[str, Any], fences: Fences) -> Verdict:
         return Verdict(
             "partly",
             "Partly safe: only the fenced resources refuse the old holder",
-            "Each refuses it once the next holder has claimed it or written to it. Everything else is unprotected.",
+            "Each refuses the old holder once the next holder has claimed the resource or written to it. Everything "
+            "else is unprotected.",
         )
     return Verdict(
         "safe",
         "Safe for everything that dblock knows",
-        "Every resource below refuses the old holder once the next holder has claimed it or written to it.",
+        "Each resource below refuses the old holder once the next holder has claimed the resource or written to it.",
     )

@@ -175,7 +175,7 @@ async def test_losses_and_schedules_show_what_happened_before(http: Http) -> Non
 
 async def test_break_page_says_what_is_safe_and_what_is_not(http: Http, scene: Scene) -> None:
     page = await read(http, "/break?name=billing%3Aclose")
-    assert "Safe: as an expired lease" in page.words
+    assert "Safe: like a lease that expires" in page.words
     assert "Partly safe" in page.words
     assert "invoices/2026-11" in page.words
     assert "public.mails" in page.words

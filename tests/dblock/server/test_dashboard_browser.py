@@ -295,7 +295,7 @@ def test_banner_tells_within_three_seconds_that_the_database_is_gone(dsn: str, n
             page.wait_for_selector("[data-banner]:not([hidden])")
             shown, late = page.evaluate("[window.shownAt / 1000, window.late / 1000]")
             assert shown - began <= 3 + 3 * lateness() + late
-        until(page, "document.querySelector('[data-banner]').textContent.includes('database does not answer')")
+        until(page, "document.querySelector('[data-banner]').textContent.includes('database does not reply')")
         first = page.inner_text("[data-banner]")
         assert " old." in first
         assert violations(page) == []

@@ -236,7 +236,7 @@
     const age = now() - freshAt, stale = age > (away ? AWAY : STALE);
     live.classList.toggle("on", source !== null && !stale);
     one("[data-live-text]").textContent = stale ? "not live" : "live";
-    const who = away ? "The database does not answer." : "The server does not answer.";
+    const who = away ? "The database does not reply." : "The server does not reply.";
     const text = stale ? `${who} What you see is ${spell(age / 1000)} old.` : "";
     if (banner.textContent !== text) banner.textContent = text;
     banner.hidden = !stale;
