@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKENS_VARIABLE = "DBLOCK_SERVER_TOKENS"
 
 PATIENCE = 5.0
-"""Seconds to wait for the database at the start."""
+"""Seconds to wait for the database's reply at the start."""
 
 
 @command("serve")
@@ -27,7 +27,7 @@ PATIENCE = 5.0
     metavar="HOST:PORT",
     default="127.0.0.1:8080",
     show_default=True,
-    help="Address to listen at. Beyond this machine it needs authentication.",
+    help="Address to listen at. Beyond this machine, the server needs authentication.",
 )
 @click.option(
     "--tokens",
@@ -36,7 +36,10 @@ PATIENCE = 5.0
 )
 @click.option("--proxy-header", metavar="NAME", help="Header in which a proxy names the user.")
 @click.option(
-    "--proxy-from", metavar="CIDR", multiple=True, help="Address of the proxy whose header is believed. Repeatable."
+    "--proxy-from",
+    metavar="CIDR",
+    multiple=True,
+    help="Address from which that header counts: the proxy's. Repeatable.",
 )
 @click.option(
     "--proxy-role",
@@ -45,9 +48,11 @@ PATIENCE = 5.0
     show_default=True,
     help="What a user that the proxy names may do.",
 )
-@click.option("--host-name", metavar="HOST", multiple=True, help="Host under which a proxy publishes the server.")
+@click.option(
+    "--host-name", metavar="HOST", multiple=True, help="Host under which a proxy publishes the server. Repeatable."
+)
 @click.option("--prefix", metavar="PATH", default="", help="Path under which a proxy publishes the server.")
-@click.option("--open-metrics", is_flag=True, help="Answer /metrics without authentication.")
+@click.option("--open-metrics", is_flag=True, help="Reply to /metrics without authentication.")
 @click.option("--i-know", is_flag=True, help="Listen beyond this machine without authentication.")
 def serve(
     context: CommandContext,
@@ -101,7 +106,7 @@ def serve(
 
 
 def _check_database(context: CommandContext) -> None:
-    """Fail now if only an operator can help. A database that is away may come back by itself, so warn of that only."""
+    """Fail if only an operator can help. Only warn if the database does not reply, because it may come back."""
     from dblock._runtime.runner import Runner
     from dblock.admin.schema import install
     from dblock.errors import Unavailable
@@ -111,8 +116,8 @@ def _check_database(context: CommandContext) -> None:
         runner.open(install)
     except Unavailable as error:
         context.notice(
-            f"{error} (The database is named by: {context.source}.) Until the database replies, requests are answered "
-            "with 503."
+            f"{error} (The database is named by: {context.source}.) Until the database replies, the reply to every "
+            "request is 503."
         )
     finally:
         runner.close()
@@ -138,7 +143,7 @@ def _credentials(tokens: Path | None) -> tuple[Credential, ...]:
                 f"The file {tokens} cannot be read: {why}. --tokens names a text file with a name, a role and a token "
                 "in each line."
             ) from None
-    # Taken out of the environment, so that no program that this one starts inherits it.
+    # Removed from the environment, so that no program that the server starts inherits the tokens.
     text = os.environ.pop(TOKENS_VARIABLE, None)
     return () if text is None else parse_credentials(text, f"${TOKENS_VARIABLE}")
 

@@ -81,7 +81,7 @@ def test_database_that_is_away_is_a_warning_and_the_server_starts(
     warning, started = done.err.splitlines()
     assert done.code == 0
     assert "127.0.0.1" in warning
-    assert "answered with 503" in warning
+    assert "the reply to every request is 503" in warning
     assert started == "dblock: serving at http://here"
 
 
