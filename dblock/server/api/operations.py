@@ -6,17 +6,17 @@ split before it is decoded, so a lock's name may contain any character, with a s
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dblock.server.access import Caller
+from dblock.server.bodies import read_body
 from dblock.server.problems import Problem, invalid
 from dblock.server.service import Service
 
@@ -32,7 +32,8 @@ class Exchange:
 
     async def body(self, allowed: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the JSON object in the request's body, empty if there is no body. Refuse members not in `allowed`."""
-        raw = await self._raw_body()
+        limits = self.service.settings.limits
+        raw = await read_body(self.request, limits.body, limits.body_within)
         if not raw.strip():
             return {}
         kind = self.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
@@ -54,32 +55,6 @@ class Exchange:
         if unknown:
             raise invalid(f"The body has unknown members: {', '.join(ascii(one) for one in unknown)[:200]}.")
         return found
-
-    async def _raw_body(self) -> bytes:
-        limits = self.service.settings.limits
-        try:
-            return await asyncio.wait_for(self._read(limits.body), limits.body_within)
-        except asyncio.TimeoutError:
-            raise Problem(
-                408, "too-slow", "The body came too slowly", "The body did not arrive in time.", "Repeat the request."
-            ) from None
-        except ClientDisconnect:
-            raise invalid("The client disconnected before its body was complete.") from None
-
-    async def _read(self, most: int) -> bytes:
-        found = bytearray()
-        async for chunk in self.request.stream():
-            found += chunk
-            if len(found) > most:
-                raise Problem(
-                    413,
-                    "too-large",
-                    "The body is too large",
-                    f"A body has at most {most} bytes.",
-                    "Send a smaller body.",
-                    {"Connection": "close"},
-                )
-        return bytes(found)
 
     async def gone(self) -> None:
         """Return when the client has disconnected. Call it only after the body was read."""

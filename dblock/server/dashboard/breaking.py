@@ -10,12 +10,15 @@ from starlette.responses import RedirectResponse, Response
 
 from dblock.errors import DblockError
 from dblock.server.access import Caller
+from dblock.server.bodies import read_body
 from dblock.server.dashboard.pages import Dashboard, lock_view
 from dblock.server.dashboard.rendering import base_of, page
 from dblock.server.dashboard.verdict import freeing, telling
 from dblock.server.problems import invalid
+from dblock.server.service import service_of
 
 LONGEST_REASON = 2048
+LONGEST_FORM = 16_384
 
 
 async def ask(
@@ -74,11 +77,7 @@ async def act(dashboard: Dashboard, request: Request, caller: Caller) -> Respons
 
 async def form_of(request: Request) -> dict[str, str]:
     """Return the fields of a form."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > 16_384:
-            raise invalid("The form is too large.")
+    body = await read_body(request, LONGEST_FORM, service_of(request).settings.limits.body_within)
     try:
         fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=20)
     except ValueError:

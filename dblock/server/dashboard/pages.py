@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from dblock._core.options import check_name
 from dblock.admin.graph.svg import svg
 from dblock.admin.graph.waits import build_graph, select
-from dblock.errors import DblockError, InvalidArgument
+from dblock.errors import InvalidArgument
 from dblock.server.access import Caller
 from dblock.server.dashboard.live import LiveTables, lock_stamp
 from dblock.server.dashboard.lock_view import LockView, view_of
@@ -69,7 +69,7 @@ def seen_by(role: str, handler: Handler) -> Callable[[Request], Awaitable[Respon
             return page(request, "error.html", caller, 403, title="Not allowed", text=text)
         try:
             found = await handler(dashboard_of(request), request, caller)
-        except (DblockError, Problem) as error:
+        except Exception as error:
             return _failed(request, caller, error)
         service_of(request).worked()
         return found
@@ -136,7 +136,7 @@ async def lock(dashboard: Dashboard, request: Request, caller: Caller) -> Respon
 async def _after(dashboard: Dashboard, request: Request, view: LockView) -> dict[str, Any]:
     """Return whether the break that this browser has just sent helped."""
     token, before = request.query_params.get("broken", ""), request.query_params.get("waited", "")
-    if not token.lstrip("-").isdecimal() or len(token) > 20:
+    if not token.removeprefix("-").isdecimal() or len(token) > 20:
         return {"broken": None}
     grant = next((one for one in view.grants if one["token"] == int(token)), None)
     return {

@@ -10,9 +10,11 @@ from starlette.types import ASGIApp, Message
 
 
 class ByHand:
-    """One request. Its client sends the body at once, and is there until it leaves."""
+    """One request. Its client sends the body at once, or half of one for None, and is there until it leaves."""
 
-    def __init__(self, app: ASGIApp, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, path: str, body: dict[str, Any] | None, headers: dict[str, str] | None = None
+    ) -> None:
         raw = {"host": "localhost", "content-type": "application/json", **(headers or {})}
         self._scope = {
             "type": "http",
@@ -27,7 +29,8 @@ class ByHand:
             "client": ("127.0.0.1", 5),
             "server": ("localhost", 80),
         }
-        self._body: bytes | None = json.dumps(body).encode()
+        self._body: bytes | None = b"{" if body is None else json.dumps(body).encode()
+        self._whole = body is not None
         self._left = asyncio.Event()
         self.sent: list[Message] = []
         self.leave_after_first_message = False
@@ -50,7 +53,7 @@ class ByHand:
     async def _receive(self) -> Message:
         if self._body is not None:
             body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": body, "more_body": not self._whole}
         await self._left.wait()
         return {"type": "http.disconnect"}
 
