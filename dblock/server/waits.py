@@ -35,8 +35,10 @@ class Disconnected(Exception):
 class _Wait:
     """One request that waits."""
 
-    def __init__(self, work: asyncio.Task[Grant | None]) -> None:
+    def __init__(self, work: asyncio.Task[Grant | None], private: bool) -> None:
         self.work = work
+        self.private = private
+        """Whether no client can name its attempt before this request is answered."""
         self.superseded = False
         self.cleanup_deferred = False
 
@@ -87,7 +89,7 @@ class Waits:
         contention = Contention()
         contention.expected = seconds > 0
         flow = flows.acquire(options, seconds, attempt, contention)
-        wait = _Wait(asyncio.ensure_future(self._database.run(flow)))
+        wait = _Wait(asyncio.ensure_future(self._database.run(flow)), not resumed)
         self._waits[attempt] = wait
         try:
             grant = await self._outcome(wait, attempt, options, gone, queues=seconds > 0)
@@ -144,7 +146,7 @@ class Waits:
 
     async def _give_back(self, wait: _Wait, name: str, attempt: str) -> None:
         """Give up the ticket or grant of a private attempt whose client has disconnected."""
-        if attempt not in self._database.flows.private:
+        if not wait.private:
             return
         try:
             await self._database.run_last(self._database.flows.abandon(name, attempt))
@@ -153,7 +155,9 @@ class Waits:
 
     def _defer_cleanup(self, wait: _Wait, name: str, attempt: str) -> None:
         """Give up the ticket or grant of a private attempt later, because the database does not reply."""
-        if attempt in self._database.flows.private:
+        if wait.private:
+            # Also if its ticket was parked: no client was told of it.
+            self._database.flows.private.add(attempt)
             wait.cleanup_deferred = True
             self._database.runtime.defer_cleanup(name, attempt)
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dblock._core import clock
+from dblock._core.effects import Flow
 from dblock._core.options import LockOptions, brief, check_name, is_text, lock_options
 from dblock._core.replies import Grant, new_attempt
 from dblock._core.shared_acquire import read_write_options, semaphore_options
@@ -57,7 +58,7 @@ async def acquire(exchange: Exchange) -> Response:
         return await _granted(exchange, options, outcome, resumed)
     if outcome == "held":
         raise await locked(exchange, options.name)
-    return await _queued(exchange, options, attempt, outcome == "requeued")
+    return await _queued(exchange, options, attempt, resumed, outcome == "requeued")
 
 
 def _options(name: Any, asked: dict[str, Any]) -> LockOptions:
@@ -112,31 +113,30 @@ async def _granted(exchange: Exchange, options: LockOptions, grant: Grant, resum
     }
     if grant.name != options.name:
         content["share"] = grant.name
-    return _GrantResponse(exchange, grant, resumed, content)
+    give_back = exchange.service.database.flows.release(grant.name, grant.token, grant.trusted_until)
+    return _News(exchange, content, 200, None if resumed else give_back)
 
 
-class _GrantResponse(Response):
-    """The reply with a grant. If the client disconnects before the reply is sent, the lock is released."""
+class _News(Response):
+    """The reply with a grant or a ticket. If the client disconnects before the reply is sent, these are given back."""
 
-    def __init__(self, exchange: Exchange, grant: Grant, resumed: bool, content: dict[str, Any]) -> None:
+    def __init__(self, exchange: Exchange, content: dict[str, Any], status: int, give_back: Flow[Any] | None) -> None:
+        """With an Idempotency-Key or a ticket, the client can repeat the request, and there is nothing to give back."""
         self._exchange = exchange
-        self._grant = grant
-        self._resumed = resumed
+        self._give_back = give_back
         plain = answer(content)
-        super().__init__(plain.body, 200, plain.headers)
+        super().__init__(plain.body, status, plain.headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._check_connection()
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": self.body, "more_body": True})
             await self._check_connection()
         except OSError:
-            # With an Idempotency-Key or a ticket, the client can repeat the request and find its grant.
-            if not self._resumed:
-                database, grant = self._exchange.service.database, self._grant
-                with suppress(DblockError):  # then the lease expires
-                    await database.run_last(database.flows.release(grant.name, grant.token, grant.trusted_until))
+            if self._give_back is not None:
+                with suppress(DblockError):  # then the lease or the ticket expires
+                    await self._exchange.service.database.run_last(self._give_back)
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -147,19 +147,18 @@ class _GrantResponse(Response):
             raise OSError("the client has disconnected")
 
 
-async def _queued(exchange: Exchange, options: LockOptions, attempt: str, requeued: bool) -> Response:
+async def _queued(exchange: Exchange, options: LockOptions, attempt: str, resumed: bool, requeued: bool) -> Response:
     service = exchange.service
     signer = await service.signer()
-    return answer(
-        {
-            "lock": options.name,
-            "ticket": signer.ticket(TicketId(options.name, attempt)),
-            "keep_for": service.settings.ticket_ttl,
-            "requeued": requeued,
-            "next": "Send the same request with this ticket within keep_for seconds to keep the position.",
-        },
-        202,
-    )
+    content = {
+        "lock": options.name,
+        "ticket": signer.ticket(TicketId(options.name, attempt)),
+        "keep_for": service.settings.ticket_ttl,
+        "requeued": requeued,
+        "next": "Send the same request with this ticket within keep_for seconds to keep the position.",
+    }
+    give_back = service.database.flows.abandon(options.name, attempt)
+    return _News(exchange, content, 202, None if resumed else give_back)
 
 
 async def locked(exchange: Exchange, name: str) -> Problem:

@@ -24,6 +24,13 @@ CREATE TRIGGER delay BEFORE INSERT OR UPDATE ON distributed_locks FOR EACH ROW E
 """
 
 
+SLOW_PARKING = """
+CREATE FUNCTION public.delay() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.2); RETURN new; END $$;
+CREATE TRIGGER delay BEFORE UPDATE ON lock_tickets FOR EACH ROW
+WHEN (new.client <> old.client) EXECUTE FUNCTION public.delay();
+"""
+
+
 def queue_of(owner: psycopg.Connection, name: str = "a") -> list[str]:
     return [one["holder"] for one in owner.execute("SELECT queue(%s)", [name]).fetchall()[0][0]]
 
@@ -172,6 +179,25 @@ async def test_grant_of_a_waiter_that_left_is_released(http: Http, owner: psycop
         if poll.status is None or poll.status == 499:
             await until(lambda: not owner.execute("SELECT FROM holder('a')").fetchall())
         owner.execute("SELECT force_release('a', token, now => true) FROM holder('a')")
+
+
+@pytest.mark.parametrize("when", ["parking", "answering"])
+async def test_ticket_that_no_client_was_told_of_is_given_back(
+    when: str, http: Http, owner: psycopg.Connection
+) -> None:
+    """The client leaves when its time is over, and its ticket is kept for the next request already."""
+    await http.acquire("a")
+    flows = http.service.database.flows
+    if when == "parking":
+        owner.execute(SLOW_PARKING)
+    poll = ByHand(http.app, "/v1/locks/a", {"wait": 0.1})
+    poll.leave_after_first_message = when == "answering"
+    await until(lambda: queue_of(owner))
+    await until(lambda: not flows.private)
+    if when == "parking":
+        poll.leave()
+    await poll.task
+    await until(lambda: not queue_of(owner), within=5)
 
 
 async def test_stopping_server_answers_every_waiter_with_a_ticket(dsn: str, owner: psycopg.Connection) -> None:
