@@ -57,7 +57,9 @@ class Feed:
         self._tried_at = float("-inf")
         self.latest = Snapshot()
         self.watchers = 0
-        """How many streams are open."""
+        """How many streams wait for snapshots."""
+        self.streams = 0
+        """How many streams are open, those that have not begun to wait included."""
 
     async def snapshots(self) -> AsyncGenerator[Snapshot, None]:
         """Yield the latest snapshot and then each new one, until the server stops. A slow reader skips some."""

@@ -16,6 +16,7 @@ from contextlib import aclosing, suppress
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from dblock.server.dashboard.live import LiveTables, lock_stamp
 from dblock.server.dashboard.rows import Query
@@ -36,7 +37,7 @@ _BOOT = secrets.token_hex(4)
 def stream(request: Request, service: Service, tables: LiveTables) -> Response:
     """Return the stream for a page."""
     feed = service.feed
-    if feed.watchers >= service.settings.limits.streams:
+    if feed.streams >= service.settings.limits.streams:
         raise Problem(
             503,
             "too-many-streams",
@@ -49,8 +50,25 @@ def stream(request: Request, service: Service, tables: LiveTables) -> Response:
     boot, _, number = last.partition(".")
     since = int(number) if boot == _BOOT and number.isascii() and number.isdecimal() and len(number) < 16 else None
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    if request.method == "HEAD":
+        return Response(None, 200, headers, "text/event-stream")
     body = _events(feed, _Content(request, tables), since)
-    return StreamingResponse(body, 200, headers, media_type="text/event-stream")
+    return _Stream(feed, body, headers)
+
+
+class _Stream(StreamingResponse):
+    """The stream for one browser. It counts before its first event, so that the limit holds for those that follow."""
+
+    def __init__(self, feed: Feed, body: AsyncIterator[bytes], headers: dict[str, str]) -> None:
+        super().__init__(body, 200, headers, "text/event-stream")
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._feed.streams += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._feed.streams -= 1
 
 
 def page_stamp() -> str:

@@ -13,14 +13,19 @@ class ByHand:
     """One request. Its client sends the body at once, or half of one for None, and is there until it leaves."""
 
     def __init__(
-        self, app: ASGIApp, path: str, body: dict[str, Any] | None, headers: dict[str, str] | None = None
+        self,
+        app: ASGIApp,
+        path: str,
+        body: dict[str, Any] | None,
+        headers: dict[str, str] | None = None,
+        method: str = "POST",
     ) -> None:
         raw = {"host": "localhost", "content-type": "application/json", **(headers or {})}
         self._scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),

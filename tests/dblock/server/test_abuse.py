@@ -52,3 +52,26 @@ async def test_unexpected_error_of_a_page_is_counted_and_has_the_usual_headers(
     assert (response.status_code, response.headers["x-content-type-options"]) == (500, "nosniff")
     assert "default-src" in response.headers["content-security-policy"]
     assert 'dblock_http_requests_total{route="other",code="5xx"} 1' in (await http.get("/metrics")).text
+
+
+async def test_streams_that_open_at_the_same_moment_have_a_limit(dsn: str) -> None:
+    async with serving(dsn, limits=Limits(streams=3)) as http:
+        streams = [ByHand(http.app, "/events", {}, method="GET") for _ in range(10)]
+        while not all(one.status for one in streams):
+            await asyncio.sleep(0.01)
+        assert sorted(one.status or 0 for one in streams) == [200] * 3 + [503] * 7
+        for one in streams:
+            one.leave()
+            await one.task
+        again = ByHand(http.app, "/events", {}, method="GET")
+        while again.status is None:
+            await asyncio.sleep(0.01)
+        assert again.status == 200, "a stream that has ended does not count"
+        again.leave()
+        await again.task
+
+
+async def test_request_for_the_headers_of_a_stream_opens_none(http: Http) -> None:
+    request = ByHand(http.app, "/events", {}, method="HEAD")
+    await asyncio.wait_for(request.task, 30)
+    assert request.status == 200

@@ -218,7 +218,7 @@ async def test_sigterm_ends_fifty_streams_within_two_seconds(start_server: Start
 
 async def test_server_limits_its_streams(dsn: str) -> None:
     async with serving(dsn) as http:
-        http.service.feed.watchers = http.service.settings.limits.streams
+        http.service.feed.streams = http.service.settings.limits.streams
         response = await http.get("/events")
         assert response.status_code == 503
         assert "watch" in response.text
