@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from typing import Any
 
 from dblock.errors import DblockError, Unavailable
 from dblock.server.database import Database
+
+logger = logging.getLogger("dblock")
 
 INTERVAL = 1.0
 """Seconds between two snapshots."""
@@ -122,6 +125,10 @@ class Feed:
             self._publish(Snapshot(self.latest.number + 1, locks[:MOST_LOCKS], began, more=len(locks) > MOST_LOCKS))
         except DblockError as error:
             self._failed(error)
+        except Exception as error:
+            # Without a snapshot the streams would wait for good, and show what is old as current.
+            logger.exception("feed: unexpected error, no snapshot")
+            self._failed(Unavailable(f"The server met an unexpected {type(error).__name__}."))
         finally:
             self._tried_at = time.monotonic()
             reading.cancel()

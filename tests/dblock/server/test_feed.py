@@ -57,3 +57,24 @@ async def test_snapshot_of_a_database_that_is_away_keeps_its_age() -> None:
         assert snapshot.error is not None
         assert snapshot.locks == [{"name": "a"}]
         assert (snapshot.age or 0) >= 60
+
+
+async def test_feed_survives_an_error_that_is_not_of_the_database(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    await http.acquire("a")
+    read = http.service.database.read
+    replies = [ArithmeticError("a reply that cannot be read")]
+
+    async def fails_once(*arguments: str, **options: str) -> object:
+        if replies:
+            raise replies.pop()
+        return await read(*arguments, **options)
+
+    monkeypatch.setattr(http.service.database, "read", fails_once)
+    feed = Feed(http.service.database, asyncio.Event(), interval=0.05)
+    snapshots = feed.snapshots()
+    first = await asyncio.wait_for(anext(snapshots), 30)
+    assert first.error is not None, "the streams are told"
+    second = await asyncio.wait_for(anext(snapshots), 30)
+    assert [lock["name"] for lock in second.locks] == ["a"]
+    await snapshots.aclose()
+    await feed.close()
