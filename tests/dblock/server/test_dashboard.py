@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from html.parser import HTMLParser
 from urllib.parse import urlencode
@@ -280,6 +281,15 @@ async def test_cookie_keeps_no_token_and_is_for_the_dashboard_alone(guarded: Htt
         assert (await guarded.get("/", headers={"cookie": f"dblock_session={forged}"})).status_code == 303, forged
     await guarded.post("/signin", data={"token": TOKENS["see"]})
     assert "Max-Age=0" in (await guarded.post("/signout")).headers["set-cookie"]
+
+
+async def test_cookie_ends_after_twelve_hours(guarded: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    await guarded.post("/signin", data={"token": TOKENS["see"]})
+    cookie = {"cookie": f"dblock_session={guarded.cookies['dblock_session']}"}
+    began = time.time()
+    for hours, status in ((11.9, 200), (12.1, 303)):
+        monkeypatch.setattr("dblock.server.dashboard.signin.time.time", lambda later=hours: began + later * 3600)
+        assert (await guarded.get("/", headers=cookie)).status_code == status
 
 
 @pytest.mark.parametrize("then", ["//evil.example", "https://evil.example", "\\\\evil", "javascript:alert(1)", "..//x"])

@@ -299,6 +299,19 @@ async def test_same_key_of_another_caller_is_another_request(dsn: str) -> None:
         assert statuses == [200, 423, 200]
 
 
+async def test_same_key_for_another_lock_is_another_request(http: Http, owner: psycopg.Connection) -> None:
+    held = [await http.acquire(name) for name in "ab"]
+    polls = []
+    for name in "ab":
+        polls.append(ByHand(http.app, f"/v1/locks/{name}", {"wait": 60}, {"Idempotency-Key": "k"}))
+        await until(lambda: sum(len(queue_of(owner, one)) for one in "ab") == len(polls))
+    for lease in held:
+        await http.delete(f"/v1/leases/{lease['lease']}")
+    for poll in polls:
+        await poll.task
+    assert [poll.status for poll in polls] == [200, 200]
+
+
 async def test_newer_request_with_the_same_key_takes_over(http: Http, owner: psycopg.Connection) -> None:
     first = await http.acquire("a")
     key = {"Idempotency-Key": "k"}
