@@ -88,6 +88,23 @@ class Database:
         found: list[dict[str, Any]] = json.loads(row[0])
         return found
 
+    async def force_release(self, name: str, token: int, actor: str, reason: str, now: bool) -> bool:
+        """Take the lock from one exact grant. False if it is not held under this token, so nothing was done.
+
+        Raises Unavailable if a lost reply leaves open whether the lock was taken.
+        """
+        await self.installation()
+        taken = f"{quoted(self.schema)}.force_release($1, $2, $3, $4, $5)"
+        call = Call(
+            f"SELECT {taken}".encode(),
+            (name, str(token), actor, reason, "t" if now else "f"),
+            f"SELECT nullif({taken}, false)".encode(),
+        )
+        (found,) = await self._reader.run(_one(call))
+        if found is None:
+            raise Unavailable(f"The reply about lock {name!a:.80} was lost. It may have been taken from its holder.")
+        return bool(found == "t")
+
     async def is_there(self) -> bool:
         """Return whether the database replies, with a schema that fits. A role that lacks a privilege gets a reply."""
         try:

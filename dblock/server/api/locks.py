@@ -287,10 +287,7 @@ async def force_release(exchange: Exchange, name: str, token: int, reason: str, 
     """Take the lock from one exact grant, in the caller's name. The database records the caller and the reason."""
     database = exchange.service.database
     actor = f"{exchange.caller.name} over HTTP"
-    rows = await database.read(
-        "force_release($1, $2, $3, $4, $5) AS taken", name, str(token), actor, reason, "t" if now else "f"
-    )
-    taken = bool(rows[0]["taken"])
+    taken = await database.force_release(name, token, actor, reason, now)
     if taken and now:
         with suppress(DblockError):  # the first waiter also polls
             await database.read("wake_queue", name)

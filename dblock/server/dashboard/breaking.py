@@ -60,11 +60,7 @@ async def act(dashboard: Dashboard, request: Request, caller: Caller) -> Respons
     share = next((one["name"] for one in view.grants if one["token"] == number), view.name)
     now = form["how"] == "free"
     database = dashboard.service.database
-    rows = await database.read(
-        "force_release($1, $2, $3, $4, $5) AS taken",
-        share, str(number), f"{caller.name} at the dashboard", reason, "t" if now else "f",
-    )  # fmt: skip
-    if not rows[0]["taken"]:
+    if not await database.force_release(share, number, f"{caller.name} at the dashboard", reason, now):
         text = "It was released, it expired, or another client holds it by now. Nothing was done."
         return page(request, "gone.html", caller, 409, view=view, token=number, text=text)
     if now:

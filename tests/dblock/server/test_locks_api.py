@@ -11,6 +11,7 @@ import pytest
 import dblock
 from tests.dblock.server.conftest import Http, quoted, serving
 from tests.support.machine import measured
+from tests.support.proxy import Proxy
 from tests.support.servers import private_server
 
 
@@ -193,6 +194,21 @@ async def test_break_takes_only_the_grant_with_that_token(http: Http, owner: psy
     assert (event, reason) == ("forced_now", "stuck since noon")
     assert actor.startswith("anonymous over HTTP as ")
     await http.acquire("a")
+
+
+async def test_break_whose_reply_is_lost_does_not_say_that_nothing_was_done(
+    dsn: str, owner: psycopg.Connection
+) -> None:
+    with Proxy(dsn) as proxy:
+        async with serving(proxy.dsn) as http:
+            grant = await http.acquire("a")
+            await http.get("/v1/locks")
+            proxy.lose_reply_to(b"the reason in question")
+            body = {"token": grant["token"], "reason": "the reason in question", "now": True}
+            response = await http.post("/v1/locks/a/break", json=body)
+            assert owner.execute("SELECT FROM holder('a')").fetchall() == []
+            assert response.status_code == 503
+            assert "may have" in response.json()["next"]
 
 
 async def test_broken_semaphore_loses_the_permit_with_that_token(http: Http) -> None:
