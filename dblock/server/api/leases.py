@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from dblock._core import clock
 from dblock._core.options import check_ttl
-from dblock.server.api.locks import holders_of, moment
+from dblock.server.api.locks import check_number, holders_of, moment
 from dblock.server.api.operations import Exchange, answer
 from dblock.server.ids import LeaseId
 from dblock.server.problems import Problem
@@ -32,6 +32,8 @@ async def renew(exchange: Exchange) -> Response:
     """Renew the lease for its ttl, counted from now."""
     asked = await exchange.body(dict.fromkeys(RENEW))
     lease = await _lease(exchange)
+    if "ttl" in asked:
+        check_number(asked["ttl"])
     ttl = check_ttl(lease.name, asked["ttl"]) if "ttl" in asked else lease.ttl
     database = exchange.service.database
     for _ in range(BUSY_RETRIES):

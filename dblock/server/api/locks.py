@@ -61,8 +61,15 @@ async def acquire(exchange: Exchange) -> Response:
     return await _queued(exchange, options, attempt, resumed, outcome == "requeued")
 
 
+def check_number(ttl: Any) -> None:
+    """Refuse a ttl that is not a number, in the terms of JSON."""
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float):
+        raise invalid(f"ttl is a number of seconds; got {brief(ttl)}.")
+
+
 def _options(name: Any, asked: dict[str, Any]) -> LockOptions:
     kind, ttl, meta = asked.get("kind", "mutex"), asked.get("ttl", 30.0), asked.get("meta")
+    check_number(ttl)
     if "permits" in asked and kind != "semaphore":
         raise invalid("Only a semaphore has permits.")
     if kind == "mutex":

@@ -11,6 +11,9 @@ from dblock.server.dashboard.rows import Row, Table, make_table
 from dblock.server.dashboard.timeline import Timeline, timeline
 from dblock.server.feed import Snapshot
 
+BY_NAME = "This is judged by the names of holders and waiters. It is no cycle if several processes share a name."
+"""What a page says about a cycle that the database has not found. A caller over HTTP has only a name."""
+
 
 @dataclass(frozen=True)
 class LockView:
@@ -74,9 +77,12 @@ def _reasons(
     name: str, grants: list[dict[str, Any]], queue: list[dict[str, Any]], table: Table, waits: list[Wait]
 ) -> list[tuple[str, str]]:
     found = []
-    if table.graph.is_stuck(lock=name) or any(wait.lock == name and wait.cycle is not None for wait in waits):
+    proven = any(wait.lock == name and wait.cycle is not None for wait in waits)
+    if proven or table.graph.is_stuck(lock=name):
         members = [step for cycle in table.graph.cycles if any(one.lock == name for one in cycle) for step in cycle]
         chain = "; ".join(f"{step.waiter} waits for {step.lock}, held by {step.holder}" for step in members[:4])
+        if not proven and chain:
+            chain += f". {BY_NAME}"
         found.append(("bad", f"A cycle: the holders wait for each other. {chain}".strip()))
     holders = {grant["holder"] for grant in grants}
     for wait in waits:

@@ -16,7 +16,7 @@ from dblock.admin.graph.waits import build_graph, select
 from dblock.errors import InvalidArgument
 from dblock.server.access import Caller
 from dblock.server.dashboard.live import LiveTables, lock_stamp
-from dblock.server.dashboard.lock_view import LockView, view_of
+from dblock.server.dashboard.lock_view import BY_NAME, LockView, view_of
 from dblock.server.dashboard.reads import LOST, Reads
 from dblock.server.dashboard.rendering import base_of, lock_href, page
 from dblock.server.dashboard.rows import FILTERS, SORTS, Query, lock_state, waiter_of
@@ -178,6 +178,7 @@ async def graph(dashboard: Dashboard, request: Request, caller: Caller) -> Respo
         "graph.html",
         caller,
         graph=found,
+        by_name=BY_NAME,
         picture=Markup(picture),  # noqa: S704  the drawing escapes every name
         pattern="" if pattern == "*" else pattern,
         every=request.query_params.get("all") == "1",

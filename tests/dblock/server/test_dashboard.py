@@ -166,6 +166,14 @@ async def test_graph_marks_its_cycles(http: Http) -> None:
     assert "<style>" in picture.text
 
 
+async def test_cycle_among_names_is_not_presented_as_proven(http: Http) -> None:
+    for name, holder, waiter in (("x", "web", "worker"), ("y", "worker", "web")):
+        assert (await http.post(f"/v1/locks/{name}", json={"holder": holder})).status_code == 200
+        assert (await http.post(f"/v1/locks/{name}", json={"holder": waiter, "wait": 0.01})).status_code == 202
+    for path in ("/lock?name=x", "/graph"):
+        assert "It is no cycle if several processes share a name." in (await read(http, path)).words
+
+
 @pytest.mark.usefixtures("scene")
 async def test_losses_and_schedules_show_what_happened_before(http: Http) -> None:
     losses = await read(http, "/losses")

@@ -155,6 +155,16 @@ async def test_invalid_request_is_refused_and_does_nothing(body: bytes, http: Ht
     assert owner.execute("SELECT FROM distributed_locks").fetchall() == []
 
 
+async def test_ttl_that_is_no_number_is_refused_in_the_terms_of_json(http: Http) -> None:
+    lease = (await http.acquire("a"))["lease"]
+    for response in (
+        await http.post("/v1/locks/b", json={"ttl": "30"}),
+        await http.put(f"/v1/leases/{lease}", json={"ttl": "30"}),
+    ):
+        assert response.status_code == 400
+        assert response.json()["detail"] == "ttl is a number of seconds; got '30'."
+
+
 async def test_body_that_is_too_large_or_not_json_is_refused(http: Http) -> None:
     assert (await http.post("/v1/locks/a", content=b" " * 70_000)).status_code == 413
     form = {"content-type": "application/x-www-form-urlencoded"}
