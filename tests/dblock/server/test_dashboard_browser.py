@@ -401,3 +401,17 @@ def test_name_that_does_not_print_keeps_the_table_live(dsn: str, owner: psycopg.
         owner.execute("SELECT try_acquire('another', holder => 'second')")
         until(page, "document.querySelector('[data-rows]').textContent.includes('second')")
         until(page, "!document.querySelector('[data-rows]').textContent.includes('first')")
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_long_name_takes_three_lines_of_the_table(
+    width: int, dsn: str, owner: psycopg.Connection, new_page: Any
+) -> None:
+    owner.execute("SELECT try_acquire(repeat('x', 400), holder => 'a')")
+    owner.execute("SELECT try_acquire('y', holder => 'a')")
+    with running(dsn, 0.2) as server:
+        page = new_page()
+        page.set_viewport_size({"width": width, "height": 760})
+        page.goto(server.address)
+        long, short = (row.bounding_box()["height"] for row in page.query_selector_all("[data-rows] tr"))
+        assert short < long < 3 * short
