@@ -46,6 +46,14 @@ def unknown_names(expression: str) -> set[str]:
     return (names - set(SERIES)) | ({*selected, *grouped} - known)
 
 
+def test_alert_on_a_counter_fires_at_the_first_event_of_a_series() -> None:
+    """A labelled series begins with its first event, which increase() does not count."""
+    counted = [(name, rule["expr"]) for rule in rules() for name in re.findall(r"increase\((\w+)\[", rule["expr"])]
+    assert {name for name, _ in counted} == {"dblock_leases_lost_total", "dblock_fence_refusals_total"}
+    for name, expression in counted:
+        assert f"({name} unless {name} offset 15m) > 0" in expression
+
+
 def test_every_metric_and_label_of_the_dashboard_and_the_rules_exists() -> None:
     assert len(expressions()) > 20
     for expression in expressions():
