@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dblock.server.dashboard.rendering import environment
@@ -17,7 +19,7 @@ from dblock.server.dashboard.rows import Query, Row, Table, make_table
 from dblock.server.feed import Snapshot
 
 MOST_QUERIES = 64
-"""Queries that are kept at the same time."""
+"""Queries that streams may have at the same time. Each costs the server a selection and a difference a second."""
 
 MOST_GONE = 2000
 
@@ -119,6 +121,22 @@ class LiveTables:
         self._base = base
         self._tables: OrderedDict[Query, LiveTable] = OrderedDict()
         self._made: tuple[Snapshot, Table] | None = None
+        self._watched: Counter[Query] = Counter()
+
+    def is_full(self, query: Query) -> bool:
+        """Return whether streams have so many other queries that no stream may have this one."""
+        return query not in self._watched and len(self._watched) >= MOST_QUERIES
+
+    @contextmanager
+    def watched(self, query: Query) -> Iterator[None]:
+        """Count a stream with this query while the block runs."""
+        self._watched[query] += 1
+        try:
+            yield
+        finally:
+            self._watched[query] -= 1
+            if not self._watched[query]:
+                del self._watched[query]
 
     def table(self, snapshot: Snapshot) -> Table:
         """Return the table of a snapshot, made once."""

@@ -82,10 +82,12 @@ def _failed(request: Request, caller: Caller, error: Exception) -> Response:
     service_of(request).refusal(error)
     problem = problem_of(error)
     text = f"{problem.document['detail']} {problem.document['next']}"
-    return page(
+    response = page(
         request, "error.html", caller, problem.status, title=problem.document["title"], text=text,
         away=problem.kind == "database-away",
     )  # fmt: skip
+    response.headers.update(problem.headers)
+    return response
 
 
 async def locks(dashboard: Dashboard, request: Request, caller: Caller) -> Response:

@@ -12,13 +12,13 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from dblock.server.dashboard.live import LiveTables, lock_stamp
+from dblock.server.dashboard.live import MOST_QUERIES, LiveTables, lock_stamp
 from dblock.server.dashboard.rows import Query
 from dblock.server.feed import Feed, Snapshot
 from dblock.server.problems import Problem
@@ -46,27 +46,38 @@ def stream(request: Request, service: Service, tables: LiveTables) -> Response:
             "Close some, or reload the page to see the current state.",
             {"Retry-After": "10"},
         )
+    content = _Content(request, tables)
+    if content.query is not None and tables.is_full(content.query):
+        raise Problem(
+            503,
+            "too-many-queries",
+            "Too many different tables are watched",
+            f"Browsers watch {MOST_QUERIES} different searches, filters or pages of the locks, which is the limit.",
+            "Close some, or reload the page to see the current state.",
+            {"Retry-After": "10"},
+        )
     last = request.headers.get("last-event-id") or request.query_params.get("last", "")
     boot, _, number = last.partition(".")
     since = int(number) if boot == _BOOT and number.isascii() and number.isdecimal() and len(number) < 16 else None
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if request.method == "HEAD":
         return Response(None, 200, headers, "text/event-stream")
-    body = _events(feed, _Content(request, tables), since)
-    return _Stream(feed, body, headers)
+    return _Stream(feed, content, since, headers)
 
 
 class _Stream(StreamingResponse):
     """The stream for one browser. It counts before its first event, so that the limit holds for those that follow."""
 
-    def __init__(self, feed: Feed, body: AsyncIterator[bytes], headers: dict[str, str]) -> None:
-        super().__init__(body, 200, headers, "text/event-stream")
+    def __init__(self, feed: Feed, content: _Content, since: int | None, headers: dict[str, str]) -> None:
+        super().__init__(_events(feed, content, since), 200, headers, "text/event-stream")
         self._feed = feed
+        self._content = content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._feed.streams += 1
         try:
-            await super().__call__(scope, receive, send)
+            with self._content.counted():
+                await super().__call__(scope, receive, send)
         finally:
             self._feed.streams -= 1
 
@@ -83,13 +94,18 @@ class _Content:
         given = request.query_params
         self._view = given.get("view", "page")
         self._name = given.get("name", "")
-        self._query = Query.parse(given)
+        self.query = Query.parse(given) if self._view == "table" else None
+        """What the table shows, None for a page without a table."""
         self._tables = tables
+
+    def counted(self) -> AbstractContextManager[None]:
+        """Return a context in which the stream counts as one that has its query."""
+        return nullcontext() if self.query is None else self._tables.watched(self.query)
 
     def of(self, snapshot: Snapshot, since: int | None) -> str:
         """Return the content of the event for a snapshot that succeeded."""
-        if self._view == "table":
-            return self._tables.of(self._query, snapshot).since(since)
+        if self.query is not None:
+            return self._tables.of(self.query, snapshot).since(since)
         stamp = lock_stamp(snapshot, self._name) if self._view == "lock" else page_stamp()
         return json.dumps({"stamp": stamp})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import time
@@ -14,7 +15,7 @@ import psycopg
 import pytest
 
 from dblock.errors import Unavailable
-from dblock.server.dashboard.live import LiveTables
+from dblock.server.dashboard.live import MOST_QUERIES, LiveTables
 from dblock.server.dashboard.rows import Query, make_table
 from dblock.server.feed import Snapshot
 from tests.dblock.server.conftest import Served, serving
@@ -222,6 +223,32 @@ async def test_server_limits_its_streams(dsn: str) -> None:
         response = await http.get("/events")
         assert response.status_code == 503
         assert "watch" in response.text
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+async def test_server_limits_the_different_tables_that_are_watched(start_server: StartServer) -> None:
+    """Each costs time of the one process that also renews leases."""
+    served = start_server()
+    async with served.client() as client, contextlib.AsyncExitStack() as opened:
+
+        async def watch(search: int) -> int:
+            response = await opened.enter_async_context(client.stream("GET", f"/events?view=table&q={search}"))
+            return response.status_code
+
+        assert {await watch(number) for number in range(MOST_QUERIES)} == {200}
+        assert (await watch(MOST_QUERIES), await watch(0)) == (503, 200)
+        refused = await client.get("/events?view=table&q=one+more")
+        assert refused.headers["retry-after"] == "10"
+        assert "different" in refused.text
+        await opened.aclose()
+
+        async def accepted() -> bool:
+            async with client.stream("GET", "/events?view=table&q=one+more") as response:
+                return response.status_code == 200
+
+        while not await accepted():
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.second_stage
