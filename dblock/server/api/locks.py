@@ -254,6 +254,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {
         **row,
         "token": token if token > 0 else None,
+        "kind": row["kind"] or "mutex",
         "state": "free" if not held else "held" if row["forced_at"] is None else "forced",
     }
 

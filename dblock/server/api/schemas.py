@@ -50,7 +50,7 @@ _LOCK = {
     "forced_at": _MAYBE_TEXT,
     "remaining": _SECONDS,
     "waiting": {"type": "integer", "minimum": 0},
-    "kind": _MAYBE_TEXT,
+    "kind": _TEXT,
     "head": _MAYBE_TEXT,
     "permits": _MAYBE_COUNT,
     "held": _MAYBE_COUNT,

@@ -137,6 +137,9 @@ async def test_kinds_of_locks_share_and_exclude(http: Http) -> None:
     await http.acquire("rw", kind="read")
     await http.acquire("rw", kind="read")
     assert (await http.post("/v1/locks/rw", json={"kind": "write"})).status_code == 423
+    await http.acquire("a")
+    shown = {name: (await http.get(f"/v1/locks/{name}")).json()["kind"] for name in ("s", "rw", "a")}
+    assert shown == {"s": "semaphore", "rw": "read-write", "a": "mutex"}
 
 
 @pytest.mark.parametrize(
