@@ -17,6 +17,7 @@ import dblock
 from dblock._core import several
 from dblock._core.effects import Call
 from dblock._runtime.runner import AsyncRunner, Runner
+from dblock._runtime.target import Target
 from tests.dblock.client.test_cancellation import each_await, idle_again
 from tests.support.facade import Clients
 from tests.support.machine import before_long
@@ -51,21 +52,26 @@ async def nothing_stays(owner: psycopg.Connection) -> None:
 
 
 @contextmanager
-def statements() -> Iterator[list[str]]:
-    """Collect the names of dblock's functions that clients call in the body, in order."""
-    called: list[str] = []
+def statements(clients: Clients) -> Iterator[list[str]]:
+    """Collect the names of dblock's functions that clients of this database call in the body, in order.
 
-    def named(call: Call) -> None:
-        called.append(call.sql.decode().split('"dblock".', 1)[-1].split("(")[0])
+    A client of an earlier test may still end its session in the background.
+    """
+    called: list[str] = []
+    database = Target(clients.dsn).conninfo()
+
+    def named(runner: Any, call: Call) -> None:
+        if runner.target.conninfo() == database:
+            called.append(call.sql.decode().split('"dblock".', 1)[-1].split("(")[0])
 
     sync, asynchronous = Runner._call, AsyncRunner._call
 
     def call_sync(self: Any, call: Call, *rest: Any) -> Any:
-        named(call)
+        named(self, call)
         return sync(self, call, *rest)
 
     async def call_async(self: Any, call: Call, *rest: Any) -> Any:
-        named(call)
+        named(self, call)
         return await asynchronous(self, call, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +99,7 @@ async def test_set_has_a_lease_for_each_name(clients: Clients, owner: psycopg.Co
 
 
 async def test_empty_set_holds_nothing_and_sends_nothing(clients: Clients) -> None:
-    with statements() as called:
+    with statements(clients) as called:
         async with clients().lock_all([]) as locks:
             assert len(locks) == 0
             assert locks.tokens == {}
@@ -108,7 +114,7 @@ async def test_empty_set_holds_nothing_and_sends_nothing(clients: Clients) -> No
 async def test_free_locks_take_one_call_and_one_release(clients: Clients) -> None:
     client = clients(presence=None)
     await client.lock("warm").holder()
-    with statements() as called:
+    with statements(clients) as called:
         locks = await client.lock_all([f"{number}" for number in range(10)]).acquire()
         assert await locks.release() is True
         lease = await client.lock_any(["x", "y"]).acquire()
@@ -120,7 +126,7 @@ async def test_free_locks_take_one_call_and_one_release(clients: Clients) -> Non
 async def test_leases_of_a_set_are_renewed_in_one_statement(clients: Clients) -> None:
     client = clients(presence=None)
     async with client.lock_all([f"{number}" for number in range(10)], ttl=6) as locks:
-        with statements() as called:
+        with statements(clients) as called:
             before = locks["9"].expires_at
             await eventually(lambda: locks["9"].expires_at > before)
             await eventually(lambda: "renew_all" in called)
@@ -246,7 +252,7 @@ async def test_waiting_set_keeps_its_locks_from_sets_behind_it(clients: Clients,
     await eventually(lambda: tickets(owner) == ["b"])
     waiting.append(asyncio.ensure_future(client.lock_all(["a", "c"]).acquire()))
     await eventually(lambda: tickets(owner) == ["a", "b"])
-    with statements() as called:
+    with statements(clients) as called:
         await asyncio.sleep(several.LOOK_EVERY * 2.5)
     assert not {"abandon_all", "give_way"} & {*called}, "sets behind it wait in the same order, so they cannot block it"
     await blocker.release()
