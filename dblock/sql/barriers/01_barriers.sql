@@ -112,6 +112,7 @@ DECLARE
     gone uuid[] := '{}';
     dead uuid[] := '{}';
     reached bigint;
+    given bigint;
 BEGIN
     tripped := false;
     SELECT count(*) INTO possible FROM barrier_waiters AS w
@@ -159,7 +160,16 @@ BEGIN
         RETURNING b.generation INTO reached;
         INSERT INTO barrier_passes (attempt, name, generation, number, tripped_at)
         SELECT p.attempt, trip_barrier.name, reached, p.place - 1, clock_timestamp()
-        FROM unnest(present[1:parties]) WITH ORDINALITY AS p (attempt, place);
+        FROM unnest(present[1:parties]) WITH ORDINALITY AS p (attempt, place)
+        -- In REPEATABLE READ an attempt may have passed another barrier since the snapshot. Then
+        -- this raises serialization_failure, as a plain INSERT would not.
+        ON CONFLICT (attempt) DO NOTHING;
+        GET DIAGNOSTICS given = ROW_COUNT;
+        IF given < parties THEN
+            RAISE EXCEPTION 'An attempt at barrier % has passed another barrier. Use a new UUID for each wait.',
+                quote_literal(name)
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
         UPDATE barrier_waiters AS w SET over = true WHERE w.attempt = ANY (present[1:parties]);
         present := present[parties + 1:];
     END LOOP;

@@ -322,6 +322,20 @@ def test_attempt_that_passes_another_barrier_at_this_moment_is_refused(sessions:
         arrival.result(20)
 
 
+def test_attempt_that_passed_another_barrier_since_the_snapshot_is_refused_for_a_retry(sessions: Sessions) -> None:
+    """Only a transaction with an older snapshot cannot see the other pass."""
+    older, other = sessions.open(), sessions.open()
+    attempt = uuid4()
+    older.do("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    older.do("SELECT count(*) FROM barrier_passes")
+    assert other.do(ARRIVE, "x", 1, attempt, uuid4(), None)[0] is True
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        older.do(ARRIVE, "y", 1, attempt, uuid4(), None)
+    older.do("ROLLBACK")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="has passed another barrier"):
+        older.do(ARRIVE, "y", 1, attempt, uuid4(), None)
+
+
 def test_bad_arguments_are_refused(sessions: Sessions) -> None:
     session = sessions.open()
     for call, said in (
