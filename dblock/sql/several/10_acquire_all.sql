@@ -114,7 +114,7 @@ BEGIN
                 IF fresh THEN
                     -- The queue is locked, so no other transaction takes that number.
                     UPDATE lock_tickets AS t
-                    SET ordered = acquire_all.ordered, number = coalesce(
+                    SET ordered = coalesce(acquire_all.ordered, false), number = coalesce(
                         (SELECT p FROM unnest(ARRAY[acquire_all.places[refused]]) AS p
                          -- A number above would be issued again: the queue may have begun again.
                          WHERE p > 0 AND p < t.number

@@ -42,7 +42,7 @@ BEGIN
     )
     INSERT INTO lock_tickets (name, number, attempt, client, presence, holder, since, ordered)
     SELECT at, j.last_ticket, give_way.attempt, give_way.client, give_way.presence,
-           coalesce(give_way.holder, describe_session()), clock_timestamp(), give_way.ordered
+           coalesce(give_way.holder, describe_session()), clock_timestamp(), coalesce(give_way.ordered, false)
     FROM joined AS j
     ON CONFLICT ON CONSTRAINT lock_tickets_attempt_key DO NOTHING;
     PERFORM touch_client(give_way.client);

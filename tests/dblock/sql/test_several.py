@@ -87,6 +87,14 @@ def test_waiter_holds_the_names_before_and_has_one_ticket(sessions: Sessions) ->
     assert session.do(TICKETS, FIRST) == (None,)
 
 
+def test_waiter_that_does_not_say_whether_it_is_ordered_is_not(sessions: Sessions) -> None:
+    session = sessions.open()
+    session.do("SELECT try_acquire('a')")
+    waits = "SELECT ticket FROM acquire_all('{a}', attempt => %s, client => %s, ordered => NULL)"
+    assert session.do(waits, FIRST, uuid.uuid4()) == (1,)
+    assert session.do("SELECT ordered FROM lock_tickets") == (False,)
+
+
 def test_retry_finds_its_own_grants_and_mints_no_token(sessions: Sessions) -> None:
     session = sessions.open()
     first = session.do("SELECT tokens FROM acquire_all('{a,b}', attempt => %s)", FIRST)
