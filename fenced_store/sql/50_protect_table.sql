@@ -27,6 +27,9 @@ BEGIN
     IF per NOT IN ('row', 'table') OR per IS NULL THEN
         RAISE EXCEPTION 'A table is protected per row or per table, not per %.', quote_nullable(per)
             USING ERRCODE = 'invalid_parameter_value';
+    ELSIF strict IS NULL OR warn_only IS NULL THEN
+        RAISE EXCEPTION 'The arguments strict and warn_only for table % are true or false, not NULL.', target
+            USING ERRCODE = 'invalid_parameter_value';
     ELSIF it.relkind NOT IN ('r', 'p') THEN
         RAISE EXCEPTION '% is not a table, so it cannot be protected.', target USING ERRCODE = 'wrong_object_type';
     ELSIF it.relispartition THEN

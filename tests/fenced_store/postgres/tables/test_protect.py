@@ -145,6 +145,15 @@ def test_protect_waits_briefly_for_a_busy_table(
     protect(dsn, "orders")
 
 
+@pytest.mark.parametrize("argument", ["strict", "warn_only"])
+def test_protection_that_is_neither_on_nor_off_is_refused(owner: psycopg.Connection, argument: str) -> None:
+    owner.execute("CREATE TABLE public.things (id int PRIMARY KEY)")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="true or false, not NULL"):
+        owner.execute(
+            f"SELECT fenced_store.protect_table('public.things', per => 'table', {argument} => NULL)".encode()
+        )
+
+
 def test_highest_token_survives_unprotect_and_a_change_of_kind(dsn: str, owner: psycopg.Connection) -> None:
     protect(dsn, "orders")
     carrying(owner, 8, "UPDATE orders SET v = 'new'")
