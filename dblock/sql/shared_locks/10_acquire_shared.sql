@@ -224,10 +224,16 @@ BEGIN
         WHEN in_turn THEN proved_retry
         ELSE shares.next_check
     END;
-    fresh := false;
     IF acquire_shared.client IS NULL THEN
+        -- A share is free, but another transaction has locked its row: not decided.
+        IF in_turn THEN
+            remaining := 0;
+        ELSE
+            fresh := false;
+        END IF;
         RETURN;
     END IF;
+    fresh := false;
     IF ticket IS NOT NULL THEN
         -- A presence that was registered after the ticket was issued, so that its end is noticed.
         -- The ticket follows the client that asks, see keep_ticket().

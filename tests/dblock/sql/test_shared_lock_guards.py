@@ -98,6 +98,20 @@ def test_two_grants_of_one_shared_lock_are_serial(sessions: Sessions) -> None:
     assert free.do("SELECT count(*) FROM holder('s')") == (2,)
 
 
+def test_try_for_a_free_share_with_a_locked_row_is_not_decided(sessions: Sessions) -> None:
+    """A transaction of the client itself may have locked it, for a moment: a try asks again."""
+    locks, free = sessions.open(), sessions.open()
+    asks = "SELECT granted, remaining, fresh FROM acquire_shared('s', 'semaphore', permits => 1, attempt => %s)"
+    assert free.do(asks, attempt(1))[0] is True
+    assert free.do(asks, attempt(2))[::2] == (False, False), "held"
+    assert free.do("SELECT release(name, token) FROM distributed_locks WHERE head = 's'") == (True,)
+    locks.do("BEGIN")
+    locks.do("SELECT 1 FROM distributed_locks WHERE head = 's' FOR UPDATE")
+    assert free.do(asks, attempt(2)) == (False, 0.0, None)
+    locks.do("ROLLBACK")
+    assert free.do(asks, attempt(2))[0] is True
+
+
 def test_dead_reader_is_gone_while_another_reader_renews(sessions: Sessions) -> None:
     session, dying = sessions.open(), sessions.open()
     dying.do("SELECT register_presence(%s, '0.01 s')", PRESENCE)
