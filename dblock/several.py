@@ -133,10 +133,12 @@ class _SeveralBase(_LockBase[Any]):
 
     def _must_give_back(self, states: Sequence[LeaseState], error: BaseException) -> bool:
         """End the leases of a call that failed. Return whether the database may know of them, and can be asked."""
-        held = [state for state in states if not state.ended]
-        for state in held:
-            self._drop(state)
-        return _may_be_granted(error) or (bool(held) and not isinstance(error, DatabaseError))
+        for state in states:
+            if not state.ended:
+                self._drop(state)
+        # A lease that has ended may still be recorded: the client was closed before it could be given up.
+        recorded = any(not state.settled for state in states)
+        return _may_be_granted(error) or (recorded and not isinstance(error, DatabaseError))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.names)} locks, ttl {self._options.ttl:g} s>"

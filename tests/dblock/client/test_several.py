@@ -52,6 +52,31 @@ async def nothing_stays(owner: psycopg.Connection) -> None:
 
 
 @contextmanager
+def closing_before(function: str, client: Any) -> Iterator[None]:
+    """Close the client when it is about to call this function of the database, and let the call go on then."""
+    sync, asynchronous = Runner._call, AsyncRunner._call
+    inner = getattr(client, "_inner", client)
+
+    def is_due(runner: Any, call: Call) -> bool:
+        return runner is inner._runtime.runner and f".{function}(" in call.sql.decode()
+
+    def call_sync(self: Any, call: Call, *rest: Any) -> Any:
+        if is_due(self, call):
+            inner.close()
+        return sync(self, call, *rest)
+
+    async def call_async(self: Any, call: Call, *rest: Any) -> Any:
+        if is_due(self, call):
+            await inner.close()
+        return await asynchronous(self, call, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "_call", call_sync)
+        patch.setattr(AsyncRunner, "_call", call_async)
+        yield
+
+
+@contextmanager
 def statements(clients: Clients) -> Iterator[list[str]]:
     """Collect the names of dblock's functions that clients of this database call in the body, in order.
 
@@ -462,6 +487,27 @@ async def test_client_that_closes_leaves_nothing_of_a_waiting_set(clients: Clien
     for one in waiting:
         with pytest.raises(dblock.ClientClosed):
             await one
+    await nothing_stays(owner)
+
+
+@pytest.mark.parametrize("in_a_cycle", [True, False])
+async def test_client_that_closes_while_a_set_gives_way_leaves_nothing(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, in_a_cycle: bool
+) -> None:
+    monkeypatch.setattr(several, "KEEP_FOR", 0.01)
+    monkeypatch.setattr(several, "LOOK_EVERY", 0.02)
+    mine, other = clients(), clients()
+    blocker = await other.lock("b").acquire()
+    waiting = asyncio.ensure_future(mine.lock_all(["a", "b"], ttl=TTL).acquire())
+    await eventually(lambda: tickets(owner) == ["b"])
+    with closing_before("give_way" if in_a_cycle else "abandon_all", mine):
+        # The task that holds b, or another one: only the first closes a cycle.
+        single = other.lock("a").acquire(timeout=20)
+        granted = await (single if in_a_cycle else asyncio.ensure_future(single))
+    with pytest.raises(dblock.ClientClosed):
+        await waiting
+    await granted.release()
+    await blocker.release()
     await nothing_stays(owner)
 
 
