@@ -44,7 +44,7 @@ from dblock._runtime.error_mapping import (
 from dblock._runtime.isolation import Remedy, remedy
 from dblock._runtime.pool import AsyncPool, Pool
 from dblock._runtime.target import Target
-from dblock.errors import DblockError, SchemaMissing, SchemaOutdated, Unavailable
+from dblock.errors import ClientClosed, DblockError, SchemaMissing, SchemaOutdated, Unavailable
 
 T = TypeVar("T")
 
@@ -119,7 +119,8 @@ class _CallRetry:
         self.call = call
         """The call to send next."""
         self._outer = outer
-        self._broken = False
+        self.broken = False
+        """Whether a connection broke before the reply, so that the call may have been executed."""
         self._passing = 0
 
     def raise_or_retry(self, error: psycopg.Error, raw: RawConnection | None) -> bool:
@@ -138,8 +139,8 @@ class _CallRetry:
             )
             unanswered.unanswered = True
             raise unanswered from error
-        if is_broken(error) and not self._broken:
-            self._broken = True
+        if is_broken(error) and not self.broken:
+            self.broken = True
             self.call = self.call._replace(sql=self.call.again or self.call.sql)
             logger.info("runner: connection lost, retrying over a new one: %s", error)
             return True
@@ -253,6 +254,9 @@ class Runner(_Base):
                     raise
                 finally:
                     pool.give(raw)
+            except ClientClosed as closed:
+                closed.granted = trouble is not None and trouble.broken
+                raise
             except psycopg.Error as error:
                 trouble = trouble or _CallRetry(self, call, outer)
                 if trouble.raise_or_retry(error, raw):
@@ -373,6 +377,9 @@ class AsyncRunner(_Base):
                     raise
                 finally:
                     self._pool.give(raw)
+            except ClientClosed as closed:
+                closed.granted = trouble is not None and trouble.broken
+                raise
             except psycopg.Error as error:
                 trouble = trouble or _CallRetry(self, call, outer)
                 if trouble.raise_or_retry(error, raw):

@@ -14,9 +14,11 @@ import pytest
 import dblock
 from dblock._core.effects import Call, Flow
 from dblock._core.statements import WHICH_BACKEND
+from dblock._runtime.connection import RawConnection
 from dblock._runtime.event_loop import LoopCalls, LoopKeepAliveRunner, LoopWatch
 from dblock._runtime.runner import AsyncRunner, Runner, _CallRetry
 from dblock._runtime.target import Target, resolve
+from tests.support.facade import Clients
 from tests.support.proxy import Proxy
 from tests.support.sessions import Sessions
 
@@ -97,6 +99,28 @@ def test_two_clients_never_share_a_statements_name(runner: Runner) -> None:
     other.close()
     assert len(names) == 3
     assert others[0] not in {name for name, _ in names}
+
+
+async def test_client_that_closes_before_a_call_is_retried_leaves_no_lock(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database has granted the lock, but the connection broke before the reply."""
+    client = clients(presence=None)
+    await client.lock("warm").holder()
+    runtime, exchange = client._runtime, RawConnection.exchange
+
+    def broken(self: RawConnection, call: Call, *rest: Any) -> Any:
+        yield from exchange(self, call, *rest)
+        if b".try_acquire(" in call.sql:
+            runtime.closed = True
+            runtime.runner._pool._refuse_calls()
+            raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(RawConnection, "exchange", broken)
+    with pytest.raises(dblock.ClientClosed):
+        await client.lock("a").try_acquire()
+    row = owner.execute("SELECT token > 0, expires_at = '-infinity' FROM distributed_locks WHERE name = 'a'").fetchone()
+    assert row == (True, True)
 
 
 def test_interrupt_of_the_caller_is_raised_instead_of_the_error_that_it_caused(runner: Runner) -> None:
