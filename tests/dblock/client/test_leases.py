@@ -18,6 +18,7 @@ import pytest
 
 import dblock
 from dblock._runtime import shutdown
+from tests.support.closing import closing_before
 from tests.support.facade import Clients
 from tests.support.forks import run_in_fork
 from tests.support.proxy import Proxy
@@ -530,6 +531,17 @@ def test_repeated_waits_for_loss_leave_no_callback_behind(client: dblock.Client)
     for _ in range(50):
         assert lease.lost.wait(0) is False
     assert len(lease._state._endings) == before
+
+
+@pytest.mark.parametrize("kind", ["lock", "read_lock"])
+async def test_client_that_is_closed_while_it_releases_leaves_no_lock(
+    clients: Clients, owner: psycopg.Connection, kind: str
+) -> None:
+    client = clients(presence=None)
+    lease = await getattr(client, kind)("a").acquire()
+    with closing_before("release", client):
+        assert await lease.release()
+    assert owner.execute("SELECT count(*) FROM distributed_locks WHERE expires_at > now()").fetchone() == (0,)
 
 
 async def test_client_that_is_closed_while_it_acquires_leaves_no_lock(

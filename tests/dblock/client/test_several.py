@@ -19,6 +19,7 @@ from dblock._core.effects import Call
 from dblock._runtime.runner import AsyncRunner, Runner
 from dblock._runtime.target import Target
 from tests.dblock.client.test_cancellation import each_await, idle_again
+from tests.support.closing import closing_before
 from tests.support.facade import Clients
 from tests.support.machine import before_long
 
@@ -49,31 +50,6 @@ async def eventually(condition: Callable[[], object], within: float = 20) -> Non
 async def nothing_stays(owner: psycopg.Connection) -> None:
     """Wait until no lock is held and no ticket is left."""
     await eventually(lambda: not held(owner) and not tickets(owner))
-
-
-@contextmanager
-def closing_before(function: str, client: Any) -> Iterator[None]:
-    """Close the client when it is about to call this function of the database, and let the call go on then."""
-    sync, asynchronous = Runner._call, AsyncRunner._call
-    inner = getattr(client, "_inner", client)
-
-    def is_due(runner: Any, call: Call) -> bool:
-        return runner is inner._runtime.runner and f".{function}(" in call.sql.decode()
-
-    def call_sync(self: Any, call: Call, *rest: Any) -> Any:
-        if is_due(self, call):
-            inner.close()
-        return sync(self, call, *rest)
-
-    async def call_async(self: Any, call: Call, *rest: Any) -> Any:
-        if is_due(self, call):
-            await inner.close()
-        return await asynchronous(self, call, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "_call", call_sync)
-        patch.setattr(AsyncRunner, "_call", call_async)
-        yield
 
 
 @contextmanager
@@ -490,13 +466,23 @@ async def test_client_that_closes_leaves_nothing_of_a_waiting_set(clients: Clien
     await nothing_stays(owner)
 
 
+async def test_client_that_closes_while_a_set_is_released_leaves_nothing(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    mine = clients(presence=None)
+    locks = await mine.lock_all(["a", "b"], ttl=TTL).acquire()
+    with closing_before("release_all", mine):
+        assert await locks.release()
+    assert held(owner) == []
+
+
 @pytest.mark.parametrize("in_a_cycle", [True, False])
 async def test_client_that_closes_while_a_set_gives_way_leaves_nothing(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, in_a_cycle: bool
 ) -> None:
     monkeypatch.setattr(several, "KEEP_FOR", 0.01)
     monkeypatch.setattr(several, "LOOK_EVERY", 0.02)
-    mine, other = clients(), clients()
+    mine, other = clients(presence=None), clients()
     blocker = await other.lock("b").acquire()
     waiting = asyncio.ensure_future(mine.lock_all(["a", "b"], ttl=TTL).acquire())
     await eventually(lambda: tickets(owner) == ["b"])
