@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Iterable
 
 from dblock._core import clock
-from dblock._core.acquire import TRUST, LockFlows
-from dblock._core.effects import GIVE_UP_WITHIN, Flow
+from dblock._core.acquire import POLL_FIRST, TRUST, LockFlows
+from dblock._core.effects import GIVE_UP_WITHIN, Flow, Sleep
 from dblock._core.grants import BRISK
 from dblock._core.lease_state import LeaseState
 from dblock._core.outage import Outage
@@ -285,7 +285,7 @@ class RenewalSchedule:
         """Release all leases that are still held, and the abandoned ones, for the last time."""
         last = [*self.held(), *self.releasable(abandoned)]
         self._states, self._latest = {}, {}
-        return self._release(last, lambda grants: self._flows.release_all(grants, GIVE_UP_WITHIN))
+        return self._release(last, self._give_back_at_last)
 
     def _release(
         self, held: list[LeaseState], give_back: Callable[[list[tuple[str, int]]], Flow[set[int]]]
@@ -307,6 +307,19 @@ class RenewalSchedule:
         for index, state in enumerate(held):
             if index not in busy:
                 state.release_confirmed()
+
+    def _give_back_at_last(self, grants: list[tuple[str, int]]) -> Flow[set[int]]:
+        """Release these grants, and retry for a while where another transaction has locked the row.
+
+        The result is the indexes of the grants that were not released.
+        """
+        until, left = self._now() + GIVE_UP_WITHIN, [*range(len(grants))]
+        while True:
+            busy = yield from self._flows.release_all([grants[index] for index in left], GIVE_UP_WITHIN)
+            left = [left[position] for position in sorted(busy)]
+            if not left or self._now() >= until:
+                return {*left}
+            yield Sleep(POLL_FIRST)
 
     def _give_back(self, grants: list[tuple[str, int]]) -> Flow[set[int]]:
         """Release these grants, unless the time that it takes could cost a lease that is held.

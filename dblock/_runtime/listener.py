@@ -124,6 +124,8 @@ class Listener(_ListenerBase):
     def _reset(self) -> None:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._joined = False
+        """Whether a caller has begun to wait. A client that is closed at that moment starts no thread for it."""
         self._timers: list[threading.Timer] = []
         self._untimed: list[tuple[float, Callable[[], None]]] = []
         """What to call and when, where no timer could be started: the loop does it, unless it is busy."""
@@ -164,15 +166,16 @@ class Listener(_ListenerBase):
 
     def join_queue(self, name: str, attempt: str) -> LocalWaiter:
         """Register a waiter for the calling thread or task."""
+        self._joined = True
         self.start()
         waiter = self._waiter(self.waiters, name, attempt)
         self.waiters.add(waiter)
         return waiter
 
     @property
-    def started(self) -> bool:
+    def known(self) -> bool:
         """Whether the database may know of this client."""
-        return self._thread is not None
+        return self._thread is not None or self._joined
 
     @property
     def running(self) -> bool:

@@ -52,7 +52,7 @@ def close(parts: ThreadParts) -> None:
     parts.runner.close()
     parts.keepalive_runner.close()
     parts.listener.waiters.wake_all()  # each waiter asks again, and gets ClientClosed
-    if parts.listener.started:
+    if parts.listener.known:
         parts.runner.wait_until_idle(CALLS_END_WITHIN)
     _release_remaining(parts)
 
@@ -65,7 +65,7 @@ async def aclose(parts: TaskParts) -> None:
     parts.runner.close()
     parts.keepalive_runner.close()
     parts.listener.waiters.wake_all()  # each waiter asks again, and gets ClientClosed
-    if parts.listener.started:
+    if parts.listener.known:
         await parts.runner.wait_until_idle(CALLS_END_WITHIN)
     last = AsyncRunner(parts.runner.target, parts.runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
     try:
@@ -105,5 +105,5 @@ def _release_remaining(parts: ThreadParts | TaskParts) -> None:
 def _last_flow(parts: ThreadParts | TaskParts) -> Flow[None]:
     """Release all leases, and give up the tickets and the presence if the database may know of them."""
     yield from parts.keepalive.let_go()
-    if parts.listener.started:
+    if parts.listener.known:
         yield from parts.flows.leave()

@@ -533,6 +533,19 @@ def test_repeated_waits_for_loss_leave_no_callback_behind(client: dblock.Client)
     assert len(lease._state._endings) == before
 
 
+async def test_close_releases_a_lease_whose_row_is_locked_for_a_moment(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    client = clients(presence=None)
+    await client.lock("a").acquire()
+    with owner.transaction():
+        owner.execute("SELECT FROM distributed_locks WHERE name = 'a' FOR UPDATE")
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0.1)
+    await closing
+    assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
+
+
 @pytest.mark.parametrize("kind", ["lock", "read_lock"])
 async def test_client_that_is_closed_while_it_releases_leaves_no_lock(
     clients: Clients, owner: psycopg.Connection, kind: str

@@ -12,6 +12,7 @@ import pytest
 
 import dblock
 from dblock._core import listener_flow, waiters
+from dblock._runtime.listener import Listener
 from tests.support.facade import Clients
 from tests.support.proxy import Proxy
 from tests.support.stages import sync_first
@@ -262,6 +263,38 @@ async def test_waiter_of_a_closed_client_gets_an_error_and_leaves_no_ticket(
     await wait_for_tickets(owner, 0)
     assert owner.execute("SELECT count(*) FROM lock_clients").fetchone() in ((0,), (1,))
     await held.release()
+
+
+async def test_client_closed_as_its_first_waiter_begins_to_wait_leaves_no_ticket(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waiter comes after the listener was closed, and gets its ticket before the pool is."""
+    join_queue, join = Listener.join_queue, Listener.join
+    arrived = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait_for_close(self: Listener, name: str, attempt: str) -> Any:
+        loop.call_soon_threadsafe(arrived.set)
+        while not self.flow.closed:
+            time.sleep(0.001)
+        return join_queue(self, name, attempt)
+
+    def wait_for_ticket(self: Listener, timeout: float) -> None:
+        if self is client._runtime.listener:
+            asyncio.run(wait_for_tickets(owner, 1))
+        join(self, timeout)
+
+    monkeypatch.setattr(Listener, "join_queue", wait_for_close)
+    monkeypatch.setattr(Listener, "join", wait_for_ticket)
+    with dblock.Client(dsn) as other, dblock.Client(dsn, presence=None) as client:
+        held = other.lock("a").acquire()
+        waiting = asyncio.ensure_future(asyncio.to_thread(client.lock("a").acquire))
+        await arrived.wait()
+        await asyncio.to_thread(client.close)
+        with pytest.raises(dblock.ClientClosed):
+            await waiting
+        assert owner.execute("SELECT count(*) FROM lock_tickets").fetchone() == (0,)
+        held.release()
 
 
 async def test_waiter_whose_ticket_was_deleted_takes_a_new_one(
