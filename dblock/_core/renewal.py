@@ -283,7 +283,9 @@ class RenewalSchedule:
 
     def let_go(self, abandoned: list[LeaseState]) -> Flow[None]:
         """Release all leases that are still held, and the abandoned ones, for the last time."""
-        last = [*self.held(), *self.releasable(abandoned)]
+        # A lease that is tied to the presence was in doubt from the end of its connection on, and may count as lost.
+        kept = [state for state in list(self._states) if state.ours and not state.over]
+        last = self.releasable([*kept, *abandoned])
         self._states, self._latest = {}, {}
         return self._release(last, self._give_back_at_last)
 

@@ -18,6 +18,7 @@ import pytest
 
 import dblock
 from dblock._runtime import shutdown
+from dblock._runtime.keepalive import KeepAlive
 from tests.support.closing import closing_before
 from tests.support.facade import Clients
 from tests.support.forks import run_in_fork
@@ -544,6 +545,26 @@ async def test_close_releases_a_lease_whose_row_is_locked_for_a_moment(
         await asyncio.sleep(0.1)
     await closing
     assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
+
+
+@pytest.mark.second_stage
+async def test_close_releases_a_lease_that_counts_as_lost_when_its_presence_ends(
+    clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, let_go = clients(presence=1), KeepAlive.let_go
+    lease = await client.lock("a").acquire()
+    await eventually(lambda: owner.execute("SELECT true FROM distributed_locks WHERE presence IS NOT NULL").fetchone())
+
+    def look_before(self: KeepAlive) -> Any:
+        deadline = time.monotonic() + 20
+        while not lease.lost.is_set():
+            assert time.monotonic() < deadline, "the lease is believed without its presence"
+            time.sleep(0.01)
+        return let_go(self)
+
+    monkeypatch.setattr(KeepAlive, "let_go", look_before)
+    await client.close()
+    assert owner.execute("SELECT expires_at = '-infinity' FROM distributed_locks").fetchone() == (True,)
 
 
 @pytest.mark.parametrize("kind", ["lock", "read_lock"])
