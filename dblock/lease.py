@@ -165,13 +165,7 @@ class ThreadLease(_LeaseBase):
                 return left
         try:
             released = self._flows.release_without_asking(self._abandon)
-            if released is not None:
-                return released
-            try:
-                return self._runtime.run(self._flows.release())
-            except ClientClosed:
-                # It was closed before the release was sent, and may have looked already for what is left to release.
-                return self._runtime.run_even_if_closed(self._flows.release())
+            return self._runtime.run_even_if_closed(self._flows.release()) if released is None else released
         except BaseException:
             # The caller leaves before the release is confirmed. The keep-alive retries it.
             self._abandon()
@@ -269,13 +263,7 @@ class TaskLease(_LeaseBase):
                 return left
         try:
             released = self._flows.release_without_asking(self._abandon)
-            if released is not None:
-                return released
-            try:
-                return await self._runtime.run(self._flows.release())
-            except ClientClosed:
-                # It was closed before the release was sent, and may have looked already for what is left to release.
-                return await self._runtime.run_even_if_closed(self._flows.release())
+            return await self._runtime.run_even_if_closed(self._flows.release()) if released is None else released
         except BaseException:
             # The caller leaves before the release is confirmed. The keep-alive retries it.
             self._abandon()

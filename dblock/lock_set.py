@@ -207,11 +207,8 @@ class LockSet(_SetBase[Lease]):
         states = self._to_release()
         all_held = not any(state.loss for state in self._states)
         try:
-            try:
-                return (self._runtime.run(self._flows.release(states)) if states else True) and all_held
-            except ClientClosed:
-                # As for a single lease.
-                return self._runtime.run_even_if_closed(self._flows.release(states)) and all_held
+            released = self._runtime.run_even_if_closed(self._flows.release(states)) if states else True
+            return released and all_held
         except BaseException:
             # The caller leaves before the release is confirmed. The keep-alive retries it.
             for state in states:
@@ -252,11 +249,8 @@ class AsyncLockSet(_SetBase[AsyncLease]):
         states = self._to_release()
         all_held = not any(state.loss for state in self._states)
         try:
-            try:
-                return (await self._runtime.run(self._flows.release(states)) if states else True) and all_held
-            except ClientClosed:
-                # As for a single lease.
-                return await self._runtime.run_even_if_closed(self._flows.release(states)) and all_held
+            released = await self._runtime.run_even_if_closed(self._flows.release(states)) if states else True
+            return released and all_held
         except BaseException:
             # The caller leaves before the release is confirmed. The keep-alive retries it.
             for state in states:

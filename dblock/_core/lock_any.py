@@ -17,7 +17,7 @@ from dblock._core.options import LockOptions
 from dblock._core.replies import Grant, TicketStatus, array, items
 from dblock._core.several import LOOK_AGAIN, grant_of, ticket_status
 from dblock._core.waiters import LocalWaiter
-from dblock.errors import DatabaseError
+from dblock.errors import ClientClosed, DatabaseError
 
 
 class LockAnyFlows:
@@ -112,7 +112,7 @@ class LockAnyFlows:
         if name is not None:
             if int(left_queues):
                 # The grant's commit was durable and could notify no waiter. A waiter finds out by itself otherwise.
-                with contextlib.suppress(DatabaseError):
+                with contextlib.suppress(DatabaseError, ClientClosed):
                     others = array(one for one in names if one != name)
                     yield Call(statements.abandon_tickets, (others, attempt), within=GIVE_UP_WITHIN)
             grant = grant_of(name, token, deadline, remaining, sent_at, presence)

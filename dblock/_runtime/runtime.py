@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dblock._core.acquire import LockFlows
-from dblock._core.effects import GIVE_UP_WITHIN, Flow
+from dblock._core.effects import GIVE_UP_WITHIN, Flow, drive, drive_async
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._runtime.callbacks import AsyncCallbackTimer, CallbackTimer
 from dblock._runtime.forks import call_after_fork, importing
@@ -167,16 +167,26 @@ class ThreadRuntime(_OpensLater):
         return (self.runner or self._open()).run(flow)
 
     def run_even_if_closed(self, flow: Flow[T]) -> T:
-        """Perform a flow even if the client has been closed."""
-        if not self.closed:
-            return self.run(flow)
-        from dblock._runtime.runner import Runner
+        """Perform a flow. Once the client is closed, the calls go over a connection of their own."""
+        last: Runner | None = None
 
-        last = Runner(self.settings.target, self.schema, 1, GIVE_UP_WITHIN, prepares=False)
+        def perform(effect: Any) -> Any:
+            nonlocal last
+            try:
+                return (last or self.runner or self._open()).perform(effect)
+            except ClientClosed:
+                if last is not None or not self.closed:
+                    raise
+            from dblock._runtime.runner import Runner
+
+            last = Runner(self.settings.target, self.schema, 1, GIVE_UP_WITHIN, prepares=False)
+            return last.perform(effect)
+
         try:
-            return last.run(flow)
+            return drive(flow, perform)
         finally:
-            last.close()
+            if last is not None:
+                last.close()
 
     def close(self) -> None:
         """Release the leases that are still held, and close the connections."""
@@ -243,16 +253,26 @@ class TaskRuntime(_OpensLater):
         return await (await self._open()).run(flow)
 
     async def run_even_if_closed(self, flow: Flow[T]) -> T:
-        """Perform a flow even if the client has been closed."""
-        if not self.closed:
-            return await self.run(flow)
-        from dblock._runtime.runner import AsyncRunner
+        """Perform a flow. Once the client is closed, the calls go over a connection of their own."""
+        last: AsyncRunner | None = None
 
-        last = AsyncRunner(self.settings.target, self.schema, 1, GIVE_UP_WITHIN, prepares=False)
+        async def perform(effect: Any) -> Any:
+            nonlocal last
+            try:
+                return await (last or self.runner or await self._open()).perform(effect)
+            except ClientClosed:
+                if last is not None or not self.closed:
+                    raise
+            from dblock._runtime.runner import AsyncRunner
+
+            last = AsyncRunner(self.settings.target, self.schema, 1, GIVE_UP_WITHIN, prepares=False)
+            return await last.perform(effect)
+
         try:
-            return await last.run(flow)
+            return await drive_async(flow, perform)
         finally:
-            last.close()
+            if last is not None:
+                last.close()
 
     async def close(self) -> None:
         """Release the leases that are still held, and close the connections."""

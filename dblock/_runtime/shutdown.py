@@ -52,8 +52,7 @@ def close(parts: ThreadParts) -> None:
     parts.runner.close()
     parts.keepalive_runner.close()
     parts.listener.waiters.wake_all()  # each waiter asks again, and gets ClientClosed
-    if parts.listener.known:
-        parts.runner.wait_until_idle(CALLS_END_WITHIN)
+    parts.runner.wait_until_idle(CALLS_END_WITHIN)
     _release_remaining(parts)
 
 
@@ -65,8 +64,7 @@ async def aclose(parts: TaskParts) -> None:
     parts.runner.close()
     parts.keepalive_runner.close()
     parts.listener.waiters.wake_all()  # each waiter asks again, and gets ClientClosed
-    if parts.listener.known:
-        await parts.runner.wait_until_idle(CALLS_END_WITHIN)
+    await parts.runner.wait_until_idle(CALLS_END_WITHIN)
     last = AsyncRunner(parts.runner.target, parts.runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
     try:
         with contextlib.suppress(DblockError):

@@ -17,8 +17,10 @@ import psycopg
 import pytest
 
 import dblock
+from dblock._core.effects import Call
 from dblock._runtime import shutdown
 from dblock._runtime.keepalive import KeepAlive
+from dblock._runtime.runner import AsyncRunner
 from tests.support.closing import closing_before
 from tests.support.facade import Clients
 from tests.support.forks import run_in_fork
@@ -532,6 +534,31 @@ def test_repeated_waits_for_loss_leave_no_callback_behind(client: dblock.Client)
     for _ in range(50):
         assert lease.lost.wait(0) is False
     assert len(lease._state._endings) == before
+
+
+async def test_cancelled_release_of_a_client_that_closes_leaves_no_lock(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release is under way when its task is cancelled and the client closed, as at the end of a program."""
+    call, sent = AsyncRunner._call, asyncio.Event()
+
+    async def send(self: AsyncRunner, effect: Call, *rest: Any) -> Any:
+        if b".release(" in effect.sql:
+            sent.set()
+            effect = effect._replace(sql=effect.sql.replace(b"SELECT", b"SELECT pg_sleep(10),"))
+        return await call(self, effect, *rest)
+
+    client = dblock.AsyncClient(dsn, presence=None)
+    lease = await client.lock("a").acquire()
+    monkeypatch.setattr(AsyncRunner, "_call", send)
+    releasing = asyncio.ensure_future(lease.release())
+    await sent.wait()
+    await asyncio.sleep(0.05)
+    releasing.cancel()
+    await client.close()
+    with pytest.raises(asyncio.CancelledError):
+        await releasing
+    assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
 
 
 async def test_close_releases_a_lease_whose_row_is_locked_for_a_moment(

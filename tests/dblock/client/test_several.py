@@ -476,6 +476,21 @@ async def test_client_that_closes_while_a_set_is_released_leaves_nothing(
     assert held(owner) == []
 
 
+async def test_client_that_closes_while_any_lock_leaves_its_queues_leaves_nothing(
+    clients: Clients, owner: psycopg.Connection
+) -> None:
+    mine, other = clients(presence=None), clients()
+    blockers = [await other.lock(name).acquire() for name in "ab"]
+    waiting = asyncio.ensure_future(mine.lock_any(["a", "b"], ttl=TTL).acquire())
+    await eventually(lambda: tickets(owner) == ["a", "b"])
+    with closing_before("abandon_all", mine):  # with the ticket for a, after b was granted
+        await blockers.pop().release()
+        with pytest.raises(dblock.ClientClosed):
+            await waiting
+    await blockers.pop().release()
+    await nothing_stays(owner)
+
+
 @pytest.mark.parametrize("in_a_cycle", [True, False])
 async def test_client_that_closes_while_a_set_gives_way_leaves_nothing(
     clients: Clients, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, in_a_cycle: bool
