@@ -64,6 +64,7 @@ async def aclose(parts: TaskParts) -> None:
     parts.runner.close()
     parts.keepalive_runner.close()
     parts.listener.waiters.wake_all()  # each waiter asks again, and gets ClientClosed
+    await asyncio.sleep(0)  # a task that was cancelled just before hands its lease to the keep-alive here
     await parts.runner.wait_until_idle(CALLS_END_WITHIN)
     last = AsyncRunner(parts.runner.target, parts.runner.schema, 1, GIVE_UP_WITHIN, prepares=False)
     try:

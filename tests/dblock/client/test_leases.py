@@ -20,6 +20,7 @@ import dblock
 from dblock._core.effects import Call
 from dblock._runtime import shutdown
 from dblock._runtime.keepalive import KeepAlive
+from dblock._runtime.pool import AsyncPool
 from dblock._runtime.runner import AsyncRunner
 from tests.support.closing import closing_before
 from tests.support.facade import Clients
@@ -554,6 +555,29 @@ async def test_cancelled_release_of_a_client_that_closes_leaves_no_lock(
     releasing = asyncio.ensure_future(lease.release())
     await sent.wait()
     await asyncio.sleep(0.05)
+    releasing.cancel()
+    await client.close()
+    with pytest.raises(asyncio.CancelledError):
+        await releasing
+    assert owner.execute("SELECT count(*) FROM holder('a')").fetchone() == (0,)
+
+
+async def test_release_cancelled_just_before_its_client_closes_leaves_no_lock(
+    dsn: str, owner: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release waits for a connection, so no call is under way."""
+    waits = asyncio.Event()
+
+    async def wait(*args: Any) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    client = dblock.AsyncClient(dsn, presence=None)
+    lease = await client.lock("a").acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncPool, "take", wait)
+        releasing = asyncio.ensure_future(lease.release())
+        await waits.wait()
     releasing.cancel()
     await client.close()
     with pytest.raises(asyncio.CancelledError):
