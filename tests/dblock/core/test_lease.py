@@ -138,7 +138,7 @@ def test_failed_release_does_not_hide_the_error_of_the_body() -> None:
 
     def lease() -> Lease:
         held = ManualLease()
-        held.client.run = unreachable
+        held.client.run_even_if_closed = unreachable
         return held.lease
 
     with pytest.raises(KeyError), lease():
