@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import threading
 from collections import deque
 from typing import NamedTuple
 
@@ -48,6 +49,7 @@ class KeepAliveFlow:
         self._ownerless: set[LeaseState] = set()
         """The same leases, until the loop has taken them out of the schedule."""
         self._abandoned: list[LeaseState] = []
+        self._collecting = threading.RLock()  # reentrant, because the garbage collector may close a client here
         self._in_use = False
         self._asleep_until = math.inf
         self.closed = False
@@ -115,7 +117,8 @@ class KeepAliveFlow:
                 yield Sleep(SHORTEST_PAUSE)
 
     def _collect(self) -> None:
-        with contextlib.suppress(IndexError):
+        # A lease that the loop collects is in no list for a moment, at which a closing client would miss it.
+        with self._collecting, contextlib.suppress(IndexError):
             while True:
                 state = self._dropped.popleft()
                 self.schedule.discard(state)
