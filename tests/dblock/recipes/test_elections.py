@@ -414,7 +414,7 @@ def test_rolling_deploy_changes_the_leader_once(
 ) -> None:
     """Three replicas of version 1.9 are replaced one by one by version 1.10: the first new one leads, and stays."""
     old = [candidates(f"old-{n}", version="1.9") for n in range(3)]
-    until(lambda: waiting(owner) == 2)
+    until(lambda: waiting(owner) == 2 and any(one.led.is_set() for one in old))
     leading = next(one for one in old if one.led.is_set())
     new = candidates("new-0", version="1.10")
     new.led.wait(PATIENCE)
