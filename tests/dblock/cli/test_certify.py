@@ -10,12 +10,14 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
+from dblock._core import acquire, renewal
 from dblock._core.options import quoted
 from dblock._runtime.target import resolve
 from dblock.admin import schema
 from dblock.admin.probe import BEHAVIOURS
 from dblock.cli.certify import certificate, trials
 from dblock.cli.certify.certificate import GUARANTEES, Certificate, certify
+from dblock.cli.certify.stage import schema_for_trials
 from tests.support.machine import measured
 from tests.support.pooler import needs_pgbouncer, pooled
 from tests.support.pretender import ADVISORY, pretend
@@ -42,6 +44,8 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def states(found: Certificate) -> dict[str, str]:
+    for one in found.trials:
+        print(one)  # so that a failed comparison shows what each trial saw
     return {one.id: one.state for one in found.guarantees if one.state != "holds"}
 
 
@@ -128,6 +132,16 @@ def test_broken_guarantee_is_shown(bare_dsn: str, monkeypatch: pytest.MonkeyPatc
     found = states(certify(resolve(bare_dsn)))
     assert found[guarantee] in ("fails", "weaker")
     assert left(bare_dsn) == []
+
+
+@pytest.mark.second_stage
+def test_holder_that_trusts_its_lease_too_long_fails_its_trial(bare_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Proxy(bare_dsn) as proxy, schema_for_trials(resolve(bare_dsn)) as name:
+        trials.cut_off(resolve(proxy.dsn), name)
+        for module in (acquire, renewal):
+            monkeypatch.setattr(module, "TRUST", 1.5)
+        with pytest.raises(trials.Failed, match="still trusted its lease"):
+            trials.cut_off(resolve(proxy.dsn), name)
 
 
 @needs_pgbouncer
