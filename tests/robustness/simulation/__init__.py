@@ -1,10 +1,11 @@
 """dblock's own code in a simulated world, in which a seed decides everything that goes wrong.
 
-The shipped flows, waiters, leases, keep-alive and listener of dblock run in simulated processes against a database in
-memory. Time is a number in a queue of events, and one random.Random decides everything that is random. Messages are
-late, overtaken, lost, or executed without a reply. Processes are stopped, cut off and killed, and their connections are
-closed. Callers give up and time out. An operator force-releases locks, reaps, terminates single sessions and restarts
-the database. The database crashes and forgets what was not on disk, or its standby is promoted and has not received it.
+The shipped flows, waiters, leases, keep-alive and listener of dblock run in simulated processes against the database in
+memory of `dblock.testing`. Time is a number in a queue of events, and one random.Random decides everything that is
+random. Messages are late, overtaken, lost, or executed without a reply. Processes are stopped, cut off and killed, and
+their connections are closed. Callers give up and time out. An operator force-releases locks, reaps, terminates single
+sessions and restarts the database. The database crashes and forgets what was not on disk, or its standby is promoted
+and has not received it.
 All of that follows from the seed, so you can replay a run that fails step by step:
 
     python -m tests.robustness.simulation --seeds 100000 --processes 2
@@ -21,12 +22,9 @@ same random calls to both.
 | module | contents |
 |---|---|
 | world | time, randomness, the order of events, the story |
-| tables, store, queue | the meaning of dblock's SQL functions |
 | database | the server around them: its disk, its standby, crashes and promotions |
-| statements | a client's statements, executed on the store |
 | network | what can happen to a message |
 | process, client, worker | a process, the client in it, a thread that uses locks |
-| fence | the resource, which refuses stale writers |
 | faults, run | what goes wrong and when; a storm, then calm |
 | checks | what must hold |
 | shared_locks | what read-write locks and semaphores add to all of these |

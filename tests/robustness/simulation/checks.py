@@ -25,9 +25,9 @@ from collections.abc import Iterator
 
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import LockOptions
+from dblock.testing.database.tables import Row, Ticket
 from tests.robustness.simulation.client import Client
 from tests.robustness.simulation.database import Database
-from tests.robustness.simulation.tables import Row, Ticket
 from tests.robustness.simulation.world import Violation, World, short
 
 WOKEN_WITHIN = 0.3

@@ -19,9 +19,9 @@ from dblock._runtime.keepalive import _KeepAliveBase
 from dblock._runtime.listener import _ListenerBase
 from dblock._runtime.runtime import RuntimeBase
 from dblock.errors import Unavailable
+from dblock.testing.database.statements import INSTALLATION
 from tests.robustness.simulation.network import Network
 from tests.robustness.simulation.process import Bell, Connection, Process, Resume, Task, Waiter, failed
-from tests.robustness.simulation.statements import INSTALLATION
 from tests.robustness.simulation.world import World
 
 CONNECTS_WITHIN = 2.0

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dblock._core.listener_failures import ServerState
-from tests.robustness.simulation.fence import Fence
-from tests.robustness.simulation.recipes import RecipeStore
-from tests.robustness.simulation.tables import Tables
+from dblock.testing.database.fence import Fence
+from dblock.testing.database.recipes import RecipeStore
+from dblock.testing.database.tables import Tables
 from tests.robustness.simulation.world import World
 
 T = TypeVar("T")

@@ -21,10 +21,10 @@ from dblock._core.effects import Call, Row
 from dblock._core.options import lock_options
 from dblock._core.presence import Presence, SocketState
 from dblock._core.replies import items
-from tests.robustness.simulation.fence import Fence
-from tests.robustness.simulation.recipes import RecipeStore
-from tests.robustness.simulation.statements import perform
-from tests.robustness.simulation.unseen import Unseen
+from dblock.testing.database.fence import Fence
+from dblock.testing.database.recipes import RecipeStore
+from dblock.testing.database.statements import perform
+from dblock.testing.database.unseen import Unseen
 
 TICK = 1 / 64
 

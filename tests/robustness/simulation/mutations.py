@@ -22,8 +22,8 @@ from dblock._core.listener_failures import ServerState
 from dblock._core.listener_flow import ListenerFlow
 from dblock._core.presence import Presence
 from dblock._core.replies import Grant
+from dblock.testing.database.tables import Row, Ticket
 from tests.robustness.simulation.run import Run
-from tests.robustness.simulation.tables import Row, Ticket
 
 R = TypeVar("R", bound=Run)
 

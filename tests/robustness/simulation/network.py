@@ -16,8 +16,8 @@ from psycopg import errors as pg
 
 from dblock._runtime.error_mapping import Overdue
 from dblock.errors import ClaimBusy, DblockError
+from dblock.testing.database.statements import Args, Listens, perform
 from tests.robustness.simulation.database import Database
-from tests.robustness.simulation.statements import Args, Listens, perform
 from tests.robustness.simulation.world import World
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from dblock._core.replies import array
 from dblock._core.slots import SlotFlows, check_definition
 from dblock.recipes.elections.flows import ElectionFlows
 from dblock.recipes.elections.records import election_options
+from dblock.testing.database.schedules.store import SECOND
 from tests.robustness.simulation.fidelity import TICK, Both, Granted
-from tests.robustness.simulation.schedules.store import SECOND
 
 ELECTION = "e"
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dblock._core import clock
+from dblock.testing.database.fence import Fence
+from dblock.testing.database.recipes import RecipeStore
+from dblock.testing.database.tables import Ticket
 from tests.robustness.simulation.checks import Checks
 from tests.robustness.simulation.client import Client
 from tests.robustness.simulation.database import Database
 from tests.robustness.simulation.faults import Faults
-from tests.robustness.simulation.fence import Fence
 from tests.robustness.simulation.network import Network, Weather
-from tests.robustness.simulation.recipes import RecipeStore
-from tests.robustness.simulation.tables import Ticket
 from tests.robustness.simulation.worker import Errand, Worker, wanted
 from tests.robustness.simulation.world import BodyFailed, Violation, World
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dblock._core.lease_state import LeaseState
 from dblock.recipes.elections.records import Leader, Vacancy
+from dblock.testing.database.elections.store import election_lock
+from dblock.testing.database.tables import Row, Term
 from tests.robustness.simulation.checks import Checks, believes
 from tests.robustness.simulation.client import Client
-from tests.robustness.simulation.elections.store import election_lock
-from tests.robustness.simulation.tables import Row, Term
 from tests.robustness.simulation.world import Violation
 
 BY_THE_LEADER = ("resigned", "transferred", "outranked", "failed")

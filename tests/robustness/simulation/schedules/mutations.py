@@ -8,10 +8,10 @@ from typing import Any
 from dblock._core.effects import Flow, Sleep
 from dblock._core.lease_state import LeaseState
 from dblock._core.slots import SlotFlows
+from dblock.testing.database.tables import Schedule
 from tests.robustness.simulation.mutations import Bug, instead
 from tests.robustness.simulation.process import performed
 from tests.robustness.simulation.schedules.run import ScheduleRun
-from tests.robustness.simulation.tables import Schedule
 
 BUGS: dict[str, Bug[ScheduleRun]] = {}
 

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dblock._core.lease_state import LeaseState
+from dblock.testing.database.tables import HEADS, Row, Ticket
 from tests.robustness.simulation.checks import FOUND_WITHIN, GHOSTS_WITHIN, WOKEN_WITHIN, Checks
 from tests.robustness.simulation.client import Client
-from tests.robustness.simulation.tables import HEADS, Row, Ticket
 from tests.robustness.simulation.world import Violation, short
 
 

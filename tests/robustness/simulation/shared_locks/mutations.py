@@ -13,10 +13,10 @@ from dblock._core.effects import Flow, Sleep
 from dblock._core.lease_state import LeaseState
 from dblock._core.replies import Grant
 from dblock._core.shared_acquire import SharedFlows, read_write_options
+from dblock.testing.database.shared_locks.store import EXCLUDING
+from dblock.testing.database.tables import Row, Ticket
 from tests.robustness.simulation.mutations import Bug, instead
 from tests.robustness.simulation.shared_locks.run import SharedRun
-from tests.robustness.simulation.shared_locks.store import EXCLUDING
-from tests.robustness.simulation.tables import Row, Ticket
 
 BUGS: dict[str, Bug[SharedRun]] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.robustness.simulation import tables
+from dblock.testing.database import tables
 
 
 class Unseen:

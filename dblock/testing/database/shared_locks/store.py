@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dblock.errors import InvalidArgument, PermitsDiffer
-from tests.robustness.simulation.store import Store
-from tests.robustness.simulation.tables import HEADS, Row, Ticket
+from dblock.testing.database.store import Store
+from dblock.testing.database.tables import HEADS, Row, Ticket
 
 SHARE_KINDS = {"read": "reader", "write": "writer", None: "permit"}
 EXCLUDING = {"read": ("writer",), "write": ("reader", "writer"), None: ("permit",)}

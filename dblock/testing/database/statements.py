@@ -12,13 +12,13 @@ from functools import lru_cache
 from dblock._core.effects import Row
 from dblock._core.replies import array
 from dblock._core.statements import ARE_YOU_THERE, KEEP_SESSION, NOTIFY_SELF, STOP_LISTENING, WHICH_ENDPOINTS
-from tests.robustness.simulation.columns import boolean, items, number, seconds, text
-from tests.robustness.simulation.elections import statements as elections
-from tests.robustness.simulation.fence import Fence
-from tests.robustness.simulation.recipes import RecipeStore
-from tests.robustness.simulation.schedules import statements as schedules
-from tests.robustness.simulation.shared_locks import statements as shared_locks
-from tests.robustness.simulation.store import Asked, Store, Tried
+from dblock.testing.database.columns import boolean, items, number, seconds, text
+from dblock.testing.database.elections import statements as elections
+from dblock.testing.database.fence import Fence
+from dblock.testing.database.recipes import RecipeStore
+from dblock.testing.database.schedules import statements as schedules
+from dblock.testing.database.shared_locks import statements as shared_locks
+from dblock.testing.database.store import Asked, Store, Tried
 
 Args = tuple["str | None", ...]
 

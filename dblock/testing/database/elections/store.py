@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from tests.robustness.simulation.store import Store
-from tests.robustness.simulation.tables import Candidate, Term
+from dblock.testing.database.store import Store
+from dblock.testing.database.tables import Candidate, Term
 
 
 class TermObserver(Protocol):

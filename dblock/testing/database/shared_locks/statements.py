@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 
 from dblock._core.effects import Row
-from tests.robustness.simulation.columns import boolean, items, number, seconds, text
-from tests.robustness.simulation.fence import Fence
-from tests.robustness.simulation.shared_locks.store import SharedStore
+from dblock.testing.database.columns import boolean, items, number, seconds, text
+from dblock.testing.database.fence import Fence
+from dblock.testing.database.shared_locks.store import SharedStore
 
 Args = tuple["str | None", ...]
 

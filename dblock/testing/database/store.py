@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tests.robustness.simulation.queue import Queues
-from tests.robustness.simulation.tables import HEADS, Row, Ticket
+from dblock.testing.database.queue import Queues
+from dblock.testing.database.tables import HEADS, Row, Ticket
 
 SECOND = 1_000_000
 """The clock's ticks in a second, each of them a token."""

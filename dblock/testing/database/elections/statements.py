@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 
 from dblock._core.effects import Row
-from tests.robustness.simulation.columns import boolean, items, number, text
-from tests.robustness.simulation.elections.store import Elections
+from dblock.testing.database.columns import boolean, items, number, text
+from dblock.testing.database.elections.store import Elections
 
 Args = tuple["str | None", ...]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.robustness.simulation.elections.store import Elections
-from tests.robustness.simulation.schedules.store import Schedules
-from tests.robustness.simulation.shared_locks.store import SharedStore
+from dblock.testing.database.elections.store import Elections
+from dblock.testing.database.schedules.store import Schedules
+from dblock.testing.database.shared_locks.store import SharedStore
 
 
 class RecipeStore(SharedStore):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dblock._core.effects import Row
-from tests.robustness.simulation.columns import number, seconds, text
-from tests.robustness.simulation.schedules.store import SECOND, Definition, Schedules
+from dblock.testing.database.columns import number, seconds, text
+from dblock.testing.database.schedules.store import SECOND, Definition, Schedules
 
 Args = tuple["str | None", ...]
 

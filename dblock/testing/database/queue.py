@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from tests.robustness.simulation.tables import Mark, Row, Tables, Ticket
+from dblock.testing.database.tables import Mark, Row, Tables, Ticket
 
 HEARD_FOR, HEARD_AGAIN = 3.0, 2.0
 """Seconds for which a heartbeat keeps a client alive, and the rest below which the next heartbeat extends them."""

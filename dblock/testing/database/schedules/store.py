@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from tests.robustness.simulation.store import Store
-from tests.robustness.simulation.tables import Schedule, SlotRun
+from dblock.testing.database.store import Store
+from dblock.testing.database.tables import Schedule, SlotRun
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND

@@ -1,0 +1,1 @@
+"""Elections in the database in memory."""

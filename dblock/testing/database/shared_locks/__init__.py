@@ -1,0 +1,1 @@
+"""Read-write locks and semaphores in the database in memory."""
