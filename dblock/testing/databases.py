@@ -1,0 +1,129 @@
+"""The database of one process of a test run: private, cleaned between tests, and removed at the end.
+
+It is a database of the run's own server (dblock.testing.run_server), or a schema in the database of a DSN.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dblock._core.options import quoted
+from dblock.testing.leaks import Watch, held
+
+if TYPE_CHECKING:
+    import psycopg
+
+LASTING = ("installed_revision", "token_clock")
+"""The tables whose rows belong to the installation."""
+
+PATIENCE = "5s"
+"""How long a test may keep the rows of dblock locked after its end."""
+
+SESSIONS_END_WITHIN = 2.0
+
+TABLES = (
+    "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+    " WHERE c.relkind = 'r' AND n.nspname = ANY(%s) AND NOT c.relname = ANY(%s) ORDER BY 1, 2"
+)
+
+LEFT = (
+    "SELECT 'lock', name, token, holder FROM {schema}.distributed_locks WHERE expires_at > clock_timestamp()"
+    " UNION ALL SELECT 'ticket', name, NULL, holder FROM {schema}.lock_tickets"
+    " UNION ALL SELECT 'connection', application_name, pid, backend_start::text FROM pg_stat_activity"
+    " WHERE %s AND datname = current_database() AND application_name = 'dblock'"
+    " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+)
+
+
+class TestDatabase:
+    """A database with dblock installed, for the tests of one process."""
+
+    __test__ = False  # pytest takes a class with this name for tests
+
+    def __init__(self, dsn: str, schema: str, fences: str | None, *, private: bool) -> None:
+        import psycopg
+
+        self.dsn = dsn
+        self.schema = schema
+        self._private = private
+        """Whether no other program has sessions in this database."""
+        self._connection: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True)
+        self._connection.execute(f"SET lock_timeout = '{PATIENCE}'".encode())
+        tables = self._connection.execute(TABLES, [[schema, fences], list(LASTING)]).fetchall()
+        parts = [f"d{n} AS (DELETE FROM {quoted(s)}.{quoted(t)})" for n, (s, t) in enumerate(tables)]
+        self._clean = f"WITH {', '.join(parts)} SELECT".encode()
+        self._left = LEFT.format(schema=quoted(schema).replace("%", "%%")).encode()
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """A connection of the schema's owner, in autocommit."""
+        return self._connection
+
+    def note_left(self, watch: Watch) -> None:
+        """Note each lock, ticket and connection of dblock that is still in the database."""
+        until = time.monotonic() + SESSIONS_END_WITHIN
+        while True:
+            found = self._connection.execute(self._left, [self._private]).fetchall()
+            # The session of a connection that was just closed takes a moment to end.
+            if all(kind != "connection" for kind, *_ in found) or time.monotonic() > until:
+                break
+            time.sleep(0.002)
+        for kind, name, number, holder in found:
+            if kind == "lock":
+                place = watch.place_of(number)
+                watch.left.append(held(name, number, holder, place, known=place is not None))
+            elif kind == "ticket":
+                watch.left.append(f"a ticket in the queue for {name!r}: {holder} waits in another process")
+            else:
+                watch.left.append(f"a connection of dblock since {holder}, of backend {number}")
+
+    def clean(self) -> None:
+        """Delete every row of dblock and fenced_store, except those of the installation itself."""
+        self._connection.execute(self._clean)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+@contextmanager
+def database_of(folder: Path, worker: str | None) -> Iterator[TestDatabase]:
+    """Yield the database of this process on the run's own server."""
+    from dblock.testing import run_server
+
+    server = run_server.join(folder)
+    try:
+        # A run of one process uses the database into which dblock was installed. A clone takes longer.
+        dsn = server.dsn() if worker is None else server.clone(f"{run_server.DATABASE}_{worker}_{uuid.uuid4().hex[:6]}")
+        database = TestDatabase(dsn, "dblock", "fenced_store", private=True)
+        try:
+            yield database
+        finally:
+            database.close()
+    finally:
+        server.leave()
+
+
+@contextmanager
+def schema_of(dsn: str) -> Iterator[TestDatabase]:
+    """Yield a schema of this process in the database of a DSN."""
+    import psycopg
+
+    from dblock.admin.schema import install
+
+    schema = f"dblock_test_{uuid.uuid4().hex[:12]}"
+    try:
+        install(dsn, schema)
+        database = TestDatabase(dsn, schema, None, private=False)
+        try:
+            yield database
+        finally:
+            database.close()
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"DROP SCHEMA IF EXISTS {quoted(schema)} CASCADE".encode())

@@ -1,0 +1,151 @@
+"""Find what a test has left behind: held locks, tickets, open clients and threads, each with the line that made it.
+
+While a test is watched, every new client of this process gets an observer that notes the caller's line at each wait and
+each grant. That costs a walk over a few frames. A client that exists before is not watched, and one that no test
+watches pays nothing.
+
+The observer knows what this process has done. What other processes have left is read from the database, without a line.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dblock.client_base import ClientBase
+from dblock.observability import ObservedHold, ObservedWait, Observer
+from dblock.testing.places import Place, caller
+
+THREADS_END_WITHIN = 2.0
+
+
+class Watch(Observer):
+    """What this process has taken since the test began, and where."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.waits: dict[ObservedWait, Place | None] = {}
+        """The waits that have not ended."""
+        self.holds: dict[ObservedHold, Place | None] = {}
+        """The leases that have not ended."""
+        self.clients: list[tuple[Any, Place | None]] = []
+        self.grants: list[tuple[ObservedHold, Place | None]] = []
+        """All leases of this test, in the order of their arrival."""
+        self.queued: list[tuple[ObservedWait, Place | None]] = []
+        """All calls of this test that had to wait in a queue, or did not get the lock."""
+        self.left: list[str] = []
+        """One sentence for each thing that the test has left behind."""
+        self._threads = set(threading.enumerate())
+
+    def wait_began(self, wait: ObservedWait) -> None:
+        place = caller()
+        with self._lock:
+            self.waits[wait] = place
+
+    def wait_ended(self, wait: ObservedWait) -> None:
+        with self._lock:
+            place = self.waits.pop(wait, None)
+            if wait.handoff is not None or wait.outcome != "granted":
+                self.queued.append((wait, place))
+
+    def hold_began(self, hold: ObservedHold) -> None:
+        place = caller()
+        with self._lock:
+            self.holds[hold] = place
+            self.grants.append((hold, place))
+
+    def hold_ended(self, hold: ObservedHold) -> None:
+        if hold.lost is None and _in_shutdown_without_loop():
+            # The event loop was closed while the lease was held. Not the test has released it.
+            return
+        with self._lock:
+            self.holds.pop(hold, None)
+
+    def place_of(self, token: int | None) -> Place | None:
+        """Return the line at which this process was granted a lock under this token."""
+        return next((place for hold, place in self.grants if hold.token == token), None)
+
+    def note_calls(self) -> None:
+        """Note each lease that is held and each call that waits, by any client of this test."""
+        with self._lock:
+            holds, waits = list(self.holds.items()), list(self.waits.items())
+            self.holds.clear()
+            self.waits.clear()
+        self.left += [held(hold.lock, hold.token, hold.holder, place) for hold, place in holds]
+        for wait, place in waits:
+            names = ", ".join(map(repr, wait.locks))
+            self.left.append(f"a ticket in the queue for {names}: {wait.holder} waits since {_at(place)}")
+
+    def close_clients(self) -> None:
+        """Note each client that is open, and close it."""
+        for client, place in self.clients:
+            if client._runtime.runner is not None:
+                self.left.append(f"a client with its connections and threads, not closed: made at {_at(place)}")
+                close(client)
+        self.clients.clear()
+
+    def note_threads(self) -> None:
+        """Note each thread of dblock that was started during the test and does not end."""
+        until = time.monotonic() + THREADS_END_WITHIN
+        for thread in threading.enumerate():
+            if thread.name.startswith("dblock") and thread not in self._threads:
+                thread.join(max(0.0, until - time.monotonic()))
+                if thread.is_alive():
+                    self.left.append(f"the thread {thread.name!r}, which does not end")
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[Watch]:
+    """Let every client that is made during the block report to this watch."""
+    original = ClientBase.__init__
+
+    @functools.wraps(original)
+    def init(self: ClientBase, *args: Any, **kwargs: Any) -> None:
+        kwargs["observers"] = [*kwargs.get("observers", ()), watch]
+        original(self, *args, **kwargs)
+        watch.clients.append((self, caller()))
+
+    ClientBase.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield watch
+    finally:
+        ClientBase.__init__ = original  # type: ignore[method-assign]
+
+
+def close(client: Any) -> None:
+    """Close a client of either kind from outside of its event loop."""
+    runtime = client._runtime
+    loop = getattr(runtime, "_loop", None)
+    if loop is None:
+        # A Client, or an AsyncClient that was never used.
+        if runtime.runner is not None:
+            client.close()
+    elif loop.is_closed() or loop.is_running():
+        runtime.shutdown()
+        runtime.closed, runtime.runner = True, None
+    else:
+        loop.run_until_complete(client.close())
+
+
+def held(lock: str, token: int | None, holder: str | None, place: Place | None, *, known: bool = True) -> str:
+    """Return a sentence that names a lock that is held."""
+    by = "an efficiency lock" if token is None or token < 0 else f"token {token}"
+    return f"lock {lock!r} ({by}), held by {holder}: acquired at {_at(place, known=known)}"
+
+
+def _at(place: Place | None, *, known: bool = True) -> str:
+    return str(place) if place is not None else "a line that is not known" if known else "another process"
+
+
+def _in_shutdown_without_loop() -> bool:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "close_without_loop":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

@@ -1,0 +1,125 @@
+"""The pytest plugin: clients on a private database, and a check that each test leaves nothing behind.
+
+pytest loads it by itself. `-p no:dblock` turns it off. A project that uses none of its fixtures pays for this module
+alone: it imports the rest of dblock when a fixture is first used.
+
+    def test_invoice_is_closed_once(dblock_client):
+        with dblock_client.lock("invoice:42"):
+            ...
+
+The database is on an embedded Postgres that all processes of the run share and that ends with them, or a schema in the
+database of `--dblock-dsn`. Each process of pytest-xdist has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from dblock.async_client import AsyncClient
+    from dblock.client import Client
+    from dblock.testing.databases import TestDatabase
+    from dblock.testing.leaks import Watch
+
+_FOLDER = pytest.StashKey[Path]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("dblock")
+    group.addoption(
+        "--dblock-dsn", metavar="DSN", help="test in a schema of this database, not on an embedded Postgres"
+    )
+    parser.addini("dblock_dsn", "test in a schema of this database, not on an embedded Postgres", default="")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give every process of pytest-xdist the same folder."""
+    node.workerinput["dblock_folder"] = str(_folder(node.config))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Wait until the server is gone, so that nothing of it is left when pytest has ended."""
+    if _FOLDER in config.stash and not hasattr(config, "workerinput"):
+        from dblock.testing.run_server import wait_until_gone
+
+        wait_until_gone(config.stash[_FOLDER])
+
+
+@pytest.fixture(scope="session")
+def _dblock_database(request: pytest.FixtureRequest) -> Iterator[TestDatabase]:
+    from dblock.testing.databases import database_of, schema_of
+
+    dsn = request.config.getoption("--dblock-dsn") or request.config.getini("dblock_dsn")
+    worker = getattr(request.config, "workerinput", {}).get("workerid")
+    with schema_of(dsn) if dsn else database_of(_folder(request.config), worker) as database:
+        yield database
+
+
+@pytest.fixture
+def _dblock_watch(request: pytest.FixtureRequest, _dblock_database: TestDatabase) -> Iterator[Watch]:
+    """Watch the clients of this test; afterwards clean the rows, and fail if the test has left something behind."""
+    from dblock.testing.leaks import Watch, watching
+
+    with watching(Watch()) as watch:
+        yield watch
+    watch.note_calls()
+    watch.close_clients()
+    watch.note_threads()
+    _dblock_database.note_left(watch)
+    _dblock_database.clean()
+    if watch.left:
+        pytest.fail("\n  ".join([f"{request.node.name} has left behind:", *watch.left]), pytrace=False)
+
+
+@pytest.fixture
+def dblock_dsn(_dblock_database: TestDatabase, _dblock_watch: Watch) -> str:
+    """The DSN of a database with dblock installed, without any locks. Its own clients need `schema=dblock_schema`."""
+    return _dblock_database.dsn
+
+
+@pytest.fixture
+def dblock_schema(_dblock_database: TestDatabase, _dblock_watch: Watch) -> str:
+    """The schema of dblock in the database of `dblock_dsn`: `dblock`, or a private one with `--dblock-dsn`."""
+    return _dblock_database.schema
+
+
+@pytest.fixture
+def dblock_client(dblock_dsn: str, dblock_schema: str, _dblock_watch: Watch) -> Iterator[Client]:
+    """A client of the test's database, closed at the end of the test."""
+    from dblock.client import Client
+
+    yield from _client(Client(dblock_dsn, schema=dblock_schema), _dblock_watch)
+
+
+@pytest.fixture
+def dblock_async_client(dblock_dsn: str, dblock_schema: str, _dblock_watch: Watch) -> Iterator[AsyncClient]:
+    """An AsyncClient of the test's database, closed at the end of the test.
+
+    It belongs to the event loop of its first call, so it works with every plugin that runs asynchronous tests.
+    """
+    from dblock.async_client import AsyncClient
+
+    yield from _client(AsyncClient(dblock_dsn, schema=dblock_schema), _dblock_watch)
+
+
+def _client(client: Any, watch: Watch) -> Iterator[Any]:
+    from dblock.testing.leaks import close
+
+    yield client
+    watch.note_calls()  # before the client releases it
+    close(client)
+
+
+def _folder(config: pytest.Config) -> Path:
+    """Return the folder of this run's server, the same in all its processes. It may not exist."""
+    if _FOLDER not in config.stash:
+        from dblock.testing.run_server import new_folder
+
+        given = getattr(config, "workerinput", {}).get("dblock_folder")
+        config.stash[_FOLDER] = Path(given) if given else new_folder()
+    return config.stash[_FOLDER]

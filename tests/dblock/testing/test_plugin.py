@@ -1,0 +1,328 @@
+"""The pytest plugin, as a user's project runs it: clients on a private database, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dblock.testing.run_server import new_folder
+from tests.support.inner_pytest import INI, PLUGIN, Result, command, environment, run_pytest
+from tests.support.machine import measured
+
+pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+
+FOLDERS = new_folder().parent
+
+TESTS = """
+import threading
+import subprocess
+import sys
+
+import dblock
+import pytest
+
+kept = []
+
+
+def test_lock_is_granted(dblock_client):
+    with dblock_client.lock("a") as lease:
+        assert lease.token
+
+
+def test_rows_of_the_last_test_are_gone(dblock_client, dblock_dsn, dblock_schema):
+    import psycopg
+
+    with psycopg.connect(dblock_dsn) as connection:
+        count = f"SELECT count(*) FROM {dblock_schema}.distributed_locks"
+        assert connection.execute(count).fetchone() == (0,)
+
+
+def test_held_lock(dblock_client):
+    kept.append(dblock_client.lock("a").acquire())  # line of test_held_lock
+
+
+def test_held_share(dblock_client):
+    kept.append(dblock_client.read_lock("shared").acquire())  # line of test_held_share
+
+
+def test_ticket(dblock_client):
+    holder = dblock_client.lock("a").acquire()
+    waits = threading.Event()
+
+    def wait():
+        waits.set()
+        try:
+            dblock_client.lock("a").acquire()  # line of test_ticket
+        except dblock.DblockError:
+            pass
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    kept.append(thread)
+    waits.wait()
+    while not dblock_client.lock("a").queue():
+        pass
+    kept.append(holder)
+
+
+def test_open_client(dblock_dsn, dblock_schema):
+    client = dblock.Client(dblock_dsn, schema=dblock_schema)  # line of test_open_client
+    kept.append(client)
+    with client.lock("b"):
+        pass
+
+
+def test_closed_client(dblock_dsn, dblock_schema):
+    with dblock.Client(dblock_dsn, schema=dblock_schema) as client, client.lock("b"):
+        pass
+
+
+def test_other_process(dblock_dsn, dblock_schema):
+    script = "import dblock, os, sys; c = dblock.Client(sys.argv[1], schema=sys.argv[2], holder='other');"
+    script += "kept = c.lock('theirs').acquire(); os._exit(0)"
+    subprocess.run([sys.executable, "-c", script, dblock_dsn, dblock_schema], check=True)
+
+
+@pytest.fixture
+def held(dblock_client):
+    with dblock_client.lock("fixture") as lease:
+        yield lease
+
+
+def test_lock_of_a_fixture(held):
+    assert held.token
+
+
+@pytest.mark.asyncio
+async def test_asyncio(dblock_async_client):
+    async with dblock_async_client.lock("x") as lease:
+        assert lease.token
+
+
+@pytest.mark.asyncio
+async def test_asyncio_held_lock(dblock_async_client):
+    kept.append(await dblock_async_client.lock("x").acquire())  # line of test_asyncio_held_lock
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.mark.anyio
+async def test_anyio(dblock_async_client):
+    async with dblock_async_client.lock("x") as lease:
+        assert lease.token
+
+
+@pytest.mark.anyio
+async def test_anyio_held_lock(dblock_async_client):
+    kept.append(await dblock_async_client.lock("x").acquire())  # line of test_anyio_held_lock
+
+
+def test_client_after_all_these(dblock_client):
+    with dblock_client.lock("a"):
+        pass
+"""
+
+
+def line_of(test: str) -> str:
+    numbers = [number for number, line in enumerate(TESTS.splitlines(), 1) if line.endswith(f"# line of {test}")]
+    return f"test_locks.py:{numbers[0]}"
+
+
+def folders() -> set[str]:
+    return {path.name for path in FOLDERS.glob("dblock-pytest-*")}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """Run all of these tests once."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "test_locks.py").write_text(TESTS)
+    return run_pytest(folder)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "test_locks.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text(INI)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "test_lock_is_granted",
+        "test_rows_of_the_last_test_are_gone",
+        "test_closed_client",
+        "test_lock_of_a_fixture",
+        "test_asyncio",
+        "test_anyio",
+        "test_client_after_all_these",
+    ],
+)
+def test_fixtures_serve_a_test_that_leaves_nothing(run: Result, test: str) -> None:
+    assert run.outcome(test) == "PASSED", run.output
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        ("test_held_lock", r"lock 'a' \(token \d+\), held by .+: acquired at {line} in test_held_lock"),
+        ("test_held_share", r"lock 'shared' \(token \d+\), held by .+: acquired at {line} in test_held_share"),
+        ("test_ticket", "a ticket in the queue for 'a': .+ waits since {line} in wait"),
+        ("test_open_client", "a client with its connections and threads, not closed: made at {line} in"),
+        ("test_asyncio_held_lock", r"lock 'x' \(token \d+\), held by .+: acquired at {line} in"),
+        ("test_anyio_held_lock", r"lock 'x' \(token \d+\), held by .+: acquired at {line} in"),
+    ],
+)
+def test_leak_fails_its_test_and_names_the_line(run: Result, test: str, says: str) -> None:
+    assert run.outcome(test) == "ERROR", run.output
+    assert re.search(says.format(line=re.escape(line_of(test))), run.said_of(test)), run.said_of(test)
+
+
+def test_lock_that_another_process_has_left_is_reported(run: Result) -> None:
+    said = run.said_of("test_other_process")
+    assert re.search(r"lock 'theirs' \(token \d+\), held by other: acquired at another process", said), run.output
+
+
+def test_server_is_gone_after_the_run(project: Path) -> None:
+    before = folders()
+    run_pytest(project, "-k", "granted")
+    assert folders() <= before
+    assert not _servers_of(folders() - before)
+
+
+def _servers_of(names: set[str]) -> list[str]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                words = Path(f"/proc/{entry}/cmdline").read_text()
+            except OSError:
+                continue
+            found += [words for name in names if name in words]
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_server_is_gone_after_an_interrupted_run(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "pytest.ini").write_text(INI)
+    (tmp_path / "test_locks.py").write_text(
+        "import pathlib, time\n"
+        "def test_long(dblock_client, dblock_dsn):\n"
+        "    with dblock_client.lock('a'):\n"
+        "        pathlib.Path('begun').write_text(dblock_dsn)\n"
+        "        time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        command(), cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    begun = tmp_path / "begun"
+    while not begun.exists() or not begun.read_text():
+        assert process.poll() is None
+        time.sleep(0.02)
+    (name,) = set(re.findall(r"dblock-pytest-\w+", begun.read_text()))
+    assert (FOLDERS / name).exists()
+    process.send_signal(number)
+    process.wait(30)
+    until = time.monotonic() + 20
+    while (FOLDERS / name).exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not (FOLDERS / name).exists()
+    assert not _servers_of({name})
+
+
+def test_processes_of_one_run_share_a_server_and_do_not_collide(tmp_path: Path) -> None:
+    (tmp_path / "test_locks.py").write_text(
+        "import pathlib, re, pytest\n"
+        "@pytest.mark.parametrize('n', range(40))\n"
+        "def test_many(dblock_client, dblock_dsn, worker_id, n):\n"
+        "    with dblock_client.lock('the same', timeout=0):\n"
+        "        pathlib.Path(f'{worker_id}-{n}').write_text(dblock_dsn)\n"
+    )
+    before = folders()
+    done = run_pytest(tmp_path, "-n", "8")
+    assert done.code == 0, done.output
+    dsns = {path.read_text() for path in tmp_path.glob("gw*-*")}
+    workers = {path.name.split("-")[0] for path in tmp_path.glob("gw*-*")}
+    assert len(dsns) == len(workers) > 1
+    assert len(set(re.findall(r"dblock-pytest-\w+", " ".join(dsns)))) == 1
+    assert folders() <= before
+
+
+def test_dsn_of_the_user_gets_a_schema_that_is_dropped(project: Path, dsn: str) -> None:
+    script = "def test_name(dblock_schema): assert dblock_schema.startswith('dblock_test_')\n"
+    (project / "test_schema.py").write_text(script)
+    done = run_pytest(project, "--dblock-dsn", dsn, "-k", "granted or gone or name")
+    assert done.code == 0, done.output
+    with psycopg.connect(dsn) as connection:
+        left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dblock%'").fetchall()
+    assert left == [("dblock",)]
+
+
+def test_setting_names_the_dsn_too(project: Path, dsn: str) -> None:
+    (project / "pytest.ini").write_text(f"{INI}dblock_dsn = {dsn}\n")
+    (project / "test_schema.py").write_text("def test_name(dblock_schema): assert dblock_schema != 'dblock'\n")
+    done = run_pytest(project, "-k", "granted or name")
+    assert done.code == 0, done.output
+
+
+def test_plugin_that_is_turned_off_has_no_fixtures(project: Path) -> None:
+    done = run_pytest(project, "-p", "no:dblock", "-p", f"no:{PLUGIN}", "-k", "granted")
+    assert "fixture 'dblock_client' not found" in done.output
+
+
+def test_plugin_imports_little_before_a_fixture_is_used() -> None:
+    script = (
+        f"import pytest, sys; before = set(sys.modules); import {PLUGIN}; print(*sorted(set(sys.modules) - before))"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    heavy = ("psycopg", "sqlalchemy", "alembic", "asyncio", "dblock.client", "dblock.embedded", "dblock.admin")
+    assert not [name for name in shown if name.startswith(heavy)]
+
+
+@pytest.mark.alone
+def test_first_use_takes_two_seconds_and_each_test_20_ms(tmp_path: Path) -> None:
+    (tmp_path / "test_locks.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('n', range(100))\n"
+        "def test_many(dblock_client, n):\n"
+        "    with dblock_client.lock('a'):\n"
+        "        pass\n"
+    )
+    (tmp_path / "conftest.py").write_text(
+        "import time, pathlib, pytest\n"
+        "took = []\n"
+        "@pytest.hookimpl(wrapper=True)\n"
+        "def pytest_runtest_setup(item):\n"
+        "    began = time.monotonic()\n"
+        "    yield\n"
+        "    took.append(time.monotonic() - began)\n"
+        "@pytest.hookimpl(wrapper=True)\n"
+        "def pytest_runtest_protocol(item):\n"
+        "    began = time.monotonic()\n"
+        "    result = yield\n"
+        "    took.append(time.monotonic() - began)\n"
+        "    return result\n"
+        "def pytest_unconfigure():\n"
+        "    pathlib.Path('took').write_text(' '.join(map(str, took)))\n"
+    )
+    with measured() as lateness:
+        done = run_pytest(tmp_path)
+        late = lateness()
+    assert done.code == 0, done.output
+    took = [float(word) for word in (tmp_path / "took").read_text().split()]
+    assert took[0] < 2 + late, f"the first use took {took[0]:.2f} s"
+    tests = sorted(took[3::2])
+    middle = tests[len(tests) // 2]
+    assert middle < 0.020 + late, f"a test took {1000 * middle:.1f} ms"
