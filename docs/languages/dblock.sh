@@ -1,0 +1,139 @@
+# A client of dblock for bash and psql in one file: copy it, and source it. It runs on Linux.
+#
+#     source dblock.sh
+#     dblock_run invoice:42 ./close_the_books.sh            # waits without end
+#     DBLOCK_TTL=30 DBLOCK_TIMEOUT=5 dblock_run invoice:42 ./close_the_books.sh
+#
+# The command runs under the lock, with the token in $DBLOCK_TOKEN. The lease is renewed until the
+# command ends. If the lease is lost, the command gets SIGTERM, and SIGKILL when it can no longer be
+# trusted. The exit status is the command's own, or 75: the lock was busy, 74: the lease was lost,
+# 69: the database could not be reached.
+#
+# psql hears no notification while it waits. So a waiter asks ten times a second whether it is first.
+
+# Start one session for all calls of this script. $DBLOCK_DSN names the database, else the variables of psql.
+dblock_open() {
+    [[ -z ${DBLOCK_SESSION-} ]] || wait "$DBLOCK_SESSION" 2>/dev/null || true
+    DBLOCK_CLIENT=${DBLOCK_CLIENT:-$(</proc/sys/kernel/random/uuid)}
+    trap : PIPE # psql may have ended: then the next call fails, and not the whole script
+    coproc DBLOCK_PSQL { exec psql -XAtq -F ' ' -v ON_ERROR_STOP=1 ${DBLOCK_DSN:+-d "$DBLOCK_DSN"}; }
+    DBLOCK_SESSION=$DBLOCK_PSQL_PID
+}
+
+dblock_close() {
+    dblock_call "SELECT dblock.leave_queue('$DBLOCK_CLIENT')" || true
+    [[ -z ${DBLOCK_PSQL_PID-} ]] || exec {DBLOCK_PSQL[1]}>&-
+    wait "$DBLOCK_SESSION" 2>/dev/null || true
+}
+
+# Run one statement in its own transaction, and put its row into REPLY. Fail if there is no reply.
+dblock_call() {
+    local line
+    REPLY=
+    [[ -n ${DBLOCK_PSQL_PID-} ]] || return 69
+    printf '%s;\n\\echo end\n' "$1" >&"${DBLOCK_PSQL[1]}" || return 69
+    while IFS= read -r -t "${DBLOCK_PATIENCE:-5}" -u "${DBLOCK_PSQL[0]}" line; do
+        [[ $line == end ]] && return 0
+        REPLY=$line
+    done
+    kill "$DBLOCK_SESSION" 2>/dev/null # a late reply would be taken for that of the next call
+    return 69
+}
+
+dblock_quote() { printf "'%s'" "${1//\'/\'\'}"; }
+
+# Milliseconds of a clock that never jumps, in NOW.
+dblock_now() {
+    local up
+    read -r up _ </proc/uptime
+    NOW=$((10#${up/./} * 10))
+}
+
+# Trust a lease for 98 % of what the database says is left, counted from before the request.
+dblock_trust() {
+    local seconds milliseconds
+    IFS=. read -r seconds milliseconds <<<"$2"
+    milliseconds=${milliseconds}000
+    DBLOCK_UNTIL=$(($1 + (seconds * 1000 + 10#${milliseconds:0:3}) * 98 / 100))
+}
+
+# dblock_acquire NAME: wait for the lock; set DBLOCK_TOKEN and DBLOCK_UNTIL, or return 75.
+dblock_acquire() {
+    local name attempt had_ticket=false asked give_up granted token remaining ticket tickets free
+    name=$(dblock_quote "$1")
+    attempt=$(</proc/sys/kernel/random/uuid)
+    dblock_now
+    give_up=$((NOW + ${DBLOCK_TIMEOUT:-999999999} * 1000))
+    while true; do
+        dblock_now
+        asked=$NOW
+        dblock_call "SELECT granted, coalesce(token, 0), remaining, coalesce(ticket, 0) FROM dblock.acquire($name,
+            ttl => '${DBLOCK_TTL:-30} s', holder => 'bash pid $$', attempt => '$attempt', client => '$DBLOCK_CLIENT',
+            had_ticket => $had_ticket)" || return
+        read -r granted token remaining ticket <<<"$REPLY"
+        if [[ $granted == t ]]; then
+            DBLOCK_TOKEN=$token
+            dblock_trust "$asked" "$remaining"
+            return 0
+        fi
+        [[ $ticket == 0 ]] || had_ticket=true
+        while true; do
+            dblock_now
+            if ((NOW >= give_up)); then
+                # Gives the ticket back, and the lock too if it was granted at this moment.
+                dblock_call "SELECT dblock.abandon($name, '$attempt')" || return
+                return 75
+            fi
+            sleep "${DBLOCK_POLL:-0.1}"
+            ((NOW - asked < 1000)) && [[ $had_ticket == true ]] || break
+            dblock_call "SELECT tickets, coalesce(0 = ANY (next_check), false)
+                FROM dblock.heartbeat('$DBLOCK_CLIENT', ARRAY[$name])" || return
+            read -r tickets free <<<"$REPLY"
+            [[ $free == f && $tickets != 0 ]] || break
+        done
+    done
+}
+
+# dblock_renew NAME: extend the lease. 74 means that the lease is lost.
+dblock_renew() {
+    dblock_now
+    local asked=$NOW
+    dblock_call "SELECT remaining FROM dblock.renew($(dblock_quote "$1"), $DBLOCK_TOKEN, '${DBLOCK_TTL:-30} s')" || return
+    [[ -n $REPLY ]] || return 74
+    dblock_trust "$asked" "$REPLY"
+}
+
+# dblock_release NAME: free the lock and wake the next waiter. REPLY is f if it was not held any more.
+dblock_release() {
+    dblock_call "SELECT dblock.release($(dblock_quote "$1"), $DBLOCK_TOKEN, durable => false)"
+}
+
+# dblock_run NAME COMMAND…: run the command under the lock.
+dblock_run() (
+    name=$1 renew_at=0 status=0 lost='' released=''
+    shift
+    dblock_open || return 69
+    dblock_acquire "$name" || { status=$?; dblock_close; return "$status"; }
+    export DBLOCK_TOKEN
+    "$@" &
+    command=$!
+    trap 'kill "$command" 2>/dev/null' TERM INT
+    while kill -0 "$command" 2>/dev/null; do
+        dblock_now
+        if ((NOW >= DBLOCK_UNTIL)); then
+            lost=yes
+            kill -KILL "$command" 2>/dev/null
+        elif [[ -z $lost ]] && ((NOW >= renew_at)); then
+            renew_at=$((NOW + ${DBLOCK_TTL:-30} * 1000 / 3))
+            # Without a reply, try again in a new session: the lease lasts until the end of its trust window.
+            dblock_renew "$name" || { (($? == 74)) && lost=yes && kill "$command"; } || { dblock_open; renew_at=0; }
+        fi
+        sleep 0.1
+    done
+    wait "$command" || status=$?
+    dblock_release "$name" || REPLY=unknown # then the lock is free when the lease expires
+    released=$REPLY
+    dblock_close
+    [[ -z $lost && $released != f ]] || return 74
+    return "$status"
+)
