@@ -1,6 +1,33 @@
 """A test kit for your own code: pytest fixtures, an in-memory client, a clock that the test moves, chaos verbs.
 
-The in-memory database of `tests/robustness/simulation/`, which is compared with Postgres call by call, is its seed.
-
-The test kit has not landed yet.
+The plugin needs no import: see docs/guides/testing.md. `prove_fenced` finds the statements of your own function at
+which a holder that was paused would do harm.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dblock.testing.proof import Report, Statement, Unsafe, prove_fenced
+
+__all__ = ["Report", "Statement", "Unsafe", "prove_fenced"]
+
+_HOME = {
+    "Report": "proof",
+    "Statement": "proof",
+    "Unsafe": "proof",
+    "prove_fenced": "proof",
+}
+"""The module of each name. They are imported at their first use, so that the plugin is light."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dblock.testing' has no attribute {name!r}")
+    found = getattr(import_module(f"dblock.testing.{_HOME[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

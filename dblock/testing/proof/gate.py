@@ -1,0 +1,237 @@
+"""A gate between one holder and its database: it sees every statement, and can hold the holder at any of them.
+
+The gate is a proxy that speaks enough of Postgres's protocol to find the statements. It passes on whole requests, so a
+held request has not reached the server in any part. The connections of dblock's own clients pass through the gate too.
+Their statements are no points to stop at, but while the holder is frozen, they are held like all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from psycopg import conninfo
+
+from dblock.testing.places import Place
+
+SSL_REQUEST, GSS_REQUEST = 80877103, 80877104
+CANCEL_REQUEST = 80877102
+
+ENDS_A_REQUEST = b"QSHFXpcfd"
+"""The types of the messages after which the server is expected to act."""
+
+OWN = b"dblock"
+"""The application_name of dblock's own connections."""
+
+NAMES_ITSELF = "SET application_name TO 'dblock'"
+"""What a client of dblock sends first over a connection of an engine."""
+
+
+class Statement(NamedTuple):
+    """A statement that the holder has sent."""
+
+    text: str
+    place: Place | None
+
+
+class Gate:
+    """Stands between a holder and the server of a DSN. The holder connects to `dsn`."""
+
+    def __init__(self, dsn: str, where: Callable[[], Place | None]) -> None:
+        """Listen. `where` returns the line that the holder has reached."""
+        parameters = conninfo.conninfo_to_dict(dsn)
+        self._host = str(parameters.get("hostaddr") or parameters.get("host") or "/var/run/postgresql").split(",")[0]
+        self._port = int(str(parameters.get("port") or 5432).split(",")[0])
+        self._where = where
+        self._folder = tempfile.mkdtemp(prefix="dblock-gate-")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"{self._folder}/.s.PGSQL.{self._port}")
+        self._listener.listen(64)
+        for ended in ("application_name", "fallback_application_name", "hostaddr"):
+            parameters.pop(ended, None)
+        parameters |= {"host": self._folder, "port": self._port, "sslmode": "disable", "gssencmode": "disable"}
+        self.dsn = conninfo.make_conninfo("", **parameters)
+        self.statements: list[Statement] = []
+        """The statements that have reached the gate, in their order."""
+        self._stop_at: int | None = None
+        self.reached = 0
+        """The number of the statement before which the holder is frozen."""
+        self.changed = threading.Condition()
+        self.frozen = False
+        self._stepping = False
+        self.cut_off = False
+        self._links: list[_Link] = []
+        threading.Thread(target=self._accept, name="proof gate", daemon=True).start()
+
+    def freeze_at(self, number: int) -> None:
+        """Freeze the holder when it sends the statement with this number, counted from 0."""
+        self._stop_at = number
+
+    def step(self) -> None:
+        """Let a frozen holder's next statement through, and freeze it again at the one after that."""
+        with self.changed:
+            self._stepping = True
+            self.reached = len(self.statements)
+            self.changed.notify_all()
+
+    def resume(self) -> None:
+        """Let the holder run on."""
+        with self.changed:
+            self._stop_at, self.frozen, self._stepping = None, False, False
+            self.changed.notify_all()
+
+    def cut(self) -> None:
+        """Close every connection, as if the holder had died, and let it open no other."""
+        with self.changed:
+            self.cut_off = True
+            links = list(self._links)
+        for link in links:
+            link.close()
+        self.resume()
+
+    def backends(self) -> list[int]:
+        """Return the process IDs of the holder's sessions, without those of dblock's own clients."""
+        return [link.backend for link in list(self._links) if link.backend and not link.own]
+
+    def all_backends(self) -> list[int]:
+        """Return the process IDs of all sessions that have come through the gate."""
+        return [link.backend for link in list(self._links) if link.backend]
+
+    def close(self) -> None:
+        """Close every connection, and stop listening."""
+        self.cut()
+        _close(self._listener)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = self._connect()
+            except OSError:
+                _close(client)
+                continue
+            link = _Link(self, client, server)
+            with self.changed:
+                refused = self.cut_off
+                self._links.append(link)
+            if refused:
+                link.close()
+                continue
+            threading.Thread(target=link.pass_requests, name="proof gate", daemon=True).start()
+            threading.Thread(target=link.pass_replies, name="proof gate", daemon=True).start()
+
+    def _connect(self) -> socket.socket:
+        if not self._host.startswith("/"):
+            return socket.create_connection((self._host, self._port))
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(f"{self._host}/.s.PGSQL.{self._port}")
+        return server
+
+    def admit(self, text: str | None, own: bool) -> None:
+        """Wait until a request may go on. `text` is its statement, None if it has none."""
+        with self.changed:
+            number = None
+            if text is not None and not own:
+                number = len(self.statements)
+                self.statements.append(Statement(text, self._where()))
+                if number == self._stop_at:
+                    self.frozen, self.reached = True, number
+                self.changed.notify_all()
+            self.changed.wait_for(lambda: self._may_pass(number, own))
+
+    def _may_pass(self, number: int | None, own: bool) -> bool:
+        if not self.frozen or self.cut_off:
+            return True
+        return self._stepping and (own or number is None or number < self.reached)
+
+
+class _Link:
+    """One connection through the gate."""
+
+    def __init__(self, gate: Gate, client: socket.socket, server: socket.socket) -> None:
+        self._gate = gate
+        self._client, self._server = client, server
+        self._prepared: dict[bytes, str] = {}
+        self.own = False
+        self.backend = 0
+
+    def close(self) -> None:
+        _close(self._client)
+        _close(self._server)
+
+    def pass_requests(self) -> None:
+        """Pass on whole requests, from the start packet on."""
+        with contextlib.suppress(OSError, EOFError):
+            self._pass_start()
+            request, texts = bytearray(), []
+            while True:
+                head = self._read(5)
+                kind, length = head[:1], struct.unpack("!I", head[1:])[0]
+                body = self._read(length - 4)
+                request += head + body
+                if (text := self._text_of(kind, body)) is not None:
+                    texts.append(text)
+                if kind in ENDS_A_REQUEST:
+                    if texts and NAMES_ITSELF in texts[0]:
+                        self.own = True
+                    self._gate.admit("; ".join(texts) if texts else None, self.own)
+                    self._server.sendall(request)
+                    request, texts = bytearray(), []
+        self.close()
+
+    def _pass_start(self) -> None:
+        while True:
+            head = self._read(8)
+            length, code = struct.unpack("!II", head)
+            if code not in (SSL_REQUEST, GSS_REQUEST):
+                break
+            self._client.sendall(b"N")
+        rest = self._read(length - 8)
+        words = rest.split(b"\0")
+        self.own = code != CANCEL_REQUEST and OWN in words and words[words.index(OWN) - 1] == b"application_name"
+        self._gate.admit(None, self.own)
+        self._server.sendall(head + rest)
+
+    def _text_of(self, kind: bytes, body: bytes) -> str | None:
+        if kind == b"Q":
+            return body[:-1].decode(errors="replace")
+        if kind == b"P":
+            name, text, _ = body.split(b"\0", 2)
+            self._prepared[name] = text.decode(errors="replace")
+        elif kind == b"B":
+            return self._prepared.get(body.split(b"\0", 2)[1], "a prepared statement")
+        return None
+
+    def pass_replies(self) -> None:
+        """Pass on the replies, and note the number of the session."""
+        with contextlib.suppress(OSError):
+            while data := self._server.recv(65536):
+                if not self.backend and (at := data.find(b"K\0\0\0\x0c")) >= 0 and len(data) >= at + 9:
+                    self.backend = struct.unpack("!I", data[at + 5 : at + 9])[0]
+                self._client.sendall(data)
+        self.close()
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = self._client.recv(count - len(data))
+            if not more:
+                raise EOFError
+            data += more
+        return data
+
+
+def _close(opened: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        opened.shutdown(socket.SHUT_RDWR)
+    opened.close()

@@ -1,0 +1,168 @@
+"""One holder of a proof: a thread that runs the user's function with what its parameters ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from dblock._core import clock
+from dblock._core.lease_state import LeaseState
+from dblock.errors import InvalidArgument
+from dblock.testing.places import Place, users_line
+
+PAUSE = 10 * 365 * 86_400.0
+"""Seconds for which a frozen holder believes to have been paused. Longer than any ttl."""
+
+GIVEN = ("dsn", "client", "connection", "engine", "lease")
+
+
+def parameters_of(function: Callable[..., Any]) -> list[str]:
+    """Return what a function asks for; raise InvalidArgument if a proof cannot give it."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"prove_fenced runs a function; got {function!r}.") from None
+    asked = []
+    for one in parameters:
+        if one.name in GIVEN:
+            asked.append(one.name)
+        elif one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            raise InvalidArgument(
+                f"prove_fenced cannot give the parameter {one.name!r}. It gives {', '.join(GIVEN)}. For others use "
+                "functools.partial, or a default."
+            )
+    if not asked:
+        raise InvalidArgument(
+            f"The function takes none of {', '.join(GIVEN)}, so prove_fenced cannot see its statements. Let it reach "
+            "the database by one of these."
+        )
+    return asked
+
+
+class Holder:
+    """A thread that runs the function once."""
+
+    def __init__(self, function: Callable[..., Any], schema: str, lock: str) -> None:
+        self._function, self._schema, self._lock = function, schema, lock
+        self._asked = parameters_of(function)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.error: BaseException | None = None
+
+    def start(self, dsn: str) -> None:
+        """Run the function with a way to the database of this DSN."""
+        is_async = inspect.iscoroutinefunction(getattr(self._function, "func", self._function))
+
+        def run() -> None:
+            try:
+                if is_async:
+                    asyncio.run(self._run_async(dsn))
+                else:
+                    self._run(dsn)
+            except BaseException as error:
+                self.error = error
+
+        self._thread = threading.Thread(target=run, name="proof holder", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the function has not returned."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the function to return; False if it does not."""
+        assert self._thread is not None
+        self._thread.join(seconds)
+        return not self.running
+
+    def where(self) -> Place | None:
+        """Return the user's line that the function has reached."""
+        thread = self._thread
+        if thread is None or thread.ident is None:
+            return None
+        place = users_line(sys._current_frames().get(thread.ident))
+        if place is None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the set of tasks changes
+                place = next(filter(None, map(_line_of_task, asyncio.all_tasks(self._loop))), None)
+        return place
+
+    def _run(self, dsn: str) -> None:
+        import psycopg
+
+        from dblock.client import Client
+
+        with contextlib.ExitStack() as stack:
+            given: dict[str, Any] = {"dsn": dsn}
+            if "client" in self._asked or "lease" in self._asked:
+                given["client"] = stack.enter_context(Client(dsn, schema=self._schema))
+            if "engine" in self._asked:
+                from sqlalchemy import create_engine
+
+                given["engine"] = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
+                stack.callback(given["engine"].dispose)
+            if "lease" in self._asked:
+                given["lease"] = stack.enter_context(given["client"].lock(self._lock))
+            if "connection" in self._asked:
+                given["connection"] = stack.enter_context(psycopg.connect(dsn))
+            self._function(**{name: given[name] for name in self._asked})
+
+    async def _run_async(self, dsn: str) -> None:
+        import psycopg
+
+        from dblock.async_client import AsyncClient
+
+        self._loop = asyncio.get_running_loop()
+        async with contextlib.AsyncExitStack() as stack:
+            given: dict[str, Any] = {"dsn": dsn}
+            if "client" in self._asked or "lease" in self._asked:
+                given["client"] = await stack.enter_async_context(AsyncClient(dsn, schema=self._schema))
+            if "engine" in self._asked:
+                from sqlalchemy.ext.asyncio import create_async_engine
+
+                given["engine"] = create_async_engine(
+                    "postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(dsn)
+                )
+                stack.push_async_callback(given["engine"].dispose)
+            if "lease" in self._asked:
+                given["lease"] = await stack.enter_async_context(given["client"].lock(self._lock))
+            if "connection" in self._asked:
+                connecting = await psycopg.AsyncConnection.connect(dsn)
+                given["connection"] = await stack.enter_async_context(connecting)
+            await self._function(**{name: given[name] for name in self._asked})
+
+
+def pass_ttl(clients: list[Any]) -> None:
+    """Let the leases of these clients find that their ttl has passed, as in a process that was paused for longer.
+
+    Every check by the function finds the loss at once. What would come to the function by itself (a callback, the
+    cancellation of its body) comes late, because the function must be safe without that.
+    """
+    for client in clients:
+        observation = client._runtime.flows.observation
+        states: list[LeaseState] = list(observation._holds) if observation is not None else []
+        for state in states:
+            object.__setattr__(state, "_now", _after_the_pause)
+
+
+def _after_the_pause() -> float:
+    return clock.now() + PAUSE
+
+
+def _line_of_task(task: asyncio.Task[Any]) -> Place | None:
+    """Return the user's line at which a task waits."""
+    found: Place | None = None
+    waiting: Any = task.get_coro()
+    while waiting is not None:
+        frame: FrameType | None = getattr(waiting, "cr_frame", None) or getattr(waiting, "ag_frame", None)
+        if frame is not None:
+            # The frame alone, because a waiting coroutine has no caller.
+            found = users_line(frame) or found
+        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "ag_await", None)
+    return found

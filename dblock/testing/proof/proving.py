@@ -1,0 +1,291 @@
+"""Prove that a function is fenced: freeze it at every statement, let a second holder through, and look for harm.
+
+One run for each statement that the function sends:
+
+1. The first holder runs the function up to that statement, which is held before it reaches the server. From now on the
+   whole holder is frozen, with the connections of its client.
+2. Its lease is let expire in the database, and a second holder runs the same function from beginning to end.
+3. The first holder finds its lease lost, as every process does that was paused for longer than its ttl. It runs on.
+
+The first holder must not change a row after step 2, whatever the row then holds, unless it was granted the lock again.
+Every write has a transaction of its own number in Postgres, so a write of the same values is found too.
+
+If the second holder has to wait for a transaction of the first one, the first one is let through, one statement at a
+time, until the second one can go on. That is how a fence or a proof of the lease inside the transaction works: the
+first transaction comes before the second holder. Then the rows must be those of a serial run: the first holder up to
+the statement that it has reached, where it dies, and then the second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from dblock._core.options import quoted
+from dblock._core.schema_version import DEFAULT_SCHEMA, check_name
+from dblock.errors import DblockError
+from dblock.testing.leaks import Watch, watching
+from dblock.testing.proof.gate import Gate, Statement
+from dblock.testing.proof.holder import Holder, pass_ttl
+from dblock.testing.proof.report import Report, Unsafe
+from dblock.testing.proof.tables import Rows, Tables, difference, values
+
+POLL = 0.005
+
+BLOCKED_BY = """
+SELECT EXISTS (
+    SELECT FROM pg_stat_activity
+    WHERE datname = current_database() AND NOT pid = ANY(%(first)s) AND pg_blocking_pids(pid) && %(first)s::integer[]
+) OR (
+    -- A grant does not wait for a transaction that has proved its lease. It leaves a ticket in the queue.
+    EXISTS (SELECT FROM {schema}.lock_tickets)
+    AND EXISTS (
+        SELECT FROM pg_stat_activity WHERE pid = ANY(%(first)s::integer[]) AND state LIKE 'idle in transaction%%'
+    )
+)
+"""
+
+
+def prove_fenced(
+    function: Callable[..., Any],
+    *,
+    dsn: str,
+    schema: str = DEFAULT_SCHEMA,
+    lock: str = "prove_fenced",
+    tables: Sequence[str] | None = None,
+    ignore: Sequence[str] = (),
+    reset: Callable[[], object] | None = None,
+    patience: float = 30.0,
+) -> Report:
+    """Run a function once for each of its statements, freeze it there, and report where a frozen holder does harm.
+
+    The function says by the names of its parameters how it reaches the database: `dsn`, `client` (a dblock client),
+    `connection` (of psycopg), `engine` (of SQLAlchemy) or `lease`. If it takes `lease`, it runs under the lock `lock`,
+    otherwise it takes its lock itself. An async function gets the asynchronous kinds. Bind all other parameters with
+    `functools.partial`.
+
+    The rows of all tables are put back before each run, or `reset` is called for that. `tables` are those to compare,
+    by default all. `ignore` names columns that differ from run to run, such as random keys. Tokens and the time may
+    differ without that. One run may take `patience`.
+    """
+    check_name(schema)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET TimeZone TO 'UTC'")
+        proof = _Proof(function, dsn, schema, lock, reset, patience, Tables(connection, tables, ignore), connection)
+        try:
+            return proof.report()
+        finally:
+            proof.put_back()
+            proof.tables.drop_copies()
+
+
+class _Run:
+    """One run: the first holder behind its gate, and the second one."""
+
+    def __init__(self, proof: _Proof, watch: Watch) -> None:
+        self._proof = proof
+        self._watch = watch
+        self._first = Holder(proof.function, proof.schema, proof.lock)
+        self._second = Holder(proof.function, proof.schema, proof.lock)
+        self.gate = Gate(proof.dsn, self._first.where)
+        self._since = proof.tables.now()
+        self.others = proof.live_tokens()
+        """The grants that do not belong to this run."""
+        self._first_clients: list[Any] = []
+        self._grants_of_both = 0
+        self.error: BaseException | None = None
+
+    def start(self, freeze_at: int | None = None) -> bool:
+        """Run the first holder up to a statement, or to its end; return whether it is frozen there."""
+        if freeze_at is not None:
+            self.gate.freeze_at(freeze_at)
+        self._first.start(self.gate.dsn)
+        until = time.monotonic() + self._proof.patience
+        while self._first.running and not self.gate.frozen:
+            self._check(until, "The function did not return, nor send its next statement")
+            time.sleep(POLL)
+        self._first_clients = [client for client, _ in self._watch.clients]
+        return self.gate.frozen
+
+    def end_first(self) -> None:
+        """Let the first holder run to its end, with its lease lost."""
+        pass_ttl(self._first_clients)
+        self.gate.resume()
+        self._join(self._first, "The function did not return after it was resumed")
+
+    def kill_first(self) -> None:
+        """Let the first holder die where it is."""
+        pass_ttl(self._first_clients)
+        self.gate.cut()
+        self._join(self._first, "The function did not return after its connections were cut")
+        until = time.monotonic() + self._proof.patience
+        while self._proof.sessions(self.gate.all_backends()):
+            self._check(until, "The sessions of the function did not end")
+            time.sleep(POLL)
+
+    def run_second(self) -> int:
+        """Run the second holder to its end; return the number of the statement before which the first one is held."""
+        self._proof.expire(self.others)
+        self._second.start(self._proof.dsn)
+        until = time.monotonic() + self._proof.patience
+        stepped = False
+        while self._second.running:
+            self._check(until, "The second holder did not return. Does the function wait for a lock that stays held?")
+            if self.gate.frozen and self._proof.is_blocked(self.gate.all_backends()):
+                if not stepped:
+                    pass_ttl(self._first_clients)
+                    stepped = True
+                reached = len(self.gate.statements)
+                self.gate.step()
+                # Until its next statement, or its end: then look again whether the second holder can go on.
+                while len(self.gate.statements) == reached and self._first.running and self._second.running:
+                    self._check(until, "The function did not return, nor send its next statement")
+                    time.sleep(POLL)
+            time.sleep(POLL)
+        self.error = self._second.error
+        self._grants_of_both = len(self._watch.grants)
+        return self.gate.reached
+
+    def first_error(self) -> BaseException | None:
+        return self._first.error
+
+    def regained(self) -> bool:
+        """Return whether the first holder was granted a lock after the second one had returned."""
+        return len(self._watch.grants) > self._grants_of_both
+
+    def values(self, rows: Rows) -> dict[str, list[str]]:
+        """Return the rows without what differs from run to run."""
+        tokens = [hold.token for hold, _ in self._watch.grants if hold.token is not None]
+        return values(rows, tokens, self._since)
+
+    def _join(self, holder: Holder, message: str) -> None:
+        if not holder.join(self._proof.patience):
+            raise DblockError(f"{message} within {self._proof.patience:g} s.")
+
+    def _check(self, until: float, message: str) -> None:
+        if time.monotonic() > until:
+            raise DblockError(f"{message} within {self._proof.patience:g} s.")
+
+
+class _Proof:
+    """The proof of one function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        dsn: str,
+        schema: str,
+        lock: str,
+        reset: Callable[[], object] | None,
+        patience: float,
+        tables: Tables,
+        connection: psycopg.Connection[Any],
+    ) -> None:
+        self.function, self.dsn, self.schema, self.lock = function, dsn, schema, lock
+        self.patience = patience
+        self.tables = tables
+        self._reset = reset
+        self._connection = connection
+        self._serial: dict[int, dict[str, list[str]]] = {}
+        """The rows after the first holder has died before the statement of this number, and the second one has run."""
+
+    def report(self) -> Report:
+        """Find the statements, and freeze the function at each of them."""
+        statements = self._record()
+        inner = getattr(self.function, "func", self.function)
+        report = Report(getattr(inner, "__qualname__", repr(inner)), statements)
+        for number, statement in enumerate(statements):
+            harm = self._harm(number)
+            if harm:
+                report.unsafe.append(Unsafe(number + 1, statement, harm))
+        return report
+
+    def _record(self) -> list[Statement]:
+        with self._run() as run:
+            run.start()
+            if (error := run.first_error()) is not None:
+                raise error
+            if not run.gate.statements:
+                raise DblockError("The function sent no statement, so there is nothing to prove.")
+            return list(run.gate.statements)
+
+    def _harm(self, number: int) -> str:
+        """Freeze the function at a statement; return what it spoilt, nothing if it did no harm."""
+        with self._run() as run:
+            if not run.start(number):
+                return ""  # it took another way, and never sent this statement
+            reached = run.run_second()
+            if run.error is not None:
+                return f"the second holder failed: {type(run.error).__name__}: {run.error}"
+            between = self.tables.read()
+            run.end_first()
+            after = self.tables.read()
+            regained = run.regained()
+            was, ends = run.values(between), run.values(after)
+        if after != between and not regained:
+            changed = difference(was, ends, ("the second holder left", "then the first one left"))
+            lost = difference(self._after_death(-1), ends, ("two serial runs leave", "these two left"))
+            return changed or lost or "the first holder wrote the same values again, after the second one"
+        if regained or reached > number:
+            expected = self._after_death(reached if not regained else -1)
+            return difference(expected, ends, ("a serial run leaves", "these two left"))
+        return ""
+
+    def _after_death(self, number: int) -> dict[str, list[str]]:
+        """Return the rows of a serial run: the first holder dies at this statement (-1: nowhere), the second runs."""
+        if number not in self._serial:
+            with self._run() as run:
+                if run.start(None if number < 0 else number):
+                    run.kill_first()
+                run.run_second()
+                self._serial[number] = run.values(self.tables.read())
+        return self._serial[number]
+
+    @contextmanager
+    def _run(self) -> Iterator[_Run]:
+        self.put_back()
+        with watching(Watch()) as watch:
+            run = _Run(self, watch)
+            try:
+                yield run
+            finally:
+                run.gate.close()
+                watch.close_clients()
+                self.expire(run.others)
+
+    def put_back(self) -> None:
+        """Give the tables the rows that they had at first."""
+        if self._reset is not None:
+            self._reset()
+        else:
+            self.tables.put_back()
+
+    def live_tokens(self) -> list[int]:
+        """Return the numbers of all grants that are held."""
+        statement = f"SELECT token FROM {quoted(self.schema)}.distributed_locks WHERE expires_at > clock_timestamp()"
+        return [token for (token,) in self._connection.execute(statement.encode()).fetchall()]
+
+    def expire(self, others: list[int]) -> None:
+        """Let every grant expire, except these."""
+        statement = (
+            f"UPDATE {quoted(self.schema).replace('%', '%%')}.distributed_locks SET expires_at = clock_timestamp()"
+            " WHERE expires_at > clock_timestamp() AND NOT token = ANY(%s)"
+        )
+        self._connection.execute(statement.encode(), [others])
+
+    def is_blocked(self, backends: list[int]) -> bool:
+        """Return whether the second holder waits for one of these sessions."""
+        statement = BLOCKED_BY.format(schema=quoted(self.schema).replace("%", "%%"))
+        row = self._connection.execute(statement.encode(), {"first": backends}).fetchone()
+        return bool(row and row[0])
+
+    def sessions(self, backends: list[int]) -> int:
+        """Return how many of these sessions there are."""
+        row = self._connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s)", [backends]
+        ).fetchone()
+        return int(row[0]) if row else 0
