@@ -8,14 +8,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dblock.testing.assertions import assert_order, no_waits
+    from dblock.testing.chaos import Chaos
     from dblock.testing.proof import Report, Statement, Unsafe, prove_fenced
 
-__all__ = ["Report", "Statement", "Unsafe", "prove_fenced"]
+__all__ = ["Chaos", "Report", "Statement", "Unsafe", "assert_order", "no_waits", "prove_fenced"]
 
 _HOME = {
+    "Chaos": "chaos",
     "Report": "proof",
     "Statement": "proof",
     "Unsafe": "proof",
+    "assert_order": "assertions",
+    "no_waits": "assertions",
     "prove_fenced": "proof",
 }
 """The module of each name. They are imported at their first use, so that the plugin is light."""

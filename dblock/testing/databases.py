@@ -50,7 +50,7 @@ class TestDatabase:
 
         self.dsn = dsn
         self.schema = schema
-        self._private = private
+        self.private = private
         """Whether no other program has sessions in this database."""
         self._connection: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True)
         self._connection.execute(f"SET lock_timeout = '{PATIENCE}'".encode())
@@ -68,7 +68,7 @@ class TestDatabase:
         """Note each lock, ticket and connection of dblock that is still in the database."""
         until = time.monotonic() + SESSIONS_END_WITHIN
         while True:
-            found = self._connection.execute(self._left, [self._private]).fetchall()
+            found = self._connection.execute(self._left, [self.private]).fetchall()
             # The session of a connection that was just closed takes a moment to end.
             if all(kind != "connection" for kind, *_ in found) or time.monotonic() > until:
                 break

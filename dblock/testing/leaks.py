@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,9 @@ from dblock.observability import ObservedHold, ObservedWait, Observer
 from dblock.testing.places import Place, caller
 
 THREADS_END_WITHIN = 2.0
+
+current: Watch | None = None
+"""The watch of the test that runs."""
 
 
 class Watch(Observer):
@@ -38,6 +41,8 @@ class Watch(Observer):
         """All leases of this test, in the order of their arrival."""
         self.queued: list[tuple[ObservedWait, Place | None]] = []
         """All calls of this test that had to wait in a queue, or did not get the lock."""
+        self.at_end: list[Callable[[], object]] = []
+        """What is called at the end of the test, before a client is closed."""
         self.left: list[str] = []
         """One sentence for each thing that the test has left behind."""
         self._threads = set(threading.enumerate())
@@ -72,6 +77,8 @@ class Watch(Observer):
 
     def note_calls(self) -> None:
         """Note each lease that is held and each call that waits, by any client of this test."""
+        while self.at_end:
+            self.at_end.pop()()
         with self._lock:
             holds, waits = list(self.holds.items()), list(self.waits.items())
             self.holds.clear()
@@ -110,11 +117,14 @@ def watching(watch: Watch) -> Iterator[Watch]:
         original(self, *args, **kwargs)
         watch.clients.append((self, caller()))
 
+    global current
+    before, current = current, watch
     ClientBase.__init__ = init  # type: ignore[method-assign]
     try:
         yield watch
     finally:
         ClientBase.__init__ = original  # type: ignore[method-assign]
+        current = before
 
 
 def close(client: Any) -> None:

@@ -22,6 +22,7 @@ import pytest
 if TYPE_CHECKING:
     from dblock.async_client import AsyncClient
     from dblock.client import Client
+    from dblock.testing.chaos import Chaos
     from dblock.testing.databases import TestDatabase
     from dblock.testing.leaks import Watch
 
@@ -105,6 +106,16 @@ def dblock_async_client(dblock_dsn: str, dblock_schema: str, _dblock_watch: Watc
     from dblock.async_client import AsyncClient
 
     yield from _client(AsyncClient(dblock_dsn, schema=dblock_schema), _dblock_watch)
+
+
+@pytest.fixture
+def chaos(_dblock_database: TestDatabase, _dblock_watch: Watch) -> Iterator[Chaos]:
+    """What goes wrong in production, on request, for the clients of this test. Undone at its end."""
+    from dblock.testing.chaos import PostgresChaos
+
+    made = PostgresChaos(_dblock_database, _dblock_watch)
+    yield made
+    made.undo()
 
 
 def _client(client: Any, watch: Watch) -> Iterator[Any]:

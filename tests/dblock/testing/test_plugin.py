@@ -128,6 +128,18 @@ async def test_anyio_held_lock(dblock_async_client):
     kept.append(await dblock_async_client.lock("x").acquire())  # line of test_anyio_held_lock
 
 
+def test_chaos_is_undone_before_the_client_is_closed(chaos, dblock_client):
+    from dblock.testing import assert_order
+
+    with dblock_client.lock("a") as lease:
+        chaos.freeze(lease)
+        chaos.steal("b")
+        chaos.deny("53300")
+        chaos.allow()
+    chaos.deny("53300")
+    assert_order(["a", "b"])
+
+
 def test_client_after_all_these(dblock_client):
     with dblock_client.lock("a"):
         pass
@@ -167,6 +179,7 @@ def project(tmp_path: Path) -> Path:
         "test_lock_of_a_fixture",
         "test_asyncio",
         "test_anyio",
+        "test_chaos_is_undone_before_the_client_is_closed",
         "test_client_after_all_these",
     ],
 )

@@ -1,0 +1,70 @@
+"""What a test asserts of the locks that its code has taken. The messages name the holder, the token and the line.
+
+They know the clients that were made during a test with one of the plugin's fixtures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from dblock.errors import DblockError
+from dblock.observability import ObservedHold, ObservedWait
+from dblock.testing import leaks
+from dblock.testing.places import Place
+
+
+def assert_order(expected: Sequence[str]) -> None:
+    """Raise AssertionError unless the locks of this test were granted in this order, and no others.
+
+    Each item is the name of a lock, or a holder and a lock: `"worker 1: invoice:42"`.
+    """
+    granted = _watch().grants
+    if len(granted) == len(expected):
+        pairs = zip(granted, expected, strict=True)
+        if all(name in (hold.lock, f"{hold.holder}: {hold.lock}") for (hold, _), name in pairs):
+            return
+    lines = [f"  {number}. {_told(hold, place)}" for number, (hold, place) in enumerate(granted, 1)]
+    raise AssertionError(
+        "\n".join([f"The locks were not granted in this order: {list(expected)}. They were granted so:", *lines])
+        if lines
+        else f"The locks were not granted in this order: {list(expected)}. None was granted."
+    )
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """Raise AssertionError if a call in the block had to wait for a lock, or did not get it."""
+    watch = _watch()
+    before = len(watch.queued)
+    yield
+    waited = watch.queued[before:]
+    lasting = [(wait, place) for wait, place in list(watch.waits.items())]
+    if waited or lasting:
+        lines = [f"  {_waited(watch, wait, place)}" for wait, place in [*waited, *lasting]]
+        raise AssertionError("\n".join(["Calls have waited for locks:", *lines]))
+
+
+def _waited(watch: leaks.Watch, wait: ObservedWait, place: Place | None) -> str:
+    names = ", ".join(map(repr, wait.locks))
+    how = f"{wait.outcome} after {wait.seconds:.3f} s" if wait.outcome else "still waiting"
+    line = f"{wait.holder} asked for {names} at {place or 'a line that is not known'} ({how})"
+    holders = [
+        (hold, at)
+        for hold, at in watch.grants
+        # Held when the wait began: `seconds` is 0 as long as it is held.
+        if hold.lock in wait.locks
+        and hold.began <= wait.began <= (hold.began + hold.seconds if hold.seconds else wait.began)
+    ]
+    return f"{line}, held by: {_told(*holders[-1])}" if holders else line
+
+
+def _told(hold: ObservedHold, place: Place | None) -> str:
+    token = "an efficiency lock" if hold.token is None else f"token {hold.token}"
+    return f"{hold.holder}: {hold.lock!r}, {token}, acquired at {place or 'a line that is not known'}"
+
+
+def _watch() -> leaks.Watch:
+    if leaks.current is None:
+        raise DblockError("No client is watched. Use this in a test with dblock_client or another fixture of dblock.")
+    return leaks.current

@@ -1,0 +1,269 @@
+"""Chaos verbs: what goes wrong in production, on request, and undone at the end of the test.
+
+`Chaos` names the verbs, so that every kind of test client offers the same ones. `PostgresChaos` performs them on a real
+server. What a real server cannot do, it does in another way:
+
+- The clock of a server cannot be moved. `step_clock` moves all times that dblock has stored the other way instead.
+- A server refuses nothing on request, and is not slow on request. `deny` and `slow` send a statement that fails, or
+  that sleeps, before each call of a client in this process. The reply is the server's own.
+- A thread cannot be frozen. `freeze` stops the renewals of one lease, and lets its holder believe in the lease.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Generator
+from typing import Any, Protocol
+
+from dblock._core import clock
+from dblock._core.effects import Call, Row
+from dblock._core.lease_state import LeaseState
+from dblock._core.options import Seconds, check_seconds, quoted
+from dblock._runtime import connection as connections
+from dblock.client import Client
+from dblock.errors import InvalidArgument
+from dblock.lease import Lease
+from dblock.testing.databases import TestDatabase
+from dblock.testing.leaks import Watch, close
+
+FROZEN_FOR = 365 * 86_400.0
+"""Seconds for which a frozen holder goes on to believe in its lease."""
+
+TIMES = """
+SELECT c.table_name, array_agg(c.column_name::text)
+FROM information_schema.columns AS c JOIN information_schema.tables AS t USING (table_schema, table_name)
+WHERE c.table_schema = %s AND c.data_type = 'timestamp with time zone' AND t.table_type = 'BASE TABLE'
+  AND c.table_name <> 'lock_presence'
+GROUP BY 1
+"""
+"""The columns that hold times. Those of a presence tell one start of the server from another."""
+
+SESSIONS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND pid <> pg_backend_pid() AND application_name = 'dblock' AND (%s OR pid = ANY(%s))"
+)
+
+
+class Chaos(Protocol):
+    """What can go wrong. Every verb is undone at the end of the test."""
+
+    def freeze(self, lease: Any) -> None:
+        """Freeze the holder: its lease is not renewed any more, and no news of it arrives until `thaw`."""
+
+    def thaw(self, lease: Any) -> None:
+        """Let a frozen holder run on. It finds out at once whether it still holds the lock."""
+
+    def expire(self, lease: Any) -> None:
+        """Let the ttl of a lease pass. Its holder finds out at once, unless it is frozen."""
+
+    def steal(self, name: str) -> Any:
+        """Take a lock from its holder, past all waiters, and return the lease of the thief."""
+
+    def cut_listener(self) -> int:
+        """End the connections over which clients are woken; return how many."""
+
+    def kill_backend(self) -> int:
+        """End all connections of the clients; return how many."""
+
+    def deny(self, sqlstate: str) -> None:
+        """Refuse every call with this SQLSTATE, until `allow`."""
+
+    def slow(self, ms: float) -> None:
+        """Let every call take so many milliseconds longer, until `slow(0)`."""
+
+    def allow(self) -> None:
+        """Refuse no more calls, and be slow no more."""
+
+    def step_clock(self, seconds: Seconds) -> None:
+        """Move the database's clock forward, or back if negative."""
+
+
+class PostgresChaos:
+    """The verbs on a real server, for the clients of one test."""
+
+    def __init__(self, database: TestDatabase, watch: Watch) -> None:
+        self._database, self._watch = database, watch
+        self._schema = quoted(database.schema)
+        self._frozen: dict[LeaseState, bool] = {}
+        """The frozen leases, and whether each was kept alive before."""
+        self._before_each: list[bytes] = []
+        self._exchange: Any = None
+        self._thief: Client | None = None
+        self._stolen: list[Lease] = []
+        watch.at_end.append(self.undo)
+
+    def freeze(self, lease: Any) -> None:
+        """Freeze the holder: its lease is not renewed any more, and no news of it arrives until `thaw`.
+
+        The database lets the lease expire at its deadline. To let that pass at once, call `expire` too.
+        """
+        state = _state(lease)
+        if state not in self._frozen:
+            self._frozen[state] = state.keep_alive
+            state.change_ttl(state.ttl, keep_alive=False)
+            _believe_until(state, clock.now() + FROZEN_FOR)
+
+    def thaw(self, lease: Any) -> None:
+        """Let a frozen holder run on. It finds out at once whether it still holds the lock."""
+        state = _state(lease)
+        if state not in self._frozen:
+            return
+        state.change_ttl(state.ttl, keep_alive=self._frozen.pop(state))
+        row = self._execute(
+            "SELECT token = %s, extract(epoch FROM expires_at - clock_timestamp())::float8"
+            " FROM {schema}.distributed_locks WHERE name = %s AND expires_at > '-infinity'",
+            [state.token, state.name],
+        )
+        is_ours, left = row[0] if row else (False, 0.0)
+        if is_ours and left > 0:
+            _believe_until(state, clock.now() + left)
+        else:
+            state.renewal_refused("expired" if is_ours else "superseded")
+
+    def expire(self, lease: Any) -> None:
+        """Let the ttl of a lease pass. Its holder finds out at once, unless it is frozen."""
+        state = _state(lease)
+        self._execute(
+            "UPDATE {schema}.distributed_locks SET expires_at = clock_timestamp()"
+            " WHERE name = %s AND token = %s AND expires_at > clock_timestamp() RETURNING 1",
+            [state.name, state.token],
+        )
+        if state not in self._frozen:
+            state.renewal_refused("expired")
+        self._execute("SELECT {schema}.wake_queue(%s)", [state.name])
+
+    def steal(self, name: str) -> Lease:
+        """Take a lock from its holder, past all waiters, and return the lease of the thief.
+
+        The holder learns of it with its next renewal, as in production.
+        """
+        if self._thief is None:
+            self._thief = Client(self._database.dsn, schema=self._database.schema, holder="chaos")
+        self._execute(
+            "SELECT {schema}.force_release(name, token, 'chaos', 'stolen by a test', true)"
+            " FROM {schema}.distributed_locks WHERE name = %s AND expires_at > clock_timestamp()",
+            [name],
+        )
+        lease = self._thief.lock(name, fair=False, timeout=10).acquire()
+        self._stolen.append(lease)  # it would be released if the test did not keep it
+        return lease
+
+    def cut_listener(self) -> int:
+        """End the connections over which clients are woken; return how many."""
+        return self._end_sessions(False, self._listeners())
+
+    def kill_backend(self) -> int:
+        """End all connections of the clients; return how many.
+
+        In a database that others use too, these are the connections that no call uses at this moment.
+        """
+        pids = self._listeners()
+        for client, _ in self._watch.clients:
+            for part in ("runner", "keepalive_runner"):
+                runner = getattr(client._runtime, part, None) or getattr(
+                    getattr(client._runtime, "listener", None), f"_{part}", None
+                )
+                pids += [raw.connection.info.backend_pid for raw in getattr(runner, "_pool", _NONE)._idle]
+        return self._end_sessions(self._database.private, pids)
+
+    def deny(self, sqlstate: str) -> None:
+        """Refuse every call with this SQLSTATE, until `allow`."""
+        if not re.fullmatch("[0-9A-Z]{5}", sqlstate):
+            raise InvalidArgument(f"A SQLSTATE is five digits and capital letters, such as 53300; got {sqlstate!r}.")
+        refusal = f"DO $$ BEGIN RAISE EXCEPTION 'denied by a test' USING ERRCODE = '{sqlstate}'; END $$"
+        self._send_before_each("RAISE", refusal)
+
+    def slow(self, ms: float) -> None:
+        """Let every call take so many milliseconds longer, until `slow(0)`."""
+        if ms < 0:
+            raise InvalidArgument(f"A call takes 0 ms longer or more; got {ms!r}.")
+        self._send_before_each("pg_sleep", f"SELECT pg_sleep({ms / 1000:f})" if ms else "")
+
+    def allow(self) -> None:
+        """Refuse no more calls, and be slow no more."""
+        if self._exchange is not None:
+            connections.RawConnection.exchange = self._exchange  # type: ignore[method-assign]
+            self._exchange = None
+        self._before_each.clear()
+
+    def step_clock(self, seconds: Seconds) -> None:
+        """Move the database's clock forward, or back if negative.
+
+        The clock of a real server stays. All times that dblock has stored are moved the other way instead.
+        """
+        by = check_seconds("step of the clock", seconds)
+        parts = []
+        for number, (table, columns) in enumerate(self._execute(TIMES, [self._database.schema])):
+            moved = ", ".join(f"{quoted(one)} = {quoted(one)} - make_interval(secs => %(by)s)" for one in columns)
+            parts.append(f"t{number} AS (UPDATE {{schema}}.{quoted(table)} SET {moved})")
+        self._execute(f"WITH {', '.join(parts)} SELECT", {"by": by})
+        for (name,) in self._execute("SELECT name FROM {schema}.distributed_locks WHERE waiting", []):
+            self._execute("SELECT {schema}.wake_queue(%s)", [name])
+
+    def undo(self) -> None:
+        """Undo all that lasts."""
+        self.allow()
+        for state in list(self._frozen):
+            self.thaw(state)
+        if self._thief is not None:
+            close(self._thief)  # releases what it has stolen
+            self._thief = None
+            self._stolen.clear()
+
+    def _send_before_each(self, kind: str, statement: str) -> None:
+        """Send a statement before each call of every client in this process, instead of an earlier one of this kind."""
+        self._before_each = [one for one in self._before_each if kind.encode() not in one]
+        if statement:
+            # First it is slow, and then it refuses.
+            self._before_each = sorted([*self._before_each, statement.encode()], reverse=True)
+        if self._exchange is None:
+            original = self._exchange = connections.RawConnection.exchange
+
+            def exchange(raw: Any, call: Call, within: float) -> Generator[Any, Any, Row | None]:
+                until = time.monotonic() + within
+                for statement in list(self._before_each):
+                    raw._pgconn.send_query(statement)
+                    replies = connections._bounded(raw._execute(raw._pgconn), until)
+                    connections._checked((yield from replies))
+                return (yield from original(raw, call, max(until - time.monotonic(), 0.0)))
+
+            connections.RawConnection.exchange = exchange  # type: ignore[method-assign,assignment]
+
+    def _listeners(self) -> list[int]:
+        found = []
+        for client, _ in self._watch.clients:
+            listener = getattr(client._runtime, "listener", None)
+            listening = listener.flow.connection if listener is not None else None
+            if listening is not None:
+                found.append(listening.connection.info.backend_pid)
+        return found
+
+    def _end_sessions(self, all_of_them: bool, pids: list[int]) -> int:
+        return len(self._execute(SESSIONS, [all_of_them, pids]))
+
+    def _execute(self, statement: str, parameters: Any) -> list[tuple[Any, ...]]:
+        named = statement.replace("{schema}", self._schema.replace("%", "%%"))
+        cursor = self._database.connection.execute(named.encode(), parameters)
+        return cursor.fetchall() if cursor.description is not None else []
+
+
+class _NoPool:
+    _idle: tuple[Any, ...] = ()
+
+
+_NONE = _NoPool()
+
+
+def _state(lease: Any) -> LeaseState:
+    """Return the state of the grant that a lease shares with others, if it is reentrant."""
+    state = lease if isinstance(lease, LeaseState) else getattr(lease, "_state", None)
+    state = getattr(state, "grant", state)
+    if not isinstance(state, LeaseState):
+        raise InvalidArgument(f"This verb takes a lease; got {type(lease).__name__}.")
+    return state
+
+
+def _believe_until(state: LeaseState, moment: float) -> None:
+    # No event of a lease shortens its trust window without a loss, so this sets the field.
+    object.__setattr__(state, "_trusted_until", moment)

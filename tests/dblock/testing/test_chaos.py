@@ -1,0 +1,197 @@
+"""The chaos verbs on a real server: each does what it says, and is undone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+import dblock
+from dblock._runtime import connection as connections
+from dblock.testing import Chaos
+from dblock.testing.chaos import PostgresChaos
+from dblock.testing.databases import TestDatabase
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_verbs_are_those_of_the_protocol(chaos: PostgresChaos) -> None:
+    verbs: Chaos = chaos
+    named = {name for name in vars(Chaos) if not name.startswith("_")}
+    assert named == {
+        "freeze", "thaw", "expire", "steal", "cut_listener", "kill_backend", "deny", "slow", "allow", "step_clock"
+    }  # fmt: skip
+    assert all(callable(getattr(verbs, name)) for name in named)
+
+
+def test_expired_lease_is_lost_at_once_and_the_lock_is_free(
+    chaos: PostgresChaos, holder: dblock.Client, other: dblock.Client
+) -> None:
+    lost = threading.Event()
+    lease = holder.lock("a").acquire()
+    lease.on_lost(lambda error: lost.set())
+    chaos.expire(lease)
+    assert lost.wait(20)
+    with pytest.raises(dblock.LeaseLost, match="expired"):
+        lease.raise_if_lost()
+    with other.lock("a", timeout=0) as taken:
+        assert taken.token > lease.token
+
+
+def test_expiry_wakes_the_first_waiter(chaos: PostgresChaos, holder: dblock.Client, other: dblock.Client) -> None:
+    lease = holder.lock("a", ttl=300).acquire()
+    got: list[dblock.Lease] = []
+    thread = threading.Thread(target=lambda: got.append(other.lock("a").acquire(timeout=30)))
+    thread.start()
+    eventually(other.lock("a").queue)
+    chaos.expire(lease)
+    thread.join(20)
+    assert got[0].token > lease.token
+    got[0].release()
+
+
+def test_frozen_holder_believes_in_a_lease_that_others_have_taken(
+    chaos: PostgresChaos, holder: dblock.Client, other: dblock.Client
+) -> None:
+    lease = holder.lock("a").acquire()
+    chaos.freeze(lease)
+    chaos.expire(lease)
+    with other.lock("a", timeout=0):
+        lease.raise_if_lost()
+        assert lease.remaining() > 0
+        chaos.thaw(lease)
+        with pytest.raises(dblock.LeaseLost, match="superseded"):
+            lease.raise_if_lost()
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+def test_frozen_lease_is_not_renewed(
+    chaos: PostgresChaos, holder: dblock.Client, other: dblock.Client, database: TestDatabase
+) -> None:
+    deadline = "SELECT expires_at FROM dblock.distributed_locks WHERE name = 'a'"
+    lease = holder.lock("a", ttl=1).acquire()
+    chaos.freeze(lease)
+    before = database.connection.execute(deadline).fetchone()
+    with other.lock("a", timeout=20):
+        assert database.connection.execute(deadline).fetchone() > before  # type: ignore[operator]
+        lease.raise_if_lost()
+
+
+def test_lease_that_is_thawed_in_time_is_still_held(chaos: PostgresChaos, holder: dblock.Client) -> None:
+    with holder.lock("a", ttl=60) as lease:
+        chaos.freeze(lease)
+        assert lease.remaining() > 1000
+        chaos.thaw(lease)
+        assert 0 < lease.remaining() <= 60
+        lease.renew()
+
+
+def test_thief_has_the_lock_and_its_holder_finds_out(chaos: PostgresChaos, holder: dblock.Client) -> None:
+    lease = holder.lock("a").acquire()
+    stolen = chaos.steal("a")
+    assert stolen.token > lease.token
+    with pytest.raises(dblock.LeaseLost, match=r"superseded|forced"):
+        lease.renew()
+    chaos.undo()
+    with holder.lock("a", timeout=0):
+        pass
+
+
+def test_lock_that_is_free_can_be_stolen_too(chaos: PostgresChaos, holder: dblock.Client) -> None:
+    assert chaos.steal("free").token
+    assert holder.lock("free").try_acquire() is None
+
+
+def test_client_survives_a_cut_of_its_listener(chaos: PostgresChaos, holder: dblock.Client) -> None:
+    with holder.lock("a") as lease:
+        eventually(chaos._listeners)
+        assert chaos.cut_listener() == 1
+        lease.renew()
+
+
+def test_client_survives_the_end_of_all_its_sessions(
+    chaos: PostgresChaos, holder: dblock.Client, database: TestDatabase
+) -> None:
+    lease = holder.lock("a").acquire()
+    eventually(chaos._listeners)
+    assert chaos.kill_backend() >= 2
+    lease.renew()
+    assert lease.release()
+    database.private = False
+    with holder.lock("a"):
+        eventually(chaos._listeners)
+        assert chaos.kill_backend() >= 2
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "kind"),
+    [("53300", dblock.Unavailable), ("42501", dblock.AccessDenied), ("XX000", dblock.DatabaseError)],
+)
+def test_denied_call_raises_the_error_of_its_sqlstate(
+    chaos: PostgresChaos, holder: dblock.Client, sqlstate: str, kind: type[Exception]
+) -> None:
+    with holder.lock("before"):
+        pass
+    chaos.deny(sqlstate)
+    with pytest.raises(kind) as raised:
+        holder.lock("a").try_acquire()
+    cause = raised.value.__cause__
+    assert isinstance(cause, psycopg.Error)
+    assert cause.sqlstate == sqlstate
+    chaos.allow()
+    with holder.lock("a"):
+        pass
+
+
+async def test_denied_call_of_an_async_client_raises_too(chaos: PostgresChaos, dsn: str) -> None:
+    async with dblock.AsyncClient(dsn) as client:
+        chaos.deny("42501")
+        with pytest.raises(dblock.AccessDenied):
+            await client.lock("a").try_acquire()
+        chaos.slow(1)
+        chaos.undo()
+        async with client.lock("a"):
+            pass
+
+
+def test_slow_call_takes_longer(chaos: PostgresChaos, holder: dblock.Client) -> None:
+    chaos.slow(60)
+    began = time.monotonic()
+    lease = holder.lock("a").acquire()
+    assert time.monotonic() - began >= 0.06
+    chaos.slow(0)
+    lease.release()
+
+
+def test_slowness_ends_with_the_test(chaos: PostgresChaos) -> None:
+    before = connections.RawConnection.exchange
+    chaos.slow(10)
+    assert connections.RawConnection.exchange is not before
+    chaos.undo()
+    assert connections.RawConnection.exchange is before
+
+
+def test_clock_that_is_stepped_lets_leases_expire(
+    chaos: PostgresChaos, holder: dblock.Client, other: dblock.Client
+) -> None:
+    lease = holder.lock("a", ttl=60).acquire()
+    chaos.step_clock(30)
+    assert other.lock("a").try_acquire() is None
+    chaos.step_clock(31)
+    with other.lock("a", timeout=0) as taken:
+        assert taken.token > lease.token
+
+
+@pytest.mark.parametrize("wrong", [lambda c: c.deny("bad"), lambda c: c.slow(-1), lambda c: c.freeze("a")])
+def test_wrong_arguments_are_refused(chaos: PostgresChaos, wrong: Callable[[PostgresChaos], None]) -> None:
+    with pytest.raises(dblock.InvalidArgument):
+        wrong(chaos)
