@@ -1,0 +1,74 @@
+"""Celery: tasks that run under a lock.
+
+    locked = Locked(DSN)                 # or a Client; nothing is opened before a worker runs its first task
+
+    @app.task
+    @locked("report:{customer}")
+    def build_report(customer): ...
+
+Guarantee: while a worker runs the task, it holds the lock whose name the arguments give. See `task_locks` for what
+happens to the lease. The lock has no part in sending: a task that is sent twice runs twice, but never at the same time.
+
+`on_busy` says what a worker does if the lock is not free:
+
+- "retry" (the default) sends the task again, to run after `retry_in` seconds. That does not count as one of the task's
+  `max_retries`. The worker is free for other tasks.
+- "skip" does not run the task, which succeeds with the result None: another worker is doing the work right now.
+- "wait" keeps the worker waiting, at most `timeout` seconds, in the order of arrival. Then it raises LockTimeout.
+- "raise" raises LockTimeout at once.
+
+With `acks_late=True` and `task_reject_on_worker_lost`, a task whose worker died runs again. Its lock is free by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dblock.errors import ConfigurationError
+from dblock.integrations.task_locks import TaskLocks
+
+try:
+    from celery import current_task
+    from celery.exceptions import Retry
+except ImportError as error:
+    raise ConfigurationError("dblock.integrations.celery needs Celery: pip install 'dblock[celery]'.") from error
+
+if TYPE_CHECKING:
+    from dblock._core.options import Seconds
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Locked(TaskLocks):
+    """Decorate the functions of tasks. Put the decorator below `@app.task`."""
+
+    def __call__(
+        self,
+        name: str,
+        *,
+        on_busy: str = "retry",
+        retry_in: float = 5.0,
+        timeout: Seconds | None = None,
+        **options: Any,
+    ) -> Callable[[Function], Function]:
+        """Return a decorator: the task runs under the lock whose name its arguments give, as in "report:{customer}".
+
+        The other options are those of `Client.locked`. Inside of the task, `dblock.current_lease()` is its lease.
+        """
+
+        def decorate(function: Function) -> Function:
+            made: Any = self.runs_locked(
+                function, name, on_busy=on_busy, retry_in=retry_in, timeout=timeout, options=options
+            )
+            return made  # type: ignore[no-any-return]
+
+        return decorate
+
+    def requeue(self, seconds: float) -> None:
+        """Send the task again, with the retries that it has left, and record its state as RETRY."""
+        request = current_task.request
+        again = current_task.signature_from_request(request, countdown=seconds, retries=request.retries)
+        if not request.is_eager and not request.called_directly:
+            again.apply_async()
+        raise Retry("Its lock is busy.", when=seconds, is_eager=request.is_eager, sig=again)

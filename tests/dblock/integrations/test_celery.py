@@ -1,0 +1,123 @@
+"""Celery: tasks under a lock, in a worker with several processes. The lock neither expires early nor sticks."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import dblock
+from dblock.integrations.celery import Locked
+from tests.support.machine import before_long, measured, too_late_to_renew
+from tests.support.servers import private_server
+
+pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str, Path]]:
+    """A worker of three processes: its tasks, its database, and its folder."""
+    folder = tmp_path_factory.mktemp("celery")
+    for name in ("messages", "results", "control"):
+        (folder / name).mkdir()
+    patched = pytest.MonkeyPatch()
+    with private_server({"fsync": "off"}, in_memory=True, installed=True) as server, patched.context() as patch:
+        patch.setenv("CELERY_FOLDER", str(folder))
+        patch.setenv("DBLOCK_DSN", server.url)
+        tasks = importlib.import_module("tests.support.celery_tasks")
+        arguments = ["-A", "tests.support.celery_tasks", "worker", "--concurrency", "3", "--loglevel", "info"]
+        with open(folder / "log", "w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "celery", "--quiet", *arguments, "--without-mingle"],
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            yield tasks, server.url, folder
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def wait_for(path: Path, present: bool = True) -> str:
+    deadline = time.monotonic() + 40
+    while path.exists() is not present or (present and not path.read_text()):
+        assert time.monotonic() < deadline, (path.parent / "log").read_text()
+        time.sleep(0.01)
+    return path.read_text() if present else ""
+
+
+def failure(result: Any) -> str:
+    """Wait for a task that fails, and return its traceback."""
+    result.get(timeout=40, propagate=False)
+    assert result.failed()
+    return str(result.traceback)
+
+
+def test_task_that_outlasts_its_ttl_keeps_its_lock_and_then_frees_it(worker: tuple[Any, str, Path]) -> None:
+    tasks, dsn, folder = worker
+    with dblock.Client(dsn) as client, measured() as lateness:
+        running = tasks.hold.delay(1)
+        wait_for(folder / "job-1")
+        time.sleep(1.8)
+        busy = tasks.hold.delay(1)
+        assert "LockTimeout" in failure(busy)
+        (folder / "job-1").unlink()
+        token = running.get(timeout=40, propagate=False)
+        if running.failed() and too_late_to_renew(lateness(), 1):
+            pytest.skip("this machine was too late to renew")
+        lease = client.lock("job:1").try_acquire()
+        assert lease is not None
+        assert lease.token > token
+
+
+def test_lock_of_a_killed_worker_process_does_not_stick(worker: tuple[Any, str, Path]) -> None:
+    tasks, dsn, folder = worker
+    with dblock.Client(dsn) as client:
+        tasks.hold.delay(2)
+        os.kill(int(wait_for(folder / "job-2")), signal.SIGKILL)
+        with before_long(2):
+            client.lock("job:2").acquire(timeout=30).release()
+
+
+def test_task_whose_lease_is_lost_is_interrupted_and_fails(worker: tuple[Any, str, Path]) -> None:
+    tasks, dsn, folder = worker
+    running = tasks.hold.delay(3)
+    wait_for(folder / "job-3")
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        owner.execute("SELECT dblock.force_release('job:3', token) FROM dblock.holder('job:3')")
+    with before_long(5):
+        assert "LeaseLost" in failure(running)
+    wait_for(folder / "job-3", present=False)  # its `finally` has run
+
+
+def test_busy_tasks_are_sent_again_and_use_up_no_retries(worker: tuple[Any, str, Path]) -> None:
+    tasks, _, _ = worker
+    runs = sorted(one.get(timeout=40) for one in [tasks.take_turn.delay("a") for _ in range(4)])
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(runs))
+
+
+def test_task_with_a_wrong_placeholder_fails_at_import(dsn: str) -> None:
+    with pytest.raises(dblock.InvalidArgument, match="customre"):
+
+        @Locked(dsn)("report:{customre}")
+        def build(customer: str) -> None: ...
+
+
+@pytest.mark.parametrize("wrong", [{"on_busy": "never"}, {"retry_in": 0}, {"on_busy": "skip", "timeout": 3}])
+def test_task_with_wrong_options_fails_at_import(dsn: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(dblock.InvalidArgument):
+        Locked(dsn)("report", **wrong)(lambda: None)
