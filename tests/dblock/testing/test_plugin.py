@@ -339,3 +339,12 @@ def test_first_use_takes_two_seconds_and_each_test_20_ms(tmp_path: Path) -> None
     tests = sorted(took[3::2])
     middle = tests[len(tests) // 2]
     assert middle < 0.020 + late, f"a test took {1000 * middle:.1f} ms"
+
+
+def test_guide_holds_tests_that_pass(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "testing.md"
+    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
+    (tmp_path / "test_guide.py").write_text("\n\n".join(blocks))
+    done = run_pytest(tmp_path)
+    assert done.code == 0, done.output
+    assert done.outcome("test_withdrawal_is_fenced") == "PASSED"
