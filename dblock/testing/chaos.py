@@ -24,8 +24,8 @@ from dblock._runtime import connection as connections
 from dblock.client import Client
 from dblock.errors import InvalidArgument
 from dblock.lease import Lease
-from dblock.testing.databases import TestDatabase
 from dblock.testing.leaks import Watch, close
+from dblock.testing.private_database import TestDatabase
 
 FROZEN_FOR = 365 * 86_400.0
 """Seconds for which a frozen holder goes on to believe in its lease."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dblock.async_client import AsyncClient
     from dblock.client import Client
     from dblock.testing.chaos import Chaos
-    from dblock.testing.databases import TestDatabase
     from dblock.testing.leaks import Watch
+    from dblock.testing.private_database import TestDatabase
 
 _FOLDER = pytest.StashKey[Path]()
 
@@ -53,7 +53,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def _dblock_database(request: pytest.FixtureRequest) -> Iterator[TestDatabase]:
-    from dblock.testing.databases import database_of, schema_of
+    from dblock.testing.private_database import database_of, schema_of
 
     dsn = request.config.getoption("--dblock-dsn") or request.config.getini("dblock_dsn")
     worker = getattr(request.config, "workerinput", {}).get("workerid")
@@ -72,7 +72,7 @@ def _dblock_watch(request: pytest.FixtureRequest, _dblock_database: TestDatabase
     watch.close_clients()
     watch.note_threads()
     _dblock_database.note_left(watch)
-    _dblock_database.clean()
+    _dblock_database.clean(watch)
     if watch.left:
         pytest.fail("\n  ".join([f"{request.node.name} has left behind:", *watch.left]), pytrace=False)
 

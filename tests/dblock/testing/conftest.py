@@ -8,8 +8,8 @@ import pytest
 
 import dblock
 from dblock.testing.chaos import PostgresChaos
-from dblock.testing.databases import TestDatabase
 from dblock.testing.leaks import Watch, watching
+from dblock.testing.private_database import TestDatabase
 
 
 @pytest.fixture

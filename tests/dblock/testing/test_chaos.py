@@ -13,7 +13,7 @@ import dblock
 from dblock._runtime import connection as connections
 from dblock.testing import Chaos
 from dblock.testing.chaos import PostgresChaos
-from dblock.testing.databases import TestDatabase
+from dblock.testing.private_database import TestDatabase
 
 
 def eventually(condition: Callable[[], object]) -> None:

@@ -112,6 +112,12 @@ async def test_asyncio_held_lock(dblock_async_client):
     kept.append(await dblock_async_client.lock("x").acquire())  # line of test_asyncio_held_lock
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_loop_that_stays_open(dblock_async_client):
+    async with dblock_async_client.lock("x") as lease:
+        assert lease.token
+
+
 @pytest.fixture
 def anyio_backend():
     return "asyncio"
@@ -178,6 +184,7 @@ def project(tmp_path: Path) -> Path:
         "test_closed_client",
         "test_lock_of_a_fixture",
         "test_asyncio",
+        "test_loop_that_stays_open",
         "test_anyio",
         "test_chaos_is_undone_before_the_client_is_closed",
         "test_client_after_all_these",

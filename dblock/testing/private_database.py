@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 LASTING = ("installed_revision", "token_clock")
 """The tables whose rows belong to the installation."""
 
-PATIENCE = "5s"
+PATIENCE = "2s"
 """How long a test may keep the rows of dblock locked after its end."""
+
+IN_THE_WAY = (
+    "SELECT a.pid, a.query, %s AND pg_terminate_backend(a.pid) FROM pg_stat_activity AS a"
+    " WHERE a.datname = current_database() AND a.state LIKE 'idle in transaction%%' AND EXISTS ("
+    " SELECT FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation WHERE l.pid = a.pid"
+    " AND c.relnamespace = ANY(%s::regnamespace[]))"
+)
+"""The sessions whose transaction uses the tables of these schemas. Ends them, if no other program has any."""
 
 SESSIONS_END_WITHIN = 2.0
 
@@ -54,7 +62,8 @@ class TestDatabase:
         """Whether no other program has sessions in this database."""
         self._connection: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True)
         self._connection.execute(f"SET lock_timeout = '{PATIENCE}'".encode())
-        tables = self._connection.execute(TABLES, [[schema, fences], list(LASTING)]).fetchall()
+        self._schemas = [schema] if fences is None else [schema, fences]
+        tables = self._connection.execute(TABLES, [self._schemas, list(LASTING)]).fetchall()
         parts = [f"d{n} AS (DELETE FROM {quoted(s)}.{quoted(t)})" for n, (s, t) in enumerate(tables)]
         self._clean = f"WITH {', '.join(parts)} SELECT".encode()
         self._left = LEFT.format(schema=quoted(schema).replace("%", "%%")).encode()
@@ -82,9 +91,20 @@ class TestDatabase:
             else:
                 watch.left.append(f"a connection of dblock since {holder}, of backend {number}")
 
-    def clean(self) -> None:
-        """Delete every row of dblock and fenced_store, except those of the installation itself."""
-        self._connection.execute(self._clean)
+    def clean(self, watch: Watch) -> None:
+        """Delete every row of dblock and fenced_store, except those of the installation itself.
+
+        Note each transaction that is in the way, and end it.
+        """
+        from psycopg.errors import LockNotAvailable
+
+        try:
+            self._connection.execute(self._clean)
+        except LockNotAvailable:
+            schemas = [quoted(schema) for schema in self._schemas]
+            for pid, query, _ in self._connection.execute(IN_THE_WAY, [self.private, schemas]).fetchall():
+                watch.left.append(f"a transaction that keeps rows of dblock locked, of backend {pid}, after: {query}")
+            self._connection.execute(self._clean)
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,0 +1,134 @@
+"""What a watch notes of a test: each lease, wait, client, thread and transaction that stays, with its line."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+import dblock
+from dblock.observability import Observer
+from dblock.testing import leaks, private_database
+from dblock.testing.leaks import Watch, watching
+from dblock.testing.private_database import TestDatabase
+
+
+def line_here(offset: int) -> str:
+    import sys
+
+    return f"test_leaks.py:{sys._getframe(1).f_lineno + offset} in "
+
+
+def test_held_lease_is_noted_with_its_line(watch: Watch, holder: dblock.Client) -> None:
+    lease = holder.lock("a").acquire()
+    expected = line_here(-1)
+    watch.note_calls()
+    (said,) = watch.left
+    assert said.startswith(f"lock 'a' (token {lease.token}), held by holder: acquired at ")
+    assert expected in said
+
+
+def test_lease_of_a_decorated_function_is_noted_with_the_line_of_its_call(watch: Watch, holder: dblock.Client) -> None:
+    left: list[str] = []
+
+    @holder.locked("a")
+    def locked() -> None:
+        watch.note_calls()
+        left.extend(watch.left)
+
+    locked()
+    assert line_here(-1) in left[0]
+
+
+def test_efficiency_lease_is_noted_without_a_token(watch: Watch, holder: dblock.Client) -> None:
+    lease = holder.efficiency_lock("a").acquire()
+    watch.note_calls()
+    assert watch.left[0].startswith("lock 'a' (an efficiency lock), held by holder")
+    lease.release()
+
+
+def test_released_and_lost_leases_are_not_noted(
+    watch: Watch, holder: dblock.Client, database: TestDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_database, "SESSIONS_END_WITHIN", 0.0)  # the client is still open
+    with holder.lock("a"):
+        pass
+    lease = holder.lock("b").acquire()
+    database.connection.execute("SELECT dblock.force_release('b', %s, now => true)", [lease.token])
+    with pytest.raises(dblock.LeaseLost):
+        lease.renew()
+    watch.note_calls()
+    database.note_left(watch)
+    assert not [said for said in watch.left if "lock" in said.split()[0]]
+
+
+def test_thread_that_does_not_end_is_noted(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "THREADS_END_WITHIN", 0.01)
+    end = threading.Event()
+    for name in ("dblock listener", "a thread of the user"):
+        threading.Thread(target=end.wait, name=name, daemon=True).start()
+    watch.note_threads()
+    end.set()
+    assert watch.left == ["the thread 'dblock listener', which does not end"]
+
+
+def test_client_that_is_open_is_noted_and_closed(watch: Watch, dsn: str) -> None:
+    client = dblock.Client(dsn)
+    expected = line_here(-1)
+    unused = dblock.Client(dsn)
+    client.lock("a").try_acquire()
+    watch.close_clients()
+    (said,) = watch.left
+    assert expected in said
+    with pytest.raises(dblock.ClientClosed):
+        client.lock("a").try_acquire()
+    unused.close()
+
+
+def test_observers_of_the_user_are_told_too(dsn: str) -> None:
+    class Own(Observer):
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def hold_began(self, hold: Any) -> None:
+            self.seen.append(hold.lock)
+
+    own = Own()
+    with watching(Watch()) as watch, dblock.Client(dsn, observers=[own]) as client, client.lock("a"):
+        pass
+    assert own.seen == [hold.lock for hold, _ in watch.grants] == ["a"]
+    with dblock.Client(dsn) as client, client.lock("b"):
+        pass
+    assert len(watch.grants) == 1
+
+
+def test_rows_are_deleted_in_one_statement(watch: Watch, holder: dblock.Client, database: TestDatabase) -> None:
+    for number in range(3):
+        with holder.lock(f"lock {number}"), holder.read_lock(f"shared {number}"):
+            pass
+    holder.latch("latch", count=2).count_down()
+    count = "SELECT (SELECT count(*) FROM dblock.distributed_locks) + (SELECT count(*) FROM dblock.latches)"
+    assert database.connection.execute(count).fetchone() == (10,)
+    database.clean(watch)
+    assert database.connection.execute(count).fetchone() == (0,)
+    with holder.lock("lock 0"):
+        pass
+    assert watch.left == []
+
+
+@pytest.mark.second_stage
+@pytest.mark.beside_others
+def test_transaction_in_the_way_is_noted_and_ended(
+    watch: Watch, holder: dblock.Client, database: TestDatabase, dsn: str
+) -> None:
+    with holder.lock("a") as lease:
+        open_one = psycopg.connect(dsn)
+        lease.assert_held(open_one)
+    database.clean(watch)
+    (said,) = [said for said in watch.left if "transaction" in said]
+    assert f"of backend {open_one.info.backend_pid}" in said
+    assert "assert_held" in said
+    with pytest.raises(psycopg.OperationalError):
+        open_one.execute("SELECT 1")
