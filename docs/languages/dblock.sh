@@ -6,7 +6,7 @@
 #
 # The command runs under the lock, with the token in $DBLOCK_TOKEN. The lease is renewed until the
 # command ends. If the lease is lost, the command gets SIGTERM, and SIGKILL when it can no longer be
-# trusted. The exit status is the command's own, or 75: the lock was busy, 74: the lease was lost,
+# trusted. The exit status is the command's own, or 75: the lock was busy, 76: the lease was lost,
 # 69: the database could not be reached.
 #
 # psql hears no notification while it waits. So a waiter asks ten times a second whether it is first.
@@ -94,12 +94,12 @@ dblock_acquire() {
     done
 }
 
-# dblock_renew NAME: extend the lease. 74 means that the lease is lost.
+# dblock_renew NAME: extend the lease. 76 means that the lease is lost.
 dblock_renew() {
     dblock_now
     local asked=$NOW
     dblock_call "SELECT remaining FROM dblock.renew($(dblock_quote "$1"), $DBLOCK_TOKEN, '${DBLOCK_TTL:-30} s')" || return
-    [[ -n $REPLY ]] || return 74
+    [[ -n $REPLY ]] || return 76
     dblock_trust "$asked" "$REPLY"
 }
 
@@ -126,7 +126,7 @@ dblock_run() (
         elif [[ -z $lost ]] && ((NOW >= renew_at)); then
             renew_at=$((NOW + ${DBLOCK_TTL:-30} * 1000 / 3))
             # Without a reply, try again in a new session: the lease lasts until the end of its trust window.
-            dblock_renew "$name" || { (($? == 74)) && lost=yes && kill "$command"; } || { dblock_open; renew_at=0; }
+            dblock_renew "$name" || { (($? == 76)) && lost=yes && kill "$command"; } || { dblock_open; renew_at=0; }
         fi
         sleep 0.1
     done
@@ -134,6 +134,6 @@ dblock_run() (
     dblock_release "$name" || REPLY=unknown # then the lock is free when the lease expires
     released=$REPLY
     dblock_close
-    [[ -z $lost && $released != f ]] || return 74
+    [[ -z $lost && $released != f ]] || return 76
     return "$status"
 )

@@ -180,7 +180,7 @@ def test_bash_command_is_ended_when_its_lease_is_lost(tcp_dsn: str) -> None:
     command = f'psql -XAtq -d "$DBLOCK_DSN" -c "{take}"; exec sleep 30'
     with before_long(3):
         done = run_bash(tcp_dsn, 'dblock_run job bash -c "$COMMAND"', COMMAND=command)
-    assert done.returncode == 74, done.stderr
+    assert done.returncode == 76, done.stderr
 
 
 def test_bash_script_fails_closed_without_the_database(tcp_dsn: str) -> None:
