@@ -38,6 +38,13 @@ PROGRAMS = {
         "without a claim, the previous holder's late write is accepted",
         "with a claim, the previous holder's late write is refused",
     ],
+    "django_locks": [
+        "The schema dblock is installed in the database default.",
+        "pay while the invoice is being closed: 200 10",
+        "close it twice at once: (200, 'closed at 10') (423, '')",
+        "the command has closed all invoices",
+        "while another process runs the command, exit code 75",
+    ],
     "fastapi_fenced": [
         "the holder writes: 200",
         "the next holder writes: 200",

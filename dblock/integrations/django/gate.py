@@ -139,7 +139,7 @@ class MigrationGate:
         from dblock.recipes.migrations.versions import version_of
 
         options = self._options
-        dsn = options["dsn"] or _conninfo(self.connection)
+        dsn = options["dsn"] or conninfo_of(self.connection)
         plan = Plan(
             options["name"] or f"django:{self._schema()}",
             version_of(targets) if targets else None,
@@ -299,7 +299,7 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip()}"
 
 
-def _conninfo(connection: Any) -> str:
+def conninfo_of(connection: Any) -> str:
     """Return libpq's connection string for the database of a Django connection."""
     from psycopg.conninfo import make_conninfo
     from psycopg.pq import Conninfo

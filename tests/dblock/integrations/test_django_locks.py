@@ -1,0 +1,173 @@
+"""Django: management commands and views under a lock, in programs of a real project."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import dblock
+from tests.dblock.integrations.conftest import eventually
+from tests.dblock.integrations.django_cases import Start, start
+from tests.support.django_project import Project
+from tests.support.machine import before_long
+
+pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+
+__all__ = ["start"]
+
+NIGHTLY = """
+import time
+from django.core.management.base import BaseCommand
+from dblock.integrations.django.locks import LockedCommand
+
+class Command(LockedCommand, BaseCommand):
+    lock = "nightly:{tenant}"
+    lock_ttl = 1
+
+    def add_arguments(self, parser):
+        parser.add_argument("--tenant", default="a")
+        parser.add_argument("--busy", default="raise")
+        parser.add_argument("--seconds", type=float, default=0)
+
+    def execute(self, *args, **options):
+        self.on_busy = options["busy"]
+        return super().execute(*args, **options)
+
+    def handle(self, *args, **options):
+        self.stdout.write(f"runs under token {self.lease.token}")
+        self.stdout.flush()
+        ends = time.monotonic() + options["seconds"]
+        while time.monotonic() < ends:
+            time.sleep(0.01)
+"""
+VIEWS = """
+import dblock
+from django.core.management.base import BaseCommand
+from django.db import connection, transaction
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django.views import View
+from dblock.integrations.django.locks import client, locked
+
+@locked("item:{item}", ttl=1)
+def work(request, item):
+    lease = dblock.current_lease()
+    with transaction.atomic():
+        lease.assert_held(connection)
+    if item == "lost":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT dblock.force_release(%s, %s, now => true)", [lease.name, lease.token])
+        lease.lost.wait(30)
+    return HttpResponse(lease.name)
+
+class Item(View):
+    @locked("item:{item}")
+    def post(self, request, item):
+        return HttpResponse(f"method {dblock.current_lease().name}")
+
+class Command(BaseCommand):
+    def handle(self, *args, **options):
+        request = RequestFactory().post("/")
+        def show(reply):
+            self.stdout.write(f"{reply.status_code} {reply.headers.get('Retry-After')} {reply.content.decode()[:40]}")
+        show(work(request, item="7"))
+        show(Item.as_view()(request, item="7"))
+        with client().lock("item:7"):
+            show(work(request, item="7"))
+        show(work(request, item="7"))
+        show(work(request, item="lost"))
+        for wrong in ("item:{itme}", "item:{"):
+            try:
+                locked(wrong)(work)
+            except dblock.InvalidArgument as error:
+                self.stdout.write("refused")
+        async def view(request): ...
+        try:
+            locked("a")(view)
+        except dblock.InvalidArgument as error:
+            self.stdout.write(str(error))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, dsn: str) -> Project:
+    """A project with two commands, on a database with the schema installed."""
+    made = Project(tmp_path / "project", dsn)
+    commands = made.folder / "shop/management/commands"
+    commands.mkdir(parents=True)
+    for folder in (commands.parent, commands):
+        (folder / "__init__.py").touch()
+    (commands / "nightly.py").write_text(NIGHTLY)
+    (commands / "call_views.py").write_text(VIEWS)
+    return made
+
+
+@pytest.fixture
+def client(dsn: str) -> Iterator[dblock.Client]:
+    with dblock.Client(dsn) as client:
+        yield client
+
+
+def test_busy_command_exits_with_75_or_is_skipped(project: Project, client: dblock.Client) -> None:
+    with client.lock("nightly:a"):
+        assert "was not acquired" in project.run("nightly", code=75)
+        assert "Skipped" in project.run("nightly", "--busy", "skip")
+        assert "runs under token" in project.run("nightly", "--tenant", "b"), "another tenant has a lock of its own"
+    assert "runs under token" in project.run("nightly")
+
+
+def test_waiting_command_runs_after_the_holder(
+    project: Project, client: dblock.Client, owner: psycopg.Connection, start: Start
+) -> None:
+    with client.lock("nightly:a") as lease:
+        waiting = start(project, "nightly", "--busy", "wait")
+        eventually(lambda: owner.execute("SELECT FROM list_waiters('nightly:a')").fetchall() != [])
+    assert waiting.wait() == 0
+    token = int(waiting.said.rpartition(" ")[2])
+    assert token > lease.token
+
+
+def test_command_whose_lease_is_lost_is_interrupted(project: Project, owner: psycopg.Connection, start: Start) -> None:
+    running = start(project, "nightly", "--seconds", "60")
+    eventually(lambda: "runs under token" in running.said)
+    owner.execute("SELECT force_release('nightly:a', token) FROM holder('nightly:a')")
+    with before_long(5):
+        assert running.wait() == 76
+
+
+def test_lock_of_a_killed_command_does_not_stick(project: Project, client: dblock.Client, start: Start) -> None:
+    running = start(project, "nightly", "--seconds", "60")
+    eventually(lambda: "runs under token" in running.said)
+    running.signal(signal.SIGKILL)
+    with before_long(2):
+        client.lock("nightly:a").acquire(timeout=30).release()
+
+
+def test_command_with_a_wrong_placeholder_does_not_run(project: Project) -> None:
+    path = project.folder / "shop/management/commands/nightly.py"
+    path.write_text(NIGHTLY.replace("{tenant}", "{tennant}"))
+    said = project.run("nightly", code=1)
+    assert "'nightly:{tennant}' cannot be filled" in said
+    assert "runs under" not in said
+
+
+def test_views_run_under_their_locks_and_refuse_while_they_are_busy(project: Project) -> None:
+    lines = project.run("call_views").splitlines()
+    assert lines[:2] == ["200 None item:7", "200 None method item:7"]
+    assert lines[2].startswith("423 1 ")
+    assert lines[3] == "200 None item:7"
+    assert lines[4].startswith("503 1 ")
+    assert lines[5:7] == ["refused", "refused"]
+    assert "asynchronous view" in lines[7]
+
+
+def test_dblock_commands_install_the_schema_and_list_locks(tmp_path: Path, bare_dsn: str) -> None:
+    project = Project(tmp_path / "project", bare_dsn)
+    assert "The schema dblock is installed" in project.run("dblock_install")
+    with dblock.Client(bare_dsn, holder="me") as client, client.lock("nightly:a") as lease:
+        assert f"nightly:a  me  token {lease.token}" in project.run("dblock_locks")
+        assert project.run("dblock_locks", "other:%") == ""
