@@ -145,7 +145,7 @@ class ThreadLease(_LeaseBase):
     @property
     def lost(self) -> LostEvent:
         """An event that is set when the lease is lost, with the reason. A thread can wait for it."""
-        return LostEvent(self._state)
+        return LostEvent(self._state, self._runtime.new_event)
 
     def renew(self, ttl: Seconds | None = None) -> None:
         """Extend the lease to a full ttl from now, its own or a new one. Raise LeaseLost if it is no longer held.

@@ -85,7 +85,7 @@ class _LockBase(Generic[L]):
 
     def _lease(self, grant: Grant, owner: Owner) -> L:
         options = self._options
-        state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, owner=owner)
+        state = LeaseState(grant, options.ttl, keep_alive=options.keep_alive, now=self._flows.clock, owner=owner)
         if logger.isEnabledFor(logging.DEBUG):
             fields = log_fields(grant.lock or grant.name, grant.token, holder=self._flows.holder_name())
             logger.debug("lock %r: granted%s", grant.name, with_token(grant.token), extra=fields)

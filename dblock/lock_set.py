@@ -14,7 +14,6 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dblock._core import clock
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.options import Seconds, check_seconds
 from dblock._core.several import SeveralFlows
@@ -33,8 +32,9 @@ L = TypeVar("L", Lease, AsyncLease)
 class _SetLostBase:
     """An event that is set when one of the leases of a set is lost."""
 
-    def __init__(self, states: Sequence[LeaseState]) -> None:
+    def __init__(self, states: Sequence[LeaseState], runtime: Any) -> None:
         self._states = states
+        self._runtime = runtime
 
     def is_set(self) -> bool:
         """Return whether one of the leases is lost at this very moment."""
@@ -75,15 +75,15 @@ class SetLostEvent(_SetLostBase):
 
     def wait(self, timeout: Seconds | None = None) -> bool:
         """Wait until a lease is lost and return True. Return False if the timeout or the release comes first."""
-        give_up = math.inf if timeout is None else clock.now() + check_seconds("timeout", timeout)
-        ended = threading.Event()
+        now = self._runtime.flows.clock
+        give_up = math.inf if timeout is None else now() + check_seconds("timeout", timeout)
+        ended: threading.Event = self._runtime.new_event()
         cancels = [state.at_end(ended.set) for state in self._states]
         try:
             while not self.is_set() and not self._over():
-                now = clock.now()
-                if now >= give_up:
+                if now() >= give_up:
                     return False
-                ended.wait(max(min(self._trusted_until(), give_up) - now, 0.001))
+                ended.wait(max(min(self._trusted_until(), give_up) - now(), 0.001))
                 ended.clear()
             return self.is_set()
         finally:
@@ -94,21 +94,17 @@ class SetLostEvent(_SetLostBase):
 class AsyncSetLostEvent(_SetLostBase):
     """The loss of a lease of a set, as an event that a task can wait for."""
 
-    def __init__(self, states: Sequence[LeaseState], in_loop: Callable[[Callable[[], object]], object]) -> None:
-        super().__init__(states)
-        self._in_loop = in_loop
-
     async def wait(self) -> bool:
         """Wait until a lease is lost and return True. Return False if the set is released first."""
         import asyncio
 
-        from dblock._runtime.asyncio_compat import wait_and_clear
-
         ended = asyncio.Event()
-        cancels = [state.at_end(lambda: self._in_loop(ended.set)) for state in self._states]
+        callbacks = self._runtime.callbacks
+        cancels = [state.at_end(lambda: callbacks.in_loop(ended.set)) for state in self._states]
         try:
             while not self.is_set() and not self._over():
-                await wait_and_clear(ended, max(self._trusted_until() - clock.now(), 0.001))
+                left = self._trusted_until() - self._runtime.flows.clock()
+                await callbacks.wait_and_clear(ended, max(left, 0.001))
             return self.is_set()
         finally:
             for cancel in cancels:
@@ -200,7 +196,7 @@ class LockSet(_SetBase[Lease]):
     @property
     def lost(self) -> SetLostEvent:
         """An event that is set when one of the leases is lost, with its name and the reason."""
-        return SetLostEvent(self._states)
+        return SetLostEvent(self._states, self._runtime)
 
     def release(self) -> bool:
         """Release all the locks in one call. Return False if one was no longer held under its token."""
@@ -242,7 +238,7 @@ class AsyncLockSet(_SetBase[AsyncLease]):
     @property
     def lost(self) -> AsyncSetLostEvent:
         """An event that is set when one of the leases is lost, with its name and the reason."""
-        return AsyncSetLostEvent(self._states, lambda call: self._runtime.callbacks.in_loop(call))
+        return AsyncSetLostEvent(self._states, self._runtime)
 
     async def release(self) -> bool:
         """Release all the locks in one call. Return False if one was no longer held under its token."""

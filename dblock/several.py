@@ -50,7 +50,7 @@ class _SeveralBase(_LockBase[Any]):
 
     def _hold(self, grant: Grant, owner: Owner, states: list[LeaseState]) -> LeaseState:
         """Make a lease of a grant, and let the keep-alive renew it."""
-        state = LeaseState(grant, self._options.ttl, owner=owner)
+        state = LeaseState(grant, self._options.ttl, now=self._flows.clock, owner=owner)
         states.append(state)
         if logger.isEnabledFor(logging.DEBUG):
             fields = log_fields(grant.name, grant.token, holder=self._flows.holder_name())

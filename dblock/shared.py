@@ -95,7 +95,7 @@ class _WriteLease:
 
     def _begin_reading(self, grant: Grant) -> LeaseState:
         before = self._state
-        state = LeaseState(grant, before.ttl, keep_alive=before.keep_alive, owner=before.owner)
+        state = LeaseState(grant, before.ttl, keep_alive=before.keep_alive, now=before.now, owner=before.owner)
         self._runtime.track(state)
         return state
 

@@ -17,6 +17,12 @@ else:
     now = time.monotonic
 
 
+def wall(clock: Clock, moment: float) -> float:
+    """Return a moment of a clock in seconds since 1970: by the clock's own calendar, or else by the machine's."""
+    calendar: Callable[[float], float] | None = getattr(clock, "calendar", None)
+    return time.time() - (clock() - moment) if calendar is None else calendar(moment)
+
+
 def monotonic() -> float:
     """Return the time on dblock's monotonic clock, in seconds. Compare it with `lease.trusted_until`.
 

@@ -46,7 +46,6 @@ import logging
 import math
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -128,8 +127,8 @@ class LeaseState:
         """The earliest moment for the next renewal after a failed one."""
         self._unreachable = False
         self._presence = grant.presence
-        self._last_held = time.time() - (now() - grant.sent_at)
-        self._now = now
+        self._last_held = clock.wall(now, grant.sent_at)
+        self.now: Final = now  # the clock on which the trust window is counted
         self._process = os.getpid()
         # Reentrant, because a finalizer may run in the middle of any transition and start another one.
         self._lock = threading.RLock()
@@ -219,16 +218,16 @@ class LeaseState:
     def in_doubt(self) -> bool:
         """Whether the lease is tied to a presence that may have ended in the eyes of others."""
         presence = self._presence
-        return presence is not None and not presence.stands(self._now())
+        return presence is not None and not presence.stands(self.now())
 
     def remaining(self) -> float:
         """Return the seconds for which the lease may still be believed without asking the database."""
         # The usual case first, and cheap: callers ask this before each step of their work.
-        left = self._trusted_until - self._now()
+        left = self._trusted_until - self.now()
         if left > 0 and self._status is Status.HELD and not self.in_doubt and self.ours:
             return left
         gone = self.over or self.left or not self.ours or self.lost()
-        return 0.0 if gone else max(0.0, self._trusted_until - self._now())
+        return 0.0 if gone else max(0.0, self._trusted_until - self.now())
 
     def error(self) -> LeaseLost:
         """Return the error to raise for a lease that is no longer held."""
@@ -247,7 +246,7 @@ class LeaseState:
 
     def lost_by_clock(self) -> Loss | None:
         """Return how the lease was lost, None if it was not. Checks the clock alone."""
-        if self._now() >= self._trusted_until and not self.ended and self.ours:
+        if self.now() >= self._trusted_until and not self.ended and self.ours:
             if self.left:
                 self.let_go()
             else:
@@ -257,7 +256,7 @@ class LeaseState:
     @property
     def finished(self) -> bool:
         """Whether this process has nothing to release: the lease was released or lost, or is another process's."""
-        held = self._status is Status.HELD and self._now() < self._trusted_until and self.ours  # the usual case
+        held = self._status is Status.HELD and self.now() < self._trusted_until and self.ours  # the usual case
         return not held and (self.settled or not self.ours or (not self.over and self.lost_by_clock() is not None))
 
     # Events of renewal.
@@ -285,8 +284,7 @@ class LeaseState:
             if trusted_until > self._trusted_until:
                 self._trusted_until, self._expires_at = trusted_until, expires_at
             if sent_at > self.sent_at:
-                self.sent_at = sent_at
-                self._last_held = time.time() - (self._now() - sent_at)
+                self.sent_at, self._last_held = sent_at, clock.wall(self.now, sent_at)
             self._unreachable = False
             self.retry_at = 0.0
             if self._left_at is not None and sent_at > self._left_at:
@@ -304,7 +302,7 @@ class LeaseState:
         if why != "forced":
             # A holder that was asked to release keeps the lock until its deadline. In every other case the lock may
             # already be granted to another holder.
-            self._trusted_until = min(self._trusted_until, self._now())
+            self._trusted_until = min(self._trusted_until, self.now())
         self.lose(Reason.FORCED if why == "released" else Reason(why))
 
     def change_ttl(self, ttl: float, keep_alive: bool | None = None) -> None:
@@ -330,7 +328,7 @@ class LeaseState:
         except BaseException:
             self._leave(before)
             raise
-        self._leave(self._now())
+        self._leave(self.now())
 
     def leave_refused(self) -> None:
         """Hold on to the lease, because the release inside the user's own transaction has found nothing to free."""
@@ -416,5 +414,5 @@ def _forgotten(state: LeaseState, abandon: Callable[[LeaseState], object], gone:
     # Called by the garbage collector, so it does little. The warning comes last because it may be an error.
     if state.ours and not state.over:
         abandon(state)
-        if not state.left and state.loss is None and state._now() < state.trusted_until:
+        if not state.left and state.loss is None and state.now() < state.trusted_until:
             warnings.warn(f"the lease of lock {state.lock!r} was never released", ResourceWarning, stacklevel=2)

@@ -64,7 +64,7 @@ class WatchedLease:
         state = self.state
         if state.over or state.lost_by_clock():
             return math.inf
-        left = state.trusted_until - clock.now()
+        left = state.trusted_until - state.now()
         again = left
         for danger in list(self.dangers):
             if left > danger.before:
@@ -183,6 +183,12 @@ class AsyncCallbackTimer:
         if watched.timer is None:
             watched.state.at_end(lambda: self.in_loop(lambda: self._cancel_timer(watched)))
         self.in_loop(lambda: self._check(watched))
+
+    async def wait_and_clear(self, event: asyncio.Event, seconds: float) -> None:
+        """Return once the event is set or so many seconds have passed. Clear the event in either case."""
+        from dblock._runtime.asyncio_compat import wait_and_clear
+
+        await wait_and_clear(event, seconds)
 
     def call(self, callback: Callback, argument: object) -> None:
         """Call back in the event loop. A coroutine runs as a task."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from datetime import datetime
 
-from dblock._core import clock
 from dblock._core.holds import HeldState
 from dblock._core.lease_state import LeaseState, Reason
 from dblock._core.options import Seconds, check_seconds
@@ -44,14 +44,18 @@ class _LostEventBase:
 class LostEvent(_LostEventBase):
     """The loss of a lease, as an event that a thread can wait for."""
 
+    def __init__(self, state: LeaseState | HeldState, new_event: Callable[[], threading.Event]) -> None:
+        super().__init__(state)
+        self._new_event = new_event
+
     def wait(self, timeout: Seconds | None = None) -> bool:
         """Wait until the lease is lost and return True. Return False if the timeout or a release comes first."""
-        give_up = math.inf if timeout is None else clock.now() + check_seconds("timeout", timeout)
-        ended = threading.Event()
+        give_up = math.inf if timeout is None else self._state.now() + check_seconds("timeout", timeout)
+        ended = self._new_event()
         cancel = self._state.at_end(ended.set)
         try:
             while not self.is_set() and not self._state.over:
-                now = clock.now()
+                now = self._state.now()
                 if now >= give_up:
                     return False
                 ended.wait(max(min(self._state.trusted_until, give_up) - now, 0.0))
@@ -71,13 +75,11 @@ class AsyncLostEvent(_LostEventBase):
         """Wait until the lease is lost and return True. Return False if it is released first."""
         import asyncio
 
-        from dblock._runtime.asyncio_compat import wait_and_clear
-
         ended = asyncio.Event()
         cancel = self._state.at_end(lambda: self._callbacks.in_loop(ended.set))
         try:
             while not self.is_set() and not self._state.over:
-                await wait_and_clear(ended, max(self._state.trusted_until - clock.now(), 0.001))
+                await self._callbacks.wait_and_clear(ended, max(self._state.trusted_until - self._state.now(), 0.001))
             return self.is_set()
         finally:
             cancel()

@@ -55,6 +55,8 @@ class RuntimeBase:
     keepalive: Any
     listener: Any = None
     installation = ""
+    new_event: Callable[[], threading.Event] = threading.Event
+    """Makes an event that a caller can wait for."""
 
     def __init__(self, flows: LockFlows, grace: float | None) -> None:
         self.flows = flows

@@ -310,7 +310,8 @@ def _run(runtime: Any, definition: Definition, claim: Claim, kind: Any) -> Run |
     if claim.grant is None:
         return None
     grant = claim.grant
-    state = LeaseState(grant, definition.ttl, keep_alive=definition.keep_alive, owner=caller())
+    now = runtime.flows.clock
+    state = LeaseState(grant, definition.ttl, keep_alive=definition.keep_alive, now=now, owner=caller())
     logger.debug("schedule %r: slot %s granted, token %d", definition.name, claim.slot, grant.token)
     runtime.track(state)
     assert claim.slot is not None

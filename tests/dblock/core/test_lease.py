@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ class _NoClient:
     """Replaces the client of a lease whose flows the test drives by hand."""
 
     schema = "dblock"
+    new_event = threading.Event
 
     def __init__(self) -> None:
         self.flows = LockFlows("dblock", "me")
