@@ -60,21 +60,17 @@ class ClientBase:
         with importing:
             from dblock._core.schema_version import check_name
 
-        if holder is not None and (not is_text(holder) or len(holder.encode()) > HOLDER_BYTES):
-            raise InvalidArgument(f"A holder is text of at most {HOLDER_BYTES} bytes without NUL; got {brief(holder)}.")
+        holder_name = check_holder(holder)
         if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
             raise InvalidArgument(f"pool_size is a number of connections from 1; got {brief(pool_size)}.")
         with importing:  # psycopg, which reads a DSN
             target = resolve(where, embedded=embedded)
         flows = SharedFlows(
             check_name(schema),
-            _default_holder() if holder is None else holder,
+            holder_name,
             fences=None if fences is None else check_name(fences),
         )
-        if observers:
-            with importing:
-                from dblock._core.observation import Observation
-            flows.observation = Observation(observers, flows.holder_name, flows.clock)
+        observe(flows, observers)
         seconds = check_seconds("patience", patience)
         if not 0 <= seconds <= MOST_PATIENT:
             raise InvalidArgument(f"The patience is from 0 s to a day; got {seconds:g} s.")
@@ -97,6 +93,23 @@ def recipe(module: str, name: str) -> Any:
     """Import a recipe when it is first used. Recipes are built on clients, so this module does not import them."""
     with importing:
         return getattr(import_module(f"dblock.recipes.{module}"), name)
+
+
+def check_holder(holder: str | None) -> str | Callable[[], str]:
+    """Return the name of a client that others see, or a function that returns the default name."""
+    if holder is None:
+        return _default_holder()
+    if not is_text(holder) or len(holder.encode()) > HOLDER_BYTES:
+        raise InvalidArgument(f"A holder is text of at most {HOLDER_BYTES} bytes without NUL; got {brief(holder)}.")
+    return holder
+
+
+def observe(flows: LockFlows, observers: Sequence[Observer]) -> None:
+    """Tell the observers of every wait, hold and renewal of a client."""
+    if observers:
+        with importing:
+            from dblock._core.observation import Observation
+        flows.observation = Observation(observers, flows.holder_name, flows.clock)
 
 
 def _default_holder() -> Callable[[], str]:

@@ -1,7 +1,7 @@
-"""A test kit for your own code: pytest fixtures, an in-memory client, a clock that the test moves, chaos verbs.
+"""A test kit for your own code: a pytest plugin, clients in memory, chaos verbs, and a proof that a function is fenced.
 
-The plugin needs no import: see docs/guides/testing.md. `prove_fenced` finds the statements of your own function at
-which a holder that was paused would do harm.
+The plugin needs no import: see docs/guides/testing.md. `MemoryClient` and `AsyncMemoryClient` need no database.
+`prove_fenced` finds the statements of your own function at which a holder that was paused would do harm.
 """
 
 from importlib import import_module
@@ -10,15 +10,38 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dblock.testing.assertions import assert_order, no_waits
     from dblock.testing.chaos import Chaos
+    from dblock.testing.clock import Clock, WaitsForever
+    from dblock.testing.memory.client import AsyncMemoryClient, MemoryClient
+    from dblock.testing.memory.database import MemoryDatabase, NotInMemory
     from dblock.testing.proof import Report, Statement, Unsafe, prove_fenced
 
-__all__ = ["Chaos", "Report", "Statement", "Unsafe", "assert_order", "no_waits", "prove_fenced"]
+__all__ = [
+    "AsyncMemoryClient",
+    "Chaos",
+    "Clock",
+    "MemoryClient",
+    "MemoryDatabase",
+    "NotInMemory",
+    "Report",
+    "Statement",
+    "Unsafe",
+    "WaitsForever",
+    "assert_order",
+    "no_waits",
+    "prove_fenced",
+]
 
 _HOME = {
+    "AsyncMemoryClient": "memory.client",
     "Chaos": "chaos",
+    "Clock": "clock",
+    "MemoryClient": "memory.client",
+    "MemoryDatabase": "memory.database",
+    "NotInMemory": "memory.database",
     "Report": "proof",
     "Statement": "proof",
     "Unsafe": "proof",
+    "WaitsForever": "clock",
     "assert_order": "assertions",
     "no_waits": "assertions",
     "prove_fenced": "proof",

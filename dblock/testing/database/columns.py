@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+_ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
 
 def text(value: str | None) -> str:
     """Return an argument that is never NULL."""
@@ -17,7 +22,12 @@ def seconds(interval: str | None) -> float:
 def items(values: str | None) -> list[str]:
     """Return the items of an array."""
     inside = text(values)[1:-1]
-    return [one.strip('"') for one in inside.split(",")] if inside else []
+    if not inside:
+        return []
+    if inside[0] != '"':
+        return inside.split(",")
+    found = inside[1:-1].split('","') if "\\" not in inside else _ITEM.findall(inside)
+    return [_ESCAPED.sub(r"\1", one) for one in found] if "\\" in inside else found
 
 
 def boolean(value: bool | None) -> str | None:

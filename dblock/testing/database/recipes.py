@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from dblock.testing.database.deadlocks import DeadlockStore
 from dblock.testing.database.elections.store import Elections
 from dblock.testing.database.schedules.store import Schedules
-from dblock.testing.database.shared_locks.store import SharedStore
 
 
-class RecipeStore(SharedStore):
+class RecipeStore(DeadlockStore):
     """One database with one dblock in it: locks of every kind, elections and schedules."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

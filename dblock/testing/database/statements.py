@@ -5,6 +5,7 @@ The statements are those of dblock's own code. An unknown statement is an error,
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -13,10 +14,12 @@ from dblock._core.effects import Row
 from dblock._core.replies import array
 from dblock._core.statements import ARE_YOU_THERE, KEEP_SESSION, NOTIFY_SELF, STOP_LISTENING, WHICH_ENDPOINTS
 from dblock.testing.database.columns import boolean, items, number, seconds, text
+from dblock.testing.database.deadlocks import look
 from dblock.testing.database.elections import statements as elections
 from dblock.testing.database.fence import Fence
 from dblock.testing.database.recipes import RecipeStore
 from dblock.testing.database.schedules import statements as schedules
+from dblock.testing.database.several import statements as several
 from dblock.testing.database.shared_locks import statements as shared_locks
 from dblock.testing.database.store import Asked, Store, Tried
 
@@ -27,6 +30,14 @@ _FUNCTION = re.compile(rb'"dblock"\.(\w+)\(')
 
 INSTALLATION = "simulated"
 """The ID of the only installation."""
+
+
+class UnknownStatement(Exception):
+    """The store has no such function."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__(function)
+        self.function = function
 
 
 class Listens(Exception):
@@ -62,13 +73,22 @@ def _performer(sql: bytes) -> Callable[[RecipeStore, Fence, Args], Row | None]:
     if name in shared_locks.FUNCTIONS:
         shared, retried, raises = shared_locks.FUNCTIONS[name], b"undecided" in sql, b".claim(" in sql
         return lambda store, fence, args: shared(store, fence if raises else None, args, retried)
+    if name in several.FUNCTIONS or name == "look_for_deadlock":
+        joint = several.FUNCTIONS.get(name)
+        return lambda store, fence, args: joint(store, args, sql) if joint else look(store, args, sql)
     if name == "release" and again:
         name = "release_again"
+    elif name == "release_all" and b"released" in sql:
+        name = "release_set"
+    elif name == "release_all" and b"NULL" in sql:
+        name = "release_set_again"
     elif name == "leave_queue" and b"keep =>" in sql:
         name = "leave_queue_but"
     elif name == "abandon" and b"only_ticket" in sql:
         name = "abandon_ticket"
     claims = b".claim(" in sql
+    if name not in _FUNCTIONS:
+        raise UnknownStatement(name)
     act = _FUNCTIONS[name]
     return lambda store, fence, args: act(store, fence if claims else None, args)
 
@@ -87,7 +107,7 @@ def _plain(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
     elif sql == NOTIFY_SELF:
         return _probe
     else:
-        raise ValueError(f"unknown statement: {sql!r}")
+        raise UnknownStatement(repr(sql))
 
     def listens(store: Store, fence: Fence, args: Args) -> Row | None:
         raise Listens(raise_for)
@@ -101,10 +121,10 @@ def _probe(store: Store, fence: Fence, args: Args) -> Row | None:
 
 
 def _try_acquire(store: Store, fence: Fence | None, args: Args) -> Row:
-    name, ttl, holder, _, attempt, durable, presence, fair, ticket, *claims = args
+    name, ttl, holder, meta, attempt, durable, presence, fair, ticket, *claims = args
     own = None if ticket is None else int(ticket)
     answer = store.try_acquire(text(name), seconds(ttl), attempt, durable == "t", presence, fair == "t", own)
-    _granted(store, answer, name, holder)
+    _granted(store, answer, name, holder, meta)
     _claim(fence, answer, claims)
     return (
         boolean(answer.granted),
@@ -116,7 +136,7 @@ def _try_acquire(store: Store, fence: Fence | None, args: Args) -> Row:
 
 
 def _acquire(store: Store, fence: Fence | None, args: Args) -> Row:
-    name, ttl, holder, _, attempt, client, durable, fair, presence, had_ticket, _, *claims = args
+    name, ttl, holder, meta, attempt, client, durable, fair, presence, had_ticket, _, *claims = args
     answer = store.acquire(
         text(name),
         seconds(ttl),
@@ -127,7 +147,10 @@ def _acquire(store: Store, fence: Fence | None, args: Args) -> Row:
         presence,
         had_ticket == "t",
     )
-    _granted(store, answer, name, holder)
+    _granted(store, answer, name, holder, meta)
+    if answer.fresh:
+        for ticket in store.tickets_of(text(name), text(attempt)):
+            ticket.holder = holder
     _claim(fence, answer, claims)
     return (
         boolean(answer.granted),
@@ -141,10 +164,10 @@ def _acquire(store: Store, fence: Fence | None, args: Args) -> Row:
     )
 
 
-def _granted(store: Store, answer: Tried | Asked, name: str | None, holder: str | None) -> None:
+def _granted(store: Store, answer: Tried | Asked, name: str | None, holder: str | None, meta: str | None) -> None:
     row = store.tables.rows[text(name)]
     if answer.granted and row.holder is None:
-        row.holder = holder
+        row.holder, row.meta = holder, meta
 
 
 def _claim(fence: Fence | None, answer: Tried | Asked, claims: list[str | None]) -> None:
@@ -175,6 +198,14 @@ def _release_again(store: Store, fence: Fence | None, args: Args) -> Row:
 def _release_all(store: Store, fence: Fence | None, args: Args) -> Row:
     store.release_all(list(zip(items(args[0]), map(int, items(args[1])), strict=True)))
     return (None,)
+
+
+def _release_set(store: Store, fence: Fence | None, args: Args) -> Row:
+    return str(store.release_all(list(zip(items(args[0]), map(int, items(args[1])), strict=True)))), None
+
+
+def _release_set_again(store: Store, fence: Fence | None, args: Args) -> Row:
+    return None, _release_set(store, fence, args)[1]
 
 
 def _abandon(store: Store, fence: Fence | None, args: Args) -> Row:
@@ -213,6 +244,20 @@ def _withdraw_presence(store: Store, fence: Fence | None, args: Args) -> Row:
     return ("{" + ",".join(map(str, lost)) + "}" if lost else None,)
 
 
+def _holder(store: Store, fence: Fence | None, args: Args) -> Row | None:
+    row = store.holder(text(args[0]))
+    if row is None:
+        return None
+    left = row.expires_at - store.now()
+    token = number(row.token) if row.token > 0 else None
+    return token, row.holder, row.meta, number(row.granted_at), number(row.expires_at), number(left)
+
+
+def _queue(store: Store, fence: Fence | None, args: Args) -> Row:
+    waiters = store.live_queue(text(args[0]))
+    return (json.dumps([{"holder": ticket.holder, "since": ticket.since} for ticket in waiters]),)
+
+
 def _installation(store: Store, fence: Fence | None, args: Args) -> Row:
     return (INSTALLATION,)
 
@@ -224,9 +269,13 @@ _FUNCTIONS: dict[str, Callable[[Store, Fence | None, Args], Row | None]] = {
     "release": _release,
     "release_again": _release_again,
     "release_all": _release_all,
+    "release_set": _release_set,
+    "release_set_again": _release_set_again,
     "abandon": _abandon,
     "abandon_ticket": _abandon_ticket,
     "heartbeat": _heartbeat,
+    "holder": _holder,
+    "queue": _queue,
     "installation": _installation,
     "leave_queue": _leave_queue,
     "leave_queue_but": _leave_queue_but,

@@ -8,8 +8,9 @@ compares the replies with those of Postgres.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
+from dblock.errors import WrongKind
 from dblock.testing.database.queue import Queues
 from dblock.testing.database.tables import HEADS, Row, Ticket
 
@@ -60,7 +61,7 @@ class Store(Queues):
         while True:
             row = self.tables.rows.get(name)
             now = self.now()
-            if row is not None and row.expires_at <= now and not (row.waiting and in_line):
+            if row is not None and row.expires_at <= now and not (row.waiting and in_line) and row.kind is None:
                 if ticket is not None and not self.redeem(row, attempt, ticket):
                     return Tried(False, None, None, 0.0, True)
                 self.grant(row, ttl, attempt, durable, presence, fair, ticket)
@@ -68,6 +69,8 @@ class Store(Queues):
             if row is None:
                 self.tables.rows[name] = Row(name)
                 continue
+            if row.kind is not None:
+                self.refuse_kind(row, "a plain lock")
             remaining = max(row.expires_at - now, 0.0)
             granted = remaining > 0 and attempt is not None and row.attempt == attempt
             waiting = remaining == 0 and row.waiting and in_line
@@ -88,6 +91,10 @@ class Store(Queues):
                 self.durable = True
             left = self.left_of_own(row, ttl, remaining) if granted else remaining
             return Tried(granted, row.token if granted else None, _if_held(row.expires_at, now), left, waiting)
+
+    def refuse_kind(self, row: Row, asked: str) -> NoReturn:
+        """Refuse a request for a name that has another kind."""
+        raise WrongKind(f"Lock {row.name!r} is {describe_kind(row.kind, row.head)}. It cannot be used as {asked}.")
 
     def left_of_own(self, row: Row, ttl: float, remaining: float) -> float:
         """Return the time that is left of a grant that a retry finds to be its own."""
@@ -167,6 +174,8 @@ class Store(Queues):
     ) -> Asked:
         self.lock_or_create_queue(name)
         row = self.tables.rows.setdefault(name, Row(name))
+        if row.kind is not None:
+            self.refuse_kind(row, "a plain lock")
         was_held_by, until, was_waiting, mark = row.attempt, row.expires_at, row.waiting, row.presence
         free = until <= self.now()
         grace: float | None = None
@@ -295,6 +304,19 @@ class Store(Queues):
         """Record how the grant in a lock's row ended, or that it was forced. Only the newest event is kept."""
         self.tables.history[row.name, row.token] = event, at
 
+    # Inspecting.
+
+    def holder(self, name: str) -> Row | None:
+        """Return the grant of the holder; of several holders, the one that was granted first."""
+        now = self.now()
+        held = [row for row in self.tables.rows.values() if name in (row.name, row.head) and row.expires_at > now]
+        return min(held, key=lambda row: row.granted_at or 0.0, default=None)
+
+    def live_queue(self, name: str) -> list[Ticket]:
+        """Return the tickets of the live clients, in order."""
+        clients, now = self.tables.clients, self.now()
+        return [one for one in self.tables.tickets.get(name, ()) if clients.get(one.client, float("-inf")) > now]
+
     # For the operator.
 
     def reap(self, idle: float) -> int:
@@ -337,3 +359,15 @@ class Store(Queues):
 
 def _if_held(until: float, now: float) -> float | None:
     return until if until > now else None
+
+
+def describe_kind(kind: str | None, head: str | None = None) -> str:
+    """Return what a row of distributed_locks is, in words for a message."""
+    words = {
+        "read-write": "a read-write lock",
+        "semaphore": "a semaphore",
+        "reader": f"a reader's share of the read-write lock {head!r}",
+        "writer": f"the writer's share of the read-write lock {head!r}",
+        "permit": f"a permit of the semaphore {head!r}",
+    }
+    return words.get(kind or "", "a plain lock")

@@ -35,6 +35,7 @@ class Row:
     """Of a share: the name of its lock."""
     permits: int | None = None
     permit: int | None = None
+    meta: str | None = None
 
 
 HEADS = ("read-write", "semaphore")
@@ -52,6 +53,9 @@ class Ticket:
     presence: str | None
     since: float
     mode: str | None = None
+    holder: str | None = None
+    ordered: bool = False
+    """Whether its waiter holds no lock whose name comes after."""
 
 
 @dataclass(slots=True)
@@ -141,6 +145,8 @@ class Tables:
     """The candidates of each election, by their attempts."""
     terms: dict[str, list[Term]] = field(default_factory=dict)
     """The log of each election, in the order of its numbers."""
+    waiting_holds: dict[str, dict[int, str]] = field(default_factory=dict)
+    """The tokens that the thread or task of a waiting attempt holds, each with the lock that it waits for."""
     schedules: dict[str, Schedule] = field(default_factory=dict)
     slot_runs: list[SlotRun] = field(default_factory=list)
     """The ledger of all schedules, in the order of its rows."""
@@ -156,6 +162,7 @@ class Tables:
             dict(self.history),
             {name: {one.attempt: copy.copy(one) for one in those.values()} for name, those in self.candidates.items()},
             {name: [copy.copy(term) for term in log] for name, log in self.terms.items()},
+            {attempt: dict(holds) for attempt, holds in self.waiting_holds.items()},
             {name: copy.copy(schedule) for name, schedule in self.schedules.items()},
             [copy.copy(run) for run in self.slot_runs],
         )

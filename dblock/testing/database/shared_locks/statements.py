@@ -9,12 +9,13 @@ from dblock._core.effects import Row
 from dblock.testing.database.columns import boolean, items, number, seconds, text
 from dblock.testing.database.fence import Fence
 from dblock.testing.database.shared_locks.store import SharedStore
+from dblock.testing.database.tables import Row as Share
 
 Args = tuple["str | None", ...]
 
 
 def _acquire(store: SharedStore, fence: Fence | None, args: Args, again: bool) -> Row:
-    name, kind, mode, permits, ttl, holder, _, attempt, client, presence, had_ticket, _, *claims = args
+    name, kind, mode, permits, ttl, holder, meta, attempt, client, presence, had_ticket, _, *claims = args
     answer = store.acquire_shared(
         text(name),
         text(kind),
@@ -28,10 +29,14 @@ def _acquire(store: SharedStore, fence: Fence | None, args: Args, again: bool) -
     )
     if answer.granted:
         share = store.tables.rows[text(answer.share)]
-        share.holder = share.holder or holder
+        if share.holder is None:
+            share.holder, share.meta = holder, meta
         if fence is not None and answer.token is not None:
             for resource in items(claims[0]):
                 fence.claim(resource.replace("{permit}", str(answer.permit)), answer.token)
+    elif answer.fresh:
+        for ticket in store.tickets_of(text(name), text(attempt)):
+            ticket.holder = holder
     return (
         boolean(answer.granted),
         number(answer.token),
@@ -62,8 +67,21 @@ def _resize(store: SharedStore, fence: Fence | None, args: Args, again: bool) ->
 
 
 def _state(store: SharedStore, fence: Fence | None, args: Args, again: bool) -> Row:
-    kind, permits, available, tokens = store.shared_state(text(args[0]))
-    return kind, number(permits), number(available), json.dumps([{"token": token} for token in tokens])
+    kind, permits, available, shares = store.shared_state(text(args[0]))
+    return kind, number(permits), number(available), json.dumps([_holder(store, share) for share in shares])
+
+
+def _holder(store: SharedStore, share: Share) -> dict[str, object]:
+    return {
+        "share": share.name,
+        "permit": share.permit,
+        "token": share.token,
+        "holder": share.holder,
+        "meta": None if share.meta is None else json.loads(share.meta),
+        "granted_at": share.granted_at,
+        "expires_at": share.expires_at,
+        "remaining": share.expires_at - store.now(),
+    }
 
 
 def _wake(store: SharedStore, fence: Fence | None, args: Args, again: bool) -> Row:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dblock.errors import InvalidArgument, PermitsDiffer
-from dblock.testing.database.store import Store
+from dblock.testing.database.store import Store, describe_kind
 from dblock.testing.database.tables import HEADS, Row, Ticket
 
 SHARE_KINDS = {"read": "reader", "write": "writer", None: "permit"}
@@ -224,6 +224,10 @@ class SharedStore(Store):
             if kind == "semaphore" and permits is None:
                 raise InvalidArgument(f"There is no semaphore {name!r}. Say how many permits it has.")
             head = self.tables.rows[name] = Row(name, released_at=self.now(), kind=kind, permits=permits)
+        if head.kind != kind:
+            if head.kind is not None or (kind == "semaphore" and permits is None) or not self.is_unused(head):
+                self.refuse_kind(head, describe_kind(kind))
+            head.kind, head.permits, head.waiting = kind, permits, False
         mine = self.share_of(name, SHARE_KINDS[mode], attempt)
         if mine is not None:
             for ticket in self.tickets_of(name, attempt):
@@ -264,6 +268,15 @@ class SharedStore(Store):
         number = None if own is None else own.number
         return Answer(False, None, shares.expires_at, shares.next_check, number, first, shares.watched, fresh)
 
+    def is_unused(self, row: Row) -> bool:
+        """Return whether a plain lock was never granted and has no live waiter."""
+        if row.token != 0 or row.expires_at > -math.inf:
+            return False
+        self.lock_or_create_queue(row.name)
+        self.first_in_queue(row.name, prune=True)
+        self.queues[row.name] += 1
+        return not self.tables.tickets.get(row.name)
+
     def share_of(self, name: str, kind: str, attempt: str | None) -> Row | None:
         """Return the share that an attempt holds."""
         held = self.held_shares(name, [kind])
@@ -296,6 +309,8 @@ class SharedStore(Store):
         head = self.tables.rows.get(name)
         if head is None:
             return Answer(False)
+        if head.kind != "read-write":
+            self.refuse_kind(head, "a read-write lock")
         mine = self.share_of(name, "reader", attempt)
         if mine is not None:
             return self.found_again(mine, ttl)
@@ -303,8 +318,10 @@ class SharedStore(Store):
         if writer is None or not self.may_downgrade(writer, token):
             return Answer(False)
         share = self.take_share(name, "reader", self.lowest_free_share(name, "reader", 1 << 31))
+        holder, meta = writer.holder, writer.meta
         self.free(writer, "downgraded", token)
         self.grant_share(head, share, ttl, attempt, presence if presence is not None else writer.presence)
+        share.holder, share.meta = holder, meta
         return Answer(True, share.token, share.expires_at, ttl, share=share.name, permit=share.permit)
 
     def may_downgrade(self, writer: Row, token: int) -> bool:
@@ -314,24 +331,27 @@ class SharedStore(Store):
         head = self.tables.rows.get(name)
         if head is None:
             raise InvalidArgument(f"There is no semaphore {name!r}.")
+        if head.kind != "semaphore":
+            self.refuse_kind(head, "a semaphore")
         before, head.permits = head.permits, permits
         self.durable = True
         if permits > (before or 0):
             self.notify_shared(name)
         return before
 
-    def shared_state(self, name: str) -> tuple[str | None, int | None, int | None, list[int]]:
-        """Return the kind, the number of permits, how many of them are available, and the tokens of the holders."""
+    def shared_state(self, name: str) -> tuple[str | None, int | None, int | None, list[Row]]:
+        """Return the kind, the number of permits, how many of them are available, and the holders' shares."""
         head = self.tables.rows.get(name)
+        if head is not None and head.kind is None and (head.token > 0 or head.expires_at > -math.inf):
+            return "plain", None, None, []
         head = head if head is not None and head.kind in HEADS else None
         held = self.held_shares(name, ["reader", "writer", "permit"])
         graces = {one: self.remaining_grace(one) for one in {row.presence for row in held} if one is not None}
         gone = {presence for presence, grace in graces.items() if grace is not None and grace <= 0}
-        live = [row for row in held if row.presence not in gone]
-        tokens = sorted(row.token for row in live)
+        live = sorted((row for row in held if row.presence not in gone), key=lambda row: row.token)
         if head is None:
-            return None, None, None, tokens
-        return head.kind, head.permits, None if head.permits is None else max(head.permits - len(live), 0), tokens
+            return None, None, None, live
+        return head.kind, head.permits, None if head.permits is None else max(head.permits - len(live), 0), live
 
     # What is done with a share as with every lock.
 

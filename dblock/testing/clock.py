@@ -1,0 +1,217 @@
+"""A clock that a test moves.
+
+Everything that waits in memory waits on this clock: leases expire, callbacks are called, waiters are woken and
+renewals are sent when the clock reaches their moment. Real time has no influence, so freezegun and time-machine have
+none either.
+
+A blocking wait of a `MemoryClient` moves the clock itself, from one event to the next, until the wait is over. With
+`Clock(auto=False)` it blocks its thread instead, until another thread releases the lock or moves the clock. A task of
+an `AsyncMemoryClient` never moves the clock: call `async_tick` or `until`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any, TypeVar
+
+from dblock._core.options import Seconds, brief, check_seconds
+from dblock.errors import InvalidArgument
+
+T = TypeVar("T")
+
+START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+MOST_EVENTS = 10_000
+"""How many events a wait without a timeout lets pass before it is an error."""
+
+ROUNDS = 10
+"""How many turns of the event loop without a call of a client count as rest."""
+
+
+class WaitsForever(RuntimeError):
+    """A wait on the test's clock has no timeout, and nothing that happens on that clock ends it."""
+
+
+class Timer:
+    """A function to be called at a moment of the clock."""
+
+    __slots__ = ("args", "at", "function", "order")
+
+    def __init__(self, at: float, order: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.at = at
+        self.order = order
+        self.function: Callable[..., object] | None = function
+        self.args = args
+
+    def cancel(self) -> None:
+        """Do not call the function."""
+        self.function = None
+
+    def __lt__(self, other: Timer) -> bool:
+        return (self.at, self.order) < (other.at, other.order)
+
+
+class Clock:
+    """The time of a test. Clients that share a clock see the same moment."""
+
+    def __init__(self, start: datetime = START, *, auto: bool = True) -> None:
+        """Begin at a moment, by default the first second of 2026 in UTC. `auto` says whether waits move the clock."""
+        if not isinstance(start, datetime) or start.tzinfo is None:
+            raise InvalidArgument(f"A clock starts at a datetime with a time zone; got {brief(start)}.")
+        self.auto = auto
+        self.activity = 0
+        """Counts the calls of all clients, so that a test can tell whether any of them still has work to do."""
+        self.changed = threading.Condition(threading.RLock())
+        """Guards everything that is counted on this clock, and is notified of each change."""
+        self._start = start.timestamp()
+        self._now = 0.0
+        self._timers: list[Timer] = []
+        self._order = 0
+
+    def __call__(self) -> float:
+        """Return the seconds since the clock's start. Compare them with `lease.trusted_until`."""
+        return self._now
+
+    def calendar(self, moment: float) -> float:
+        """Return a moment of this clock in seconds since 1970."""
+        return self._start + moment
+
+    def epoch(self) -> float:
+        """Return the present moment in seconds since 1970, as the database in memory sees it."""
+        return self._start + self._now
+
+    def now(self) -> datetime:
+        """Return the present moment of the database in memory, in UTC."""
+        return datetime.fromtimestamp(self._start, timezone.utc) + timedelta(seconds=self._now)
+
+    def tick(self, seconds: Seconds = 0.0) -> None:
+        """Move the clock forward. Everything that is due on the way happens at its moment, in order.
+
+        Tasks that are woken run when the caller next awaits something. See `async_tick`.
+        """
+        with self.changed:
+            until = self._now + _forward(seconds)
+            while self._next() <= until:
+                self._step()
+            self._now = max(self._now, until)
+            self.changed.notify_all()
+
+    async def async_tick(self, seconds: Seconds = 0.0) -> None:
+        """Move the clock forward, and let the tasks that are woken on the way run at their moment."""
+        until = self._now + _forward(seconds)
+        await self._rest()
+        while self._next() <= until:
+            self._step()
+            await self._rest()
+        self._now = max(self._now, until)
+
+    async def until(self, awaitable: Awaitable[T]) -> T:
+        """Move the clock from one event to the next until the awaitable is done, and return its result."""
+        import asyncio
+
+        waiting = asyncio.ensure_future(awaitable)
+        try:
+            for _ in range(MOST_EVENTS):
+                await self._rest()
+                if waiting.done():
+                    return await waiting
+                if self._next() == math.inf:
+                    break
+                self._step()
+        except BaseException:
+            waiting.cancel()
+            raise
+        waiting.cancel()
+        raise _forever()
+
+    # For the clients in memory.
+
+    def call_later(self, seconds: float, function: Callable[..., object], *args: Any) -> Timer:
+        """Call a function so many seconds from now, when the clock gets there."""
+        self._order += 1
+        timer = Timer(self._now + seconds, self._order, function, args)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def run_due(self) -> None:
+        """Call what is due at this moment."""
+        while self._timers and self._timers[0].at <= self._now:
+            self._step()
+
+    def wait(self, is_over: Callable[[], bool], seconds: float) -> None:
+        """Wait until something is over, or for so many seconds."""
+        with self.changed:
+            until = self._now + seconds
+            if not self.auto:
+                self.changed.wait_for(lambda: is_over() or self._now >= until)
+                return
+            events = 0
+            while not is_over() and self._now < until:
+                if self._next() <= until and self._timers:
+                    self._step()
+                elif until < math.inf:
+                    self._now = until
+                else:
+                    raise _forever()
+                events += 1
+                if events > MOST_EVENTS and until == math.inf:
+                    raise _forever()
+
+    def _next(self) -> float:
+        """Return the moment of the next event."""
+        timers = self._timers
+        while timers and timers[0].function is None:
+            heapq.heappop(timers)
+        return timers[0].at if timers else math.inf
+
+    def _step(self) -> None:
+        """Move to the next event, and let it happen."""
+        timer = heapq.heappop(self._timers)
+        if timer.function is not None:
+            self._now = max(self._now, timer.at)
+            timer.function(*timer.args)
+
+    async def _rest(self) -> None:
+        """Let other tasks run until none of them calls a client any more."""
+        import asyncio
+
+        while True:
+            before = self.activity
+            self.run_due()
+            for _ in range(ROUNDS):
+                await asyncio.sleep(0)
+            if self.activity == before:
+                return
+
+    def __repr__(self) -> str:
+        return f"<Clock {self.now().isoformat(timespec='milliseconds')}>"
+
+
+class ClockEvent(threading.Event):
+    """An event whose wait passes on a test's clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the event is set, or for so many seconds of the clock."""
+        self._clock.wait(self.is_set, math.inf if timeout is None else timeout)
+        return self.is_set()
+
+
+def _forward(seconds: Seconds) -> float:
+    found = check_seconds("tick", seconds)
+    if not 0 <= found < math.inf:
+        raise InvalidArgument(f"A clock moves forward, by 0 s or more; got {found:g} s.")
+    return found
+
+
+def _forever() -> WaitsForever:
+    return WaitsForever(
+        "This wait has no timeout, and nothing on the test's clock ends it: the holder renews its lease for ever, or "
+        "there is no event left. Give the wait a timeout, release the lock, or let the lease expire."
+    )

@@ -1,0 +1,1 @@
+"""Requests for several locks in the database in memory."""

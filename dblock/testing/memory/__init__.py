@@ -1,0 +1,12 @@
+"""Clients without a database: the shipped flows, waiters, leases and keep-alive, over a database in memory.
+
+The database in memory answers as the SQL functions do (`dblock.testing.database`). The clock is the test's
+(`dblock.testing.clock`). So a memory client decides as a real client does, and only the transport, the threads and the
+passing of time are replaced.
+
+| module | contents |
+|---|---|
+| database | the database in memory, and the wake-ups that it sends |
+| runtime | how flows are run, leases are kept alive and callbacks are called, on the test's clock |
+| client | MemoryClient and AsyncMemoryClient |
+"""

@@ -1,0 +1,102 @@
+"""Clients of a database in memory: for tests of code that uses locks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dblock._core.acquire import LockFlows
+from dblock._core.options import Seconds, brief
+from dblock._core.shared_acquire import SharedFlows
+from dblock._core.statements import DEFAULT_FENCES
+from dblock.async_client import AsyncClient
+from dblock.client import Client
+from dblock.client_base import check_holder, observe
+from dblock.errors import InvalidArgument
+from dblock.testing.clock import Clock
+from dblock.testing.memory.database import MemoryDatabase, NotInMemory
+from dblock.testing.memory.runtime import AsyncMemoryRuntime, MemoryRuntime
+
+if TYPE_CHECKING:
+    from dblock._core.observation import Observer
+
+
+class _MemoryClient:
+    """What both memory clients share."""
+
+    _runtime: Any
+
+    def __init__(
+        self,
+        database: MemoryDatabase | None = None,
+        *,
+        clock: Clock | None = None,
+        holder: str | None = None,
+        observers: Sequence[Observer] = (),
+        pool_size: int = 4,
+        patience: Seconds = 5.0,
+        presence: Seconds | None = None,
+    ) -> None:
+        """Use a database in memory, by default a new one on this clock, which by default is a new one too.
+
+        `holder` and `observers` are those of a real client. The other options are accepted and have no effect: there
+        is no connection to pool, no reply to wait for, and no process that could die.
+        """
+        if database is None:
+            database = MemoryDatabase(clock)
+        elif not isinstance(database, MemoryDatabase):
+            raise InvalidArgument(
+                f"A memory client uses a MemoryDatabase, such as other.database; got {brief(database)}."
+            )
+        elif clock is not None and clock is not database.clock:
+            raise InvalidArgument("The database has a clock already. Pass the database or the clock.")
+        flows = SharedFlows("dblock", check_holder(holder), database.clock, fences=DEFAULT_FENCES)
+        observe(flows, observers)
+        self._runtime = self._make(database, flows)
+
+    def _make(self, database: MemoryDatabase, flows: LockFlows) -> Any:
+        raise NotImplementedError
+
+    @property
+    def database(self) -> MemoryDatabase:
+        """The database in memory. Another client of it competes for the same locks."""
+        database: MemoryDatabase = self._runtime.database
+        return database
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the database."""
+        return self.database.clock
+
+    def election(self, *args: Any, **options: Any) -> Any:
+        """Raise NotInMemory."""
+        raise NotInMemory("elections")
+
+    def barrier(self, *args: Any, **options: Any) -> Any:
+        """Raise NotInMemory."""
+        raise NotInMemory("barriers")
+
+    def latch(self, *args: Any, **options: Any) -> Any:
+        """Raise NotInMemory."""
+        raise NotInMemory("latches")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        found: tuple[object, ...] = self._runtime.__reduce__()
+        return found
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{' closed' if self._runtime.closed else ''}>"
+
+
+class MemoryClient(_MemoryClient, Client):
+    """A `Client` without a database, a thread or a sleep. It waits on a clock that the test moves."""
+
+    def _make(self, database: MemoryDatabase, flows: LockFlows) -> MemoryRuntime:
+        return MemoryRuntime(database, flows)
+
+
+class AsyncMemoryClient(_MemoryClient, AsyncClient):
+    """An `AsyncClient` without a database, a thread or a sleep. Its tasks wait on a clock that the test moves."""
+
+    def _make(self, database: MemoryDatabase, flows: LockFlows) -> AsyncMemoryRuntime:
+        return AsyncMemoryRuntime(database, flows)

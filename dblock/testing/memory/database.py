@@ -1,0 +1,114 @@
+"""A database in memory, with the clients that use it.
+
+Guarantee: a call is executed at one instant of the clock, as the SQL function of the same name would be. A waiter is
+woken when its lock is freed, and at the moment at which the holder's lease expires: where a client of Postgres checks
+from time to time, this database knows the moment.
+
+A client counts as alive until it is closed. There is no presence, because no process can die here.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from dblock._core.effects import Call, Row
+from dblock.errors import DblockError
+from dblock.testing.clock import Clock
+from dblock.testing.database.fence import Fence
+from dblock.testing.database.recipes import RecipeStore
+from dblock.testing.database.statements import UnknownStatement, perform
+from dblock.testing.database.tables import HEADS
+from dblock.testing.database.unseen import Unseen
+
+if TYPE_CHECKING:
+    from dblock._core.waiters import LocalWaiters
+
+
+class NotInMemory(DblockError):
+    """The memory clients do not have this. Test it with a client of a real database."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"The memory clients have no {what}. Test this with a client of Postgres.")
+
+
+class _Store(RecipeStore):
+    """The tables. A client is alive while it is open, with or without heartbeats."""
+
+    def touch_client(self, client: str) -> None:
+        self.tables.clients[client] = math.inf
+
+
+class MemoryDatabase:
+    """One database in memory. Clients that share it compete for the same locks."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = Clock() if clock is None else clock
+        self.store = _Store(self.clock.epoch, random.Random(0), Unseen(), self._notify)
+        self.fence = Fence()
+        """The fences that grants with `claims` have raised."""
+        self.intercept: Callable[[Call], None] | None = None
+        """Called before each call; what it raises is raised to the caller. For tests that make calls fail."""
+        self._waiters: dict[str, LocalWaiters] = {}
+        self._watched: set[str] = set()
+
+    def connect(self, client: str, waiters: LocalWaiters) -> None:
+        """Send the notifications of a client to its waiters."""
+        self._waiters[client] = waiters
+
+    def disconnect(self, client: str) -> None:
+        """Forget a client that was closed."""
+        self._waiters.pop(client, None)
+
+    def call(self, call: Call) -> Row | None:
+        """Execute a call."""
+        self.clock.activity += 1
+        if self.intercept is not None:
+            self.intercept(call)
+        self.store.durable = False
+        try:
+            return perform(self.store, self.fence, call.sql, call.args)
+        except UnknownStatement as unknown:
+            raise NotInMemory(f"support for {unknown.function}()") from None
+
+    def watch(self, name: str) -> None:
+        """Wake a waiter of this lock at the moment at which a lease of it expires."""
+        if name not in self._watched:
+            self._watched.add(name)
+            self._watch_again(name)
+
+    def wake(self, name: str) -> None:
+        """Wake the waiters of a lock that can have it now."""
+        self.store.durable = False
+        self.store.wake_if_free(name)
+
+    def _watch_again(self, name: str) -> None:
+        until = min(self._deadlines(name), default=math.inf)
+        if until < math.inf:
+            self.clock.call_later(max(until - self.clock.epoch(), 1e-6), self._look, name)
+        else:
+            self._watched.discard(name)
+
+    def _look(self, name: str) -> None:
+        if not self.store.tables.tickets.get(name):
+            self._watched.discard(name)
+            return
+        self.wake(name)
+        self._watch_again(name)
+
+    def _deadlines(self, name: str) -> Iterator[float]:
+        """Yield when the grants of a lock expire that have not expired yet."""
+        row, now = self.store.tables.rows.get(name), self.clock.epoch()
+        if row is not None:
+            grants = self.store.shares(name) if row.kind in HEADS else [row]
+            yield from (grant.expires_at for grant in grants if grant.expires_at > now)
+
+    def _notify(self, client: str, payload: str) -> None:
+        waiters = self._waiters.get(client)
+        if waiters is not None:
+            waiters.notified(payload)
+
+    def __repr__(self) -> str:
+        return f"<MemoryDatabase {self.clock.now().isoformat(timespec='milliseconds')}>"

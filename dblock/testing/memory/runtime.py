@@ -1,0 +1,371 @@
+"""The runtimes of the memory clients: how they run flows, keep leases alive and call back, on the test's clock.
+
+They stand in for `ThreadRuntime` and `TaskRuntime`. No thread is started, and nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from dblock._core.acquire import LockFlows
+from dblock._core.effects import Call, Flow, JoinQueue, Sleep, Wait, drive
+from dblock._core.keepalive_flow import WaitForWake, Warm
+from dblock._core.lease_state import LeaseState
+from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiter, LocalWaiters
+from dblock._runtime.callbacks import WatchedLease, guarded
+from dblock._runtime.keepalive import _KeepAliveBase
+from dblock._runtime.runtime import RuntimeBase
+from dblock.errors import ClientClosed, DblockError
+from dblock.testing.clock import Clock, ClockEvent, Timer
+from dblock.testing.database.statements import INSTALLATION
+from dblock.testing.memory.database import MemoryDatabase
+
+T = TypeVar("T")
+
+LEAST_PAUSE = 1e-6
+"""Seconds to the next check of a lease at least, so that rounding cannot make the clock stand still."""
+
+
+class _KeepAlive(_KeepAliveBase):
+    """Runs the loop of the keep-alive from one event of the clock to the next."""
+
+    def __init__(self, database: MemoryDatabase, flows: LockFlows) -> None:
+        self._database = database
+        super().__init__(flows)
+
+    def _reset(self) -> None:
+        self._loop: Flow[None] | None = None
+        self._timer: Timer | None = None
+
+    def add(self, state: LeaseState) -> None:
+        """Keep this lease alive from now on."""
+        due_sooner = self.flow.add(state)
+        if self._loop is None:
+            self._loop = self.flow.run()
+            self._continue()
+        elif due_sooner:
+            self._wake()
+
+    def close(self) -> None:
+        """Stop renewing."""
+        self.flow.closed = True
+        self._wake_at(math.inf)
+
+    def _wake(self) -> None:
+        if self._loop is not None and not self.flow.closed:
+            self._wake_at(0.0)
+
+    def _wake_at(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._database.clock.call_later(seconds, self._continue) if seconds < math.inf else None
+
+    def _continue(self) -> None:
+        """Run the loop until it waits."""
+        loop = self._loop
+        assert loop is not None
+        with contextlib.suppress(StopIteration):
+            effect = loop.send(None)
+            while not isinstance(effect, (WaitForWake, Sleep)):
+                try:
+                    row = None if isinstance(effect, Warm) else self._database.call(effect)
+                except DblockError as error:
+                    effect = loop.throw(error)
+                else:
+                    effect = loop.send(row)
+            self._wake_at(effect.seconds)
+
+
+class _Listener:
+    """Stands in for the listener: the database wakes the waiters itself."""
+
+    started = True
+
+    def __init__(self, runtime: _MemoryRuntime, waiter: Callable[[_MemoryRuntime, str, str], LocalWaiter]) -> None:
+        self.waiters = LocalWaiters(runtime.flows, self._wake, runtime.flows.clock)
+        self.waiters.notifications_work = True
+        self._runtime = runtime
+        self._waiter = waiter
+        self._cleaning = False
+
+    def start(self) -> None:
+        """Do nothing: there is no connection to open."""
+
+    def join_queue(self, name: str, attempt: str) -> LocalWaiter:
+        """Register a waiter."""
+        waiter = self._waiter(self._runtime, name, attempt)
+        self.waiters.add(waiter)
+        return waiter
+
+    def _wake(self) -> None:
+        """Give up deferred attempts in a moment, and again each second while that fails."""
+        if not self._cleaning and self.waiters.cleanup_due_at() < math.inf:
+            self._cleaning = True
+            self._runtime.clock.call_later(HEARTBEAT_INTERVAL, self._clean)
+
+    def _clean(self) -> None:
+        self._cleaning = False
+        drive(self.waiters.run_cleanup(), self._runtime.database.call)
+        self._wake()
+
+
+class _Waiter(LocalWaiter):
+    """A waiter on the test's clock."""
+
+    def __init__(self, runtime: _MemoryRuntime, name: str, attempt: str) -> None:
+        super().__init__(runtime.listener.waiters, name, attempt)
+        self._database = runtime.database
+        self._woken = False
+
+    def ticket_redeemed(self) -> None:
+        self.has_ticket = self._woken = False
+
+    def wake(self) -> None:
+        self._woken = True
+
+    def _watch(self) -> None:
+        for name in (self.name, *self.others):
+            self._database.watch(name)
+
+    def wait(self, seconds: float) -> Any:
+        self._watch()
+        self._database.clock.wait(lambda: self._woken, seconds)
+
+
+class _TaskWaiter(_Waiter):
+    """A waiter on the test's clock that blocks its task."""
+
+    def __init__(self, runtime: _MemoryRuntime, name: str, attempt: str) -> None:
+        super().__init__(runtime, name, attempt)
+        self._event = asyncio.Event()
+
+    def ticket_redeemed(self) -> None:
+        super().ticket_redeemed()
+        self._event.clear()
+
+    def wake(self) -> None:
+        super().wake()
+        self._event.set()
+
+    async def wait(self, seconds: float) -> None:
+        if not self._woken:
+            self._watch()
+            await wait_and_clear(self._database.clock, self._event, seconds)
+
+
+async def wait_and_clear(clock: Clock, event: asyncio.Event, seconds: float) -> None:
+    """Return once the event is set or the clock has moved by so many seconds. Clear the event in either case."""
+    timer = clock.call_later(seconds, event.set) if seconds < math.inf else None
+    try:
+        await event.wait()
+    finally:
+        if timer is not None:
+            timer.cancel()
+    event.clear()
+
+
+class _Callbacks:
+    """Checks leases by timers of the clock, and calls back in the thread that moves the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def add(self, watched: WatchedLease) -> None:
+        """Check this lease from now on. Call it again when the lease gets another callback."""
+        if watched.timer is None:
+            watched.state.at_end(lambda: self._cancel_timer(watched))
+        self._check(watched)
+
+    def _check(self, watched: WatchedLease) -> None:
+        self._cancel_timer(watched)
+        again = watched.check()
+        if again < math.inf:
+            watched.timer = self._clock.call_later(max(again, LEAST_PAUSE), self._check, watched)
+
+    @staticmethod
+    def _cancel_timer(watched: WatchedLease) -> None:
+        if watched.timer is not None:
+            watched.timer.cancel()
+
+    def call(self, callback: Callable[[Any], object], argument: object) -> None:
+        """Call back at this moment of the clock, after what is under way."""
+        self._clock.call_later(0.0, guarded, callback, argument)
+
+
+class _TaskCallbacks(_Callbacks):
+    """Calls back in the event loop. A coroutine runs as a task."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    def in_loop(self, call: Callable[[], object]) -> None:
+        """Call this in the event loop, in which everything happens here."""
+        call()
+
+    async def wait_and_clear(self, event: asyncio.Event, seconds: float) -> None:
+        """Return once the event is set or so many seconds have passed. Clear the event in either case."""
+        await wait_and_clear(self._clock, event, seconds)
+
+    def call(self, callback: Callable[[Any], object], argument: object) -> None:
+        self._clock.call_later(0.0, self._call, callback, argument)
+
+    def _call(self, callback: Callable[[Any], object], argument: object) -> None:
+        result = guarded(callback, argument)
+        if inspect.isawaitable(result):
+            task = asyncio.ensure_future(_awaited(result))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+async def _awaited(result: Any) -> None:
+    async def wait(_: object) -> None:
+        await result
+
+    found: Any = guarded(wait, None)
+    await found
+
+
+class _MemoryRuntime(RuntimeBase):
+    """What both memory runtimes share."""
+
+    schema = "dblock"
+    installation = INSTALLATION
+    keepalive: _KeepAlive
+    listener: _Listener
+
+    def __init__(
+        self,
+        database: MemoryDatabase,
+        flows: LockFlows,
+        waiter: Callable[[_MemoryRuntime, str, str], LocalWaiter],
+    ) -> None:
+        super().__init__(flows, grace=None)
+        self.database = database
+        self.clock = database.clock
+        self.keepalive = _KeepAlive(database, flows)
+        self.listener = _Listener(self, waiter)
+        self.new_event = lambda: ClockEvent(self.clock)
+        database.connect(flows.client, self.listener.waiters)
+
+    def perform(self, effect: Any) -> Any:
+        """Perform one effect of a lock's flow that does not wait."""
+        if effect.__class__ is Call:
+            if self.closed:
+                raise ClientClosed
+            return self.database.call(effect)
+        assert isinstance(effect, JoinQueue)
+        return self.listener.join_queue(effect.name, effect.attempt)
+
+    def _shut_down(self) -> None:
+        """Release the leases that are still held, and give up the tickets."""
+        if not self.closed:
+            self.closed = True
+            self.keepalive.close()
+            self.listener.waiters.wake_all()  # each waiter asks again, and gets ClientClosed
+            with contextlib.suppress(DblockError):
+                drive(self.keepalive.let_go(), self.database.call)
+                drive(self.flows.leave(), self.database.call)
+            self.database.disconnect(self.flows.client)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("A client, its locks and its leases belong to one process. Make a client in the other one.")
+
+
+class MemoryRuntime(_MemoryRuntime):
+    """Runs flows in the calling thread. A wait moves the clock."""
+
+    def __init__(self, database: MemoryDatabase, flows: LockFlows) -> None:
+        super().__init__(database, flows, _Waiter)
+        self.callbacks = _Callbacks(self.clock)
+
+    def run(self, flow: Flow[T]) -> T:
+        """Perform a flow."""
+        return self._run(flow, self.perform)
+
+    def run_even_if_closed(self, flow: Flow[T]) -> T:
+        """Perform a flow even if the client has been closed."""
+        return self._run(flow, self.database.call if self.closed else self.perform)
+
+    def perform(self, effect: Any) -> Any:
+        if effect.__class__ is Wait:
+            return effect.waiter.wait(effect.seconds)
+        if effect.__class__ is Sleep:
+            return self.clock.wait(lambda: False, effect.seconds)
+        return super().perform(effect)
+
+    def _run(self, flow: Flow[T], perform: Callable[[Any], Any]) -> T:
+        clock = self.clock
+        with clock.changed:
+            clock.run_due()
+            try:
+                return drive(flow, perform)
+            finally:
+                clock.run_due()
+                if not clock.auto:
+                    clock.changed.notify_all()
+
+    def close(self) -> None:
+        """Release the leases that are still held."""
+        for end in list(self.before_close):
+            end()
+        with self.clock.changed:
+            self._shut_down()
+            self.clock.run_due()
+            self.clock.changed.notify_all()
+
+
+class AsyncMemoryRuntime(_MemoryRuntime):
+    """Runs flows in the running event loop. A task waits until another one releases the lock or moves the clock."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self, database: MemoryDatabase, flows: LockFlows) -> None:
+        super().__init__(database, flows, _TaskWaiter)
+        self.callbacks = _TaskCallbacks(self.clock)
+
+    async def run(self, flow: Flow[T]) -> T:
+        """Perform a flow."""
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise DblockError("This AsyncMemoryClient belongs to another event loop. Make one for each loop.")
+        return await self._run(flow, self.perform)
+
+    async def run_even_if_closed(self, flow: Flow[T]) -> T:
+        """Perform a flow even if the client has been closed."""
+        return await self._run(flow, self.database.call if self.closed else self.perform)
+
+    async def _run(self, flow: Flow[T], perform: Callable[[Any], Any]) -> T:
+        self.clock.run_due()
+        try:
+            effect = next(flow)
+            while True:
+                try:
+                    if effect.__class__ is Wait:
+                        result = await effect.waiter.wait(effect.seconds)
+                    elif effect.__class__ is Sleep:
+                        result = await wait_and_clear(self.clock, asyncio.Event(), effect.seconds)
+                    else:
+                        result = perform(effect)
+                except BaseException as error:
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(result)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+        finally:
+            self.clock.run_due()
+
+    async def close(self) -> None:
+        """Release the leases that are still held."""
+        for end in list(self.before_close):
+            await end()
+        self._shut_down()
+        self.clock.run_due()
