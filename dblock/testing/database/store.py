@@ -325,6 +325,11 @@ class Store(Queues):
             for ticket in list(line):
                 if tables.clients.get(ticket.client, float("-inf")) <= now - idle and ticket.since <= now - idle:
                     self.remove(ticket, "reaped")
+        for attempt, holds in list(tables.waiting_holds.items()):
+            kept = {token: name for token, name in holds.items() if self.tickets_of(name, attempt)}
+            tables.waiting_holds[attempt] = kept
+            if not kept:
+                del tables.waiting_holds[attempt]
         long_ago = now - max(idle, 60.0)
         tables.clients = {client: until for client, until in tables.clients.items() if until > long_ago}
         for name, mark in list(self.marks.items()):
