@@ -88,6 +88,8 @@ class BothSeveral(Both):
 
     def _acquire_any(self) -> None:
         names, options, attempt, client = self._several()
+        if sum(self.store.holding_attempt(name) == attempt for name in names) > 1:
+            return  # no attempt that asks for any of several locks holds two of them
         flows = LockAnyFlows(self._flows(client))
         queue = AnyQueue(self.chance.random() < 0.5, 0.01) if self.chance.random() < 0.8 else None
         real, fake = self._ask(next(flows._ask(names, options, attempt, math.inf, queue)))

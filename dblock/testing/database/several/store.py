@@ -113,7 +113,7 @@ class SeveralStore(SharedStore):
         """Undo what the body did to these locks and their queues if it raises, as a transaction does."""
         tables = self.tables
         before = {one: (copy.copy(tables.rows.get(one)), list(tables.tickets.get(one, ()))) for one in names}
-        history = dict(tables.history)
+        history, gone = dict(tables.history), [(mark, mark.gone_since) for mark in self.marks.values()]
         try:
             yield
         except BaseException:
@@ -125,6 +125,8 @@ class SeveralStore(SharedStore):
                 if name in tables.tickets:
                     tables.tickets[name] = line
             tables.history = history
+            for mark, since in gone:
+                mark.gone_since = since
             raise
 
     def refuse(
