@@ -24,7 +24,7 @@ from dblock.errors import InvalidArgument
 T = TypeVar("T")
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
-MOST_EVENTS = 10_000
+MOST_EVENTS = 2_000
 """How many events a wait without a timeout lets pass before it is an error."""
 
 ROUNDS = 10
@@ -121,10 +121,10 @@ class Clock:
                 if self._next() == math.inf:
                     break
                 self._step()
-        except BaseException:
-            waiting.cancel()
-            raise
-        waiting.cancel()
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait([waiting])
         raise _forever()
 
     # For the clients in memory.

@@ -8,6 +8,10 @@ _ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
+class UnknownStatement(Exception):
+    """The store cannot execute this."""
+
+
 def text(value: str | None) -> str:
     """Return an argument that is never NULL."""
     assert value is not None

@@ -13,7 +13,7 @@ from functools import lru_cache
 from dblock._core.effects import Row
 from dblock._core.replies import array
 from dblock._core.statements import ARE_YOU_THERE, KEEP_SESSION, NOTIFY_SELF, STOP_LISTENING, WHICH_ENDPOINTS
-from dblock.testing.database.columns import boolean, items, number, seconds, text
+from dblock.testing.database.columns import UnknownStatement, boolean, items, number, seconds, text
 from dblock.testing.database.deadlocks import look
 from dblock.testing.database.elections import statements as elections
 from dblock.testing.database.fence import Fence
@@ -30,14 +30,6 @@ _FUNCTION = re.compile(rb'"dblock"\.(\w+)\(')
 
 INSTALLATION = "simulated"
 """The ID of the only installation."""
-
-
-class UnknownStatement(Exception):
-    """The store has no such function."""
-
-    def __init__(self, function: str) -> None:
-        super().__init__(function)
-        self.function = function
 
 
 class Listens(Exception):
@@ -88,7 +80,7 @@ def _performer(sql: bytes) -> Callable[[RecipeStore, Fence, Args], Row | None]:
         name = "abandon_ticket"
     claims = b".claim(" in sql
     if name not in _FUNCTIONS:
-        raise UnknownStatement(name)
+        raise UnknownStatement(f"function {name}()")
     act = _FUNCTIONS[name]
     return lambda store, fence, args: act(store, fence if claims else None, args)
 
@@ -107,7 +99,7 @@ def _plain(sql: bytes) -> Callable[[Store, Fence, Args], Row | None]:
     elif sql == NOTIFY_SELF:
         return _probe
     else:
-        raise UnknownStatement(repr(sql))
+        raise UnknownStatement(f"statement {sql.decode()}")
 
     def listens(store: Store, fence: Fence, args: Args) -> Row | None:
         raise Listens(raise_for)

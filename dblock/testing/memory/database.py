@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from dblock._core.effects import Call, Row
 from dblock.errors import DblockError
 from dblock.testing.clock import Clock
+from dblock.testing.database.columns import UnknownStatement
 from dblock.testing.database.fence import Fence
 from dblock.testing.database.recipes import RecipeStore
-from dblock.testing.database.statements import UnknownStatement, perform
+from dblock.testing.database.statements import perform
 from dblock.testing.database.tables import HEADS
 from dblock.testing.database.unseen import Unseen
 
@@ -71,7 +72,7 @@ class MemoryDatabase:
         try:
             return perform(self.store, self.fence, call.sql, call.args)
         except UnknownStatement as unknown:
-            raise NotInMemory(f"support for {unknown.function}()") from None
+            raise NotInMemory(str(unknown)) from None
 
     def watch(self, name: str) -> None:
         """Wake a waiter of this lock at the moment at which a lease of it expires."""

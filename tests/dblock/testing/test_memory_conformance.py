@@ -111,7 +111,9 @@ def needs(test: Any) -> set[str]:
 
 
 def needs_a_server(test: Any) -> bool:
-    """Return whether a test puts something between the client and the server, or opens connections of its own."""
+    """Return whether a test needs connections: to put something in between, to end them, or to open its own."""
+    if any(mark.name == "needs_presence" for mark in getattr(test, "pytestmark", [])):
+        return True
     source = inspect.getsource(test)
     return any(one in source for one in ("Proxy(", "clients.dsn", "psycopg.connect", "owner.info", "owner.transaction"))
 

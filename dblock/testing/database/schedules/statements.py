@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dblock._core.effects import Row
-from dblock.testing.database.columns import number, seconds, text
+from dblock.testing.database.columns import UnknownStatement, number, seconds, text
 from dblock.testing.database.schedules.store import SECOND, Definition, Schedules
 
 Args = tuple["str | None", ...]
@@ -14,7 +14,8 @@ Args = tuple["str | None", ...]
 def _claim(schedules: Schedules, args: Args) -> Row:
     name, every, cron, zone, delay, catch_up, overlap, delivery, grace, at_least = args[:10]
     ttl, holder, attempt, presence, plan, plan_from = args[10:]
-    assert (cron, zone, overlap, at_least, plan, plan_from) == (None, None, "skip", None, None, None), "not simulated"
+    if (cron, zone, overlap, at_least, plan, plan_from) != (None, None, "skip", None, None, None):
+        raise UnknownStatement("schedules with cron, at_least, or an overlap other than skip")
     wanted = Definition(
         text(name),
         "delay" if every is None else "every",
