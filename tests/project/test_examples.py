@@ -45,6 +45,11 @@ PROGRAMS = {
         "the command has closed all invoices",
         "while another process runs the command, exit code 75",
     ],
+    "dramatiq_locks": [
+        "three reports of one customer ran one after the other: True",
+        "each under a higher token: True",
+        "two refreshes at once: ['refreshed']",
+    ],
     "fastapi_fenced": [
         "the holder writes: 200",
         "the next holder writes: 200",
