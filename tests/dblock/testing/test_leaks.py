@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -62,6 +63,16 @@ def test_released_and_lost_leases_are_not_noted(
     watch.note_calls()
     database.note_left(watch)
     assert not [said for said in watch.left if "lock" in said.split()[0]]
+
+
+def test_lease_that_outlives_its_event_loop_is_noted(watch: Watch, dsn: str) -> None:
+    loop = asyncio.new_event_loop()
+    client = dblock.AsyncClient(dsn)
+    lease = loop.run_until_complete(client.lock("a").acquire())
+    loop.close()
+    client._runtime.shutdown()  # as the client does by itself when it finds its loop closed
+    watch.note_calls()
+    assert watch.left[0].startswith(f"lock 'a' (token {lease.token}), held by ")
 
 
 def test_thread_that_does_not_end_is_noted(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:

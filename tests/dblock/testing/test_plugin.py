@@ -215,11 +215,18 @@ def test_lock_that_another_process_has_left_is_reported(run: Result) -> None:
     assert re.search(r"lock 'theirs' \(token \d+\), held by other: acquired at another process", said), run.output
 
 
-def test_server_is_gone_after_the_run(project: Path) -> None:
-    before = folders()
-    run_pytest(project, "-k", "granted")
-    assert folders() <= before
-    assert not _servers_of(folders() - before)
+def test_server_is_gone_after_the_run(tmp_path: Path) -> None:
+    (tmp_path / "test_locks.py").write_text(
+        "import pathlib\n"
+        "def test_lock(dblock_client, dblock_dsn):\n"
+        "    with dblock_client.lock('a'):\n"
+        "        pathlib.Path('begun').write_text(dblock_dsn)\n"
+    )
+    done = run_pytest(tmp_path)
+    assert done.code == 0, done.output
+    (name,) = set(re.findall(r"dblock-pytest-\w+", (tmp_path / "begun").read_text()))
+    assert not (FOLDERS / name).exists()
+    assert not _servers_of({name})
 
 
 def _servers_of(names: set[str]) -> list[str]:
