@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 import dblock
+from dblock import testing
 from dblock._runtime.lost_events import AsyncLostEvent, LostEvent
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text()
 
 
-def parameters(function: Any) -> list[str]:
+def parameters(function: Any, without: int = 1) -> list[str]:
     """Return the parameters as the page writes them. A default that is a mark of its own is written as …"""
     written = []
-    for one in list(inspect.signature(function).parameters.values())[1:]:
+    for one in list(inspect.signature(function).parameters.values())[without:]:
         if one.kind is one.KEYWORD_ONLY and "*" not in written:
             written.append("*")
         default = "…" if type(one.default) is object else repr(one.default)
@@ -69,3 +70,11 @@ def test_reference_lists_every_argument_of_a_client() -> None:
         assert list(rows("Client and AsyncClient", "argument")) == [
             one for one in parameters(kind.__init__) if one != "*"
         ]
+
+
+def test_reference_lists_the_test_kit_with_its_signatures() -> None:
+    real = set()
+    for name in testing.__all__:
+        member = getattr(testing, name)
+        real.add(f"{name}({', '.join(parameters(member, 0))})" if inspect.isfunction(member) else name)
+    assert set(rows("Test kit", "name")) == real
