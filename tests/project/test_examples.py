@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 PROGRAMS = {
+    "apscheduler_once": ["three slots, each on one of two hosts: True"],
     "celery_locks": [
         "three reports of one customer ran one after the other: True",
         "each under a higher token: True",
@@ -82,6 +83,7 @@ PROGRAMS = {
         "while another caller builds the report: dblock.SKIPPED",
         "a booking without the lock is refused",
     ],
+    "sqlalchemy_guard": ["under the lease, stored: 100", "without it, not stored: 100"],
     "transfer_between_accounts": ["any account: account:1", "sum of all balances: 300"],
     "paused_holder": [
         "the worker is stopped; waiting for its lease to expire",

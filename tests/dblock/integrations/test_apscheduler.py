@@ -1,0 +1,79 @@
+"""APScheduler: every host schedules the job, and each slot runs on one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.schedulers.background import BackgroundScheduler
+
+import dblock
+from dblock.integrations.apscheduler import add_once_job
+
+pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
+
+
+@pytest.fixture
+def hosts(dsn: str) -> Iterator[list[tuple[BackgroundScheduler, dblock.Client]]]:
+    """The schedulers and clients of three hosts."""
+    made = [(BackgroundScheduler(timezone="UTC"), dblock.Client(dsn)) for _ in range(3)]
+    for scheduler, _ in made:
+        scheduler.start()
+    yield made
+    for scheduler, client in made:
+        scheduler.shutdown()
+        client.close()
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_each_slot_runs_on_one_of_three_hosts(hosts: list[Any], owner: psycopg.Connection) -> None:
+    ran: list[Any] = []
+
+    def report() -> None:
+        ran.append(dblock.current_run().slot)
+
+    for scheduler, client in hosts:
+        add_once_job(scheduler, client, report, "report", every=1, poll=0.2)
+    eventually(lambda: len(ran) >= 3)
+    for scheduler, _ in hosts:
+        scheduler.pause()
+    time.sleep(0.3)
+    assert len(set(ran)) == len(ran), "a slot ran twice"
+    outcomes = owner.execute("SELECT outcome FROM unnest(%s::timestamptz[]) s, slot_outcome('report', s)", [ran[:-1]])
+    assert {*outcomes} == {("succeeded",)}
+
+
+async def test_coroutine_job_runs_in_an_asyncio_scheduler(dsn: str) -> None:
+    ran = asyncio.Event()
+
+    async def report() -> None:
+        ran.set()
+
+    async with dblock.AsyncClient(dsn) as client:
+        scheduler = AsyncIOScheduler(timezone="UTC")
+        scheduler.start()
+        add_once_job(scheduler, client, report, "report", every=1, poll=0.2)
+        await asyncio.wait_for(ran.wait(), 60)
+        scheduler.shutdown()
+
+
+def test_job_of_the_wrong_kind_is_refused(hosts: list[Any]) -> None:
+    scheduler, client = hosts[0]
+
+    async def report() -> None: ...
+
+    with pytest.raises(dblock.InvalidArgument, match="needs an AsyncClient"):
+        add_once_job(scheduler, client, report, "report", every=60)
+    with pytest.raises(dblock.InvalidArgument, match="poll"):
+        add_once_job(scheduler, client, lambda: None, "report", every=60, poll=0)
