@@ -15,7 +15,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dblock._core import clock
 from dblock._core.holds import HeldState
@@ -37,6 +37,13 @@ FEW = 100
 """How many planned checks may pile up before those of released leases are dropped."""
 
 
+class Timer(Protocol):
+    """A check that is planned."""
+
+    def cancel(self) -> object:
+        """Do not check."""
+
+
 class _Danger:
     """A callback for the moment when fewer than `before` seconds are left."""
 
@@ -53,7 +60,7 @@ class WatchedLease:
     def __init__(self, state: LeaseState | HeldState) -> None:
         self.state = state
         self.dangers: list[_Danger] = []
-        self.timer: asyncio.TimerHandle | None = None
+        self.timer: Timer | None = None
 
     def add_danger(self, before: float, callback: Callback) -> None:
         """Call back when fewer than `before` seconds are left."""

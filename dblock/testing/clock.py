@@ -64,8 +64,10 @@ class Clock:
         self.auto = auto
         self.activity = 0
         """Counts the calls of all clients, so that a test can tell whether any of them still has work to do."""
-        self.changed = threading.Condition(threading.RLock())
-        """Guards everything that is counted on this clock, and is notified of each change."""
+        self.lock = threading.RLock()
+        """Guards everything that is counted on this clock."""
+        self.changed = threading.Condition(self.lock)
+        """Notified of each change, if waits do not move the clock."""
         self._start = start.timestamp()
         self._now = 0.0
         self._timers: list[Timer] = []
@@ -135,6 +137,11 @@ class Clock:
         timer = Timer(self._now + seconds, self._order, function, args)
         heapq.heappush(self._timers, timer)
         return timer
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something is due at this moment."""
+        return bool(self._timers) and self._timers[0].at <= self._now
 
     def run_due(self) -> None:
         """Call what is due at this moment."""

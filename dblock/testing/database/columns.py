@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _ITEM = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
@@ -18,6 +19,7 @@ def text(value: str | None) -> str:
     return value
 
 
+@lru_cache(maxsize=256)
 def seconds(interval: str | None) -> float:
     """Return the seconds of an interval."""
     return float(text(interval).removesuffix(" s"))

@@ -42,7 +42,7 @@ class Listens(Exception):
 
 def perform(store: RecipeStore, fence: Fence, sql: bytes, args: Args) -> Row | None:
     """Execute a statement, and return its row."""
-    return _performer(sql)(store, fence, args)
+    return performer(sql)(store, fence, args)
 
 
 ENDPOINTS: Row = ("1", None, None, None, None)
@@ -50,7 +50,7 @@ ENDPOINTS: Row = ("1", None, None, None, None)
 
 
 @lru_cache(maxsize=256)
-def _performer(sql: bytes) -> Callable[[RecipeStore, Fence, Args], Row | None]:
+def performer(sql: bytes) -> Callable[[RecipeStore, Fence, Args], Row | None]:
     found = _FUNCTION.search(sql)
     if found is None:
         return _plain(sql)
@@ -117,7 +117,8 @@ def _try_acquire(store: Store, fence: Fence | None, args: Args) -> Row:
     own = None if ticket is None else int(ticket)
     answer = store.try_acquire(text(name), seconds(ttl), attempt, durable == "t", presence, fair == "t", own)
     _granted(store, answer, name, holder, meta)
-    _claim(fence, answer, claims)
+    if fence is not None:
+        _claim(fence, answer, claims)
     return (
         boolean(answer.granted),
         number(answer.token),
@@ -143,7 +144,8 @@ def _acquire(store: Store, fence: Fence | None, args: Args) -> Row:
     if answer.fresh:
         for ticket in store.tickets_of(text(name), text(attempt)):
             ticket.holder = holder
-    _claim(fence, answer, claims)
+    if fence is not None:
+        _claim(fence, answer, claims)
     return (
         boolean(answer.granted),
         number(answer.token),
@@ -162,8 +164,8 @@ def _granted(store: Store, answer: Tried | Asked, name: str | None, holder: str 
         row.holder, row.meta = holder, meta
 
 
-def _claim(fence: Fence | None, answer: Tried | Asked, claims: list[str | None]) -> None:
-    if fence is not None and answer.granted and answer.token is not None:
+def _claim(fence: Fence, answer: Tried | Asked, claims: list[str | None]) -> None:
+    if answer.granted and answer.token is not None:
         for resource in items(claims[0]):
             fence.claim(resource, answer.token)
 

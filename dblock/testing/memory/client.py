@@ -94,9 +94,15 @@ class MemoryClient(_MemoryClient, Client):
     def _make(self, database: MemoryDatabase, flows: LockFlows) -> MemoryRuntime:
         return MemoryRuntime(database, flows)
 
+    def __enter__(self) -> MemoryClient:
+        return self
+
 
 class AsyncMemoryClient(_MemoryClient, AsyncClient):
     """An `AsyncClient` without a database, a thread or a sleep. Its tasks wait on a clock that the test moves."""
 
     def _make(self, database: MemoryDatabase, flows: LockFlows) -> AsyncMemoryRuntime:
         return AsyncMemoryRuntime(database, flows)
+
+    async def __aenter__(self) -> AsyncMemoryClient:
+        return self

@@ -20,7 +20,7 @@ from dblock.testing.clock import Clock
 from dblock.testing.database.columns import UnknownStatement
 from dblock.testing.database.fence import Fence
 from dblock.testing.database.recipes import RecipeStore
-from dblock.testing.database.statements import perform
+from dblock.testing.database.statements import performer
 from dblock.testing.database.tables import HEADS
 from dblock.testing.database.unseen import Unseen
 
@@ -70,7 +70,7 @@ class MemoryDatabase:
             self.intercept(call)
         self.store.durable = False
         try:
-            return perform(self.store, self.fence, call.sql, call.args)
+            return performer(call.sql)(self.store, self.fence, call.args)
         except UnknownStatement as unknown:
             raise NotInMemory(str(unknown)) from None
 

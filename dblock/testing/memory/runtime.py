@@ -293,6 +293,8 @@ class MemoryRuntime(_MemoryRuntime):
         return self._run(flow, self.database.call if self.closed else self.perform)
 
     def perform(self, effect: Any) -> Any:
+        if effect.__class__ is Call and not self.closed:
+            return self.database.call(effect)
         if effect.__class__ is Wait:
             return effect.waiter.wait(effect.seconds)
         if effect.__class__ is Sleep:
@@ -301,12 +303,14 @@ class MemoryRuntime(_MemoryRuntime):
 
     def _run(self, flow: Flow[T], perform: Callable[[Any], Any]) -> T:
         clock = self.clock
-        with clock.changed:
-            clock.run_due()
+        with clock.lock:
+            if clock.is_due:
+                clock.run_due()
             try:
                 return drive(flow, perform)
             finally:
-                clock.run_due()
+                if clock.is_due:
+                    clock.run_due()
                 if not clock.auto:
                     clock.changed.notify_all()
 
@@ -350,7 +354,8 @@ class AsyncMemoryRuntime(_MemoryRuntime):
                     if effect.__class__ is Wait:
                         result = await effect.waiter.wait(effect.seconds)
                     elif effect.__class__ is Sleep:
-                        result = await wait_and_clear(self.clock, asyncio.Event(), effect.seconds)
+                        await wait_and_clear(self.clock, asyncio.Event(), effect.seconds)
+                        result = None
                     else:
                         result = perform(effect)
                 except BaseException as error:

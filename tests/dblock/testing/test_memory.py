@@ -7,7 +7,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -307,6 +307,34 @@ def test_hour_passes_in_less_than_fifty_milliseconds() -> None:
     with measured() as lateness:
         took = min(hour() for _ in range(5))
         assert took < 0.050 + lateness(), f"{took * 1e3:.1f} ms"
+
+
+@pytest.mark.second_stage
+def test_acquire_and_release_cost_less_than_a_thousand_function_calls() -> None:
+    """In the time of a core, beside calls of an empty function, so that the speed of the machine does not count."""
+
+    def empty(value: int) -> int:
+        return value
+
+    def calls() -> None:
+        for number in range(1000):
+            empty(number)
+
+    with MemoryClient() as client:
+        lock = client.lock("a")
+
+        def pairs() -> None:
+            for _ in range(100):
+                lock.acquire().release()
+
+        pair, call = (min(_core_time(run) for _ in range(50)) for run in (pairs, calls))
+    assert pair / 100 < call, f"a pair took {pair / 100 * 1e6:.1f} µs, a call {call / 1000 * 1e9:.0f} ns"
+
+
+def _core_time(run: Callable[[], None]) -> float:
+    began = time.process_time()
+    run()
+    return time.process_time() - began
 
 
 def test_import_needs_no_pytest_and_opens_nothing() -> None:
