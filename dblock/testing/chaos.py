@@ -41,7 +41,7 @@ GROUP BY 1
 
 SESSIONS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-    " AND pid <> pg_backend_pid() AND application_name = 'dblock' AND (%s OR pid = ANY(%s))"
+    " AND pid <> pg_backend_pid() AND application_name LIKE 'dblock%%' AND (%s OR pid = ANY(%s))"
 )
 
 
@@ -92,6 +92,7 @@ class PostgresChaos:
         self._thief: Client | None = None
         self._stolen: list[Lease] = []
         watch.at_end.append(self.undo)
+        watch.disturbed = True
 
     def freeze(self, lease: Any) -> None:
         """Freeze the holder: its lease is not renewed any more, and no news of it arrives until `thaw`.
@@ -159,7 +160,7 @@ class PostgresChaos:
         In a database that others use too, these are the connections that no call uses at this moment.
         """
         pids = self._listeners()
-        for client, _ in self._watch.clients:
+        for client in self._clients():
             for part in ("runner", "keepalive_runner"):
                 runner = getattr(client._runtime, part, None) or getattr(
                     getattr(client._runtime, "listener", None), f"_{part}", None
@@ -230,9 +231,12 @@ class PostgresChaos:
 
             connections.RawConnection.exchange = exchange  # type: ignore[method-assign,assignment]
 
+    def _clients(self) -> list[Any]:
+        return [*self._watch.lent, *(client for client, _ in self._watch.clients)]
+
     def _listeners(self) -> list[int]:
         found = []
-        for client, _ in self._watch.clients:
+        for client in self._clients():
             listener = getattr(client._runtime, "listener", None)
             listening = listener.flow.connection if listener is not None else None
             if listening is not None:

@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,9 @@ from dblock.observability import ObservedHold, ObservedWait, Observer
 from dblock.testing.places import Place, caller
 
 THREADS_END_WITHIN = 2.0
+
+HELPERS = ("dblock connecting", "dblock timer", "dblock timeout", "dblock callback")
+"""The names of the threads that a client starts for one task each."""
 
 current: Watch | None = None
 """The watch of the test that runs."""
@@ -37,6 +40,11 @@ class Watch(Observer):
         self.holds: dict[ObservedHold, Place | None] = {}
         """The leases that have not ended."""
         self.clients: list[tuple[Any, Place | None]] = []
+        """The clients that were made during the test."""
+        self.lent: list[Any] = []
+        """The clients that outlive the test."""
+        self.disturbed = False
+        """Whether the test does what a client that outlives it may suffer from."""
         self.grants: list[tuple[ObservedHold, Place | None]] = []
         """All leases of this test, in the order of their arrival."""
         self.queued: list[tuple[ObservedWait, Place | None]] = []
@@ -96,14 +104,20 @@ class Watch(Observer):
                 close(client)
         self.clients.clear()
 
-    def note_threads(self) -> None:
-        """Note each thread of dblock that was started during the test and does not end."""
+    def note_threads(self, lasting: Set[threading.Thread] = frozenset()) -> None:
+        """Note each thread of dblock that was started during the test and does not end, except those that may last."""
         until = time.monotonic() + THREADS_END_WITHIN
-        for thread in threading.enumerate():
-            if thread.name.startswith("dblock") and thread not in self._threads:
-                thread.join(max(0.0, until - time.monotonic()))
-                if thread.is_alive():
-                    self.left.append(f"the thread {thread.name!r}, which does not end")
+        while found := [thread for thread in threading.enumerate() if self._is_left(thread, lasting)]:
+            if time.monotonic() >= until:
+                self.left += [f"the thread {thread.name!r}, which does not end" for thread in found]
+                return
+            time.sleep(0.002)
+
+    def _is_left(self, thread: threading.Thread, lasting: Set[threading.Thread]) -> bool:
+        if not thread.name.startswith("dblock") or thread in self._threads or thread in lasting:
+            return False
+        # A client that outlives the test may need one of these at any time.
+        return not (self.lent and thread.name in HELPERS)
 
 
 @contextmanager
@@ -125,6 +139,17 @@ def watching(watch: Watch) -> Iterator[Watch]:
     finally:
         ClientBase.__init__ = original  # type: ignore[method-assign]
         current = before
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Let the clients that are made during the block report to no watch."""
+    watched = ClientBase.__init__
+    ClientBase.__init__ = getattr(watched, "__wrapped__", watched)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ClientBase.__init__ = watched  # type: ignore[method-assign]
 
 
 def close(client: Any) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dblock.testing.chaos import Chaos
     from dblock.testing.leaks import Watch
     from dblock.testing.private_database import TestDatabase
+    from dblock.testing.warm_client import WarmClient
 
 _FOLDER = pytest.StashKey[Path]()
 
@@ -65,12 +66,13 @@ def _dblock_database(request: pytest.FixtureRequest) -> Iterator[TestDatabase]:
 def _dblock_watch(request: pytest.FixtureRequest, _dblock_database: TestDatabase) -> Iterator[Watch]:
     """Watch the clients of this test; afterwards clean the rows, and fail if the test has left something behind."""
     from dblock.testing.leaks import Watch, watching
+    from dblock.testing.warm_client import threads_of
 
     with watching(Watch()) as watch:
         yield watch
     watch.note_calls()
     watch.close_clients()
-    watch.note_threads()
+    watch.note_threads(threads_of(watch.lent))
     _dblock_database.note_left(watch)
     _dblock_database.clean(watch)
     if watch.left:
@@ -89,12 +91,21 @@ def dblock_schema(_dblock_database: TestDatabase, _dblock_watch: Watch) -> str:
     return _dblock_database.schema
 
 
-@pytest.fixture
-def dblock_client(dblock_dsn: str, dblock_schema: str, _dblock_watch: Watch) -> Iterator[Client]:
-    """A client of the test's database, closed at the end of the test."""
-    from dblock.client import Client
+@pytest.fixture(scope="session")
+def _dblock_warm_client(_dblock_database: TestDatabase) -> Iterator[WarmClient]:
+    from dblock.testing.warm_client import WarmClient
 
-    yield from _client(Client(dblock_dsn, schema=dblock_schema), _dblock_watch)
+    warm = WarmClient(_dblock_database)
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def dblock_client(dblock_dsn: str, _dblock_warm_client: WarmClient, _dblock_watch: Watch) -> Iterator[Client]:
+    """A client of the test's database, without any leases."""
+    yield _dblock_warm_client.lend(_dblock_watch)
+    _dblock_watch.note_calls()
+    _dblock_warm_client.take_back(_dblock_watch)
 
 
 @pytest.fixture
@@ -104,8 +115,12 @@ def dblock_async_client(dblock_dsn: str, dblock_schema: str, _dblock_watch: Watc
     It belongs to the event loop of its first call, so it works with every plugin that runs asynchronous tests.
     """
     from dblock.async_client import AsyncClient
+    from dblock.testing.leaks import close
 
-    yield from _client(AsyncClient(dblock_dsn, schema=dblock_schema), _dblock_watch)
+    client = AsyncClient(dblock_dsn, schema=dblock_schema)
+    yield client
+    _dblock_watch.note_calls()  # before the client releases it
+    close(client)
 
 
 @pytest.fixture
@@ -116,14 +131,6 @@ def chaos(_dblock_database: TestDatabase, _dblock_watch: Watch) -> Iterator[Chao
     made = PostgresChaos(_dblock_database, _dblock_watch)
     yield made
     made.undo()
-
-
-def _client(client: Any, watch: Watch) -> Iterator[Any]:
-    from dblock.testing.leaks import close
-
-    yield client
-    watch.note_calls()  # before the client releases it
-    close(client)
 
 
 def _folder(config: pytest.Config) -> Path:

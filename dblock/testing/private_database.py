@@ -18,8 +18,11 @@ from dblock.testing.leaks import Watch, held
 if TYPE_CHECKING:
     import psycopg
 
-LASTING = ("installed_revision", "token_clock")
-"""The tables whose rows belong to the installation."""
+WARM_NAME = "dblock test"
+"""The application_name of the client that outlives a test."""
+
+LASTING = ("installed_revision", "token_clock", "lock_presence", "lock_clients")
+"""The tables whose rows belong to the installation, or to clients that are open."""
 
 PATIENCE = "2s"
 """How long a test may keep the rows of dblock locked after its end."""
@@ -92,7 +95,7 @@ class TestDatabase:
                 watch.left.append(f"a connection of dblock since {holder}, of backend {number}")
 
     def clean(self, watch: Watch) -> None:
-        """Delete every row of dblock and fenced_store, except those of the installation itself.
+        """Delete every row of dblock and fenced_store, except those of the installation and of open clients.
 
         Note each transaction that is in the way, and end it.
         """

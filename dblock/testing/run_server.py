@@ -24,8 +24,14 @@ from typing import Any
 
 from dblock.testing import guardian
 
-SETTINGS = {"fsync": "off", "autovacuum": "off", "max_connections": "400"}
-"""The data is thrown away, so nothing has to reach a disk."""
+SETTINGS = {
+    # The data is thrown away, so nothing has to reach a disk.
+    "fsync": "off",
+    "autovacuum": "off",
+    "max_connections": "400",
+    # Each session would load it again.
+    "shared_preload_libraries": "plpgsql",
+}
 
 DATABASE = "dblock_test"
 
@@ -47,8 +53,7 @@ def new_folder() -> Path:
 class RunServer:
     """The server of a run, as one of its processes sees it."""
 
-    def __init__(self, folder: Path, url: str, pipe: int) -> None:
-        self._folder = folder
+    def __init__(self, url: str, pipe: int) -> None:
         self._pipe = pipe
         self.url = url
 
@@ -92,7 +97,7 @@ def join(folder: Path) -> RunServer:
         except BaseException:
             os.close(pipe)
             raise
-    return RunServer(folder, server.url, pipe)
+    return RunServer(server.url, pipe)
 
 
 def wait_until_gone(folder: Path) -> None:

@@ -96,11 +96,7 @@ class Gate:
         self.resume()
 
     def backends(self) -> list[int]:
-        """Return the process IDs of the holder's sessions, without those of dblock's own clients."""
-        return [link.backend for link in list(self._links) if link.backend and not link.own]
-
-    def all_backends(self) -> list[int]:
-        """Return the process IDs of all sessions that have come through the gate."""
+        """Return the process IDs of all sessions of the holder, with those of its clients."""
         return [link.backend for link in list(self._links) if link.backend]
 
     def close(self) -> None:

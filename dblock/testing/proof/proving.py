@@ -98,6 +98,7 @@ class _Run:
         self._first_clients: list[Any] = []
         self._grants_of_both = 0
         self.error: BaseException | None = None
+        """The error that the second holder has raised."""
 
     def start(self, freeze_at: int | None = None) -> bool:
         """Run the first holder up to a statement, or to its end; return whether it is frozen there."""
@@ -123,7 +124,7 @@ class _Run:
         self.gate.cut()
         self._join(self._first, "The function did not return after its connections were cut")
         until = time.monotonic() + self._proof.patience
-        while self._proof.sessions(self.gate.all_backends()):
+        while self._proof.sessions(self.gate.backends()):
             self._check(until, "The sessions of the function did not end")
             time.sleep(POLL)
 
@@ -135,7 +136,7 @@ class _Run:
         stepped = False
         while self._second.running:
             self._check(until, "The second holder did not return. Does the function wait for a lock that stays held?")
-            if self.gate.frozen and self._proof.is_blocked(self.gate.all_backends()):
+            if self.gate.frozen and self._proof.is_blocked(self.gate.backends()):
                 if not stepped:
                     pass_ttl(self._first_clients)
                     stepped = True
@@ -151,6 +152,7 @@ class _Run:
         return self.gate.reached
 
     def first_error(self) -> BaseException | None:
+        """Return the error that the first holder has raised, None if it has returned."""
         return self._first.error
 
     def regained(self) -> bool:

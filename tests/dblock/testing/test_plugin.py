@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -146,6 +147,17 @@ def test_chaos_is_undone_before_the_client_is_closed(chaos, dblock_client):
     assert_order(["a", "b"])
 
 
+def test_chaos_reaches_the_client(chaos, dblock_client):
+    with dblock_client.lock("a") as lease:
+        assert chaos.kill_backend() >= 1
+        lease.renew()
+
+
+def test_client_that_the_test_closes(dblock_client):
+    with dblock_client, dblock_client.lock("a"):
+        pass
+
+
 def test_client_after_all_these(dblock_client):
     with dblock_client.lock("a"):
         pass
@@ -187,6 +199,8 @@ def project(tmp_path: Path) -> Path:
         "test_loop_that_stays_open",
         "test_anyio",
         "test_chaos_is_undone_before_the_client_is_closed",
+        "test_chaos_reaches_the_client",
+        "test_client_that_the_test_closes",
         "test_client_after_all_these",
     ],
 )
@@ -226,19 +240,24 @@ def test_server_is_gone_after_the_run(tmp_path: Path) -> None:
     assert done.code == 0, done.output
     (name,) = set(re.findall(r"dblock-pytest-\w+", (tmp_path / "begun").read_text()))
     assert not (FOLDERS / name).exists()
-    assert not _servers_of({name})
+    gone_within(5, name)
 
 
-def _servers_of(names: set[str]) -> list[str]:
+def gone_within(seconds: float, name: str) -> None:
+    """Fail if the folder of a run, its server or its guardian stays."""
+    until = time.monotonic() + seconds
+    while (FOLDERS / name).exists() or processes_of(name):
+        assert time.monotonic() < until, processes_of(name)
+        time.sleep(0.02)
+
+
+def processes_of(name: str) -> list[str]:
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            try:
-                words = Path(f"/proc/{entry}/cmdline").read_text()
-            except OSError:
-                continue
-            found += [words for name in names if name in words]
-    return found
+            with contextlib.suppress(OSError):  # it has ended
+                found.append(Path(f"/proc/{entry}/cmdline").read_text())
+    return [words for words in found if name in words]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -262,11 +281,7 @@ def test_server_is_gone_after_an_interrupted_run(tmp_path: Path, number: signal.
     assert (FOLDERS / name).exists()
     process.send_signal(number)
     process.wait(30)
-    until = time.monotonic() + 20
-    while (FOLDERS / name).exists() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not (FOLDERS / name).exists()
-    assert not _servers_of({name})
+    gone_within(20, name)
 
 
 def test_processes_of_one_run_share_a_server_and_do_not_collide(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""A client that stays open between tests, because to open one takes longer than most tests.
+
+A test gets it as if it were new: without leases, and with all its rows deleted. A test that leaves something behind,
+closes the client or uses chaos ends it, and the next test gets another one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from dblock.client import Client
+from dblock.observability import ObservedHold, ObservedWait, Observer
+from dblock.testing import leaks
+from dblock.testing.private_database import WARM_NAME, TestDatabase
+
+
+class Forwarding(Observer):
+    """Tells the watch of the test that runs."""
+
+    def wait_began(self, wait: ObservedWait) -> None:
+        if leaks.current is not None:
+            leaks.current.wait_began(wait)
+
+    def wait_ended(self, wait: ObservedWait) -> None:
+        if leaks.current is not None:
+            leaks.current.wait_ended(wait)
+
+    def hold_began(self, hold: ObservedHold) -> None:
+        if leaks.current is not None:
+            leaks.current.hold_began(hold)
+
+    def hold_ended(self, hold: ObservedHold) -> None:
+        if leaks.current is not None:
+            leaks.current.hold_ended(hold)
+
+
+class WarmClient:
+    """Keeps one client of a database open."""
+
+    def __init__(self, database: TestDatabase) -> None:
+        self._database = database
+        self._client: Client | None = None
+
+    def lend(self, watch: leaks.Watch) -> Client:
+        """Return an open client, and let the watch know of it."""
+        from psycopg.conninfo import make_conninfo
+
+        if self._client is None:
+            # Under a name of its own, so that its sessions are not taken for those of a client that a test has left.
+            dsn = make_conninfo(self._database.dsn, application_name=WARM_NAME)
+            with leaks.unwatched():
+                self._client = Client(dsn, schema=self._database.schema, observers=[Forwarding()])
+        watch.lent.append(self._client)
+        return self._client
+
+    def take_back(self, watch: leaks.Watch) -> None:
+        """Keep the client for the next test, or close it if this one has disturbed it."""
+        client = self._client
+        if client is not None and (watch.left or watch.disturbed or client._runtime.closed):
+            self.close()
+
+    def close(self) -> None:
+        """Close the client."""
+        if self._client is not None:
+            leaks.close(self._client)
+            self._client = None
+
+
+def threads_of(clients: Sequence[Any]) -> set[threading.Thread]:
+    """Return the threads that these clients keep."""
+    found = set()
+    for client in clients:
+        for part in ("keepalive", "listener", "callbacks"):
+            thread = getattr(getattr(client._runtime, part, None), "_thread", None)
+            if thread is not None:
+                found.add(thread)
+    return found
