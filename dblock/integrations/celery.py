@@ -12,7 +12,7 @@ happens to the lease. The lock has no part in sending: a task that is sent twice
 `on_busy` says what a worker does if the lock is not free:
 
 - "retry" (the default) sends the task again, to run after `retry_in` seconds. That does not count as one of the task's
-  `max_retries`. The worker is free for other tasks.
+  `max_retries`. The worker is free for other tasks. A task that is called directly or eagerly raises LockTimeout.
 - "skip" does not run the task, which succeeds with the result None: another worker is doing the work right now.
 - "wait" keeps the worker waiting, at most `timeout` seconds, in the order of arrival. Then it raises LockTimeout.
 - "raise" raises LockTimeout at once.
@@ -65,10 +65,13 @@ class Locked(TaskLocks):
 
         return decorate
 
+    def is_queued(self, function: Callable[..., Any]) -> bool:
+        """Return whether a worker runs the task. Called directly or eagerly, it cannot be sent again."""
+        return bool(current_task) and not (current_task.request.called_directly or current_task.request.is_eager)
+
     def requeue(self, seconds: float) -> None:
         """Send the task again, with the retries that it has left, and record its state as RETRY."""
         request = current_task.request
         again = current_task.signature_from_request(request, countdown=seconds, retries=request.retries)
-        if not request.is_eager and not request.called_directly:
-            again.apply_async()
-        raise Retry("Its lock is busy.", when=seconds, is_eager=request.is_eager, sig=again)
+        again.apply_async()
+        raise Retry("Its lock is busy.", when=seconds, sig=again)

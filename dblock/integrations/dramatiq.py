@@ -13,14 +13,15 @@ The options of an actor:
 
 - `lock`: the name of its lock, with placeholders for its parameters. A wrong one fails where the actor is declared.
 - `lock_on_busy`: "retry" (the default) enqueues the message again, with a delay of `lock_retry_in` seconds. That does
-  not count as one of its `max_retries`. "skip" skips the message, because another worker is doing the work right now.
-  "wait" keeps the thread waiting, at most `lock_timeout` seconds, and then raises LockTimeout. "raise" raises it at
-  once, and the middleware Retries decides.
+  not count as one of its `max_retries`. An actor that is called directly raises LockTimeout. "skip" skips the message,
+  because another worker is doing the work right now. "wait" keeps the thread waiting, at most `lock_timeout` seconds,
+  and then raises LockTimeout. "raise" raises it at once, and the middleware Retries decides.
 - `lock_ttl`: the ttl of the lease, which is renewed while the actor runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -81,11 +82,15 @@ class Locks(TaskLocks, Middleware):
         """Forget the message."""
         _message.set(None)
 
+    def is_queued(self, function: Callable[..., Any]) -> bool:
+        """Return whether the actor processes its own message, and was not called directly, for example by another."""
+        current = _message.get()
+        return current is not None and current[0].get_actor(current[1].actor_name).fn is function
+
     def requeue(self, seconds: float) -> None:
         """Enqueue the message again, as it is, and leave this one."""
         current = _message.get()
-        if current is None:
-            raise InvalidArgument("The lock of an actor is busy, and the actor was called without a message.")
+        assert current is not None
         broker, message = current
         # A copy of the message itself: the proxy of the consumer is acknowledged after this.
         broker.enqueue(message.copy(), delay=int(seconds * 1000))
@@ -93,6 +98,4 @@ class Locks(TaskLocks, Middleware):
 
     def skip(self) -> Any:
         """Skip the message."""
-        if _message.get() is None:
-            return None
         raise SkipMessage("Its lock is busy.")

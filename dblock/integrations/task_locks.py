@@ -72,20 +72,28 @@ class TaskLocks:
             with interrupted_by_loss(current_lease()):
                 return function(*args, **given)
 
-        how: Any = {"wait": "wait", "raise": "raise", "skip": "skip", "retry": "skip"}[on_busy]
-        locked = self.client.locked(template, on_busy=how, timeout=timeout, **options)(interruptible)
+        def under_lock(how: Any) -> Any:
+            return self.client.locked(template, on_busy=how, timeout=timeout, **options)(interruptible)
+
+        locked = under_lock("skip" if on_busy == "retry" else on_busy)
+        without_queue = under_lock("raise") if on_busy == "retry" else locked
 
         @functools.wraps(function)
         def run(*args: Any, **given: Any) -> Any:
-            result = locked(*args, **given)
+            is_queued = self.is_queued(run)
+            result = (locked if is_queued else without_queue)(*args, **given)
             if result is not SKIPPED:
                 return result
             if on_busy == "retry":
                 self.requeue(retry_in)
             logger.info("A task is skipped, because its lock %r is busy.", template)
-            return self.skip()
+            return self.skip() if is_queued else None
 
         return run
+
+    def is_queued(self, function: Callable[..., Any]) -> bool:
+        """Return whether the function runs for a task of a queue, which can be sent again."""
+        raise NotImplementedError
 
     def requeue(self, seconds: float) -> None:
         """Let the current task run again after this time, and leave it."""

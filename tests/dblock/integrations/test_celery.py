@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from celery import Celery
 
 import dblock
 from dblock.integrations.celery import Locked
@@ -108,6 +109,24 @@ def test_busy_tasks_are_sent_again_and_use_up_no_retries(worker: tuple[Any, str,
     tasks, _, _ = worker
     runs = sorted(one.get(timeout=40) for one in [tasks.take_turn.delay("a") for _ in range(4)])
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(runs))
+
+
+def test_busy_task_that_no_worker_runs_raises_and_is_not_sent_again(dsn: str) -> None:
+    app = Celery("direct", broker="memory://")
+    locked = Locked(dsn)
+
+    @locked("report:{customer}")
+    def report(customer: str) -> str:
+        return dblock.current_lease().name
+
+    build = app.task(report)
+    assert build("ada") == build.apply(["ada"]).get() == "report:ada"
+    with locked.client.lock("report:ada"):
+        with pytest.raises(dblock.LockTimeout, match="report:ada"):
+            build("ada")
+        with pytest.raises(dblock.LockTimeout, match="report:ada"):
+            build.apply(["ada"]).get()
+    locked.client.close()
 
 
 def test_task_with_a_wrong_placeholder_fails_at_import(dsn: str) -> None:

@@ -171,3 +171,31 @@ def test_actor_called_without_a_message_runs_under_the_lock(broker: StubBroker, 
     assert build("ada") == "report:ada"
     with locks.client.lock("report:ada"):
         assert build("ada") is None
+
+
+def test_actor_called_without_a_message_is_not_sent_again(broker: StubBroker, locks: Locks) -> None:
+    @dramatiq.actor(broker=broker, lock="report:{customer}")
+    def build(customer: str) -> str:
+        return dblock.current_lease().name
+
+    assert build("ada") == "report:ada"
+    with locks.client.lock("report:ada"), pytest.raises(dblock.LockTimeout, match="report:ada"):
+        build("ada")
+
+
+def test_actor_called_by_another_actor_leaves_the_message_of_that_actor_alone(broker: StubBroker, locks: Locks) -> None:
+    seen: list[object] = []
+
+    @dramatiq.actor(broker=broker, lock="report:{customer}", lock_on_busy="skip")
+    def build(customer: str) -> str:
+        return dblock.current_lease().name
+
+    @dramatiq.actor(broker=broker)
+    def build_all() -> None:
+        seen.append(build("ada"))
+        seen.append(build("grace"))
+
+    with locks.client.lock("report:ada"):
+        build_all.send()
+        broker.join("default", timeout=20_000)
+    assert seen == [None, "report:grace"]

@@ -42,7 +42,7 @@ def app(running: asyncio.Event) -> FastAPI:
     @made.post("/items/{item}")
     async def work(item: str, lease: Annotated[Lease, locked("item:{item}")]) -> dict[str, Any]:
         running.set()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
         return {"token": lease.token, "name": lease.name}
 
     @made.post("/patient/{item}")
@@ -164,7 +164,7 @@ async def test_start_up_runs_once_over_four_workers_and_all_wait_for_it(workers:
 
     async def prepare() -> None:
         events.append("begun")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)
         events.append("done")
 
     async def start(client: dblock.AsyncClient) -> bool:
