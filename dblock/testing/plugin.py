@@ -112,12 +112,13 @@ def dblock_client(dblock_dsn: str, _dblock_warm_client: WarmClient, _dblock_watc
 def dblock_async_client(dblock_dsn: str, dblock_schema: str, _dblock_watch: Watch) -> Iterator[AsyncClient]:
     """An AsyncClient of the test's database, closed at the end of the test.
 
-    It belongs to the event loop of its first call, so it works with every plugin that runs asynchronous tests.
+    It belongs to the event loop of its first call, so it works with every plugin that runs asynchronous tests. It has
+    no presence, whose session would take longer to open than most tests.
     """
     from dblock.async_client import AsyncClient
     from dblock.testing.leaks import close
 
-    client = AsyncClient(dblock_dsn, schema=dblock_schema)
+    client = AsyncClient(dblock_dsn, schema=dblock_schema, presence=None)
     yield client
     _dblock_watch.note_calls()  # before the client releases it
     close(client)

@@ -334,14 +334,14 @@ def test_plugin_imports_little_before_a_fixture_is_used() -> None:
 
 
 @pytest.mark.alone
-def test_first_use_takes_two_seconds_and_each_test_20_ms(tmp_path: Path) -> None:
-    (tmp_path / "test_locks.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.parametrize('n', range(100))\n"
-        "def test_many(dblock_client, n):\n"
-        "    with dblock_client.lock('a'):\n"
-        "        pass\n"
-    )
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_first_use_takes_two_seconds_and_each_test_20_ms(tmp_path: Path, kind: str) -> None:
+    body = {
+        "sync": "def test_many(dblock_client, n):\n    with dblock_client.lock('a'): pass\n",
+        "async": "@pytest.mark.asyncio\n"
+        "async def test_many(dblock_async_client, n):\n    async with dblock_async_client.lock('a'): pass\n",
+    }
+    (tmp_path / "test_locks.py").write_text(f"import pytest\n@pytest.mark.parametrize('n', range(60))\n{body[kind]}")
     (tmp_path / "conftest.py").write_text(
         "import time, pathlib, pytest\n"
         "took = []\n"
