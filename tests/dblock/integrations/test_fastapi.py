@@ -99,6 +99,20 @@ async def test_lost_lease_ends_the_endpoint_and_is_answered_with_503(
         assert "forced" in reply.text or "operator" in reply.text
 
 
+async def test_response_is_not_sent_if_the_lease_turns_out_to_be_lost_at_the_end(
+    dsn: str, owner: psycopg.Connection
+) -> None:
+    app = FastAPI()
+
+    @app.post("/{item}")
+    async def lose(item: str, lease: Annotated[Lease, locked("item:{item}")]) -> str:
+        owner.execute("SELECT force_release(%s, %s, now => true)", [lease.name, lease.token])
+        return "done"
+
+    async with calling(app, dsn) as caller:
+        assert (await caller.post("/42")).status_code == 503
+
+
 async def test_endpoint_that_fails_releases_its_lock(dsn: str) -> None:
     app = FastAPI()
 
