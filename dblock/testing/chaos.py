@@ -16,7 +16,6 @@ import time
 from collections.abc import Generator
 from typing import Any, Protocol
 
-from dblock._core import clock
 from dblock._core.effects import Call, Row
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import Seconds, check_seconds, quoted
@@ -26,6 +25,7 @@ from dblock.errors import InvalidArgument
 from dblock.lease import Lease
 from dblock.testing.leaks import Watch, close
 from dblock.testing.private_database import TestDatabase
+from dblock.testing.trust import trust_for
 
 FROZEN_FOR = 365 * 86_400.0
 """Seconds for which a frozen holder goes on to believe in its lease."""
@@ -103,7 +103,7 @@ class PostgresChaos:
         if state not in self._frozen:
             self._frozen[state] = state.keep_alive
             state.change_ttl(state.ttl, keep_alive=False)
-            _believe_until(state, clock.now() + FROZEN_FOR)
+            trust_for(state, FROZEN_FOR)
 
     def thaw(self, lease: Any) -> None:
         """Let a frozen holder run on. It finds out at once whether it still holds the lock."""
@@ -118,7 +118,7 @@ class PostgresChaos:
         )
         is_ours, left = row[0] if row else (False, 0.0)
         if is_ours and left > 0:
-            _believe_until(state, clock.now() + left)
+            trust_for(state, left)
         else:
             state.renewal_refused("expired" if is_ours else "superseded")
 
@@ -266,8 +266,3 @@ def _state(lease: Any) -> LeaseState:
     if not isinstance(state, LeaseState):
         raise InvalidArgument(f"This verb takes a lease; got {type(lease).__name__}.")
     return state
-
-
-def _believe_until(state: LeaseState, moment: float) -> None:
-    # No event of a lease shortens its trust window without a loss, so this sets the field.
-    object.__setattr__(state, "_trusted_until", moment)

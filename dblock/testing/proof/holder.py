@@ -11,13 +11,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from dblock._core import clock
 from dblock._core.lease_state import LeaseState
 from dblock.errors import InvalidArgument
 from dblock.testing.places import Place, users_line
-
-PAUSE = 10 * 365 * 86_400.0
-"""Seconds for which a frozen holder believes to have been paused. Longer than any ttl."""
+from dblock.testing.trust import trust_for
 
 GIVEN = ("dsn", "client", "connection", "engine", "lease")
 
@@ -148,11 +145,7 @@ def pass_ttl(clients: list[Any]) -> None:
         observation = client._runtime.flows.observation
         states: list[LeaseState] = list(observation._holds) if observation is not None else []
         for state in states:
-            object.__setattr__(state, "_now", _after_the_pause)
-
-
-def _after_the_pause() -> float:
-    return clock.now() + PAUSE
+            trust_for(state, 0.0)
 
 
 def _line_of_task(task: asyncio.Task[Any]) -> Place | None:
