@@ -73,7 +73,13 @@ class RunServer:
 
     def leave(self) -> None:
         """Let the server be stopped, once all the other processes have left too."""
-        os.close(self._pipe)
+        if self in _joined:
+            _joined.remove(self)
+            os.close(self._pipe)
+
+
+_joined: list[RunServer] = []
+"""The servers that this process uses."""
 
 
 def join(folder: Path) -> RunServer:
@@ -97,11 +103,15 @@ def join(folder: Path) -> RunServer:
         except BaseException:
             os.close(pipe)
             raise
-    return RunServer(server.url, pipe)
+    joined = RunServer(server.url, pipe)
+    _joined.append(joined)
+    return joined
 
 
 def wait_until_gone(folder: Path) -> None:
-    """Wait until the guardian has removed the folder, if there is one."""
+    """Leave what this process has not left, and wait until the guardian has removed the folder, if there is one."""
+    for server in list(_joined):
+        server.leave()
     until = time.monotonic() + GONE_WITHIN
     while folder.exists() and time.monotonic() < until:
         time.sleep(0.01)

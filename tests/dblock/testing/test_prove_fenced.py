@@ -202,6 +202,13 @@ def test_table_and_columns_that_are_not_compared_do_not_count(bank: str) -> None
         prove_fenced(plain_update, dsn=bank, tables=["nothing"])
 
 
+def test_proof_works_over_tcp_and_with_a_password(tcp_dsn: str) -> None:
+    with psycopg.connect(tcp_dsn) as connection:
+        connection.execute("CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint, changed timestamptz)")
+        connection.execute("INSERT INTO accounts VALUES (1, 100, now())")
+    assert not prove_fenced(same_values, dsn=tcp_dsn).safe
+
+
 def test_nothing_of_the_proof_stays_in_the_database(bank: str) -> None:
     prove_fenced(same_values, dsn=bank)
     with psycopg.connect(bank) as connection:
