@@ -5,7 +5,9 @@ They use the clients of docs/languages, and each records its history by itself. 
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,8 +44,11 @@ def tcp_dsn() -> Iterator[str]:
         yield dsn
 
 
-def contend(dsn: str, folder: Path, languages: dict[str, str], seconds: float) -> History:
-    """Let a program of each language contend, and return the joint history with the server's own records."""
+def contend(dsn: str, folder: Path, languages: dict[str, str], seconds: float, freeze: float = 0) -> History:
+    """Let a program of each language contend, and return the joint history with the server's own records.
+
+    With `freeze`, stop each program in turn for this time.
+    """
     histories = folder / "histories"
     histories.mkdir()
     with psycopg.connect(dsn, autocommit=True) as owner:
@@ -71,6 +76,8 @@ def contend(dsn: str, folder: Path, languages: dict[str, str], seconds: float) -
             assert program.stdin is not None
             program.stdin.write("go\n")
             program.stdin.flush()
+        if freeze:
+            _freeze_in_turn(dsn, programs, freeze, Recorder(histories / "faults.jsonl"))
         for name, program in programs.items():
             assert program.wait(seconds + 60) == 0, f"{name}: {(folder / f'{name}.err').read_text()}"
     finally:
@@ -81,6 +88,44 @@ def contend(dsn: str, folder: Path, languages: dict[str, str], seconds: float) -
         pytest.skip("the clock of this machine was set during the run, and bash has no other")
     _record_server(dsn, Recorder(histories / "server.jsonl"))
     return History.read(histories)
+
+
+def _freeze_in_turn(dsn: str, programs: dict[str, subprocess.Popen[str]], seconds: float, recorder: Recorder) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for name, program in programs.items():
+            deadline = time.monotonic() + 30
+            while not _freeze_holder(connection, name, program, seconds, recorder):
+                assert time.monotonic() < deadline, f"{name} was never seen to hold the lock"
+                time.sleep(0.002)
+    recorder.close()
+
+
+def _freeze_holder(
+    connection: psycopg.Connection, name: str, program: subprocess.Popen[str], seconds: float, recorder: Recorder
+) -> bool:
+    """Stop the program if it holds the lock, and return whether it still held the lock then."""
+    token = _token_of(connection, program)
+    if token is None:
+        return False
+    before = time.monotonic()
+    program.send_signal(signal.SIGSTOP)
+    try:
+        time.sleep(0.05)  # a release that was sent arrives
+        if _token_of(connection, program) != token:
+            return False
+        time.sleep(seconds)
+    finally:
+        program.send_signal(signal.SIGCONT)
+    recorder.record("fault", "freeze-past", called=before, victim=name, seconds=seconds, token=token)
+    return True
+
+
+def _token_of(connection: psycopg.Connection, program: subprocess.Popen[str]) -> int | None:
+    """Return the token under which the program holds the lock."""
+    row = connection.execute(
+        "SELECT token FROM dblock.holder(%s) WHERE holder LIKE %s", [LOCK, f"% pid {program.pid}"]
+    ).fetchone()
+    return None if row is None else int(row[0])
 
 
 def _record_server(dsn: str, recorder: Recorder) -> None:
@@ -127,6 +172,30 @@ def test_programs_in_several_languages_share_one_lock_and_one_queue(
     for checker in CHECKERS:
         if checker is kept_leases and too_late_to_renew(late, TTL):
             continue
+        finding = checker.check(history)
+        assert finding.checked, finding.checker
+        assert finding.violations == []
+
+
+@pytest.mark.parametrize(
+    "crowd",
+    [
+        pytest.param(CROWD, id="node and bash"),
+        pytest.param({"python sync": "python", "go": "go", "java": "java"}, id="go and java"),
+    ],
+)
+def test_programs_that_are_stopped_past_their_lease_notice_the_loss(
+    tcp_dsn: str, tmp_path: Path, crowd: dict[str, str]
+) -> None:
+    skip_without(*crowd.values())
+    history = contend(tcp_dsn, tmp_path, crowd, 15, freeze=TTL * 1.5)
+    assert [one.details["victim"] for one in history.faults] == [*crowd]
+    for fault in history.faults:
+        # The victim finds the lease lost before it works on, or at the latest when it releases the lock.
+        ends = [one for one in history.of("loss", "release") if one.token == fault.token]
+        assert ends
+        assert all(one.kind == "loss" or one.details["freed"] is False for one in ends)
+    for checker in (linearizability, token_order, loss, queue_order, durability):
         finding = checker.check(history)
         assert finding.checked, finding.checker
         assert finding.violations == []

@@ -42,7 +42,7 @@ async function turn(locks, holdFor, timeout) {
 }
 
 async function main() {
-  const locks = await Locks.open(process.env.DBLOCK_DSN, { holder: "node" });
+  const locks = await Locks.open(process.env.DBLOCK_DSN);
   console.log("ready");
   await new Promise((resolve) => process.stdin.once("data", resolve));
   process.stdin.destroy();

@@ -51,7 +51,10 @@ while ((NOW < until)); do
         ((NOW < ends)) || break
         sleep 0.02
         if ((NOW >= renew_at)); then
-            dblock_renew "$lock" || exit
+            dblock_renew "$lock"
+            status=$?
+            ((status == 76)) && DBLOCK_UNTIL=0 # the next look finds the lease lost
+            ((status == 0 || status == 76)) || exit "$status"
             renew_at=$((NOW + DBLOCK_TTL * 333))
         fi
     done
