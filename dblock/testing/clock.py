@@ -27,8 +27,14 @@ START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 MOST_EVENTS = 2_000
 """How many events a wait without a timeout lets pass before it is an error."""
 
+MOST_PARTS = 10_000
+"""The same for a wait that consists of several parts, each with an end: whether they end together is not known."""
+
 ROUNDS = 10
 """How many turns of the event loop without a call of a client count as rest."""
+
+MOST_ROUNDS = 1_000
+"""How many turns of the event loop a rest takes at most, if a task calls a client in each of them."""
 
 
 class WaitsForever(RuntimeError):
@@ -116,7 +122,7 @@ class Clock:
 
         waiting = asyncio.ensure_future(awaitable)
         try:
-            for _ in range(MOST_EVENTS):
+            for _ in range(MOST_PARTS):
                 await self._rest()
                 if waiting.done():
                     return await waiting
@@ -127,7 +133,7 @@ class Clock:
             if not waiting.done():
                 waiting.cancel()
                 await asyncio.wait([waiting])
-        raise _forever()
+        raise waits_forever()
 
     # For the clients in memory.
 
@@ -162,10 +168,10 @@ class Clock:
                 elif until < math.inf:
                     self._now = until
                 else:
-                    raise _forever()
+                    raise waits_forever()
                 events += 1
                 if events > MOST_EVENTS and until == math.inf:
-                    raise _forever()
+                    raise waits_forever()
 
     def _next(self) -> float:
         """Return the moment of the next event."""
@@ -185,7 +191,7 @@ class Clock:
         """Let other tasks run until none of them calls a client any more."""
         import asyncio
 
-        while True:
+        for _ in range(MOST_ROUNDS // ROUNDS):
             before = self.activity
             self.run_due()
             for _ in range(ROUNDS):
@@ -203,9 +209,13 @@ class ClockEvent(threading.Event):
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self._clock = clock
+        self._waits = 0
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the event is set, or for so many seconds of the clock."""
+        self._waits += 1
+        if self._waits > MOST_PARTS:
+            raise waits_forever()
         self._clock.wait(self.is_set, math.inf if timeout is None else timeout)
         return self.is_set()
 
@@ -217,7 +227,8 @@ def _forward(seconds: Seconds) -> float:
     return found
 
 
-def _forever() -> WaitsForever:
+def waits_forever() -> WaitsForever:
+    """Return the error for a wait that nothing ends."""
     return WaitsForever(
         "This wait has no timeout, and nothing on the test's clock ends it: the holder renews its lease for ever, or "
         "there is no event left. Give the wait a timeout, release the lock, or let the lease expire."

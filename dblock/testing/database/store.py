@@ -80,7 +80,7 @@ class Store(Queues):
                     continue
             elif looks == 1 and remaining == 0:
                 continue
-            elif looks == 1 and not granted and row.presence is not None:
+            elif looks == 1 and not granted and row.presence is not None and self.may_take_over(row, attempt):
                 grace = self.remaining_grace(row.presence)
                 if grace is not None and grace <= 0:
                     self.free(row, "died", row.presence)
@@ -91,6 +91,10 @@ class Store(Queues):
                 self.durable = True
             left = self.left_of_own(row, ttl, remaining) if granted else remaining
             return Tried(granted, row.token if granted else None, _if_held(row.expires_at, now), left, waiting)
+
+    def may_take_over(self, row: Row, attempt: str | None) -> bool:
+        """Return whether a try checks if the holder is dead. One without an attempt leaves that to live waiters."""
+        return attempt is not None or not row.waiting or not self.live_queue(row.name)
 
     def refuse_kind(self, row: Row, asked: str) -> NoReturn:
         """Refuse a request for a name that has another kind."""

@@ -21,7 +21,7 @@ from dblock._runtime.callbacks import WatchedLease, guarded
 from dblock._runtime.keepalive import _KeepAliveBase
 from dblock._runtime.runtime import RuntimeBase
 from dblock.errors import ClientClosed, DblockError
-from dblock.testing.clock import Clock, ClockEvent, Timer
+from dblock.testing.clock import MOST_PARTS, Clock, ClockEvent, Timer, waits_forever
 from dblock.testing.database.statements import INSTALLATION
 from dblock.testing.memory.database import MemoryDatabase
 
@@ -121,6 +121,7 @@ class _Waiter(LocalWaiter):
         super().__init__(runtime.listener.waiters, name, attempt)
         self._database = runtime.database
         self._woken = False
+        self._waits = 0
 
     def ticket_redeemed(self) -> None:
         self.has_ticket = self._woken = False
@@ -134,6 +135,9 @@ class _Waiter(LocalWaiter):
 
     def wait(self, seconds: float) -> Any:
         self._watch()
+        self._waits += 1
+        if self._waits > MOST_PARTS:
+            raise waits_forever()  # it holds other locks, and has looked for a deadlock each half second
         self._database.clock.wait(lambda: self._woken, seconds)
 
 

@@ -105,6 +105,18 @@ def test_wait_that_nothing_ends_raises_and_leaves_no_ticket(client: MemoryClient
     assert held.release()
 
 
+@pytest.mark.second_stage
+def test_wait_of_a_holder_that_nothing_ends_raises(client: MemoryClient, other: MemoryClient) -> None:
+    """It holds another lock, so it looks for a deadlock each half second, and finds none."""
+    own, held = client.lock("b").acquire(), other.lock("a").acquire()
+    with pytest.raises(WaitsForever):
+        client.lock("a").acquire()
+    with pytest.raises(WaitsForever):
+        own.lost.wait()
+    assert client.lock("a").queue() == []
+    assert own.release() is held.release() is True
+
+
 def test_wait_for_an_own_lock_is_a_deadlock(client: MemoryClient, clock: Clock) -> None:
     held = client.lock("a").acquire()
     with pytest.raises(dblock.DeadlockDetected):
@@ -224,6 +236,14 @@ async def test_until_moves_the_clock_as_far_as_needed(
     with pytest.raises(dblock.LockTimeout):
         await clock.until(other_task_client.lock("a").acquire(timeout=45))
     assert clock() == pytest.approx(45)
+    assert await held.release()
+
+
+@pytest.mark.second_stage
+async def test_until_raises_if_nothing_ends_the_wait(
+    task_client: AsyncMemoryClient, other_task_client: AsyncMemoryClient, clock: Clock
+) -> None:
+    held = await task_client.lock("a").acquire()
     with pytest.raises(WaitsForever):
         await clock.until(other_task_client.lock("a").acquire())
     assert await task_client.lock("a").queue() == []
