@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dblock.testing.assertions import assert_order, no_waits
     from dblock.testing.chaos import Chaos
     from dblock.testing.clock import Clock, WaitsForever
+    from dblock.testing.memory.chaos import MemoryChaos
     from dblock.testing.memory.client import AsyncMemoryClient, MemoryClient
     from dblock.testing.memory.database import MemoryDatabase, NotInMemory
     from dblock.testing.proof import Report, Statement, Unsafe, prove_fenced
@@ -19,6 +20,7 @@ __all__ = [
     "AsyncMemoryClient",
     "Chaos",
     "Clock",
+    "MemoryChaos",
     "MemoryClient",
     "MemoryDatabase",
     "NotInMemory",
@@ -35,6 +37,7 @@ _HOME = {
     "AsyncMemoryClient": "memory.client",
     "Chaos": "chaos",
     "Clock": "clock",
+    "MemoryChaos": "memory.chaos",
     "MemoryClient": "memory.client",
     "MemoryDatabase": "memory.database",
     "NotInMemory": "memory.database",

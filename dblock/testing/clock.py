@@ -154,6 +154,10 @@ class Clock:
         while self._timers and self._timers[0].at <= self._now:
             self._step()
 
+    def pass_unnoticed(self, seconds: float) -> None:
+        """Let a call take so long. What is due by then happens after the call."""
+        self._now += seconds
+
     def wait(self, is_over: Callable[[], bool], seconds: float) -> None:
         """Wait until something is over, or for so many seconds."""
         with self.changed:

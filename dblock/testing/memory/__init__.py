@@ -9,4 +9,5 @@ passing of time are replaced.
 | database | the database in memory, and the wake-ups that it sends |
 | runtime | how flows are run, leases are kept alive and callbacks are called, on the test's clock |
 | client | MemoryClient and AsyncMemoryClient |
+| chaos | the chaos verbs |
 """

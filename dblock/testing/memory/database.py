@@ -47,13 +47,19 @@ class MemoryDatabase:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = Clock() if clock is None else clock
-        self.store = _Store(self.clock.epoch, random.Random(0), Unseen(), self._notify)
+        self.step = 0.0
+        """Seconds by which the clock of the database is ahead of that of its clients."""
+        self.store = _Store(self.now, random.Random(0), Unseen(), self._notify)
         self.fence = Fence()
         """The fences that grants with `claims` have raised."""
         self.intercept: Callable[[Call], None] | None = None
         """Called before each call; what it raises is raised to the caller. For tests that make calls fail."""
         self._waiters: dict[str, LocalWaiters] = {}
         self._watched: set[str] = set()
+
+    def now(self) -> float:
+        """Return the time of the database, in seconds since 1970."""
+        return self.clock.epoch() + self.step
 
     def connect(self, client: str, waiters: LocalWaiters) -> None:
         """Send the notifications of a client to its waiters."""
@@ -85,10 +91,15 @@ class MemoryDatabase:
         self.store.durable = False
         self.store.wake_if_free(name)
 
+    def wake_all(self) -> None:
+        """Wake the waiters of all locks that can have theirs now."""
+        for name in [name for name, line in self.store.tables.tickets.items() if line]:
+            self.wake(name)
+
     def _watch_again(self, name: str) -> None:
         until = min(self._deadlines(name), default=math.inf)
         if until < math.inf:
-            self.clock.call_later(max(until - self.clock.epoch(), 1e-6), self._look, name)
+            self.clock.call_later(max(until - self.now(), 1e-6), self._look, name)
         else:
             self._watched.discard(name)
 
@@ -101,7 +112,7 @@ class MemoryDatabase:
 
     def _deadlines(self, name: str) -> Iterator[float]:
         """Yield when the grants of a lock expire that have not expired yet."""
-        row, now = self.store.tables.rows.get(name), self.clock.epoch()
+        row, now = self.store.tables.rows.get(name), self.now()
         if row is not None:
             grants = self.store.shares(name) if row.kind in HEADS else [row]
             yield from (grant.expires_at for grant in grants if grant.expires_at > now)

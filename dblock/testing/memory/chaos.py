@@ -1,0 +1,152 @@
+"""The chaos verbs on a database in memory.
+
+They have the names and the meaning of those on Postgres (`dblock.testing.chaos`). A memory client has no connections,
+so there is none to end: `cut_listener` and `kill_backend` do nothing, and return 0.
+"""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+from typing import Any
+
+from psycopg import errors as pg
+
+from dblock._core.effects import Call
+from dblock._core.lease_state import LeaseState
+from dblock._core.options import Seconds, check_seconds
+from dblock._runtime.error_mapping import translate
+from dblock.errors import InvalidArgument
+from dblock.lease import Lease
+from dblock.testing.chaos import FROZEN_FOR, _state
+from dblock.testing.memory.client import MemoryClient
+from dblock.testing.memory.database import MemoryDatabase
+from dblock.testing.trust import trust_for
+
+
+class MemoryChaos:
+    """The verbs for all clients of a database in memory. As a context manager it undoes them at the end."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+        self._frozen: dict[LeaseState, Any] = {}
+        """The frozen leases, each with the keep-alive that renewed it; None if it was not kept alive."""
+        self._thief: MemoryClient | None = None
+        self._stolen: list[Lease] = []
+        self._sqlstate: str | None = None
+        self._slower = 0.0
+
+    def freeze(self, lease: Any) -> None:
+        """Freeze the holder: its lease is not renewed any more, and no news of it arrives until `thaw`."""
+        state = _state(lease)
+        if state not in self._frozen:
+            self._frozen[state] = lease._runtime.keepalive if state.keep_alive else None
+            state.change_ttl(state.ttl, keep_alive=False)
+            trust_for(state, FROZEN_FOR)
+
+    def thaw(self, lease: Any) -> None:
+        """Let a frozen holder run on. It finds out at once whether it still holds the lock."""
+        state = _state(lease)
+        if state not in self._frozen:
+            return
+        keepalive = self._frozen.pop(state)
+        state.change_ttl(state.ttl, keep_alive=keepalive is not None)
+        store = self._database.store
+        row = store.tables.rows.get(state.name)
+        is_ours = row is not None and row.token == state.token
+        left = row.expires_at - store.now() if row is not None and is_ours else 0.0
+        if left > 0:
+            trust_for(state, left)
+            if keepalive is not None:
+                keepalive.add(state)
+        else:
+            state.renewal_refused("expired" if is_ours else "superseded")
+        self._database.clock.run_due()
+
+    def expire(self, lease: Any) -> None:
+        """Let the ttl of a lease pass. Its holder finds out at once, unless it is frozen."""
+        state = _state(lease)
+        store = self._database.store
+        row = store.tables.rows.get(state.name)
+        if row is not None and row.token == state.token and row.expires_at > store.now():
+            row.expires_at = store.now()
+        if state not in self._frozen:
+            state.renewal_refused("expired")
+        self._database.wake(state.lock)
+        self._database.clock.run_due()
+
+    def steal(self, name: str) -> Lease:
+        """Take a lock from its holder, past all waiters, and return the lease of the thief.
+
+        The holder learns of it with its next renewal, as in production.
+        """
+        if self._thief is None:
+            self._thief = MemoryClient(self._database, holder="chaos")
+        store = self._database.store
+        row = store.tables.rows.get(name)
+        if row is not None:
+            store.force_release(name, row.token, now=True)
+        lease = self._thief.lock(name, fair=False, timeout=10).acquire()
+        self._stolen.append(lease)  # it would be released if the test did not keep it
+        return lease
+
+    def cut_listener(self) -> int:
+        """Return 0: there are no connections in memory."""
+        return 0
+
+    def kill_backend(self) -> int:
+        """Return 0: there are no connections in memory."""
+        return 0
+
+    def deny(self, sqlstate: str) -> None:
+        """Refuse every call with this SQLSTATE, until `allow`."""
+        if not re.fullmatch("[0-9A-Z]{5}", sqlstate):
+            raise InvalidArgument(f"A SQLSTATE is five digits and capital letters, such as 53300; got {sqlstate!r}.")
+        self._sqlstate = sqlstate
+        self._database.intercept = self._before_each
+
+    def slow(self, ms: float) -> None:
+        """Let every call take so many milliseconds of the clock, until `slow(0)`."""
+        if ms < 0:
+            raise InvalidArgument(f"A call takes 0 ms longer or more; got {ms!r}.")
+        self._slower = ms / 1000
+        self._database.intercept = self._before_each
+
+    def allow(self) -> None:
+        """Refuse no more calls, and be slow no more."""
+        self._sqlstate, self._slower = None, 0.0
+        self._database.intercept = None
+
+    def step_clock(self, seconds: Seconds) -> None:
+        """Move the database's clock forward, or back if negative. The clients' clock stays."""
+        self._database.step += check_seconds("step of the clock", seconds)
+        self._database.wake_all()
+        self._database.clock.run_due()
+
+    def undo(self) -> None:
+        """Undo all that lasts."""
+        self.allow()
+        self._database.step = 0.0
+        for state in list(self._frozen):
+            self.thaw(state)
+        if self._thief is not None:
+            self._thief.close()  # releases what it has stolen
+            self._thief = None
+            self._stolen.clear()
+
+    def _before_each(self, call: Call) -> None:
+        self._database.clock.pass_unnoticed(self._slower)
+        if self._sqlstate is not None:
+            try:
+                kind = pg.lookup(self._sqlstate)
+            except KeyError:
+                kind = pg.Error
+            raise translate(kind("denied by a test"), "dblock")
+
+    def __enter__(self) -> MemoryChaos:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
