@@ -67,8 +67,8 @@ dblock_acquire() {
     while true; do
         dblock_now
         asked=$NOW
-        dblock_call "SELECT granted, coalesce(token, 0), remaining, coalesce(ticket, 0) FROM dblock.acquire($name,
-            ttl => '${DBLOCK_TTL:-30} s', holder => 'bash pid $$', attempt => '$attempt', client => '$DBLOCK_CLIENT',
+        dblock_call "SELECT granted, coalesce(token, 0), coalesce(round(remaining::numeric, 3), 0), coalesce(ticket, 0)
+            FROM dblock.acquire($name, ttl => '${DBLOCK_TTL:-30} s', holder => 'bash pid $$', attempt => '$attempt', client => '$DBLOCK_CLIENT',
             had_ticket => $had_ticket)" || return
         read -r granted token remaining ticket <<<"$REPLY"
         if [[ $granted == t ]]; then
@@ -98,7 +98,8 @@ dblock_acquire() {
 dblock_renew() {
     dblock_now
     local asked=$NOW
-    dblock_call "SELECT remaining FROM dblock.renew($(dblock_quote "$1"), $DBLOCK_TOKEN, '${DBLOCK_TTL:-30} s')" || return
+    dblock_call "SELECT round(remaining::numeric, 3)
+        FROM dblock.renew($(dblock_quote "$1"), $DBLOCK_TOKEN, '${DBLOCK_TTL:-30} s')" || return
     [[ -n $REPLY ]] || return 76
     dblock_trust "$asked" "$REPLY"
 }

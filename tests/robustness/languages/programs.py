@@ -31,8 +31,10 @@ def missing(language: str) -> str | None:
         found = subprocess.run(["node", "-e", "require.resolve('pg')"], stderr=subprocess.DEVNULL, cwd=CLIENTS)
         return "needs the package pg of npm; NODE_PATH may name its folder" if found.returncode else None
     if language == "bash":
+        if sys.platform != "linux":
+            return "needs Linux, for its monotonic clock in /proc"
         lacking = [name for name in ("bash", "psql") if shutil.which(name) is None]
-        return f"needs {' and '.join(lacking)}" if lacking or sys.platform != "linux" else None
+        return f"needs {' and '.join(lacking)}" if lacking else None
     if language == "go":
         have = shutil.which("go") and (GO_PATH / "src/github.com/lib/pq").exists()
         return None if have else "needs Go and its library lib/pq (Debian: golang-go, golang-github-lib-pq-dev)"
