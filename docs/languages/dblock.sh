@@ -68,8 +68,8 @@ dblock_acquire() {
         dblock_now
         asked=$NOW
         dblock_call "SELECT granted, coalesce(token, 0), coalesce(round(remaining::numeric, 3), 0), coalesce(ticket, 0)
-            FROM dblock.acquire($name, ttl => '${DBLOCK_TTL:-30} s', holder => 'bash pid $$', attempt => '$attempt', client => '$DBLOCK_CLIENT',
-            had_ticket => $had_ticket)" || return
+            FROM dblock.acquire($name, ttl => '${DBLOCK_TTL:-30} s', holder => 'bash pid $$',
+                attempt => '$attempt', client => '$DBLOCK_CLIENT', had_ticket => $had_ticket)" || return
         read -r granted token remaining ticket <<<"$REPLY"
         if [[ $granted == t ]]; then
             DBLOCK_TOKEN=$token
