@@ -30,7 +30,7 @@ from dblock._core.schema_version import DEFAULT_SCHEMA, check_name
 from dblock.errors import DblockError
 from dblock.testing.leaks import Watch, watching
 from dblock.testing.proof.gate import Gate, Statement
-from dblock.testing.proof.holder import Holder, pass_ttl
+from dblock.testing.proof.holder import Holder, pass_ttl, pause
 from dblock.testing.proof.report import Report, Unsafe
 from dblock.testing.proof.tables import Rows, Tables, difference, values
 
@@ -110,6 +110,8 @@ class _Run:
             self._check(until, "The function did not return, nor send its next statement")
             time.sleep(POLL)
         self._first_clients = [client for client, _ in self._watch.clients]
+        if self.gate.frozen:
+            pause(self._first_clients)
         return self.gate.frozen
 
     def end_first(self) -> None:
@@ -192,12 +194,14 @@ class _Proof:
         self.tables = tables
         self._reset = reset
         self._connection = connection
+        self._recorded: list[Statement] = []
+        """The statements of an undisturbed run."""
         self._serial: dict[int, dict[str, list[str]]] = {}
         """The rows after the first holder has died before the statement of this number, and the second one has run."""
 
     def report(self) -> Report:
         """Find the statements, and freeze the function at each of them."""
-        statements = self._record()
+        statements = self._recorded = self._record()
         inner = getattr(self.function, "func", self.function)
         report = Report(getattr(inner, "__qualname__", repr(inner)), statements)
         for number, statement in enumerate(statements):
@@ -228,14 +232,25 @@ class _Proof:
             after = self.tables.read()
             regained = run.regained()
             was, ends = run.values(between), run.values(after)
+            sent = run.gate.statements[:reached]
         if after != between and not regained:
             changed = difference(was, ends, ("the second holder left", "then the first one left"))
             lost = difference(self._after_death(-1), ends, ("two serial runs leave", "these two left"))
             return changed or lost or "the first holder wrote the same values again, after the second one"
         if regained or reached > number:
-            expected = self._after_death(reached if not regained else -1)
+            expected = self._after_death(-1 if regained else self._same_as_recorded(sent))
             return difference(expected, ends, ("a serial run leaves", "these two left"))
         return ""
+
+    def _same_as_recorded(self, sent: list[Statement]) -> int:
+        """Return how many statements are those of an undisturbed run: a holder that finds its loss takes another way.
+
+        The first other statement is usually a ROLLBACK, which leaves what the death of the holder leaves.
+        """
+        for number, statement in enumerate(sent):
+            if number >= len(self._recorded) or statement.text != self._recorded[number].text:
+                return number
+        return len(sent)
 
     def _after_death(self, number: int) -> dict[str, list[str]]:
         """Return the rows of a serial run: the first holder dies at this statement (-1: nowhere), the second runs."""

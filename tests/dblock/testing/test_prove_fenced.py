@@ -101,6 +101,18 @@ def test_lease_that_is_proved_in_the_transaction_is_safe(bank: str) -> None:
     assert "is fenced" in str(report)
 
 
+def checked_before_the_commit(lease: dblock.Lease, connection: psycopg.Connection[Any]) -> None:
+    with connection.transaction():
+        lease.assert_held(connection)
+        connection.execute(COUNT)
+        lease.raise_if_lost()
+
+
+def test_holder_that_rolls_back_after_its_loss_is_safe(bank: str) -> None:
+    report = prove_fenced(checked_before_the_commit, dsn=bank)
+    assert report.safe, str(report)
+
+
 def proved_too_early(lease: dblock.Lease, connection: psycopg.Connection[Any]) -> None:
     with connection.transaction():
         lease.assert_held(connection)
@@ -167,6 +179,8 @@ async def safe_async(client: dblock.AsyncClient, connection: psycopg.AsyncConnec
 
 def test_asynchronous_functions_are_proved_too(bank: str) -> None:
     report = prove_fenced(unsafe_async, dsn=bank)
+    # All but the COMMIT, at which the row is locked. The cancellation of the body does not make the others safe.
+    assert [one.number for one in report.unsafe] == list(range(1, len(report.statements)))
     (update,) = [one for one in report.unsafe if one.statement.text.startswith("UPDATE")]
     source = Path(__file__).read_text().splitlines()
     assert update.statement.place is not None
