@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
@@ -77,6 +78,7 @@ class Clock:
         self._start = start.timestamp()
         self._now = 0.0
         self._timers: list[Timer] = []
+        self._soon: deque[Callable[[], object]] = deque()
         self._order = 0
 
     def __call__(self) -> float:
@@ -147,12 +149,16 @@ class Clock:
     @property
     def is_due(self) -> bool:
         """Whether something is due at this moment."""
-        return bool(self._timers) and self._timers[0].at <= self._now
+        return bool(self._soon or (self._timers and self._timers[0].at <= self._now))
 
     def run_due(self) -> None:
         """Call what is due at this moment."""
-        while self._timers and self._timers[0].at <= self._now:
+        while self._next() <= self._now:
             self._step()
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function when the clock is next used. Safe to call from a finalizer, in the middle of anything."""
+        self._soon.append(function)
 
     def pass_unnoticed(self, seconds: float) -> None:
         """Let a call take so long. What is due by then happens after the call."""
@@ -180,6 +186,8 @@ class Clock:
     def _next(self) -> float:
         """Return the moment of the next event."""
         timers = self._timers
+        while self._soon:
+            self._soon.popleft()()
         while timers and timers[0].function is None:
             heapq.heappop(timers)
         return timers[0].at if timers else math.inf

@@ -51,6 +51,11 @@ class _KeepAlive(_KeepAliveBase):
         elif due_sooner:
             self._wake()
 
+    def abandon(self, state: LeaseState) -> None:
+        """Release a lease that has no owner any more. Safe to call from a finalizer, in any thread."""
+        self.flow.abandon(state)
+        self._database.clock.call_soon(self._wake)
+
     def close(self) -> None:
         """Stop renewing."""
         self.flow.closed = True
