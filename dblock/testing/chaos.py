@@ -6,7 +6,8 @@ server. What a real server cannot do, it does in another way:
 - The clock of a server cannot be moved. `step_clock` moves all times that dblock has stored the other way instead.
 - A server refuses nothing on request, and is not slow on request. `deny` and `slow` send a statement that fails, or
   that sleeps, before each call of a client in this process. The reply is the server's own.
-- A thread cannot be frozen. `freeze` stops the renewals of one lease, and lets its holder believe in the lease.
+- A thread cannot be frozen. `freeze` stops the renewals of a lease, and lets its holder believe in the lease: the
+  clock of its client stands still.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from dblock._runtime import connection as connections
 from dblock.client import Client
 from dblock.errors import InvalidArgument
 from dblock.lease import Lease
+from dblock.testing.client_clock import ClientClock
 from dblock.testing.leaks import Watch, close
 from dblock.testing.private_database import TestDatabase
-from dblock.testing.trust import trust_for
 
 FROZEN_FOR = 365 * 86_400.0
-"""Seconds for which a frozen holder goes on to believe in its lease."""
+"""Seconds for which a frozen holder in memory goes on to believe in its lease."""
 
 TIMES = """
 SELECT c.table_name, array_agg(c.column_name::text)
@@ -97,13 +98,15 @@ class PostgresChaos:
     def freeze(self, lease: Any) -> None:
         """Freeze the holder: its lease is not renewed any more, and no news of it arrives until `thaw`.
 
-        The database lets the lease expire at its deadline. To let that pass at once, call `expire` too.
+        The clock of its client stands still, so the client renews no other lease either, and none of its calls times
+        out. The database lets the lease expire at its deadline. To let that pass at once, call `expire` too.
         """
         state = _state(lease)
         if state not in self._frozen:
+            _clock(state)
             self._frozen[state] = state.keep_alive
             state.change_ttl(state.ttl, keep_alive=False)
-            trust_for(state, FROZEN_FOR)
+            _clock(state).stand()
 
     def thaw(self, lease: Any) -> None:
         """Let a frozen holder run on. It finds out at once whether it still holds the lock."""
@@ -117,9 +120,9 @@ class PostgresChaos:
             [state.token, state.name],
         )
         is_ours, left = row[0] if row else (False, 0.0)
-        if is_ours and left > 0:
-            trust_for(state, left)
-        else:
+        if not any(_clock(other) is _clock(state) for other in self._frozen):
+            _clock(state).run()
+        if not is_ours or left <= 0:
             state.renewal_refused("expired" if is_ours else "superseded")
 
     def expire(self, lease: Any) -> None:
@@ -266,3 +269,9 @@ def _state(lease: Any) -> LeaseState:
     if not isinstance(state, LeaseState):
         raise InvalidArgument(f"This verb takes a lease; got {type(lease).__name__}.")
     return state
+
+
+def _clock(state: LeaseState) -> ClientClock:
+    if not isinstance(state.now, ClientClock):
+        raise InvalidArgument(f"The lease of lock {state.lock!r} belongs to a client that was made before the test.")
+    return state.now

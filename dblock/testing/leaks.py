@@ -19,6 +19,7 @@ from typing import Any
 
 from dblock.client_base import ClientBase
 from dblock.observability import ObservedHold, ObservedWait, Observer
+from dblock.testing.client_clock import ClientClock
 from dblock.testing.places import Place, caller
 
 THREADS_END_WITHIN = 2.0
@@ -129,6 +130,7 @@ def watching(watch: Watch) -> Iterator[Watch]:
     def init(self: ClientBase, *args: Any, **kwargs: Any) -> None:
         kwargs["observers"] = [*kwargs.get("observers", ()), watch]
         original(self, *args, **kwargs)
+        self._runtime.flows.clock = ClientClock()
         watch.clients.append((self, caller()))
 
     global current

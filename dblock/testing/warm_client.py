@@ -13,6 +13,7 @@ from typing import Any
 from dblock.client import Client
 from dblock.observability import ObservedHold, ObservedWait, Observer
 from dblock.testing import leaks
+from dblock.testing.client_clock import ClientClock
 from dblock.testing.private_database import WARM_NAME, TestDatabase
 
 
@@ -52,6 +53,7 @@ class WarmClient:
             dsn = make_conninfo(self._database.dsn, application_name=WARM_NAME)
             with leaks.unwatched():
                 self._client = Client(dsn, schema=self._database.schema, observers=[Forwarding()])
+            self._client._runtime.flows.clock = ClientClock()
         watch.lent.append(self._client)
         return self._client
 

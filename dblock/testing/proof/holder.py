@@ -11,10 +11,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from dblock._core.lease_state import LeaseState
 from dblock.errors import InvalidArgument
 from dblock.testing.places import Place, users_line
-from dblock.testing.trust import keep_news, trust_for
 
 GIVEN = ("dsn", "client", "connection", "engine", "lease")
 
@@ -133,28 +131,6 @@ class Holder:
                 connecting = await psycopg.AsyncConnection.connect(dsn)
                 given["connection"] = await stack.enter_async_context(connecting)
             await self._function(**{name: given[name] for name in self._asked})
-
-
-def pause(clients: list[Any]) -> None:
-    """Keep all news of their leases from the holders of these clients, as if their process did not run."""
-    for state in _states(clients):
-        keep_news(state)
-
-
-def pass_ttl(clients: list[Any]) -> None:
-    """Let the leases of these clients find that their ttl has passed, as in a process that was paused for longer.
-
-    Every check by the function finds the loss at once. What would come to the function by itself does not come,
-    because the function must be safe without that.
-    """
-    for state in _states(clients):
-        keep_news(state)
-        trust_for(state, 0.0)
-
-
-def _states(clients: list[Any]) -> list[LeaseState]:
-    observations = [client._runtime.flows.observation for client in clients]
-    return [state for one in observations if one is not None for state in list(one._holds)]
 
 
 def _line_of_task(task: asyncio.Task[Any]) -> Place | None:

@@ -28,9 +28,10 @@ import psycopg
 from dblock._core.options import quoted
 from dblock._core.schema_version import DEFAULT_SCHEMA, check_name
 from dblock.errors import DblockError
+from dblock.testing.client_clock import ClientClock
 from dblock.testing.leaks import Watch, watching
 from dblock.testing.proof.gate import Gate, Statement
-from dblock.testing.proof.holder import Holder, pass_ttl, pause
+from dblock.testing.proof.holder import Holder
 from dblock.testing.proof.report import Report, Unsafe
 from dblock.testing.proof.tables import Rows, Tables, difference, values
 
@@ -111,18 +112,30 @@ class _Run:
             time.sleep(POLL)
         self._first_clients = [client for client, _ in self._watch.clients]
         if self.gate.frozen:
-            pause(self._first_clients)
+            for its_clock in self._clocks():
+                its_clock.stand()
+            for client in self._first_clients:
+                _keep_news(client)
         return self.gate.frozen
+
+    def _clocks(self) -> list[ClientClock]:
+        clocks = [client._runtime.flows.clock for client in self._first_clients]
+        return [one for one in clocks if isinstance(one, ClientClock)]
+
+    def _pass_ttl(self) -> None:
+        """Let every check of the first holder find its lease lost, as after a pause that was longer than its ttl."""
+        for its_clock in self._clocks():
+            its_clock.pass_ttl()
 
     def end_first(self) -> None:
         """Let the first holder run to its end, with its lease lost."""
-        pass_ttl(self._first_clients)
+        self._pass_ttl()
         self.gate.resume()
         self._join(self._first, "The function did not return after it was resumed")
 
     def kill_first(self) -> None:
         """Let the first holder die where it is."""
-        pass_ttl(self._first_clients)
+        self._pass_ttl()
         self.gate.cut()
         self._join(self._first, "The function did not return after its connections were cut")
         until = time.monotonic() + self._proof.patience
@@ -140,7 +153,7 @@ class _Run:
             self._check(until, "The second holder did not return. Does the function wait for a lock that stays held?")
             if self.gate.frozen and self._proof.is_blocked(self.gate.backends()):
                 if not stepped:
-                    pass_ttl(self._first_clients)
+                    self._pass_ttl()
                     stepped = True
                 reached = len(self.gate.statements)
                 self.gate.step()
@@ -173,6 +186,13 @@ class _Run:
     def _check(self, until: float, message: str) -> None:
         if time.monotonic() > until:
             raise DblockError(f"{message} within {self._proof.patience:g} s.")
+
+
+def _keep_news(client: Any) -> None:
+    """Keep from the tasks of a client what would come to them by themselves: events, the cancellation of a body."""
+    callbacks = getattr(client._runtime, "callbacks", None)
+    if hasattr(callbacks, "in_loop"):
+        callbacks.in_loop = lambda function: None
 
 
 class _Proof:
