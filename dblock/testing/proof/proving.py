@@ -190,7 +190,7 @@ class _Run:
 
 def _keep_news(client: Any) -> None:
     """Keep from the tasks of a client what would come to them by themselves: events, the cancellation of a body."""
-    callbacks = getattr(client._runtime, "callbacks", None)
+    callbacks: Any = getattr(client._runtime, "callbacks", None)
     if hasattr(callbacks, "in_loop"):
         callbacks.in_loop = lambda function: None
 
