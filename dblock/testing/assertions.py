@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dblock.errors import DblockError
 from dblock.observability import ObservedHold, ObservedWait
 from dblock.testing import leaks
-from dblock.testing.places import Place
+from dblock.testing.locations import UNKNOWN, Location
 
 
 def assert_order(expected: Sequence[str]) -> None:
@@ -24,7 +24,7 @@ def assert_order(expected: Sequence[str]) -> None:
         pairs = zip(granted, expected, strict=True)
         if all(name in (hold.lock, f"{hold.holder}: {hold.lock}") for (hold, _), name in pairs):
             return
-    lines = [f"  {number}. {_told(hold, place)}" for number, (hold, place) in enumerate(granted, 1)]
+    lines = [f"  {number}. {_describe_grant(hold, location)}" for number, (hold, location) in enumerate(granted, 1)]
     raise AssertionError(
         "\n".join([f"The locks were not granted in this order: {list(expected)}. They were granted so:", *lines])
         if lines
@@ -39,16 +39,16 @@ def no_waits() -> Iterator[None]:
     before = len(watch.queued)
     yield
     waited = watch.queued[before:]
-    lasting = [(wait, place) for wait, place in list(watch.waits.items())]
+    lasting = list(watch.waits.items())
     if waited or lasting:
-        lines = [f"  {_waited(watch, wait, place)}" for wait, place in [*waited, *lasting]]
+        lines = [f"  {_describe_wait(watch, wait, location)}" for wait, location in [*waited, *lasting]]
         raise AssertionError("\n".join(["Calls have waited for locks:", *lines]))
 
 
-def _waited(watch: leaks.Watch, wait: ObservedWait, place: Place | None) -> str:
+def _describe_wait(watch: leaks.Watch, wait: ObservedWait, location: Location | None) -> str:
     names = ", ".join(map(repr, wait.locks))
     how = f"{wait.outcome} after {wait.seconds:.3f} s" if wait.outcome else "still waiting"
-    line = f"{wait.holder} asked for {names} at {place or 'a line that is not known'} ({how})"
+    line = f"{wait.holder} asked for {names} at {location or UNKNOWN} ({how})"
     holders = [
         (hold, at)
         for hold, at in watch.grants
@@ -56,12 +56,12 @@ def _waited(watch: leaks.Watch, wait: ObservedWait, place: Place | None) -> str:
         if hold.lock in wait.locks
         and hold.began <= wait.began <= (hold.began + hold.seconds if hold.seconds else wait.began)
     ]
-    return f"{line}, held by: {_told(*holders[-1])}" if holders else line
+    return f"{line}, held by: {_describe_grant(*holders[-1])}" if holders else line
 
 
-def _told(hold: ObservedHold, place: Place | None) -> str:
+def _describe_grant(hold: ObservedHold, location: Location | None) -> str:
     token = "an efficiency lock" if hold.token is None else f"token {hold.token}"
-    return f"{hold.holder}: {hold.lock!r}, {token}, acquired at {place or 'a line that is not known'}"
+    return f"{hold.holder}: {hold.lock!r}, {token}, acquired at {location or UNKNOWN}"
 
 
 def _watch() -> leaks.Watch:

@@ -26,7 +26,7 @@ from dblock.errors import InvalidArgument
 from dblock.lease import Lease
 from dblock.testing.client_clock import ClientClock
 from dblock.testing.leaks import Watch, close
-from dblock.testing.private_database import TestDatabase
+from dblock.testing.private_database import PrivateDatabase
 
 FROZEN_FOR = 365 * 86_400.0
 """Seconds for which a frozen holder in memory goes on to believe in its lease."""
@@ -83,7 +83,7 @@ class Chaos(Protocol):
 class PostgresChaos:
     """The verbs on a real server, for the clients of one test."""
 
-    def __init__(self, database: TestDatabase, watch: Watch) -> None:
+    def __init__(self, database: PrivateDatabase, watch: Watch) -> None:
         self._database, self._watch = database, watch
         self._schema = quoted(database.schema)
         self._frozen: dict[LeaseState, bool] = {}
@@ -169,7 +169,7 @@ class PostgresChaos:
                     getattr(client._runtime, "listener", None), f"_{part}", None
                 )
                 pids += [raw.connection.info.backend_pid for raw in getattr(runner, "_pool", _NONE)._idle]
-        return self._end_sessions(self._database.private, pids)
+        return self._end_sessions(self._database.exclusive, pids)
 
     def deny(self, sqlstate: str) -> None:
         """Refuse every call with this SQLSTATE, until `allow`."""

@@ -20,7 +20,7 @@ from typing import Any
 from dblock.client_base import ClientBase
 from dblock.observability import ObservedHold, ObservedWait, Observer
 from dblock.testing.client_clock import ClientClock
-from dblock.testing.places import Place, caller
+from dblock.testing.locations import UNKNOWN, Location, caller_location
 
 THREADS_END_WITHIN = 2.0
 
@@ -36,19 +36,19 @@ class Watch(Observer):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.waits: dict[ObservedWait, Place | None] = {}
+        self.waits: dict[ObservedWait, Location | None] = {}
         """The waits that have not ended."""
-        self.holds: dict[ObservedHold, Place | None] = {}
+        self.holds: dict[ObservedHold, Location | None] = {}
         """The leases that have not ended."""
-        self.clients: list[tuple[Any, Place | None]] = []
+        self.clients: list[tuple[Any, Location | None]] = []
         """The clients that were made during the test."""
         self.lent: list[Any] = []
         """The clients that outlive the test."""
         self.disturbed = False
         """Whether the test does what a client that outlives it may suffer from."""
-        self.grants: list[tuple[ObservedHold, Place | None]] = []
+        self.grants: list[tuple[ObservedHold, Location | None]] = []
         """All leases of this test, in the order of their arrival."""
-        self.queued: list[tuple[ObservedWait, Place | None]] = []
+        self.queued: list[tuple[ObservedWait, Location | None]] = []
         """All calls of this test that had to wait in a queue, or did not get the lock."""
         self.at_end: list[Callable[[], object]] = []
         """What is called at the end of the test, before a client is closed."""
@@ -57,21 +57,21 @@ class Watch(Observer):
         self._threads = set(threading.enumerate())
 
     def wait_began(self, wait: ObservedWait) -> None:
-        place = caller()
+        location = caller_location()
         with self._lock:
-            self.waits[wait] = place
+            self.waits[wait] = location
 
     def wait_ended(self, wait: ObservedWait) -> None:
         with self._lock:
-            place = self.waits.pop(wait, None)
+            location = self.waits.pop(wait, None)
             if wait.handoff is not None or wait.outcome != "granted":
-                self.queued.append((wait, place))
+                self.queued.append((wait, location))
 
     def hold_began(self, hold: ObservedHold) -> None:
-        place = caller()
+        location = caller_location()
         with self._lock:
-            self.holds[hold] = place
-            self.grants.append((hold, place))
+            self.holds[hold] = location
+            self.grants.append((hold, location))
 
     def hold_ended(self, hold: ObservedHold) -> None:
         if hold.lost is None and _in_shutdown_without_loop():
@@ -80,9 +80,9 @@ class Watch(Observer):
         with self._lock:
             self.holds.pop(hold, None)
 
-    def place_of(self, token: int | None) -> Place | None:
+    def location_of(self, token: int | None) -> Location | None:
         """Return the line at which this process was granted a lock under this token."""
-        return next((place for hold, place in self.grants if hold.token == token), None)
+        return next((location for hold, location in self.grants if hold.token == token), None)
 
     def note_calls(self) -> None:
         """Note each lease that is held and each call that waits, by any client of this test."""
@@ -92,16 +92,21 @@ class Watch(Observer):
             holds, waits = list(self.holds.items()), list(self.waits.items())
             self.holds.clear()
             self.waits.clear()
-        self.left += [held(hold.lock, hold.token, hold.holder, place) for hold, place in holds]
-        for wait, place in waits:
+        self.left += [
+            describe_held_lock(hold.lock, hold.token, hold.holder, f"at {location or UNKNOWN}")
+            for hold, location in holds
+        ]
+        for wait, location in waits:
             names = ", ".join(map(repr, wait.locks))
-            self.left.append(f"a ticket in the queue for {names}: {wait.holder} waits since {_at(place)}")
+            self.left.append(f"a ticket in the queue for {names}: {wait.holder} waits at {location or UNKNOWN}")
 
     def close_clients(self) -> None:
         """Note each client that is open, and close it."""
-        for client, place in self.clients:
+        for client, location in self.clients:
             if client._runtime.runner is not None:
-                self.left.append(f"a client with its connections and threads, not closed: made at {_at(place)}")
+                self.left.append(
+                    f"a client with its connections and threads, not closed: made at {location or UNKNOWN}"
+                )
                 close(client)
         self.clients.clear()
 
@@ -131,7 +136,7 @@ def watching(watch: Watch) -> Iterator[Watch]:
         kwargs["observers"] = [*kwargs.get("observers", ()), watch]
         original(self, *args, **kwargs)
         self._runtime.flows.clock = ClientClock()
-        watch.clients.append((self, caller()))
+        watch.clients.append((self, caller_location()))
 
     global current
     before, current = current, watch
@@ -169,14 +174,10 @@ def close(client: Any) -> None:
         loop.run_until_complete(client.close())
 
 
-def held(lock: str, token: int | None, holder: str | None, place: Place | None, *, known: bool = True) -> str:
-    """Return a sentence that names a lock that is held."""
-    by = "an efficiency lock" if token is None or token < 0 else f"token {token}"
-    return f"lock {lock!r} ({by}), held by {holder}: acquired at {_at(place, known=known)}"
-
-
-def _at(place: Place | None, *, known: bool = True) -> str:
-    return str(place) if place is not None else "a line that is not known" if known else "another process"
+def describe_held_lock(lock: str, token: int | None, holder: str | None, where: str) -> str:
+    """Return a sentence that names a lock, its holder, and where the lock was acquired."""
+    kind = "an efficiency lock" if token is None or token < 0 else f"token {token}"
+    return f"lock {lock!r} ({kind}), held by {holder}: acquired {where}"
 
 
 def _in_shutdown_without_loop() -> bool:

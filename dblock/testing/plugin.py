@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dblock.client import Client
     from dblock.testing.chaos import Chaos
     from dblock.testing.leaks import Watch
-    from dblock.testing.private_database import TestDatabase
+    from dblock.testing.private_database import PrivateDatabase
     from dblock.testing.warm_client import WarmClient
 
 _FOLDER = pytest.StashKey[Path]()
@@ -47,23 +47,23 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Wait until the server is gone, so that nothing of it is left when pytest has ended."""
     if _FOLDER in config.stash and not hasattr(config, "workerinput"):
-        from dblock.testing.run_server import wait_until_gone
+        from dblock.testing.shared_server import wait_until_gone
 
         wait_until_gone(config.stash[_FOLDER])
 
 
 @pytest.fixture(scope="session")
-def _dblock_database(request: pytest.FixtureRequest) -> Iterator[TestDatabase]:
-    from dblock.testing.private_database import database_of, schema_of
+def _dblock_database(request: pytest.FixtureRequest) -> Iterator[PrivateDatabase]:
+    from dblock.testing.private_database import private_database, private_schema
 
     dsn = request.config.getoption("--dblock-dsn") or request.config.getini("dblock_dsn")
     worker = getattr(request.config, "workerinput", {}).get("workerid")
-    with schema_of(dsn) if dsn else database_of(_folder(request.config), worker) as database:
+    with private_schema(dsn) if dsn else private_database(_folder(request.config), worker) as database:
         yield database
 
 
 @pytest.fixture
-def _dblock_watch(request: pytest.FixtureRequest, _dblock_database: TestDatabase) -> Iterator[Watch]:
+def _dblock_watch(request: pytest.FixtureRequest, _dblock_database: PrivateDatabase) -> Iterator[Watch]:
     """Watch the clients of this test; afterwards clean the rows, and fail if the test has left something behind."""
     from dblock.testing.leaks import Watch, watching
     from dblock.testing.warm_client import threads_of
@@ -80,19 +80,22 @@ def _dblock_watch(request: pytest.FixtureRequest, _dblock_database: TestDatabase
 
 
 @pytest.fixture
-def dblock_dsn(_dblock_database: TestDatabase, _dblock_watch: Watch) -> str:
-    """The DSN of a database with dblock installed, without any locks. Its own clients need `schema=dblock_schema`."""
+def dblock_dsn(_dblock_database: PrivateDatabase, _dblock_watch: Watch) -> str:
+    """The DSN of a database with dblock installed, without any locks.
+
+    For `--dblock-dsn`, give your own clients `schema=dblock_schema` too.
+    """
     return _dblock_database.dsn
 
 
 @pytest.fixture
-def dblock_schema(_dblock_database: TestDatabase, _dblock_watch: Watch) -> str:
+def dblock_schema(_dblock_database: PrivateDatabase, _dblock_watch: Watch) -> str:
     """The schema of dblock in the database of `dblock_dsn`: `dblock`, or a private one with `--dblock-dsn`."""
     return _dblock_database.schema
 
 
 @pytest.fixture(scope="session")
-def _dblock_warm_client(_dblock_database: TestDatabase) -> Iterator[WarmClient]:
+def _dblock_warm_client(_dblock_database: PrivateDatabase) -> Iterator[WarmClient]:
     from dblock.testing.warm_client import WarmClient
 
     warm = WarmClient(_dblock_database)
@@ -125,7 +128,7 @@ def dblock_async_client(dblock_dsn: str, dblock_schema: str, _dblock_watch: Watc
 
 
 @pytest.fixture
-def chaos(_dblock_database: TestDatabase, _dblock_watch: Watch) -> Iterator[Chaos]:
+def chaos(_dblock_database: PrivateDatabase, _dblock_watch: Watch) -> Iterator[Chaos]:
     """What goes wrong in production, on request, for the clients of this test. Undone at its end."""
     from dblock.testing.chaos import PostgresChaos
 
@@ -137,7 +140,7 @@ def chaos(_dblock_database: TestDatabase, _dblock_watch: Watch) -> Iterator[Chao
 def _folder(config: pytest.Config) -> Path:
     """Return the folder of this run's server, the same in all its processes. It may not exist."""
     if _FOLDER not in config.stash:
-        from dblock.testing.run_server import new_folder
+        from dblock.testing.shared_server import new_folder
 
         given = getattr(config, "workerinput", {}).get("dblock_folder")
         config.stash[_FOLDER] = Path(given) if given else new_folder()

@@ -1,6 +1,6 @@
 """The database of one process of a test run: private, cleaned between tests, and removed at the end.
 
-It is a database of the run's own server (dblock.testing.run_server), or a schema in the database of a DSN.
+It is a database of the server that the run starts (dblock.testing.shared_server), or a schema in the database of a DSN.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dblock._core.options import quoted
-from dblock.testing.leaks import Watch, held
+from dblock.testing.leaks import Watch, describe_held_lock
 
 if TYPE_CHECKING:
     import psycopg
@@ -51,17 +51,15 @@ LEFT = (
 )
 
 
-class TestDatabase:
+class PrivateDatabase:
     """A database with dblock installed, for the tests of one process."""
 
-    __test__ = False  # pytest takes a class with this name for tests
-
-    def __init__(self, dsn: str, schema: str, fences: str | None, *, private: bool) -> None:
+    def __init__(self, dsn: str, schema: str, fences: str | None, *, exclusive: bool) -> None:
         import psycopg
 
         self.dsn = dsn
         self.schema = schema
-        self.private = private
+        self.exclusive = exclusive
         """Whether no other program has sessions in this database."""
         self._connection: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True)
         self._connection.execute(f"SET lock_timeout = '{PATIENCE}'".encode())
@@ -80,15 +78,16 @@ class TestDatabase:
         """Note each lock, ticket and connection of dblock that is still in the database."""
         until = time.monotonic() + SESSIONS_END_WITHIN
         while True:
-            found = self._connection.execute(self._left, [self.private]).fetchall()
+            found = self._connection.execute(self._left, [self.exclusive]).fetchall()
             # The session of a connection that was just closed takes a moment to end.
             if all(kind != "connection" for kind, *_ in found) or time.monotonic() > until:
                 break
             time.sleep(0.002)
         for kind, name, number, holder in found:
             if kind == "lock":
-                place = watch.place_of(number)
-                watch.left.append(held(name, number, holder, place, known=place is not None))
+                location = watch.location_of(number)
+                where = f"at {location}" if location is not None else "in another process"
+                watch.left.append(describe_held_lock(name, number, holder, where))
             elif kind == "ticket":
                 watch.left.append(f"a ticket in the queue for {name!r}: {holder} waits in another process")
             else:
@@ -105,7 +104,7 @@ class TestDatabase:
             self._connection.execute(self._clean)
         except LockNotAvailable:
             schemas = [quoted(schema) for schema in self._schemas]
-            for pid, query, _ in self._connection.execute(IN_THE_WAY, [self.private, schemas]).fetchall():
+            for pid, query, _ in self._connection.execute(IN_THE_WAY, [self.exclusive, schemas]).fetchall():
                 watch.left.append(f"a transaction that keeps rows of dblock locked, of backend {pid}, after: {query}")
             self._connection.execute(self._clean)
 
@@ -115,15 +114,19 @@ class TestDatabase:
 
 
 @contextmanager
-def database_of(folder: Path, worker: str | None) -> Iterator[TestDatabase]:
-    """Yield the database of this process on the run's own server."""
-    from dblock.testing import run_server
+def private_database(folder: Path, worker: str | None) -> Iterator[PrivateDatabase]:
+    """Join the server of the run, and yield a database of it that only this process uses."""
+    from dblock.testing import shared_server
 
-    server = run_server.join(folder)
+    server = shared_server.join(folder)
     try:
         # A run of one process uses the database into which dblock was installed. A clone takes longer.
-        dsn = server.dsn() if worker is None else server.clone(f"{run_server.DATABASE}_{worker}_{uuid.uuid4().hex[:6]}")
-        database = TestDatabase(dsn, "dblock", "fenced_store", private=True)
+        dsn = (
+            server.dsn()
+            if worker is None
+            else server.clone(f"{shared_server.DATABASE}_{worker}_{uuid.uuid4().hex[:6]}")
+        )
+        database = PrivateDatabase(dsn, "dblock", "fenced_store", exclusive=True)
         try:
             yield database
         finally:
@@ -133,8 +136,8 @@ def database_of(folder: Path, worker: str | None) -> Iterator[TestDatabase]:
 
 
 @contextmanager
-def schema_of(dsn: str) -> Iterator[TestDatabase]:
-    """Yield a schema of this process in the database of a DSN."""
+def private_schema(dsn: str) -> Iterator[PrivateDatabase]:
+    """Install dblock into a new schema of an existing database, and drop the schema at the end."""
     import psycopg
 
     from dblock.admin.schema import install
@@ -142,7 +145,7 @@ def schema_of(dsn: str) -> Iterator[TestDatabase]:
     schema = f"dblock_test_{uuid.uuid4().hex[:12]}"
     try:
         install(dsn, schema)
-        database = TestDatabase(dsn, schema, None, private=False)
+        database = PrivateDatabase(dsn, schema, None, exclusive=False)
         try:
             yield database
         finally:

@@ -14,7 +14,7 @@ from dblock.client import Client
 from dblock.observability import ObservedHold, ObservedWait, Observer
 from dblock.testing import leaks
 from dblock.testing.client_clock import ClientClock
-from dblock.testing.private_database import WARM_NAME, TestDatabase
+from dblock.testing.private_database import WARM_NAME, PrivateDatabase
 
 
 class Forwarding(Observer):
@@ -40,7 +40,7 @@ class Forwarding(Observer):
 class WarmClient:
     """Keeps one client of a database open."""
 
-    def __init__(self, database: TestDatabase) -> None:
+    def __init__(self, database: PrivateDatabase) -> None:
         self._database = database
         self._client: Client | None = None
 

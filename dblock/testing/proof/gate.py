@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from psycopg import conninfo
 
-from dblock.testing.places import Place
+from dblock.testing.locations import Location
 
 SSL_REQUEST, GSS_REQUEST = 80877103, 80877104
 CANCEL_REQUEST = 80877102
@@ -37,13 +37,13 @@ class Statement(NamedTuple):
     """A statement that the holder has sent."""
 
     text: str
-    place: Place | None
+    location: Location | None
 
 
 class Gate:
     """Stands between a holder and the server of a DSN. The holder connects to `dsn`."""
 
-    def __init__(self, dsn: str, where: Callable[[], Place | None]) -> None:
+    def __init__(self, dsn: str, where: Callable[[], Location | None]) -> None:
         """Listen. `where` returns the line that the holder has reached."""
         parameters = conninfo.conninfo_to_dict(dsn)
         self._host = str(parameters.get("hostaddr") or parameters.get("host") or "/var/run/postgresql").split(",")[0]

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from dblock.errors import InvalidArgument
-from dblock.testing.places import Place, users_line
+from dblock.testing.locations import Location, user_location
 
 GIVEN = ("dsn", "client", "connection", "engine", "lease")
 
@@ -77,16 +77,16 @@ class Holder:
         self._thread.join(seconds)
         return not self.running
 
-    def where(self) -> Place | None:
+    def where(self) -> Location | None:
         """Return the user's line that the function has reached."""
         thread = self._thread
         if thread is None or thread.ident is None:
             return None
-        place = users_line(sys._current_frames().get(thread.ident))
-        if place is None and self._loop is not None:
+        location = user_location(sys._current_frames().get(thread.ident))
+        if location is None and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the set of tasks changes
-                place = next(filter(None, map(_line_of_task, asyncio.all_tasks(self._loop))), None)
-        return place
+                location = next(filter(None, map(_location_of_task, asyncio.all_tasks(self._loop))), None)
+        return location
 
     def _run(self, dsn: str) -> None:
         import psycopg
@@ -133,14 +133,14 @@ class Holder:
             await self._function(**{name: given[name] for name in self._asked})
 
 
-def _line_of_task(task: asyncio.Task[Any]) -> Place | None:
+def _location_of_task(task: asyncio.Task[Any]) -> Location | None:
     """Return the user's line at which a task waits."""
-    found: Place | None = None
+    found: Location | None = None
     waiting: Any = task.get_coro()
     while waiting is not None:
         frame: FrameType | None = getattr(waiting, "cr_frame", None) or getattr(waiting, "ag_frame", None)
         if frame is not None:
             # The frame alone, because a waiting coroutine has no caller.
-            found = users_line(frame) or found
+            found = user_location(frame) or found
         waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "ag_await", None)
     return found

@@ -20,7 +20,7 @@ class Unsafe:
     """What the tables should have held, and what they held."""
 
     def __str__(self) -> str:
-        at = f"at {self.statement.place}" if self.statement.place else "outside of the function"
+        at = f"at {self.statement.location}" if self.statement.location else "outside of the function"
         return f"statement {self.number}, {at}:\n      {shortened(self.statement.text)}\n      {self.difference}"
 
 

@@ -9,18 +9,18 @@ import pytest
 import dblock
 from dblock.testing.chaos import PostgresChaos
 from dblock.testing.leaks import Watch, watching
-from dblock.testing.private_database import TestDatabase
+from dblock.testing.private_database import PrivateDatabase
 
 
 @pytest.fixture
-def database(dsn: str) -> Iterator[TestDatabase]:
-    made = TestDatabase(dsn, "dblock", "fenced_store", private=True)
+def database(dsn: str) -> Iterator[PrivateDatabase]:
+    made = PrivateDatabase(dsn, "dblock", "fenced_store", exclusive=True)
     yield made
     made.close()
 
 
 @pytest.fixture
-def watch(database: TestDatabase) -> Iterator[Watch]:
+def watch(database: PrivateDatabase) -> Iterator[Watch]:
     """Watches the clients that a test makes."""
     with watching(Watch()) as watch:
         yield watch
@@ -29,7 +29,7 @@ def watch(database: TestDatabase) -> Iterator[Watch]:
 
 
 @pytest.fixture
-def chaos(database: TestDatabase, watch: Watch) -> Iterator[PostgresChaos]:
+def chaos(database: PrivateDatabase, watch: Watch) -> Iterator[PostgresChaos]:
     made = PostgresChaos(database, watch)
     yield made
     made.undo()

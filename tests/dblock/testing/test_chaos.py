@@ -14,7 +14,7 @@ from dblock._runtime import connection as connections
 from dblock.testing import Chaos
 from dblock.testing.chaos import PostgresChaos
 from dblock.testing.leaks import Watch
-from dblock.testing.private_database import TestDatabase
+from dblock.testing.private_database import PrivateDatabase
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -76,7 +76,7 @@ def test_frozen_holder_believes_in_a_lease_that_others_have_taken(
 @pytest.mark.second_stage
 @pytest.mark.beside_others
 def test_frozen_lease_is_not_renewed(
-    chaos: PostgresChaos, holder: dblock.Client, other: dblock.Client, database: TestDatabase
+    chaos: PostgresChaos, holder: dblock.Client, other: dblock.Client, database: PrivateDatabase
 ) -> None:
     deadline = "SELECT expires_at FROM dblock.distributed_locks WHERE name = 'a'"
     lease = holder.lock("a", ttl=1).acquire()
@@ -131,12 +131,12 @@ def test_client_survives_the_end_of_all_its_sessions(chaos: PostgresChaos, watch
 
 
 def test_end_of_sessions_spares_those_of_clients_that_are_not_watched(
-    client: dblock.Client, chaos: PostgresChaos, holder: dblock.Client, database: TestDatabase
+    client: dblock.Client, chaos: PostgresChaos, holder: dblock.Client, database: PrivateDatabase
 ) -> None:
     for one in (holder, client):
         with one.lock("a"):
             pass
-    database.private = False
+    database.exclusive = False
     with client.lock("b", ttl=60) as lease:
         assert chaos.kill_backend() >= 1
         lease.raise_if_lost()

@@ -13,7 +13,7 @@ import dblock
 from dblock.observability import Observer
 from dblock.testing import leaks, private_database
 from dblock.testing.leaks import Watch, watching
-from dblock.testing.private_database import TestDatabase
+from dblock.testing.private_database import PrivateDatabase
 
 
 def line_here(offset: int) -> str:
@@ -51,7 +51,7 @@ def test_efficiency_lease_is_noted_without_a_token(watch: Watch, holder: dblock.
 
 
 def test_released_and_lost_leases_are_not_noted(
-    watch: Watch, holder: dblock.Client, database: TestDatabase, monkeypatch: pytest.MonkeyPatch
+    watch: Watch, holder: dblock.Client, database: PrivateDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_database, "SESSIONS_END_WITHIN", 0.0)  # the client is still open
     with holder.lock("a"):
@@ -115,7 +115,7 @@ def test_observers_of_the_user_are_told_too(dsn: str) -> None:
     assert len(watch.grants) == 1
 
 
-def test_rows_are_deleted_in_one_statement(watch: Watch, holder: dblock.Client, database: TestDatabase) -> None:
+def test_rows_are_deleted_in_one_statement(watch: Watch, holder: dblock.Client, database: PrivateDatabase) -> None:
     for number in range(3):
         with holder.lock(f"lock {number}"), holder.read_lock(f"shared {number}"):
             pass
@@ -132,7 +132,7 @@ def test_rows_are_deleted_in_one_statement(watch: Watch, holder: dblock.Client, 
 @pytest.mark.second_stage
 @pytest.mark.beside_others
 def test_transaction_in_the_way_is_noted_and_ended(
-    watch: Watch, holder: dblock.Client, database: TestDatabase, dsn: str
+    watch: Watch, holder: dblock.Client, database: PrivateDatabase, dsn: str
 ) -> None:
     with holder.lock("a") as lease:
         open_one = psycopg.connect(dsn)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from dblock.testing.run_server import new_folder
+from dblock.testing.shared_server import new_folder
 from tests.support.inner_pytest import INI, PLUGIN, Result, command, environment, run_pytest
 from tests.support.machine import measured
 
@@ -215,7 +215,7 @@ def test_fixtures_serve_a_test_that_leaves_nothing(run: Result, test: str) -> No
     [
         ("test_held_lock", r"lock 'a' \(token \d+\), held by .+: acquired at {line} in test_held_lock"),
         ("test_held_share", r"lock 'shared' \(token \d+\), held by .+: acquired at {line} in test_held_share"),
-        ("test_ticket", "a ticket in the queue for 'a': .+ waits since {line} in wait"),
+        ("test_ticket", "a ticket in the queue for 'a': .+ waits at {line} in wait"),
         ("test_open_client", "a client with its connections and threads, not closed: made at {line} in"),
         ("test_asyncio_held_lock", r"lock 'x' \(token \d+\), held by .+: acquired at {line} in"),
         ("test_anyio_held_lock", r"lock 'x' \(token \d+\), held by .+: acquired at {line} in"),
@@ -228,7 +228,7 @@ def test_leak_fails_its_test_and_names_the_line(run: Result, test: str, says: st
 
 def test_lock_that_another_process_has_left_is_reported(run: Result) -> None:
     said = run.said_of("test_other_process")
-    assert re.search(r"lock 'theirs' \(token \d+\), held by other: acquired at another process", said), run.output
+    assert re.search(r"lock 'theirs' \(token \d+\), held by other: acquired in another process", said), run.output
 
 
 def test_server_is_gone_after_the_run(tmp_path: Path) -> None:

@@ -50,11 +50,11 @@ def test_plain_update_under_a_lock_is_listed(bank: str) -> None:
     assert not report.safe
     (update,) = [one for one in report.unsafe if one.statement.text.startswith("UPDATE")]
     source = Path(__file__).read_text().splitlines()
-    assert update.statement.place is not None
-    assert source[update.statement.place.line - 1].endswith("# the unsafe line")
+    assert update.statement.location is not None
+    assert source[update.statement.location.line - 1].endswith("# the unsafe line")
     assert re.search('serial runs leave .*"balance": 120.*these two left .*"balance": 110', update.difference)
     assert "is not fenced" in str(report)
-    assert f"test_prove_fenced.py:{update.statement.place.line} in plain_update" in str(report)
+    assert f"test_prove_fenced.py:{update.statement.location.line} in plain_update" in str(report)
     assert rows(bank) == [(1, 100), (2, 0)]
 
 
@@ -183,8 +183,8 @@ def test_asynchronous_functions_are_proved_too(bank: str) -> None:
     assert [one.number for one in report.unsafe] == list(range(1, len(report.statements)))
     (update,) = [one for one in report.unsafe if one.statement.text.startswith("UPDATE")]
     source = Path(__file__).read_text().splitlines()
-    assert update.statement.place is not None
-    assert source[update.statement.place.line - 1].endswith("# the unsafe async line")
+    assert update.statement.location is not None
+    assert source[update.statement.location.line - 1].endswith("# the unsafe async line")
     safe = prove_fenced(safe_async, dsn=bank)
     assert safe.safe, str(safe)
 

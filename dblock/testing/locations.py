@@ -19,7 +19,11 @@ NOT_THE_USERS = (
 )
 
 
-class Place(NamedTuple):
+UNKNOWN = "a line that is not known"
+"""Stands for the line in a message if none was found."""
+
+
+class Location(NamedTuple):
     """A line of code."""
 
     file: str
@@ -34,16 +38,16 @@ class Place(NamedTuple):
         return f"{shown}:{self.line} in {self.function}"
 
 
-def caller() -> Place | None:
+def caller_location() -> Location | None:
     """Return the innermost line of the calling thread that is the user's own; None if there is none."""
-    return users_line(sys._getframe(1))
+    return user_location(sys._getframe(1))
 
 
-def users_line(frame: FrameType | None) -> Place | None:
+def user_location(frame: FrameType | None) -> Location | None:
     """Return the innermost line from this frame outwards that is the user's own; None if there is none."""
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(NOT_THE_USERS) and NOT_THE_USERS[3] not in file:
-            return Place(file, frame.f_lineno, frame.f_code.co_name)
+            return Location(file, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return None

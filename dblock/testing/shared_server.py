@@ -50,7 +50,7 @@ def new_folder() -> Path:
     return (memory if suitable else Path(tempfile.gettempdir())) / f"dblock-pytest-{uuid.uuid4().hex[:12]}"
 
 
-class RunServer:
+class SharedServer:
     """The server of a run, as one of its processes sees it."""
 
     def __init__(self, url: str, pipe: int) -> None:
@@ -78,11 +78,11 @@ class RunServer:
             os.close(self._pipe)
 
 
-_joined: list[RunServer] = []
+_joined: list[SharedServer] = []
 """The servers that this process uses."""
 
 
-def join(folder: Path) -> RunServer:
+def join(folder: Path) -> SharedServer:
     """Return the server of the run with this folder, after starting it if it is not running."""
     from dblock.embedded import Server
 
@@ -103,7 +103,7 @@ def join(folder: Path) -> RunServer:
         except BaseException:
             os.close(pipe)
             raise
-    joined = RunServer(server.url, pipe)
+    joined = SharedServer(server.url, pipe)
     _joined.append(joined)
     return joined
 
