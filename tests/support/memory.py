@@ -22,6 +22,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from dblock._core.replies import new_attempt
 from dblock.testing import AsyncMemoryClient, Clock, MemoryClient, MemoryDatabase
+from tests.support import memory_recipes
 from tests.support.facade import _AsyncFacade
 
 STEPS_WITHOUT_END = 100_000
@@ -158,6 +159,7 @@ class MemoryOwner:
                 rows = cast("list[tuple[Any, ...]]", act(self, *found.groups()) or [])
                 for name in list(self._store.tables.rows):
                     self._database.wake(name)
+                memory_recipes.wake_waiters(self._store)
                 return rows
         raise NotImplementedError(f"not on memory: {text}")
 
@@ -254,5 +256,6 @@ _STATEMENTS: list[tuple[str, Callable[..., Any]]] = [
         r"SELECT count\(\*\) FROM waiting_holds",
         lambda owner: [(sum(map(len, owner._store.tables.waiting_holds.values())),)],
     ),
+    *memory_recipes.STATEMENTS,
 ]
 """The statements of the tests, and what they do to the tables."""

@@ -6,7 +6,7 @@ the same random calls to it and to Postgres, and compares the replies, the table
 | module | contents |
 |---|---|
 | tables, store, queue | what the functions of locks and queues do |
-| shared_locks, elections, schedules, recipes | what those of the other kinds do |
+| shared_locks, elections, schedules, barriers, recipes | what those of the other kinds do |
 | statements, columns | a client's statements, executed on the store: arguments and rows as text |
 | fence | a resource that refuses stale writers |
 | unseen | an observer that ignores every change |

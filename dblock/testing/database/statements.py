@@ -13,6 +13,7 @@ from functools import lru_cache
 from dblock._core.effects import Row
 from dblock._core.replies import array
 from dblock._core.statements import ARE_YOU_THERE, KEEP_SESSION, NOTIFY_SELF, STOP_LISTENING, WHICH_ENDPOINTS
+from dblock.testing.database.barriers import statements as barriers
 from dblock.testing.database.columns import UnknownStatement, boolean, items, number, seconds, text
 from dblock.testing.database.deadlocks import look
 from dblock.testing.database.elections import statements as elections
@@ -62,6 +63,9 @@ def performer(sql: bytes) -> Callable[[RecipeStore, Fence, Args], Row | None]:
     if name in schedules.FUNCTIONS:
         slots = schedules.FUNCTIONS[name]
         return lambda store, fence, args: slots(store.schedules, args)
+    if name in barriers.FUNCTIONS:
+        waits = barriers.FUNCTIONS[name]
+        return lambda store, fence, args: waits(store.barriers, args, sql)
     if name in shared_locks.FUNCTIONS:
         shared, retried, raises = shared_locks.FUNCTIONS[name], b"undecided" in sql, b".claim(" in sql
         return lambda store, fence, args: shared(store, fence if raises else None, args, retried)

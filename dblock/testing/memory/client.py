@@ -72,14 +72,6 @@ class _MemoryClient:
         """Raise NotInMemory."""
         raise NotInMemory("elections")
 
-    def barrier(self, *args: Any, **options: Any) -> Any:
-        """Raise NotInMemory."""
-        raise NotInMemory("barriers")
-
-    def latch(self, *args: Any, **options: Any) -> Any:
-        """Raise NotInMemory."""
-        raise NotInMemory("latches")
-
     def __reduce__(self) -> tuple[object, ...]:
         found: tuple[object, ...] = self._runtime.__reduce__()
         return found

@@ -193,8 +193,6 @@ def test_thread_is_not_started_and_real_time_does_not_pass(client: MemoryClient,
     "ask",
     [
         lambda client: client.election("a"),
-        lambda client: client.barrier("a", parties=2),
-        lambda client: client.latch("a", count=2),
         lambda client: client.once("a", cron="* * * * *")(lambda: None)(),
     ],
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.robustness.simulation.barrier_fidelity import BothBarriers
 from tests.robustness.simulation.fidelity import Both
 from tests.robustness.simulation.recipe_fidelity import BothRecipes
 from tests.robustness.simulation.several_fidelity import BothSeveral
@@ -21,6 +22,8 @@ KINDS: dict[str, Callable[[str, int], Both]] = {
     "several": BothSeveral,
     "read-write": lambda dsn, seed: BothShared(dsn, seed, "read-write"),
     "semaphore": lambda dsn, seed: BothShared(dsn, seed, "semaphore"),
+    "barriers": BothBarriers,
+    "elections": lambda dsn, seed: BothRecipes(dsn, seed, "elections"),
     "schedules": lambda dsn, seed: BothRecipes(dsn, seed, "schedules"),
 }
 
@@ -50,6 +53,8 @@ def test_memory_and_postgres_answer_alike_in_two_thousand_steps(dsn: str, kind: 
             *("granted", "granted any", "cycle", "wanted", "gave way", "woken", "deadlock t", "deadlock f"),
             *("acquire_all", "acquire_any", "abandon_all", "give_way", "wake_set", "holder", "queue"),
         }
+    if kind == "barriers":
+        assert happened >= {"arrive_barrier True", "arrive_barrier False", "leave_barrier True", "woken", "heartbeat"}
 
 
 @pytest.mark.long

@@ -26,12 +26,13 @@ from tests.dblock.client import (
     test_shared,
     test_waiting,
 )
+from tests.dblock.recipes import test_barriers
 from tests.support.facade import Clients
 from tests.support.memory import LoopClock, MemoryClients, MemoryOwner
 
 MODULES = [
     *(test_lock, test_leases, test_waiting, test_own_waits, test_efficiency, test_reentrance, test_decorators),
-    *(test_shared, test_deadlocks, test_several),
+    *(test_shared, test_deadlocks, test_several, test_barriers),
 ]
 
 OF_POSTGRES = {
@@ -58,6 +59,8 @@ OF_POSTGRES = {
     "test_leases_of_a_set_are_renewed_in_one_statement": "counts statements on a connection",
     "test_lost_reply_is_found_again_and_grants_nothing_twice": "breaks a connection",
     "test_parents_lease_in_a_child_is_over_and_not_lost": "the child has a database of its own",
+    "test_bad_arguments_are_refused_before_anything_is_sent": "is about a DSN",
+    "test_party_arrives_again_after_a_crash_of_the_database": "ends connections",
     "test_child_of_a_fork_does_not_share": "the child has a database of its own",
 }
 """Tests that mean a part of Postgres or of its connections, and why."""

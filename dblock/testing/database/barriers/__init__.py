@@ -1,0 +1,1 @@
+"""Barriers and latches in the database in memory."""
