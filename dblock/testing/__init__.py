@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dblock.testing.assertions import assert_order, no_waits
-    from dblock.testing.chaos import Chaos
+    from dblock.testing.chaos_verbs import Chaos
     from dblock.testing.clock import Clock, WaitsForever
     from dblock.testing.memory.chaos import MemoryChaos
     from dblock.testing.memory.client import AsyncMemoryClient, MemoryClient
@@ -35,7 +35,7 @@ __all__ = [
 
 _HOME = {
     "AsyncMemoryClient": "memory.client",
-    "Chaos": "chaos",
+    "Chaos": "chaos_verbs",
     "Clock": "clock",
     "MemoryChaos": "memory.chaos",
     "MemoryClient": "memory.client",

@@ -1,21 +1,19 @@
-"""Chaos verbs: what goes wrong in production, on request, and undone at the end of the test.
+"""The chaos verbs on a real server, for the clients of one test.
 
-`Chaos` names the verbs, so that every kind of test client offers the same ones. `PostgresChaos` performs them on a real
-server. What a real server cannot do, it does in another way:
+Some things cannot be done to a real server, or to a thread. `PostgresChaos` does them in another way:
 
 - The clock of a server cannot be moved. `step_clock` moves all times that dblock has stored the other way instead.
 - A server refuses nothing on request, and is not slow on request. `deny` and `slow` send a statement that fails, or
-  that sleeps, before each call of a client in this process. The reply is the server's own.
-- A thread cannot be frozen. `freeze` stops the renewals of a lease, and lets its holder believe in the lease: the
-  clock of its client stands still.
+  that sleeps, before each call of a client in this process. The error is the server's own.
+- A thread cannot be frozen. `freeze` stops the clock of the lease's client. So the client renews nothing, and its
+  trust window does not end.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Generator
-from typing import Any, Protocol
+from collections.abc import Generator, Iterator
+from typing import Any
 
 from dblock._core.effects import Call, Row
 from dblock._core.lease_state import LeaseState
@@ -24,12 +22,10 @@ from dblock._runtime import connection as connections
 from dblock.client import Client
 from dblock.errors import InvalidArgument
 from dblock.lease import Lease
+from dblock.testing.chaos_verbs import check_delay, check_sqlstate, state_of
 from dblock.testing.client_clock import ClientClock
 from dblock.testing.leaks import Watch, close
 from dblock.testing.private_database import PrivateDatabase
-
-FROZEN_FOR = 365 * 86_400.0
-"""Seconds for which a frozen holder in memory goes on to believe in its lease."""
 
 TIMES = """
 SELECT c.table_name, array_agg(c.column_name::text)
@@ -38,46 +34,12 @@ WHERE c.table_schema = %s AND c.data_type = 'timestamp with time zone' AND t.tab
   AND c.table_name <> 'lock_presence'
 GROUP BY 1
 """
-"""The columns that hold times. Those of a presence tell one start of the server from another."""
+"""The columns that hold times. Those of a presence stay, because they tell one start of the server from another."""
 
 SESSIONS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
     " AND pid <> pg_backend_pid() AND application_name LIKE 'dblock%%' AND (%s OR pid = ANY(%s))"
 )
-
-
-class Chaos(Protocol):
-    """What can go wrong. Every verb is undone at the end of the test."""
-
-    def freeze(self, lease: Any) -> None:
-        """Freeze the holder: its lease is not renewed any more, and no news of it arrives until `thaw`."""
-
-    def thaw(self, lease: Any) -> None:
-        """Let a frozen holder run on. It finds out at once whether it still holds the lock."""
-
-    def expire(self, lease: Any) -> None:
-        """Let the ttl of a lease pass. Its holder finds out at once, unless it is frozen."""
-
-    def steal(self, name: str) -> Any:
-        """Take a lock from its holder, past all waiters, and return the lease of the thief."""
-
-    def cut_listener(self) -> int:
-        """End the connections over which clients are woken; return how many."""
-
-    def kill_backend(self) -> int:
-        """End all connections of the clients; return how many."""
-
-    def deny(self, sqlstate: str) -> None:
-        """Refuse every call with this SQLSTATE, until `allow`."""
-
-    def slow(self, ms: float) -> None:
-        """Let every call take so many milliseconds longer, until `slow(0)`."""
-
-    def allow(self) -> None:
-        """Refuse no more calls, and be slow no more."""
-
-    def step_clock(self, seconds: Seconds) -> None:
-        """Move the database's clock forward, or back if negative."""
 
 
 class PostgresChaos:
@@ -96,21 +58,21 @@ class PostgresChaos:
         watch.disturbed = True
 
     def freeze(self, lease: Any) -> None:
-        """Freeze the holder: its lease is not renewed any more, and no news of it arrives until `thaw`.
+        """Freeze the holder. Until `thaw`, its lease is not renewed, and it learns of no loss.
 
-        The clock of its client stands still, so the client renews no other lease either, and none of its calls times
-        out. The database lets the lease expire at its deadline. To let that pass at once, call `expire` too.
+        The clock of its client stops, so the client renews no other lease either, and none of its calls times out. The
+        lease expires in the database at its deadline. Call `expire` to let it expire at once.
         """
-        state = _state(lease)
+        state = state_of(lease)
         if state not in self._frozen:
             _clock(state)
             self._frozen[state] = state.keep_alive
             state.change_ttl(state.ttl, keep_alive=False)
-            _clock(state).stand()
+            _clock(state).stop()
 
     def thaw(self, lease: Any) -> None:
-        """Let a frozen holder run on. It finds out at once whether it still holds the lock."""
-        state = _state(lease)
+        """Let a frozen holder continue. It finds out at once whether it still holds the lock."""
+        state = state_of(lease)
         if state not in self._frozen:
             return
         state.change_ttl(state.ttl, keep_alive=self._frozen.pop(state))
@@ -121,13 +83,13 @@ class PostgresChaos:
         )
         is_ours, left = row[0] if row else (False, 0.0)
         if not any(_clock(other) is _clock(state) for other in self._frozen):
-            _clock(state).run()
+            _clock(state).resume()
         if not is_ours or left <= 0:
             state.renewal_refused("expired" if is_ours else "superseded")
 
     def expire(self, lease: Any) -> None:
         """Let the ttl of a lease pass. Its holder finds out at once, unless it is frozen."""
-        state = _state(lease)
+        state = state_of(lease)
         self._execute(
             "UPDATE {schema}.distributed_locks SET expires_at = clock_timestamp()"
             " WHERE name = %s AND token = %s AND expires_at > clock_timestamp() RETURNING 1",
@@ -162,30 +124,22 @@ class PostgresChaos:
 
         In a database that others use too, these are the connections that no call uses at this moment.
         """
-        pids = self._listeners()
-        for client in self._clients():
-            for part in ("runner", "keepalive_runner"):
-                runner = getattr(client._runtime, part, None) or getattr(
-                    getattr(client._runtime, "listener", None), f"_{part}", None
-                )
-                pids += [raw.connection.info.backend_pid for raw in getattr(runner, "_pool", _NONE)._idle]
+        pids = [*self._listeners(), *(pid for client in self._clients() for pid in _idle_sessions(client))]
         return self._end_sessions(self._database.exclusive, pids)
 
     def deny(self, sqlstate: str) -> None:
         """Refuse every call with this SQLSTATE, until `allow`."""
-        if not re.fullmatch("[0-9A-Z]{5}", sqlstate):
-            raise InvalidArgument(f"A SQLSTATE is five digits and capital letters, such as 53300; got {sqlstate!r}.")
+        check_sqlstate(sqlstate)
         refusal = f"DO $$ BEGIN RAISE EXCEPTION 'denied by a test' USING ERRCODE = '{sqlstate}'; END $$"
         self._send_before_each("RAISE", refusal)
 
     def slow(self, ms: float) -> None:
         """Let every call take so many milliseconds longer, until `slow(0)`."""
-        if ms < 0:
-            raise InvalidArgument(f"A call takes 0 ms longer or more; got {ms!r}.")
+        check_delay(ms)
         self._send_before_each("pg_sleep", f"SELECT pg_sleep({ms / 1000:f})" if ms else "")
 
     def allow(self) -> None:
-        """Refuse no more calls, and be slow no more."""
+        """End `deny` and `slow`."""
         if self._exchange is not None:
             connections.RawConnection.exchange = self._exchange  # type: ignore[method-assign]
             self._exchange = None
@@ -206,7 +160,7 @@ class PostgresChaos:
             self._execute("SELECT {schema}.wake_queue(%s)", [name])
 
     def undo(self) -> None:
-        """Undo all that lasts."""
+        """Undo every verb whose effect lasts."""
         self.allow()
         for state in list(self._frozen):
             self.thaw(state)
@@ -219,7 +173,7 @@ class PostgresChaos:
         """Send a statement before each call of every client in this process, instead of an earlier one of this kind."""
         self._before_each = [one for one in self._before_each if kind.encode() not in one]
         if statement:
-            # First it is slow, and then it refuses.
+            # Sorted so that pg_sleep comes before the refusal: a call that is denied is slow too.
             self._before_each = sorted([*self._before_each, statement.encode()], reverse=True)
         if self._exchange is None:
             original = self._exchange = connections.RawConnection.exchange
@@ -255,20 +209,13 @@ class PostgresChaos:
         return cursor.fetchall() if cursor.description is not None else []
 
 
-class _NoPool:
-    _idle: tuple[Any, ...] = ()
-
-
-_NONE = _NoPool()
-
-
-def _state(lease: Any) -> LeaseState:
-    """Return the state of the grant that a lease shares with others, if it is reentrant."""
-    state = lease if isinstance(lease, LeaseState) else getattr(lease, "_state", None)
-    state = getattr(state, "grant", state)
-    if not isinstance(state, LeaseState):
-        raise InvalidArgument(f"This verb takes a lease; got {type(lease).__name__}.")
-    return state
+def _idle_sessions(client: Any) -> Iterator[int]:
+    """Yield the sessions of a client's pools that no call uses at this moment."""
+    runtime = client._runtime
+    for runner in (runtime.runner, getattr(runtime.listener, "_keepalive_runner", None)):
+        pool = getattr(runner, "_pool", None)
+        if pool is not None:
+            yield from (raw.connection.info.backend_pid for raw in pool._idle)
 
 
 def _clock(state: LeaseState) -> ClientClock:

@@ -1,4 +1,4 @@
-"""The clock of a client under test: it can stand still, or find that a long pause has passed."""
+"""The clock of a client under test: a verb of chaos can stop it, and `prove_fenced` can let it skip a long pause."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ class ClientClock:
     """The process's clock, unless the client is frozen or has been paused."""
 
     def __init__(self) -> None:
-        self._stands_at: float | None = None
+        self._stopped_at: float | None = None
         self._paused = False
 
     def __call__(self) -> float:
         """Return the seconds since a fixed moment in the past."""
-        if self._stands_at is not None:
-            return self._stands_at
+        if self._stopped_at is not None:
+            return self._stopped_at
         now = clock.now()
-        # The threads of dblock learn of the pause later than the holder. So what would come to the holder by itself (a
-        # callback, the cancellation of its body) does not come, while each check of its own finds the loss.
+        # The threads of dblock do not see the pause, so they neither call back nor cancel the holder's body. Every
+        # check that the holder makes itself finds the loss.
         if self._paused and not threading.current_thread().name.startswith("dblock"):
             now += PAUSE
         return now
 
-    def stand(self) -> None:
-        """Stand still, as in a process that does not run."""
-        self._stands_at = clock.now()
+    def stop(self) -> None:
+        """Stop, as if the process did not run."""
+        self._stopped_at = clock.now()
 
-    def run(self) -> None:
-        """Run on, with the right time."""
-        self._stands_at = None
+    def resume(self) -> None:
+        """Continue with the real time, as after a pause that has lasted from `stop` until now."""
+        self._stopped_at = None
 
-    def pass_ttl(self) -> None:
-        """Find that a pause has passed that was longer than any ttl."""
-        self._stands_at, self._paused = None, True
+    def resume_past_ttl(self) -> None:
+        """Continue as after a pause that was longer than any ttl."""
+        self._stopped_at, self._paused = None, True

@@ -22,7 +22,7 @@ import pytest
 if TYPE_CHECKING:
     from dblock.async_client import AsyncClient
     from dblock.client import Client
-    from dblock.testing.chaos import Chaos
+    from dblock.testing.chaos_verbs import Chaos
     from dblock.testing.leaks import Watch
     from dblock.testing.private_database import PrivateDatabase
     from dblock.testing.warm_client import WarmClient

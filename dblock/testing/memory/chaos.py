@@ -1,12 +1,11 @@
 """The chaos verbs on a database in memory.
 
 They have the names and the meaning of those on Postgres (`dblock.testing.chaos`). A memory client has no connections,
-so there is none to end: `cut_listener` and `kill_backend` do nothing, and return 0.
+so `cut_listener` and `kill_backend` end none, and return 0.
 """
 
 from __future__ import annotations
 
-import re
 from types import TracebackType
 from typing import Any
 
@@ -16,12 +15,13 @@ from dblock._core.effects import Call
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import Seconds, check_seconds
 from dblock._runtime.error_mapping import translate
-from dblock.errors import InvalidArgument
 from dblock.lease import Lease
-from dblock.testing.chaos import FROZEN_FOR, _state
+from dblock.testing.chaos_verbs import check_delay, check_sqlstate, state_of
 from dblock.testing.memory.client import MemoryClient
 from dblock.testing.memory.database import MemoryDatabase
-from dblock.testing.trust import trust_for
+
+FROZEN_FOR = 365 * 86_400.0
+"""Seconds for which a frozen holder believes in its lease."""
 
 
 class MemoryChaos:
@@ -37,16 +37,16 @@ class MemoryChaos:
         self._slower = 0.0
 
     def freeze(self, lease: Any) -> None:
-        """Freeze the holder: its lease is not renewed any more, and no news of it arrives until `thaw`."""
-        state = _state(lease)
+        """Freeze the holder. Until `thaw`, its lease is not renewed, and it learns of no loss."""
+        state = state_of(lease)
         if state not in self._frozen:
             self._frozen[state] = lease._runtime.keepalive if state.keep_alive else None
             state.change_ttl(state.ttl, keep_alive=False)
-            trust_for(state, FROZEN_FOR)
+            _trust_for(state, FROZEN_FOR)
 
     def thaw(self, lease: Any) -> None:
-        """Let a frozen holder run on. It finds out at once whether it still holds the lock."""
-        state = _state(lease)
+        """Let a frozen holder continue. It finds out at once whether it still holds the lock."""
+        state = state_of(lease)
         if state not in self._frozen:
             return
         keepalive = self._frozen.pop(state)
@@ -56,7 +56,7 @@ class MemoryChaos:
         is_ours = row is not None and row.token == state.token
         left = row.expires_at - store.now() if row is not None and is_ours else 0.0
         if left > 0:
-            trust_for(state, left)
+            _trust_for(state, left)
             if keepalive is not None:
                 keepalive.add(state)
         else:
@@ -65,7 +65,7 @@ class MemoryChaos:
 
     def expire(self, lease: Any) -> None:
         """Let the ttl of a lease pass. Its holder finds out at once, unless it is frozen."""
-        state = _state(lease)
+        state = state_of(lease)
         store = self._database.store
         row = store.tables.rows.get(state.name)
         if row is not None and row.token == state.token and row.expires_at > store.now():
@@ -100,20 +100,18 @@ class MemoryChaos:
 
     def deny(self, sqlstate: str) -> None:
         """Refuse every call with this SQLSTATE, until `allow`."""
-        if not re.fullmatch("[0-9A-Z]{5}", sqlstate):
-            raise InvalidArgument(f"A SQLSTATE is five digits and capital letters, such as 53300; got {sqlstate!r}.")
+        check_sqlstate(sqlstate)
         self._sqlstate = sqlstate
         self._database.intercept = self._before_each
 
     def slow(self, ms: float) -> None:
         """Let every call take so many milliseconds of the clock, until `slow(0)`."""
-        if ms < 0:
-            raise InvalidArgument(f"A call takes 0 ms longer or more; got {ms!r}.")
+        check_delay(ms)
         self._slower = ms / 1000
         self._database.intercept = self._before_each
 
     def allow(self) -> None:
-        """Refuse no more calls, and be slow no more."""
+        """End `deny` and `slow`."""
         self._sqlstate, self._slower = None, 0.0
         self._database.intercept = None
 
@@ -124,7 +122,7 @@ class MemoryChaos:
         self._database.clock.run_due()
 
     def undo(self) -> None:
-        """Undo all that lasts."""
+        """Undo every verb whose effect lasts."""
         self.allow()
         self._database.step = 0.0
         for state in list(self._frozen):
@@ -150,3 +148,8 @@ class MemoryChaos:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.undo()
+
+
+def _trust_for(state: LeaseState, seconds: float) -> None:
+    """Let the holder believe in its lease for so many seconds from now, and no longer."""
+    object.__setattr__(state, "_trusted_until", state.now() + seconds)

@@ -113,7 +113,7 @@ class _Run:
         self._first_clients = [client for client, _ in self._watch.clients]
         if self.gate.frozen:
             for its_clock in self._clocks():
-                its_clock.stand()
+                its_clock.stop()
             for client in self._first_clients:
                 _keep_news(client)
         return self.gate.frozen
@@ -125,7 +125,7 @@ class _Run:
     def _pass_ttl(self) -> None:
         """Let every check of the first holder find its lease lost, as after a pause that was longer than its ttl."""
         for its_clock in self._clocks():
-            its_clock.pass_ttl()
+            its_clock.resume_past_ttl()
 
     def end_first(self) -> None:
         """Let the first holder run to its end, with its lease lost."""
