@@ -58,9 +58,7 @@ class Locked(TaskLocks):
         """
 
         def decorate(function: Function) -> Function:
-            made: Any = self.runs_locked(
-                function, name, on_busy=on_busy, retry_in=retry_in, timeout=timeout, options=options
-            )
+            made: Any = self.wrap(function, name, on_busy=on_busy, retry_in=retry_in, timeout=timeout, options=options)
             return made  # type: ignore[no-any-return]
 
         return decorate

@@ -63,7 +63,7 @@ class Locks(TaskLocks, Middleware):
             raise ActorRefused(f"Actor {actor.actor_name!r} is not declared: {error}") from error
 
     def _wrapped(self, function: Any, given: dict[str, Any]) -> Any:
-        return self.runs_locked(
+        return self.wrap(
             function,
             given["lock"],
             on_busy=given.get("lock_on_busy", "retry"),

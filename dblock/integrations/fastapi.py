@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dblock._runtime.target import Where
     from dblock.lease import AsyncLease
 
-BUSY, LOST = 423, 503
+BUSY, UNAVAILABLE = 423, 503
 """The status of a response if the lock is busy, and if the lease was lost or the database is away."""
 
 
@@ -143,12 +143,12 @@ class _RequestLock:
         except LockTimeout as error:
             raise HTTPException(BUSY, str(error), {"Retry-After": str(self._retry_after)}) from error
         except DatabaseError as error:
-            raise HTTPException(LOST, str(error), {"Retry-After": str(self._retry_after)}) from error
+            raise HTTPException(UNAVAILABLE, str(error), {"Retry-After": str(self._retry_after)}) from error
         try:
             async with lease:
                 yield lease
         except LeaseLost as error:
-            raise HTTPException(LOST, str(error), {"Retry-After": str(self._retry_after)}) from error
+            raise HTTPException(UNAVAILABLE, str(error), {"Retry-After": str(self._retry_after)}) from error
 
     def check_path(self, where: str, parameters: Any) -> None:
         """Refuse a placeholder that no parameter of the path fills."""

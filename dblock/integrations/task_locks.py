@@ -1,55 +1,43 @@
 """Tasks of a task queue that run under a lock: what the modules of Celery and Dramatiq share.
 
-Guarantee: while a worker runs the task, it holds the lock whose name the arguments give. The lease is renewed while the
-task runs, however long that takes, so it does not expire early. It ends with the task, and soon after its worker if
-that dies, so it does not stick. A task whose lease is lost is interrupted, and fails with LeaseLost.
-
-An interruption is an exception that Python raises in the task's thread at its next bytecode. A call into C that blocks
-is interrupted when it returns. The exception is no Exception, so `except Exception` does not stop it. There is none in
-workers with greenlets (gevent, eventlet), where all tasks share one thread: the task then fails at its end.
+Guarantee: while a worker runs a task, it holds the lock whose name the task's arguments give. The lease is renewed
+until the task ends, so it does not expire early. If the worker dies, the lock is free soon after, so it does not stick.
+A task whose lease is lost is interrupted (`dblock.integrations.interruption`), and fails with LeaseLost.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import inspect
 import logging
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dblock._core.slots import SKIPPED
 from dblock.client import Client
 from dblock.decorators import current_lease
-from dblock.errors import InvalidArgument, LeaseLost
+from dblock.errors import InvalidArgument
+from dblock.integrations.interruption import interrupted_by_loss
 
 if TYPE_CHECKING:
     from dblock._core.options import Seconds
-    from dblock.lease import AsyncLease, Lease
 
 ON_BUSY = ("retry", "skip", "wait", "raise")
 
 logger = logging.getLogger("dblock")
 
 
-class LeaseInterrupt(BaseException):
-    """Raised in the thread of a task when its lease is lost. The task then fails with LeaseLost."""
-
-
 class TaskLocks:
-    """Make the functions of tasks run under locks, with one client for each process.
+    """Let tasks run under locks, with one client for each process.
 
-    The first argument is a Client, or what a Client accepts: nothing is opened before the first task. A child of a fork
-    opens connections of its own.
+    `where` is a Client, or what a Client accepts. The client opens no connection before the first task. A child of a
+    fork opens connections of its own.
     """
 
     def __init__(self, where: Any = None, **options: Any) -> None:
         self.client = where if isinstance(where, Client) and not options else Client(where, **options)
 
-    def runs_locked(
+    def wrap(
         self,
         function: Callable[..., Any],
         template: str,
@@ -59,7 +47,7 @@ class TaskLocks:
         timeout: Seconds | None,
         options: dict[str, Any],
     ) -> Callable[..., Any]:
-        """Return the function that runs under the lock. Placeholders are checked against its parameters at once."""
+        """Return a function that runs this one under its lock. Check the placeholders of the template at once."""
         if on_busy not in ON_BUSY:
             raise InvalidArgument(f"on_busy is one of {', '.join(map(repr, ON_BUSY))}; got {on_busy!r:.80}.")
         if inspect.iscoroutinefunction(function):
@@ -92,53 +80,13 @@ class TaskLocks:
         return run
 
     def is_queued(self, function: Callable[..., Any]) -> bool:
-        """Return whether the function runs for a task of a queue, which can be sent again."""
+        """Return whether a worker runs the function for a task of the queue. Only such a task can be sent again."""
         raise NotImplementedError
 
     def requeue(self, seconds: float) -> None:
-        """Let the current task run again after this time, and leave it."""
+        """Send the current task again, to run after this time, and end this run of it by an exception."""
         raise NotImplementedError
 
     def skip(self) -> Any:
         """End the current task without running it."""
         return None
-
-
-@contextmanager
-def interrupted_by_loss(lease: Lease | AsyncLease) -> Iterator[None]:
-    """Interrupt the body, in this thread, when the lease is lost."""
-    thread = threading.get_ident()
-    mutex = threading.Lock()
-    state = {"runs": True, "sent": False}
-
-    def interrupt(_: LeaseLost) -> None:
-        with mutex:
-            if state["runs"]:
-                state["sent"] = True
-                _raise_in(thread, LeaseInterrupt)
-
-    if not _has_greenlets():
-        lease.on_lost(interrupt)
-    try:
-        try:
-            yield
-        finally:
-            with mutex:
-                state["runs"] = False
-            if state["sent"]:
-                # It may not have arrived yet. It arrives here, or was raised in the body.
-                _raise_in(thread, None)
-    except LeaseInterrupt:
-        lease.raise_if_lost()
-        raise
-
-
-def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    argument = ctypes.py_object() if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), argument)
-
-
-def _has_greenlets() -> bool:
-    """Return whether gevent or eventlet has replaced threads by greenlets, or this is not CPython."""
-    module = getattr(threading.get_ident, "__module__", "") or ""
-    return sys.implementation.name != "cpython" or module.split(".")[0] in ("gevent", "eventlet")

@@ -134,6 +134,7 @@ class MigrationGate:
                 "Nothing was migrated: `migrate` was called in a transaction, which would stay open while this replica "
                 "waits for the others. Call it outside of transaction.atomic()."
             )
+        from dblock.integrations.django.conninfo import conninfo_of
         from dblock.recipes.migrations.gate import Gate
         from dblock.recipes.migrations.turn import Plan
         from dblock.recipes.migrations.versions import version_of
@@ -297,16 +298,6 @@ def _sqlstate(error: BaseException | None) -> str:
 
 def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip()}"
-
-
-def conninfo_of(connection: Any) -> str:
-    """Return libpq's connection string for the database of a Django connection."""
-    from psycopg.conninfo import make_conninfo
-    from psycopg.pq import Conninfo
-
-    known = {one.keyword.decode() for one in Conninfo.get_defaults()} - {"application_name", "client_encoding"}
-    given = dict(connection.get_connection_params())
-    return make_conninfo("", **{name: value for name, value in given.items() if name in known and value is not None})
 
 
 def _in_tests() -> bool:

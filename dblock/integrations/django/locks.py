@@ -32,8 +32,8 @@ from django.http import HttpResponse
 from dblock.client import Client
 from dblock.decorators import DecoratorSettings, current_lease
 from dblock.errors import DatabaseError, DblockError, InvalidArgument, LeaseLost, LockTimeout
-from dblock.integrations.django.gate import conninfo_of
-from dblock.integrations.task_locks import interrupted_by_loss
+from dblock.integrations.django.conninfo import conninfo_of
+from dblock.integrations.interruption import interrupted_by_loss
 from dblock.recipes.migrations.exit_codes import exit_code
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 View = TypeVar("View", bound=Callable[..., Any])
 
-BUSY, LOST = 423, 503
+BUSY, UNAVAILABLE = 423, 503
 """The status of a response if the lock is busy, and if the lease was lost or the database is away."""
 
 _opening = threading.Lock()
@@ -99,7 +99,7 @@ def locked(
             except LockTimeout as error:
                 return _refusal(BUSY, error, retry_after)
             except (LeaseLost, DatabaseError) as error:
-                return _refusal(LOST, error, retry_after)
+                return _refusal(UNAVAILABLE, error, retry_after)
 
         return run  # type: ignore[return-value]
 

@@ -22,7 +22,7 @@ def test_missing_framework_is_named_with_its_extra(module: str) -> None:
     assert f"pip install 'dblock[{module}]'" in done.stderr
 
 
-@pytest.mark.parametrize("module", [*FRAMEWORKS, "sqlalchemy", "apscheduler", "task_locks"])
+@pytest.mark.parametrize("module", [*FRAMEWORKS, "sqlalchemy", "apscheduler", "task_locks", "interruption"])
 def test_integration_imports_no_framework_but_its_own(module: str) -> None:
     names = [*FRAMEWORKS.values(), "fastapi", "django", "apscheduler"]
     # What a framework imports itself does not count: Celery looks for Django.

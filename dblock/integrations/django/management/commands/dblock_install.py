@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from dblock.errors import DblockError
-from dblock.integrations.django.gate import conninfo_of
+from dblock.integrations.django.conninfo import conninfo_of
 
 
 class Command(BaseCommand):
