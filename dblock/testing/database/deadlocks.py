@@ -131,8 +131,8 @@ class DeadlockStore(SeveralStore):
         }
 
 
-def look(store: DeadlockStore, args: tuple[str | None, ...], sql: bytes) -> Row:
-    """Execute the statement of dblock._core.deadlocks on the store."""
+def execute_look(store: DeadlockStore, args: tuple[str | None, ...], sql: bytes) -> Row:
+    """Execute the statement that looks for a deadlock on the store."""
     name, attempt, holds, ended = args
     victim, cycle = store.look_for_deadlock(text(name), text(attempt), [int(one) for one in items(holds)], items(ended))
     return boolean(victim), None if cycle is None else json.dumps(cycle)

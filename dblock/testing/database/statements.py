@@ -15,7 +15,7 @@ from dblock._core.replies import array
 from dblock._core.statements import ARE_YOU_THERE, KEEP_SESSION, NOTIFY_SELF, STOP_LISTENING, WHICH_ENDPOINTS
 from dblock.testing.database.barriers import statements as barriers
 from dblock.testing.database.columns import UnknownStatement, boolean, items, number, seconds, text
-from dblock.testing.database.deadlocks import look
+from dblock.testing.database.deadlocks import execute_look
 from dblock.testing.database.elections import statements as elections
 from dblock.testing.database.fence import Fence
 from dblock.testing.database.recipes import RecipeStore
@@ -71,7 +71,7 @@ def performer(sql: bytes) -> Callable[[RecipeStore, Fence, Args], Row | None]:
         return lambda store, fence, args: shared(store, fence if raises else None, args, retried)
     if name in several.FUNCTIONS or name == "look_for_deadlock":
         joint = several.FUNCTIONS.get(name)
-        return lambda store, fence, args: joint(store, args, sql) if joint else look(store, args, sql)
+        return lambda store, fence, args: joint(store, args, sql) if joint else execute_look(store, args, sql)
     if name == "release" and again:
         name = "release_again"
     elif name == "release_all" and b"released" in sql:

@@ -19,10 +19,10 @@ from dblock.errors import DblockError
 from dblock.testing.clock import Clock
 from dblock.testing.database.columns import UnknownStatement
 from dblock.testing.database.fence import Fence
+from dblock.testing.database.null_observer import NullObserver
 from dblock.testing.database.recipes import RecipeStore
 from dblock.testing.database.statements import performer
 from dblock.testing.database.tables import HEADS
-from dblock.testing.database.unseen import Unseen
 
 if TYPE_CHECKING:
     from dblock._core.waiters import LocalWaiters
@@ -49,7 +49,7 @@ class MemoryDatabase:
         self.clock = Clock() if clock is None else clock
         self.step = 0.0
         """Seconds by which the clock of the database is ahead of that of its clients."""
-        self.store = _Store(self.now, random.Random(0), Unseen(), self._notify)
+        self.store = _Store(self.now, random.Random(0), NullObserver(), self._notify)
         self.fence = Fence()
         """The fences that grants with `claims` have raised."""
         self.intercept: Callable[[Call], None] | None = None

@@ -22,9 +22,9 @@ from dblock._core.options import lock_options
 from dblock._core.presence import Presence, SocketState
 from dblock._core.replies import items
 from dblock.testing.database.fence import Fence
+from dblock.testing.database.null_observer import NullObserver
 from dblock.testing.database.recipes import RecipeStore
 from dblock.testing.database.statements import perform
-from dblock.testing.database.unseen import Unseen
 
 TICK = 1 / 64
 
@@ -57,7 +57,7 @@ class Both:
         """The kinds of events so far, so that a test can check that there were enough."""
         self._dsn = dsn
         self._heard: dict[str, list[tuple[str, str]]] = {"real": [], "simulated": []}
-        self.store = RecipeStore(lambda: self.now, self.chance, Unseen(), self._notify)
+        self.store = RecipeStore(lambda: self.now, self.chance, NullObserver(), self._notify)
         self._fence = Fence()
         self._names = ["a", "b"]
         self._numbers = 0

@@ -21,7 +21,7 @@ class _NotGranted(Exception):
 
 
 @dataclass
-class All:
+class AllReply:
     """The reply of acquire_all."""
 
     granted: list[Tried | Asked] = field(default_factory=list)
@@ -35,7 +35,7 @@ class All:
 
 
 @dataclass
-class Any:
+class AnyReply:
     """The reply of acquire_any."""
 
     name: str | None = None
@@ -59,8 +59,8 @@ class SeveralStore(SharedStore):
         held: Sequence[str] = (),
         ordered: bool = False,
         places: Sequence[int | None] = (),
-    ) -> All:
-        reply = All()
+    ) -> AllReply:
+        reply = AllReply()
         if client is None:
             with contextlib.suppress(_NotGranted), self.all_or_nothing(names):
                 self.try_all(reply, names, ttl, attempt, presence)
@@ -70,7 +70,7 @@ class SeveralStore(SharedStore):
 
     def take_in_order(
         self,
-        reply: All,
+        reply: AllReply,
         names: Sequence[str],
         ttl: float,
         attempt: str,
@@ -80,7 +80,7 @@ class SeveralStore(SharedStore):
         held: Sequence[str],
         ordered: bool,
         places: Sequence[int | None],
-    ) -> All:
+    ) -> AllReply:
         """Grant the first of these locks for as long as possible, and join the queue of the next one."""
         for one in names:
             tried = self.try_acquire(one, ttl, attempt, True, presence, ticket=redeem)
@@ -96,7 +96,7 @@ class SeveralStore(SharedStore):
             redeem = None
         return reply
 
-    def try_all(self, reply: All, names: Sequence[str], ttl: float, attempt: str, presence: str | None) -> None:
+    def try_all(self, reply: AllReply, names: Sequence[str], ttl: float, attempt: str, presence: str | None) -> None:
         """Grant all of these locks, or raise."""
         for one in names:
             tried = self.try_acquire(one, ttl, attempt, True, presence)
@@ -131,14 +131,14 @@ class SeveralStore(SharedStore):
 
     def refuse(
         self,
-        reply: All,
+        reply: AllReply,
         one: str,
         queued: Asked,
         attempt: str,
         held: Sequence[str],
         ordered: bool,
         places: Sequence[int | None],
-    ) -> All:
+    ) -> AllReply:
         """Complete the reply for the first lock that was not granted, in whose queue the attempt has a ticket."""
         reply.refused = len(reply.granted) + 1
         reply.queued, reply.remaining, reply.ticket = queued, queued.remaining, queued.ticket
@@ -208,20 +208,20 @@ class SeveralStore(SharedStore):
         client: str | None = None,
         presence: str | None = None,
         had_tickets: bool = False,
-    ) -> Any:
+    ) -> AnyReply:
         with self.all_or_nothing(names):
-            return self.take_one(Any(), names, ttl, attempt, client, presence, had_tickets)
+            return self.take_one(AnyReply(), names, ttl, attempt, client, presence, had_tickets)
 
     def take_one(
         self,
-        reply: Any,
+        reply: AnyReply,
         names: Sequence[str],
         ttl: float,
         attempt: str,
         client: str | None,
         presence: str | None,
         had_tickets: bool,
-    ) -> Any:
+    ) -> AnyReply:
         """Grant the first of these locks that is free, or join all their queues."""
         for one in sorted(names):
             self.lock_or_create_queue(one)
@@ -242,7 +242,9 @@ class SeveralStore(SharedStore):
                 reply.queued.append(asked)
         return reply
 
-    def granted_any(self, reply: Any, names: Sequence[str], one: str, granted: Tried | Asked, attempt: str) -> Any:
+    def granted_any(
+        self, reply: AnyReply, names: Sequence[str], one: str, granted: Tried | Asked, attempt: str
+    ) -> AnyReply:
         """Complete the reply for the lock that was granted, and leave the queues of the others."""
         reply.name, reply.granted, reply.remaining = one, granted, granted.remaining
         for name in names:

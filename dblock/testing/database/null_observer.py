@@ -1,11 +1,11 @@
-"""An observer of the store that checks nothing."""
+"""The observer of a store that is under no checks, as that of the memory clients."""
 
 from __future__ import annotations
 
 from dblock.testing.database import tables
 
 
-class Unseen:
+class NullObserver:
     """Ignores every change."""
 
     def granted(self, row: tables.Row, ticket: int | None, fair: bool) -> None: ...
