@@ -10,12 +10,17 @@ import asyncio
 import inspect
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+import pytest
+
 import dblock
+from dblock._core.effects import Call
+from dblock._runtime.runner import AsyncRunner, Runner
+from dblock._runtime.target import Target
 from dblock.several import LockAll, LockAny
 
 _LOCAL = {
@@ -45,6 +50,13 @@ class Clients(Protocol):
 
     async def close(self) -> None: ...
 
+    def before_calls(self, act: Callable[[str], Any], client: Any = None) -> AbstractContextManager[None]:
+        """In the body, call `act` before each call of a client, with the name of the function of dblock.
+
+        These are the calls of all clients of this database, or those that the flows of one client make. What `act`
+        returns is awaited, if it can be.
+        """
+
 
 class AsyncClients:
     """Create asynchronous clients."""
@@ -61,6 +73,9 @@ class AsyncClients:
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
+
+    def before_calls(self, act: Callable[[str], Any], client: Any = None) -> AbstractContextManager[None]:
+        return _before_calls(self.dsn, act, client)
 
 
 class SyncClients:
@@ -82,9 +97,42 @@ class SyncClients:
         for thread in self._threads.values():
             thread.shutdown()
 
+    def before_calls(self, act: Callable[[str], Any], client: Any = None) -> AbstractContextManager[None]:
+        return _before_calls(self.dsn, act, client and client._inner)
+
     async def _run(self, function: Any, *args: Any, **options: Any) -> Any:
         thread = self._threads.setdefault(asyncio.current_task(), ThreadPoolExecutor(1))
         return await asyncio.get_running_loop().run_in_executor(thread, lambda: function(*args, **options))
+
+
+def function_of(call: Call) -> str:
+    """Return the name of the function of dblock that is called."""
+    return call.sql.decode().split('"dblock".', 1)[-1].split("(")[0]
+
+
+@contextmanager
+def _before_calls(dsn: str, act: Callable[[str], Any], client: Any) -> Iterator[None]:
+    sync, asynchronous, database = Runner._call, AsyncRunner._call, Target(dsn).conninfo()
+
+    def is_meant(runner: Any) -> bool:
+        # A client of an earlier test may still end its session in the background.
+        return bool(runner.target.conninfo() == database and (client is None or runner is client._runtime.runner))
+
+    def call_sync(self: Any, call: Call, *rest: Any) -> Any:
+        if is_meant(self):
+            act(function_of(call))
+        return sync(self, call, *rest)
+
+    async def call_async(self: Any, call: Call, *rest: Any) -> Any:
+        done = act(function_of(call)) if is_meant(self) else None
+        if inspect.isawaitable(done):
+            await done
+        return await asynchronous(self, call, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "_call", call_sync)
+        patch.setattr(AsyncRunner, "_call", call_async)
+        yield
 
 
 class _AsyncFacade:

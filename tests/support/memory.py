@@ -9,21 +9,25 @@ executed on the tables in memory.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any, cast
 
 import pytest
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from dblock._core.effects import Call
 from dblock._core.replies import new_attempt
+from dblock.errors import ClientClosed
 from dblock.testing import AsyncMemoryClient, Clock, MemoryClient, MemoryDatabase
 from tests.support import memory_recipes
-from tests.support.facade import _AsyncFacade
+from tests.support.facade import _AsyncFacade, function_of
 
 STEPS_WITHOUT_END = 100_000
 
@@ -116,6 +120,24 @@ class MemoryClients:
                 client.close()
             else:
                 await client.close()
+
+    @contextmanager
+    def before_calls(self, act: Callable[[str], Any], client: Any = None) -> Iterator[None]:
+        """The database does not know which client calls: `act` gets the calls of all clients."""
+        runtime = None if client is None else getattr(client, "_inner", client)._runtime
+
+        def before(call: Call) -> None:
+            was_closed = runtime is not None and runtime.closed
+            done = act(function_of(call))
+            if inspect.iscoroutine(done):
+                with pytest.raises(StopIteration):  # a memory client closes at once
+                    done.send(None)
+            if runtime is not None and runtime.closed and not was_closed:
+                raise ClientClosed
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._database, "intercept", before)
+            yield
 
     async def _run(self, function: Any, *args: Any, **options: Any) -> Any:
         return await greenlet_spawn(function, *args, **options)

@@ -624,7 +624,7 @@ async def test_client_that_is_closed_while_it_releases_leaves_no_lock(
 ) -> None:
     client = clients(presence=None)
     lease = await getattr(client, kind)("a").acquire()
-    with closing_before("release", client):
+    with closing_before("release", clients, client):
         assert await lease.release()
     held = "SELECT name FROM distributed_locks WHERE expires_at > clock_timestamp() ORDER BY name"
     assert owner.execute(held).fetchall() == []

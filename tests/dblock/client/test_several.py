@@ -16,8 +16,6 @@ import pytest
 import dblock
 from dblock._core import several
 from dblock._core.effects import Call
-from dblock._runtime.runner import AsyncRunner, Runner
-from dblock._runtime.target import Target
 from tests.dblock.client.test_cancellation import each_await, idle_again
 from tests.support.closing import closing_before
 from tests.support.facade import Clients
@@ -54,30 +52,9 @@ async def nothing_stays(owner: psycopg.Connection) -> None:
 
 @contextmanager
 def statements(clients: Clients) -> Iterator[list[str]]:
-    """Collect the names of dblock's functions that clients of this database call in the body, in order.
-
-    A client of an earlier test may still end its session in the background.
-    """
+    """Collect the names of dblock's functions that clients of this database call in the body, in order."""
     called: list[str] = []
-    database = Target(clients.dsn).conninfo()
-
-    def named(runner: Any, call: Call) -> None:
-        if runner.target.conninfo() == database:
-            called.append(call.sql.decode().split('"dblock".', 1)[-1].split("(")[0])
-
-    sync, asynchronous = Runner._call, AsyncRunner._call
-
-    def call_sync(self: Any, call: Call, *rest: Any) -> Any:
-        named(self, call)
-        return sync(self, call, *rest)
-
-    async def call_async(self: Any, call: Call, *rest: Any) -> Any:
-        named(self, call)
-        return await asynchronous(self, call, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "_call", call_sync)
-        patch.setattr(AsyncRunner, "_call", call_async)
+    with clients.before_calls(called.append):
         yield called
 
 
@@ -471,7 +448,7 @@ async def test_client_that_closes_while_a_set_is_released_leaves_nothing(
 ) -> None:
     mine = clients(presence=None)
     locks = await mine.lock_all(["a", "b"], ttl=TTL).acquire()
-    with closing_before("release_all", mine):
+    with closing_before("release_all", clients, mine):
         assert await locks.release()
     assert held(owner) == []
 
@@ -483,7 +460,7 @@ async def test_client_that_closes_while_any_lock_leaves_its_queues_leaves_nothin
     blockers = [await other.lock(name).acquire() for name in "ab"]
     waiting = asyncio.ensure_future(mine.lock_any(["a", "b"], ttl=TTL).acquire())
     await eventually(lambda: tickets(owner) == ["a", "b"])
-    with closing_before("abandon_all", mine):  # with the ticket for a, after b was granted
+    with closing_before("abandon_all", clients, mine):  # with the ticket for a, after b was granted
         await blockers.pop().release()
         with pytest.raises(dblock.ClientClosed):
             await waiting
@@ -501,7 +478,7 @@ async def test_client_that_closes_while_a_set_gives_way_leaves_nothing(
     blocker = await other.lock("b").acquire()
     waiting = asyncio.ensure_future(mine.lock_all(["a", "b"], ttl=TTL).acquire())
     await eventually(lambda: tickets(owner) == ["b"])
-    with closing_before("give_way" if in_a_cycle else "abandon_all", mine):
+    with closing_before("give_way" if in_a_cycle else "abandon_all", clients, mine):
         # The task that holds b, or another one: only the first closes a cycle.
         single = other.lock("a").acquire(timeout=20)
         granted = await (single if in_a_cycle else asyncio.ensure_future(single))

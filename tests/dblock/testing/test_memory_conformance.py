@@ -55,8 +55,6 @@ OF_POSTGRES = {
     "test_busy_lock_is_waited_for_skipped_or_refused": "threads wait in real time",
     "test_function_whose_lease_is_lost_raises": "threads wait in real time",
     "test_waiter_that_holds_nothing_leaves_no_note": "threads wait in real time",
-    "test_free_locks_take_one_call_and_one_release": "counts statements on a connection",
-    "test_leases_of_a_set_are_renewed_in_one_statement": "counts statements on a connection",
     "test_lost_reply_is_found_again_and_grants_nothing_twice": "breaks a connection",
     "test_parents_lease_in_a_child_is_over_and_not_lost": "the child has a database of its own",
     "test_bad_arguments_are_refused_before_anything_is_sent": "is about a DSN",
