@@ -9,5 +9,6 @@ passing of time are replaced.
 | database | the database in memory, and the wake-ups that it sends |
 | runtime | how flows are run, leases are kept alive and callbacks are called, on the test's clock |
 | client | MemoryClient and AsyncMemoryClient |
+| client_clock | the clock of one client, which stops while the client is frozen |
 | chaos | the chaos verbs |
 """

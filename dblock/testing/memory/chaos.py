@@ -6,6 +6,7 @@ so `cut_listener` and `kill_backend` end none, and return 0.
 
 from __future__ import annotations
 
+import math
 from types import TracebackType
 from typing import Any
 
@@ -15,13 +16,12 @@ from dblock._core.effects import Call
 from dblock._core.lease_state import LeaseState
 from dblock._core.options import Seconds, check_seconds
 from dblock._runtime.error_mapping import translate
+from dblock.errors import InvalidArgument
 from dblock.lease import Lease
 from dblock.testing.chaos_verbs import check_delay, check_sqlstate, state_of
 from dblock.testing.memory.client import MemoryClient
+from dblock.testing.memory.client_clock import MemoryClientClock
 from dblock.testing.memory.database import MemoryDatabase
-
-FROZEN_FOR = 365 * 86_400.0
-"""Seconds for which a frozen holder believes in its lease."""
 
 
 class MemoryChaos:
@@ -29,38 +29,39 @@ class MemoryChaos:
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
-        self._frozen: dict[LeaseState, Any] = {}
-        """The frozen leases, each with the keep-alive that renewed it; None if it was not kept alive."""
+        self._frozen: dict[LeaseState, tuple[bool, Any]] = {}
+        """The frozen leases: whether each was kept alive before, and the runtime of its client."""
         self._thief: MemoryClient | None = None
         self._stolen: list[Lease] = []
         self._sqlstate: str | None = None
         self._slower = 0.0
 
     def freeze(self, lease: Any) -> None:
-        """Freeze the holder. Until `thaw`, its lease is not renewed, and it learns of no loss."""
+        """Freeze the holder. Until `thaw`, its lease is not renewed, and it learns of no loss.
+
+        The clock of its client stops, so the client renews no other lease either, and none of its waits times out.
+        """
         state = state_of(lease)
         if state not in self._frozen:
-            self._frozen[state] = lease._runtime.keepalive if state.keep_alive else None
+            _clock(state).stop()
+            self._frozen[state] = state.keep_alive, lease._runtime
             state.change_ttl(state.ttl, keep_alive=False)
-            _trust_for(state, FROZEN_FOR)
 
     def thaw(self, lease: Any) -> None:
         """Let a frozen holder continue. It finds out at once whether it still holds the lock."""
         state = state_of(lease)
         if state not in self._frozen:
             return
-        keepalive = self._frozen.pop(state)
-        state.change_ttl(state.ttl, keep_alive=keepalive is not None)
+        kept_alive, runtime = self._frozen.pop(state)
+        state.change_ttl(state.ttl, keep_alive=kept_alive)
+        if not any(other.now is state.now for other in self._frozen):
+            _clock(state).resume()
         store = self._database.store
         row = store.tables.rows.get(state.name)
-        is_ours = row is not None and row.token == state.token
-        left = row.expires_at - store.now() if row is not None and is_ours else 0.0
-        if left > 0:
-            _trust_for(state, left)
-            if keepalive is not None:
-                keepalive.add(state)
-        else:
+        is_ours = row is not None and row.token == state.token and row.expires_at > -math.inf
+        if row is None or not is_ours or row.expires_at <= store.now():
             state.renewal_refused("expired" if is_ours else "superseded")
+        runtime.check_now()
         self._database.clock.run_due()
 
     def expire(self, lease: Any) -> None:
@@ -150,6 +151,7 @@ class MemoryChaos:
         self.undo()
 
 
-def _trust_for(state: LeaseState, seconds: float) -> None:
-    """Let the holder believe in its lease for so many seconds from now, and no longer."""
-    object.__setattr__(state, "_trusted_until", state.now() + seconds)
+def _clock(state: LeaseState) -> MemoryClientClock:
+    if not isinstance(state.now, MemoryClientClock):
+        raise InvalidArgument(f"The lease of lock {state.lock!r} does not belong to a memory client.")
+    return state.now

@@ -14,6 +14,7 @@ from dblock.client import Client
 from dblock.client_base import check_holder, observe
 from dblock.errors import InvalidArgument
 from dblock.testing.clock import Clock
+from dblock.testing.memory.client_clock import MemoryClientClock
 from dblock.testing.memory.database import MemoryDatabase, NotInMemory
 from dblock.testing.memory.runtime import AsyncMemoryRuntime, MemoryRuntime
 
@@ -50,7 +51,7 @@ class _MemoryClient:
             )
         elif clock is not None and clock is not database.clock:
             raise InvalidArgument("The database has a clock already. Pass the database or the clock.")
-        flows = SharedFlows("dblock", check_holder(holder), database.clock, fences=DEFAULT_FENCES)
+        flows = SharedFlows("dblock", check_holder(holder), MemoryClientClock(database.clock), fences=DEFAULT_FENCES)
         observe(flows, observers)
         self._runtime = self._make(database, flows)
 

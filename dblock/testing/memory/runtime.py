@@ -23,6 +23,7 @@ from dblock._runtime.runtime import RuntimeBase
 from dblock.errors import ClientClosed, DblockError
 from dblock.testing.clock import MOST_PARTS, Clock, ClockEvent, Timer, waits_forever
 from dblock.testing.database.statements import INSTALLATION
+from dblock.testing.memory.client_clock import MemoryClientClock
 from dblock.testing.memory.database import MemoryDatabase
 
 T = TypeVar("T")
@@ -34,8 +35,9 @@ LEAST_PAUSE = 1e-6
 class _KeepAlive(_KeepAliveBase):
     """Runs the loop of the keep-alive from one event of the clock to the next."""
 
-    def __init__(self, database: MemoryDatabase, flows: LockFlows) -> None:
+    def __init__(self, database: MemoryDatabase, clock: MemoryClientClock, flows: LockFlows) -> None:
         self._database = database
+        self._clock = clock
         super().__init__(flows)
 
     def _reset(self) -> None:
@@ -55,6 +57,10 @@ class _KeepAlive(_KeepAliveBase):
         """Release a lease that has no owner any more. Safe to call from a finalizer, in any thread."""
         self.flow.abandon(state)
         self._database.clock.call_soon(self._wake)
+
+    def check_now(self) -> None:
+        """Renew what is due at this moment of the clock."""
+        self._wake()
 
     def close(self) -> None:
         """Stop renewing."""
@@ -83,7 +89,7 @@ class _KeepAlive(_KeepAliveBase):
                     effect = loop.throw(error)
                 else:
                     effect = loop.send(row)
-            self._wake_at(effect.seconds)
+            self._wake_at(max(effect.seconds, self._clock.least_pause))
 
 
 class _Listener:
@@ -181,20 +187,33 @@ async def wait_and_clear(clock: Clock, event: asyncio.Event, seconds: float) -> 
 class _Callbacks:
     """Checks leases by timers of the clock, and calls back in the thread that moves the clock."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, client_clock: MemoryClientClock) -> None:
         self._clock = clock
+        self._client_clock = client_clock
+        self._watched: set[WatchedLease] = set()
 
     def add(self, watched: WatchedLease) -> None:
         """Check this lease from now on. Call it again when the lease gets another callback."""
-        if watched.timer is None:
-            watched.state.at_end(lambda: self._cancel_timer(watched))
+        if watched not in self._watched:
+            self._watched.add(watched)
+            watched.state.at_end(lambda: self._forget(watched))
         self._check(watched)
+
+    def check_now(self) -> None:
+        """Check all leases at this moment of the clock."""
+        for watched in list(self._watched):
+            self._check(watched)
 
     def _check(self, watched: WatchedLease) -> None:
         self._cancel_timer(watched)
         again = watched.check()
         if again < math.inf:
-            watched.timer = self._clock.call_later(max(again, LEAST_PAUSE), self._check, watched)
+            pause = max(again, LEAST_PAUSE, self._client_clock.least_pause)
+            watched.timer = self._clock.call_later(pause, self._check, watched)
+
+    def _forget(self, watched: WatchedLease) -> None:
+        self._watched.discard(watched)
+        self._cancel_timer(watched)
 
     @staticmethod
     def _cancel_timer(watched: WatchedLease) -> None:
@@ -209,8 +228,8 @@ class _Callbacks:
 class _TaskCallbacks(_Callbacks):
     """Calls back in the event loop. A coroutine runs as a task."""
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: Clock, client_clock: MemoryClientClock) -> None:
+        super().__init__(clock, client_clock)
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def in_loop(self, call: Callable[[], object]) -> None:
@@ -247,6 +266,7 @@ class _MemoryRuntime(RuntimeBase):
     installation = INSTALLATION
     keepalive: _KeepAlive
     listener: _Listener
+    callbacks: _Callbacks
 
     def __init__(
         self,
@@ -257,7 +277,10 @@ class _MemoryRuntime(RuntimeBase):
         super().__init__(flows, grace=None)
         self.database = database
         self.clock = database.clock
-        self.keepalive = _KeepAlive(database, flows)
+        client_clock = flows.clock
+        assert isinstance(client_clock, MemoryClientClock)
+        self.client_clock = client_clock
+        self.keepalive = _KeepAlive(database, client_clock, flows)
         self.listener = _Listener(self, waiter)
         self.new_event = lambda: ClockEvent(self.clock)
         database.connect(flows.client, self.listener.waiters)
@@ -270,6 +293,11 @@ class _MemoryRuntime(RuntimeBase):
             return self.database.call(effect)
         assert isinstance(effect, JoinQueue)
         return self.listener.join_queue(effect.name, effect.attempt)
+
+    def check_now(self) -> None:
+        """Check all leases at this moment, because the clock of this client has resumed."""
+        self.callbacks.check_now()
+        self.keepalive.check_now()
 
     def _shut_down(self) -> None:
         """Release the leases that are still held, and give up the tickets."""
@@ -291,7 +319,7 @@ class MemoryRuntime(_MemoryRuntime):
 
     def __init__(self, database: MemoryDatabase, flows: LockFlows) -> None:
         super().__init__(database, flows, _Waiter)
-        self.callbacks = _Callbacks(self.clock)
+        self.callbacks = _Callbacks(self.clock, self.client_clock)
 
     def run(self, flow: Flow[T]) -> T:
         """Perform a flow."""
@@ -340,7 +368,7 @@ class AsyncMemoryRuntime(_MemoryRuntime):
 
     def __init__(self, database: MemoryDatabase, flows: LockFlows) -> None:
         super().__init__(database, flows, _TaskWaiter)
-        self.callbacks = _TaskCallbacks(self.clock)
+        self.callbacks: _TaskCallbacks = _TaskCallbacks(self.clock, self.client_clock)
 
     async def run(self, flow: Flow[T]) -> T:
         """Perform a flow."""

@@ -48,6 +48,59 @@ def test_thawed_holder_goes_on_if_it_still_holds_the_lock(client: MemoryClient, 
     assert lease.remaining() > 0
 
 
+def test_frozen_client_renews_no_other_lease_and_finds_the_loss_when_it_thaws(
+    client: MemoryClient, chaos: MemoryChaos
+) -> None:
+    calls: list[tuple[str, float]] = []
+    frozen, other = client.lock("a", ttl=30).acquire(), client.lock("b", ttl=30).acquire()
+    other.on_lost(lambda error: calls.append((error.name, client.clock())))
+    chaos.freeze(frozen)
+    client.clock.tick(40)
+    assert other.remaining() > 0, "its clock has stopped"
+    with MemoryClient(client.database) as successor:
+        assert successor.lock("b").try_acquire()
+    assert calls == []
+    chaos.thaw(frozen)
+    assert calls == [("b", 40.0)]
+    with pytest.raises(dblock.LeaseLost):
+        frozen.raise_if_lost()
+
+
+def test_thawed_holder_is_warned_at_once_and_loses_its_lease_at_the_usual_moment(
+    client: MemoryClient, chaos: MemoryChaos
+) -> None:
+    calls: list[float] = []
+    lease = client.lock("a", ttl=30, keep_alive=False).acquire()
+    lease.on_danger(lambda left: calls.append(client.clock()), before=5)
+    lease.on_lost(lambda error: calls.append(client.clock()))
+    client.clock.tick(1)
+    chaos.freeze(lease)
+    client.clock.tick(25)
+    assert calls == []
+    chaos.thaw(lease)
+    client.clock.tick(20)
+    assert calls == [pytest.approx(26), pytest.approx(29.4)]
+
+
+def test_clock_passes_quickly_for_a_client_frozen_just_before_its_end(client: MemoryClient, chaos: MemoryChaos) -> None:
+    lease = client.lock("a", ttl=30, keep_alive=False).acquire()
+    lease.on_lost(lambda error: None)
+    client.clock.tick(29.4 - 1e-6)
+    chaos.freeze(lease)
+    client.clock.tick(60)
+    lease.raise_if_lost()
+
+
+def test_lease_of_another_kind_of_client_is_refused(chaos: MemoryChaos) -> None:
+    from dblock._core.lease_state import LeaseState
+    from dblock._core.replies import Grant
+
+    with pytest.raises(dblock.InvalidArgument, match="does not belong to a memory client"):
+        chaos.freeze(LeaseState(Grant("a", 1, 0.0, 30.0, 0.0), 30.0))
+    with pytest.raises(dblock.InvalidArgument, match="takes a lease; got str"):
+        chaos.freeze("a")
+
+
 def test_expired_lease_is_lost_at_once_and_its_waiter_is_served(client: MemoryClient, chaos: MemoryChaos) -> None:
     lost: list[str] = []
     lease = client.lock("a").acquire()
