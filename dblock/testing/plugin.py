@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dblock.testing.leaks import Watch
     from dblock.testing.private_database import PrivateDatabase
     from dblock.testing.warm_client import WarmClient
+    from dblock.testing.warm_connections import WarmConnections
 
 _FOLDER = pytest.StashKey[Path]()
 
@@ -111,8 +112,19 @@ def dblock_client(dblock_dsn: str, _dblock_warm_client: WarmClient, _dblock_watc
     _dblock_warm_client.take_back(_dblock_watch)
 
 
+@pytest.fixture(scope="session")
+def _dblock_warm_connections(_dblock_database: PrivateDatabase) -> Iterator[WarmConnections]:
+    from dblock.testing.warm_connections import WarmConnections
+
+    warm = WarmConnections(_dblock_database.dsn)
+    yield warm
+    warm.close()
+
+
 @pytest.fixture
-def dblock_async_client(dblock_dsn: str, dblock_schema: str, _dblock_watch: Watch) -> Iterator[AsyncClient]:
+def dblock_async_client(
+    dblock_schema: str, _dblock_warm_connections: WarmConnections, _dblock_watch: Watch
+) -> Iterator[AsyncClient]:
     """An AsyncClient of the test's database, closed at the end of the test.
 
     It belongs to the event loop of its first call, so it works with every plugin that runs asynchronous tests. It has
@@ -121,17 +133,31 @@ def dblock_async_client(dblock_dsn: str, dblock_schema: str, _dblock_watch: Watc
     from dblock.async_client import AsyncClient
     from dblock.testing.leaks import close
 
-    client = AsyncClient(dblock_dsn, schema=dblock_schema, presence=None)
+    warm = _dblock_warm_connections
+    client = AsyncClient(warm, schema=dblock_schema, presence=None)  # type: ignore[arg-type]
     yield client
     _dblock_watch.note_calls()  # before the client releases it
+    if _dblock_watch.left or _dblock_watch.disturbed:
+        warm.close()
+    else:
+        warm.take_back(client)
     close(client)
 
 
 @pytest.fixture
-def chaos(_dblock_database: PrivateDatabase, _dblock_watch: Watch) -> Iterator[Chaos]:
+def chaos(
+    _dblock_database: PrivateDatabase,
+    _dblock_warm_client: WarmClient,
+    _dblock_warm_connections: WarmConnections,
+    _dblock_watch: Watch,
+) -> Iterator[Chaos]:
     """What goes wrong in production, on request, for the clients of this test. Undone at its end."""
     from dblock.testing.chaos import PostgresChaos
 
+    # Only what this test uses is disturbed.
+    _dblock_warm_connections.close()
+    if not _dblock_watch.lent:
+        _dblock_warm_client.close()
     made = PostgresChaos(_dblock_database, _dblock_watch)
     yield made
     made.undo()

@@ -119,6 +119,42 @@ async def test_loop_that_stays_open(dblock_async_client):
         assert lease.token
 
 
+backends = []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("time", range(8))  # psycopg treats a statement in another way after its fifth use
+async def test_connection(dblock_async_client, time):
+    async with dblock_async_client.lock("x"):
+        pass
+    (idle,) = dblock_async_client._runtime.runner._pool._idle
+    backends.append(idle.connection.info.backend_pid)
+
+
+@pytest.mark.asyncio
+async def test_connection_after_an_end_of_sessions(dblock_async_client, dblock_dsn):
+    import psycopg
+
+    assert len(backends) == 8 and len(set(backends)) == 1
+    with psycopg.connect(dblock_dsn) as connection:
+        connection.execute("SELECT pg_terminate_backend(%s, 10000)", [backends[-1]])
+    async with dblock_async_client.lock("x"):
+        pass
+    (idle,) = dblock_async_client._runtime.runner._pool._idle
+    backends.append(idle.connection.info.backend_pid)
+    assert backends[-1] != backends[0]
+
+
+@pytest.mark.asyncio
+async def test_connection_after_chaos(chaos, dblock_async_client):
+    assert chaos.kill_backend() == 0
+    async with dblock_async_client.lock("x"):
+        pass
+    (idle,) = dblock_async_client._runtime.runner._pool._idle
+    assert idle.connection.info.backend_pid not in backends
+    chaos.slow(1)
+
+
 @pytest.fixture
 def anyio_backend():
     return "asyncio"
@@ -199,6 +235,9 @@ def project(tmp_path: Path) -> Path:
         "test_lock_of_a_fixture",
         "test_asyncio",
         "test_loop_that_stays_open",
+        "test_connection[7]",
+        "test_connection_after_an_end_of_sessions",
+        "test_connection_after_chaos",
         "test_anyio",
         "test_chaos_is_undone_before_the_client_is_closed",
         "test_chaos_reaches_the_client",
