@@ -18,6 +18,11 @@ VARIABLE = "DBLOCK_POSTGRES"
 """The environment variable that names a folder of programs to use instead of the wheel's."""
 
 
+def are_installed() -> bool:
+    """Return whether there are programs to use: those of the wheel, or a folder in $DBLOCK_POSTGRES."""
+    return bool(os.environ.get(VARIABLE)) or importlib.util.find_spec(PACKAGE) is not None
+
+
 def find(folder: Path, account: Account) -> Path:
     """Return the folder with `postgres` and the other programs, which the account can run.
 

