@@ -17,7 +17,7 @@ from typing import Any
 
 from dblock._core.effects import Call, Row
 from dblock._core.lease_state import LeaseState
-from dblock._core.options import Seconds, check_seconds, quoted
+from dblock._core.options import Seconds, check_name, check_seconds, quoted
 from dblock._runtime import connection as connections
 from dblock.client import Client
 from dblock.errors import InvalidArgument
@@ -25,6 +25,7 @@ from dblock.lease import Lease
 from dblock.testing.chaos_verbs import check_delay, check_sqlstate, state_of
 from dblock.testing.client_clock import ClientClock
 from dblock.testing.leaks import Watch, close
+from dblock.testing.memory.client_clock import MemoryClientClock
 from dblock.testing.private_database import PrivateDatabase
 
 TIMES = """
@@ -90,6 +91,7 @@ class PostgresChaos:
     def expire(self, lease: Any) -> None:
         """Let the ttl of a lease pass. Its holder finds out at once, unless it is frozen."""
         state = state_of(lease)
+        _check_real(state)
         self._execute(
             "UPDATE {schema}.distributed_locks SET expires_at = clock_timestamp()"
             " WHERE name = %s AND token = %s AND expires_at > clock_timestamp() RETURNING 1",
@@ -104,6 +106,7 @@ class PostgresChaos:
 
         The holder learns of it with its next renewal, as in production.
         """
+        check_name(name)
         if self._thief is None:
             self._thief = Client(self._database.dsn, schema=self._database.schema, holder="chaos")
         self._execute(
@@ -219,6 +222,17 @@ def _idle_sessions(client: Any) -> Iterator[int]:
 
 
 def _clock(state: LeaseState) -> ClientClock:
+    _check_real(state)
     if not isinstance(state.now, ClientClock):
-        raise InvalidArgument(f"The lease of lock {state.lock!r} belongs to a client that was made before the test.")
+        raise InvalidArgument(
+            f"The lease of lock {state.lock!r} belongs to a client that was made before the test. Make the client in "
+            "the test, or use dblock_client."
+        )
     return state.now
+
+
+def _check_real(state: LeaseState) -> None:
+    if isinstance(state.now, MemoryClientClock):
+        raise InvalidArgument(
+            f"The lease of lock {state.lock!r} is one of a memory client. Use MemoryChaos(client.database) for it."
+        )

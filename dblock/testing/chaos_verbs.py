@@ -6,11 +6,12 @@ offer the same ones. This module also checks the arguments of both.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Protocol
 
 from dblock._core.lease_state import LeaseState
-from dblock._core.options import Seconds
+from dblock._core.options import Seconds, brief
 from dblock.errors import InvalidArgument
 
 
@@ -53,17 +54,21 @@ def state_of(lease: Any) -> LeaseState:
     state = lease if isinstance(lease, LeaseState) else getattr(lease, "_state", None)
     state = getattr(state, "grant", state)
     if not isinstance(state, LeaseState):
-        raise InvalidArgument(f"This verb takes a lease; got {type(lease).__name__}.")
+        raise InvalidArgument(f"This verb takes a lease, which lock.acquire() returns; got {brief(lease)}.")
     return state
 
 
 def check_sqlstate(sqlstate: str) -> None:
-    """Raise InvalidArgument unless this is a SQLSTATE."""
-    if not re.fullmatch("[0-9A-Z]{5}", sqlstate):
-        raise InvalidArgument(f"A SQLSTATE is five digits and capital letters, such as 53300; got {sqlstate!r}.")
+    """Raise InvalidArgument unless this is the SQLSTATE of an error."""
+    if not isinstance(sqlstate, str) or not re.fullmatch("[0-9A-Z]{5}", sqlstate):
+        raise InvalidArgument(
+            f"A SQLSTATE is text of five digits and capital letters, such as '53300'; got {brief(sqlstate)}."
+        )
+    if sqlstate.startswith("00"):
+        raise InvalidArgument(f"The SQLSTATE {sqlstate!r} means success. Give one of an error, such as '53300'.")
 
 
 def check_delay(ms: float) -> None:
-    """Raise InvalidArgument if the delay is negative."""
-    if ms < 0:
-        raise InvalidArgument(f"A call takes 0 ms longer or more; got {ms!r}.")
+    """Raise InvalidArgument unless this is a delay in milliseconds."""
+    if not isinstance(ms, (int, float)) or not 0 <= ms < math.inf:
+        raise InvalidArgument(f"A call takes 0 ms longer or more, as a number; got {brief(ms)}.")

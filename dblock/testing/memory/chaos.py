@@ -14,7 +14,7 @@ from psycopg import errors as pg
 
 from dblock._core.effects import Call
 from dblock._core.lease_state import LeaseState
-from dblock._core.options import Seconds, check_seconds
+from dblock._core.options import Seconds, brief, check_name, check_seconds
 from dblock._runtime.error_mapping import translate
 from dblock.errors import InvalidArgument
 from dblock.lease import Lease
@@ -28,6 +28,10 @@ class MemoryChaos:
     """The verbs for all clients of a database in memory. As a context manager it undoes them at the end."""
 
     def __init__(self, database: MemoryDatabase) -> None:
+        if not isinstance(database, MemoryDatabase):
+            raise InvalidArgument(
+                f"MemoryChaos takes a MemoryDatabase, which is client.database; got {brief(database)}."
+            )
         self._database = database
         self._frozen: dict[LeaseState, tuple[bool, Any]] = {}
         """The frozen leases: whether each was kept alive before, and the runtime of its client."""
@@ -41,7 +45,7 @@ class MemoryChaos:
 
         The clock of its client stops, so the client renews no other lease either, and none of its waits times out.
         """
-        state = state_of(lease)
+        state = self._state_of(lease)
         if state not in self._frozen:
             _clock(state).stop()
             self._frozen[state] = state.keep_alive, lease._runtime
@@ -49,7 +53,7 @@ class MemoryChaos:
 
     def thaw(self, lease: Any) -> None:
         """Let a frozen holder continue. It finds out at once whether it still holds the lock."""
-        state = state_of(lease)
+        state = self._state_of(lease)
         if state not in self._frozen:
             return
         kept_alive, runtime = self._frozen.pop(state)
@@ -66,7 +70,7 @@ class MemoryChaos:
 
     def expire(self, lease: Any) -> None:
         """Let the ttl of a lease pass. Its holder finds out at once, unless it is frozen."""
-        state = state_of(lease)
+        state = self._state_of(lease)
         store = self._database.store
         row = store.tables.rows.get(state.name)
         if row is not None and row.token == state.token and row.expires_at > store.now():
@@ -81,6 +85,7 @@ class MemoryChaos:
 
         The holder learns of it with its next renewal, as in production.
         """
+        check_name(name)
         if self._thief is None:
             self._thief = MemoryClient(self._database, holder="chaos")
         store = self._database.store
@@ -133,6 +138,15 @@ class MemoryChaos:
             self._thief = None
             self._stolen.clear()
 
+    def _state_of(self, lease: Any) -> LeaseState:
+        state = state_of(lease)
+        if not isinstance(state.now, MemoryClientClock) or state.now.clock is not self._database.clock:
+            raise InvalidArgument(
+                f"The lease of lock {state.lock!r} is not one of this database. Use MemoryChaos(client.database) with "
+                "its own client, or the fixture chaos for a client of Postgres."
+            )
+        return state
+
     def _before_each(self, call: Call) -> None:
         self._database.clock.pass_unnoticed(self._slower)
         if self._sqlstate is not None:
@@ -152,6 +166,5 @@ class MemoryChaos:
 
 
 def _clock(state: LeaseState) -> MemoryClientClock:
-    if not isinstance(state.now, MemoryClientClock):
-        raise InvalidArgument(f"The lease of lock {state.lock!r} does not belong to a memory client.")
+    assert isinstance(state.now, MemoryClientClock)
     return state.now

@@ -9,13 +9,14 @@ class MemoryClientClock:
     """Counts the trust windows of one client."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
+        """The clock that the test moves."""
         self._stopped_at: float | None = None
         self.calendar = clock.calendar
 
     def __call__(self) -> float:
         """Return the seconds since the start of the test's clock."""
-        return self._clock._now if self._stopped_at is None else self._stopped_at
+        return self.clock._now if self._stopped_at is None else self._stopped_at
 
     @property
     def least_pause(self) -> float:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from dblock._core.effects import Call, Row
-from dblock.errors import DblockError
+from dblock._core.options import brief
+from dblock.errors import DblockError, InvalidArgument
 from dblock.testing.clock import Clock
 from dblock.testing.database.columns import UnknownStatement
 from dblock.testing.database.fence import Fence
@@ -46,6 +47,8 @@ class MemoryDatabase:
     """One database in memory. Clients that share it compete for the same locks."""
 
     def __init__(self, clock: Clock | None = None) -> None:
+        if clock is not None and not isinstance(clock, Clock):
+            raise InvalidArgument(f"The clock of a memory client is a dblock.testing.Clock; got {brief(clock)}.")
         self.clock = Clock() if clock is None else clock
         self.step = 0.0
         """Seconds by which the clock of the database is ahead of that of its clients."""

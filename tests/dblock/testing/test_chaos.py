@@ -11,7 +11,7 @@ import pytest
 
 import dblock
 from dblock._runtime import connection as connections
-from dblock.testing import Chaos
+from dblock.testing import Chaos, MemoryClient
 from dblock.testing.chaos import PostgresChaos
 from dblock.testing.leaks import Watch
 from dblock.testing.private_database import PrivateDatabase
@@ -203,10 +203,29 @@ def test_clock_that_is_stepped_lets_leases_expire(
         assert taken.token > lease.token
 
 
-@pytest.mark.parametrize("wrong", [lambda c: c.deny("bad"), lambda c: c.slow(-1), lambda c: c.freeze("a")])
-def test_wrong_arguments_are_refused(chaos: PostgresChaos, wrong: Callable[[PostgresChaos], None]) -> None:
-    with pytest.raises(dblock.InvalidArgument):
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda c: c.deny("bad"), "such as '53300'; got 'bad'"),
+        (lambda c: c.deny(53300), "text .* such as '53300'; got 53300"),
+        (lambda c: c.deny("00000"), "means success"),
+        (lambda c: c.slow(-1), "0 ms longer or more, as a number; got -1"),
+        (lambda c: c.slow("5"), "as a number; got '5'"),
+        (lambda c: c.freeze("a"), r"which lock.acquire\(\) returns; got 'a'"),
+        (lambda c: c.steal(5), "name is text; got int 5"),
+    ],
+)
+def test_wrong_arguments_are_refused(chaos: PostgresChaos, wrong: Callable[[PostgresChaos], None], says: str) -> None:
+    with pytest.raises(dblock.InvalidArgument, match=says):
         wrong(chaos)
+
+
+def test_lease_of_a_memory_client_is_refused_by_each_verb(chaos: PostgresChaos) -> None:
+    with MemoryClient() as client, client.lock("a") as lease:
+        for verb in (chaos.freeze, chaos.expire):
+            with pytest.raises(dblock.InvalidArgument, match="lock 'a' is one of a memory client"):
+                verb(lease)
+        lease.raise_if_lost()
 
 
 def test_lease_of_a_client_that_is_not_watched_cannot_be_frozen(client: dblock.Client, chaos: PostgresChaos) -> None:

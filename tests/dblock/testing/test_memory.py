@@ -205,6 +205,8 @@ def test_clock_and_database_of_a_client_are_checked(client: MemoryClient) -> Non
     for wrong in ("postgresql://localhost", 3):
         with pytest.raises(dblock.InvalidArgument, match="MemoryDatabase"):
             MemoryClient(wrong)  # type: ignore[arg-type]
+    with pytest.raises(dblock.InvalidArgument, match="is a dblock.testing.Clock; got 5"):
+        MemoryClient(clock=5)  # type: ignore[arg-type]
     with pytest.raises(dblock.InvalidArgument, match="clock already"):
         MemoryClient(client.database, clock=Clock())
     for seconds in (-1, float("inf"), "1"):

@@ -95,9 +95,9 @@ def test_lease_of_another_kind_of_client_is_refused(chaos: MemoryChaos) -> None:
     from dblock._core.lease_state import LeaseState
     from dblock._core.replies import Grant
 
-    with pytest.raises(dblock.InvalidArgument, match="does not belong to a memory client"):
+    with pytest.raises(dblock.InvalidArgument, match="is not one of this database"):
         chaos.freeze(LeaseState(Grant("a", 1, 0.0, 30.0, 0.0), 30.0))
-    with pytest.raises(dblock.InvalidArgument, match="takes a lease; got str"):
+    with pytest.raises(dblock.InvalidArgument, match="takes a lease, .*; got 'a'"):
         chaos.freeze("a")
 
 
@@ -157,3 +157,21 @@ def test_stepped_clock_lets_leases_expire_in_the_database_alone(client: MemoryCl
         assert other.lock("a").try_acquire()
     with pytest.raises(dblock.LeaseLost):
         lease.renew()
+
+
+def test_lease_of_another_database_is_refused(client: MemoryClient, chaos: MemoryChaos) -> None:
+    with MemoryClient() as other, other.lock("a") as lease:
+        for verb in (chaos.freeze, chaos.thaw, chaos.expire):
+            with pytest.raises(dblock.InvalidArgument, match="lock 'a' is not one of this database"):
+                verb(lease)
+        lease.raise_if_lost()
+
+
+def test_client_in_place_of_its_database_is_refused(client: MemoryClient) -> None:
+    with pytest.raises(dblock.InvalidArgument, match=r"which is client\.database; got <MemoryClient>"):
+        MemoryChaos(client)  # type: ignore[arg-type]
+
+
+def test_name_of_a_stolen_lock_is_text(client: MemoryClient, chaos: MemoryChaos) -> None:
+    with client.lock("a") as lease, pytest.raises(dblock.InvalidArgument, match="name is text"):
+        chaos.steal(lease)  # type: ignore[arg-type]
