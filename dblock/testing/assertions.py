@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dblock.errors import DblockError
+from dblock._core.options import brief
+from dblock.errors import DblockError, InvalidArgument
 from dblock.observability import ObservedHold, ObservedWait
 from dblock.testing import leaks
 from dblock.testing.locations import UNKNOWN, Location
@@ -19,6 +20,9 @@ def assert_order(expected: Sequence[str]) -> None:
 
     Each item is the name of a lock, or a holder and a lock: `"worker 1: invoice:42"`.
     """
+    __tracebackhide__ = True  # pytest shows the line of the test, and not this function
+    if isinstance(expected, str) or not all(isinstance(name, str) for name in expected):
+        raise InvalidArgument(f"assert_order takes a list of the names of locks; got {brief(expected)}.")
     granted = _watch().grants
     if len(granted) == len(expected):
         pairs = zip(granted, expected, strict=True)
@@ -35,6 +39,7 @@ def assert_order(expected: Sequence[str]) -> None:
 @contextmanager
 def no_waits() -> Iterator[None]:
     """Raise AssertionError if a call in the block had to wait for a lock, or did not get it."""
+    __tracebackhide__ = True
     watch = _watch()
     before = len(watch.queued)
     yield
@@ -66,5 +71,8 @@ def _describe_grant(hold: ObservedHold, location: Location | None) -> str:
 
 def _watch() -> leaks.Watch:
     if leaks.current is None:
-        raise DblockError("No client is watched. Use this in a test with dblock_client or another fixture of dblock.")
+        raise DblockError(
+            "No client is watched. Use this in a test with dblock_client or another fixture of dblock. Memory clients "
+            "are not watched."
+        )
     return leaks.current

@@ -37,6 +37,14 @@ def test_order_of_no_grants_says_so(holder: dblock.Client) -> None:
         assert_order(["a"])
 
 
+@pytest.mark.parametrize("wrong", ["a", [5]])
+def test_order_of_anything_but_names_is_refused(holder: dblock.Client, wrong: list[str]) -> None:
+    with holder.lock("a"):
+        pass
+    with pytest.raises(dblock.InvalidArgument, match="takes a list of the names of locks"):
+        assert_order(wrong)
+
+
 def test_block_without_waits_is_accepted(holder: dblock.Client) -> None:
     with no_waits(), holder.lock("a"):
         pass
