@@ -7,12 +7,13 @@ import contextlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from dblock.errors import InvalidArgument
 from dblock.testing.locations import Location, user_location
+from dblock.testing.proof.gate import OWN
 
 GIVEN = ("dsn", "client", "connection", "engine", "lease")
 
@@ -100,8 +101,12 @@ class Holder:
             if "engine" in self._asked:
                 from sqlalchemy import create_engine
 
-                given["engine"] = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
-                stack.callback(given["engine"].dispose)
+                names = _names(dsn)
+                engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(next(names)))
+                stack.callback(engine.dispose)
+                engine.connect().close()
+                engine.dispose()
+                given["engine"] = engine
             if "lease" in self._asked:
                 given["lease"] = stack.enter_context(given["client"].lock(self._lock))
             if "connection" in self._asked:
@@ -121,16 +126,33 @@ class Holder:
             if "engine" in self._asked:
                 from sqlalchemy.ext.asyncio import create_async_engine
 
-                given["engine"] = create_async_engine(
-                    "postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(dsn)
+                names = _names(dsn)
+                engine = create_async_engine(
+                    "postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(next(names))
                 )
-                stack.push_async_callback(given["engine"].dispose)
+                stack.push_async_callback(engine.dispose)
+                await (await engine.connect()).close()
+                await engine.dispose()
+                given["engine"] = engine
             if "lease" in self._asked:
                 given["lease"] = await stack.enter_async_context(given["client"].lock(self._lock))
             if "connection" in self._asked:
                 connecting = await psycopg.AsyncConnection.connect(dsn)
                 given["connection"] = await stack.enter_async_context(connecting)
             await self._function(**{name: given[name] for name in self._asked})
+
+
+def _names(dsn: str) -> Iterator[str]:
+    """Yield the DSNs of the connections of an engine.
+
+    Over the first one, SQLAlchemy asks for the version and the settings of the server. These are no statements of the
+    function, so that connection has the name of dblock's own.
+    """
+    from psycopg.conninfo import make_conninfo
+
+    yield make_conninfo(dsn, application_name=OWN.decode())
+    while True:
+        yield dsn
 
 
 def _location_of_task(task: asyncio.Task[Any]) -> Location | None:

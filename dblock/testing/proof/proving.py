@@ -25,13 +25,13 @@ from typing import Any
 
 import psycopg
 
-from dblock._core.options import quoted
+from dblock._core.options import brief, quoted
 from dblock._core.schema_version import DEFAULT_SCHEMA, check_name
-from dblock.errors import DblockError
+from dblock.errors import DblockError, InvalidArgument
 from dblock.testing.client_clock import ClientClock
 from dblock.testing.leaks import Watch, watching
 from dblock.testing.proof.gate import Gate, Statement
-from dblock.testing.proof.holder import Holder
+from dblock.testing.proof.holder import GIVEN, Holder
 from dblock.testing.proof.report import Report, Unsafe
 from dblock.testing.proof.tables import Rows, Tables, difference, values
 
@@ -74,6 +74,8 @@ def prove_fenced(
     differ without that. One run may take `patience`.
     """
     check_name(schema)
+    if not isinstance(dsn, str):
+        raise InvalidArgument(f"prove_fenced takes a DSN as text, such as that of dblock_dsn; got {brief(dsn)}.")
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SET TimeZone TO 'UTC'")
         proof = _Proof(function, dsn, schema, lock, reset, patience, Tables(connection, tables, ignore), connection)
@@ -232,11 +234,20 @@ class _Proof:
 
     def _record(self) -> list[Statement]:
         with self._run() as run:
+            before = self.tables.read()
             run.start()
             if (error := run.first_error()) is not None:
                 raise error
             if not run.gate.statements:
-                raise DblockError("The function sent no statement, so there is nothing to prove.")
+                raise DblockError(
+                    "The function sent no statement over what its parameters gave it, so there is nothing to prove. "
+                    f"Does it use a connection of its own? Let it reach the database by one of {', '.join(GIVEN)}."
+                )
+            if self.tables.read() == before:
+                raise DblockError(
+                    "The function changed no row of the tables that are compared, so there is nothing to prove. Give "
+                    "it something to do, such as rows to change, and look at `dsn` and `tables`."
+                )
             return list(run.gate.statements)
 
     def _harm(self, number: int) -> str:

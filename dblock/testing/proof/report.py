@@ -8,6 +8,11 @@ from dblock.testing.proof.gate import Statement
 
 SHOWN = 120
 
+REMEDY = (
+    "A holder that is paused before one of these writes after the next holder. Call lease.assert_held(connection) in "
+    "the transaction that writes, or write through a fence of fenced_store."
+)
+
 
 @dataclass(frozen=True)
 class Unsafe:
@@ -42,7 +47,7 @@ class Report:
         if self.safe:
             return f"{self.function} is fenced: frozen at each of its {count} statements, it did no harm."
         lines = [f"{self.function} is not fenced. {len(self.unsafe)} of its {count} statements are not safe:"]
-        return "\n".join([*lines, *(f"  - {one}" for one in self.unsafe)])
+        return "\n".join([*lines, *(f"  - {one}" for one in self.unsafe), REMEDY])
 
 
 def shortened(text: str) -> str:

@@ -44,6 +44,9 @@ class Tables:
         self, connection: psycopg.Connection[Any], compared: Sequence[str] | None, ignore: Sequence[str]
     ) -> None:
         """Save the rows of all tables. `compared` are the tables to compare, all if None."""
+        for option, names in (("tables", compared), ("ignore", ignore)):
+            if isinstance(names, str):
+                raise InvalidArgument(f"{option} is a list of names, such as {option}=[{names!r}]; got {names!r}.")
         self._connection = connection
         self._schema = f"dblock_proof_{uuid.uuid4().hex[:12]}"
         found: list[tuple[str, str, bool]] = connection.execute(FIND.encode()).fetchall()
@@ -58,6 +61,7 @@ class Tables:
         else:
             self._compared = [self._known(name, found) for name in compared]
         self._columns = {table: connection.execute(COLUMNS, [table, table]).fetchall() for table in self._tables}
+        self._check_columns(ignore)
         self._sequences: dict[str, tuple[int, bool]] = {}
         self._bypass = self._may_bypass()
         self._save()
@@ -66,7 +70,17 @@ class Tables:
         for schema, table, _ in found:
             if name in (table, f"{schema}.{table}"):
                 return f"{quoted(schema)}.{quoted(table)}"
-        raise InvalidArgument(f"There is no table {name!r} in this database.")
+        raise InvalidArgument(
+            f"There is no table {name!r} in this database. It has: "
+            f"{', '.join(f'{schema}.{table}' for schema, table, _ in found) or 'none'}."
+        )
+
+    def _check_columns(self, ignore: Sequence[str]) -> None:
+        query = "SELECT DISTINCT attname FROM pg_attribute WHERE attrelid = ANY(%s::regclass[]) AND attnum > 0"
+        known = {name for (name,) in self._connection.execute(query, [self._tables]).fetchall()}
+        for name in ignore:
+            if name not in known:
+                raise InvalidArgument(f"No table has a column {name!r} to ignore. Give the name of the column alone.")
 
     def _may_bypass(self) -> bool:
         """Return whether this role may switch off triggers, so that no fence refuses what is put back."""

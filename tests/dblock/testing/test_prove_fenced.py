@@ -209,11 +209,66 @@ def test_failure_of_the_function_itself_is_raised(bank: str) -> None:
         prove_fenced(fails, dsn=bank)
 
 
+def fenced_entry_and_plain_update(lease: dblock.Lease, connection: psycopg.Connection[Any]) -> None:
+    with connection.transaction():
+        lease.assert_held(connection)
+        connection.execute("INSERT INTO entries (amount) VALUES (10)")
+    connection.execute(COUNT)
+
+
 def test_table_and_columns_that_are_not_compared_do_not_count(bank: str) -> None:
-    report = prove_fenced(plain_update, dsn=bank, tables=["entries"])
-    assert report.safe
-    with pytest.raises(dblock.InvalidArgument, match="no table 'nothing'"):
-        prove_fenced(plain_update, dsn=bank, tables=["nothing"])
+    assert not prove_fenced(fenced_entry_and_plain_update, dsn=bank).safe
+    report = prove_fenced(fenced_entry_and_plain_update, dsn=bank, tables=["entries"])
+    assert report.safe, str(report)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tables": ["nothing"]}, "no table 'nothing' in this database. It has: .*public.accounts"),
+        ({"tables": "accounts"}, r"tables=\['accounts'\]; got 'accounts'"),
+        ({"ignore": "changed"}, r"ignore=\['changed'\]; got 'changed'"),
+        ({"ignore": ["accounts.changed"]}, "No table has a column 'accounts.changed'"),
+        ({"dsn": 5}, "a DSN as text, such as that of dblock_dsn; got 5"),
+    ],
+)
+def test_wrong_option_is_refused(bank: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(dblock.InvalidArgument, match=says):
+        prove_fenced(plain_update, **{"dsn": bank, **options})
+
+
+def test_function_that_shows_the_proof_nothing_is_refused(bank: str) -> None:
+    def has_its_own_connection(client: dblock.Client) -> None:
+        with psycopg.connect(bank) as connection:
+            connection.execute(COUNT)
+
+    def only_reads(connection: psycopg.Connection[Any]) -> None:
+        connection.execute("SELECT balance FROM accounts")
+
+    with pytest.raises(dblock.DblockError, match="sent no statement .* a connection of its own"):
+        prove_fenced(has_its_own_connection, dsn=bank)
+    with pytest.raises(dblock.DblockError, match="changed no row of the tables that are compared"):
+        prove_fenced(only_reads, dsn=bank)
+    with pytest.raises(dblock.DblockError, match="changed no row of the tables that are compared"):
+        prove_fenced(plain_update, dsn=bank, tables=["entries"])
+
+
+def over_an_engine(lease: dblock.Lease, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(COUNT))
+
+
+async def over_an_async_engine(lease: dblock.AsyncLease, engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        await connection.execute(text(COUNT))
+
+
+@pytest.mark.parametrize("function", [over_an_engine, over_an_async_engine])
+def test_statements_of_an_engine_are_those_of_the_function_alone(bank: str, function: Any) -> None:
+    report = prove_fenced(function, dsn=bank)
+    assert [one.text for one in report.statements] == ["BEGIN", COUNT, "COMMIT"]
+    assert unsafe_statements(report) == ["BEGIN", COUNT]
+    assert str(report).endswith("or write through a fence of fenced_store.")
 
 
 def test_proof_works_over_tcp_and_with_a_password(tcp_dsn: str) -> None:
