@@ -162,8 +162,11 @@ def poll_interval(within: float) -> float:
 def must_cancel(error: BaseException, raw: RawConnection) -> bool:
     """Return whether a statement is still under way that has no caller any more, and can be cancelled in bounded time.
 
-    psycopg cancels by itself on Ctrl-C and cancellation, but not for other errors that a signal handler raises.
+    psycopg cancels by itself on Ctrl-C and cancellation, but not for other errors that a signal handler raises. A
+    coroutine that is garbage-collected after its event loop cannot await anything.
     """
+    if isinstance(error, GeneratorExit):
+        return False
     return raw.busy and (capabilities.has_cancel_safe() or not is_overdue(error))
 
 

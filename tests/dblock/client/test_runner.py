@@ -141,6 +141,19 @@ def test_interrupt_that_the_caller_already_handles_does_not_end_the_call(runner:
         assert trouble.raise_or_retry(error, None) is True
 
 
+async def test_call_that_is_dropped_with_its_loop_closes_its_connection_and_waits_for_nothing(dsn: str) -> None:
+    runner = AsyncRunner(resolve(dsn), "dblock", 1, 5, prepares=False)
+    assert await runner.call(ONE, False) == ("1",)
+    (raw,) = runner._pool._idle
+    asleep = runner.call(Call(b"SELECT pg_sleep(60)", ()), False)
+    waiting = asleep.send(None)
+    assert waiting is not None
+    waiting._asyncio_future_blocking = False
+    asleep.close()  # as the garbage collector does
+    assert raw.connection.closed
+    runner.close()
+
+
 def test_statement_given_up_while_it_is_prepared_is_not_prepared_again(dsn: str) -> None:
     """A second PREPARE would fail, as where connections lose their statements, and the runner would stop preparing."""
     with Proxy(dsn) as proxy:
