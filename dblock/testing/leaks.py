@@ -51,7 +51,7 @@ class Watch(Observer):
         self.queued: list[tuple[ObservedWait, Location | None]] = []
         """All calls of this test that had to wait in a queue, or did not get the lock."""
         self.at_end: list[Callable[[], object]] = []
-        """What is called at the end of the test, before a client is closed."""
+        """What undoes the chaos verbs at the end of the test, before a client is closed."""
         self.left: list[str] = []
         """One sentence for each thing that the test has left behind."""
         self._threads = set(threading.enumerate())
@@ -84,10 +84,14 @@ class Watch(Observer):
         """Return the line at which this process was granted a lock under this token."""
         return next((location for hold, location in self.grants if hold.token == token), None)
 
-    def note_calls(self) -> None:
-        """Note each lease that is held and each call that waits, by any client of this test."""
+    def undo_chaos(self) -> None:
+        """Undo what the chaos verbs of this test have done."""
         while self.at_end:
             self.at_end.pop()()
+
+    def note_calls(self) -> None:
+        """Note each lease that is held and each call that waits, by any client of this test."""
+        self.undo_chaos()
         with self._lock:
             holds, waits = list(self.holds.items()), list(self.waits.items())
             self.holds.clear()

@@ -13,7 +13,8 @@ database of `--dblock-dsn`. Each process of pytest-xdist has its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Give every process of pytest-xdist the same folder."""
     node.workerinput["dblock_folder"] = str(_folder(node.config))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """Undo chaos before any fixture ends, so that the clients of other fixtures can release their leases."""
+    leaks = sys.modules.get("dblock.testing.leaks")
+    try:
+        if leaks is not None and leaks.current is not None:
+            leaks.current.undo_chaos()
+    finally:
+        result = yield
+    return result
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -183,6 +183,17 @@ def test_chaos_is_undone_before_the_client_is_closed(chaos, dblock_client):
     assert_order(["a", "b"])
 
 
+@pytest.fixture
+def own_client(dblock_dsn, dblock_schema):
+    with dblock.Client(dblock_dsn, schema=dblock_schema) as client:
+        yield client
+
+
+def test_chaos_is_undone_before_a_fixture_of_the_user_ends(chaos, own_client):
+    kept.append(own_client.lock("a").acquire())  # released when the client is closed
+    chaos.deny("53300")
+
+
 def test_chaos_reaches_the_client(chaos, dblock_client):
     with dblock_client.lock("a"):
         pass
@@ -240,6 +251,7 @@ def project(tmp_path: Path) -> Path:
         "test_connection_after_chaos",
         "test_anyio",
         "test_chaos_is_undone_before_the_client_is_closed",
+        "test_chaos_is_undone_before_a_fixture_of_the_user_ends",
         "test_chaos_reaches_the_client",
         "test_client_that_the_test_closes",
         "test_client_after_all_these",
