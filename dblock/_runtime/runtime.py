@@ -295,7 +295,10 @@ class TaskRuntime(_OpensLater):
     async def _open(self) -> AsyncRunner:
         import asyncio
 
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise not_in_asyncio() from None
         if self._loop is None:
             self._loop, self._opening = loop, asyncio.Lock()
         if self._loop is not loop:
@@ -353,3 +356,11 @@ class TaskRuntime(_OpensLater):
                 self.installation = runner.installation
                 self.runner = runner
             return self.runner
+
+
+def not_in_asyncio() -> DblockError:
+    """Return the error for a call that no event loop of asyncio runs."""
+    return DblockError(
+        "An asynchronous client needs asyncio, and no event loop of asyncio runs this call. Under trio, use a Client "
+        "in a thread. In tests with anyio, let the fixture anyio_backend return 'asyncio'."
+    )

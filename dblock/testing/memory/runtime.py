@@ -19,7 +19,7 @@ from dblock._core.lease_state import LeaseState
 from dblock._core.waiters import HEARTBEAT_INTERVAL, LocalWaiter, LocalWaiters
 from dblock._runtime.callbacks import WatchedLease, guarded
 from dblock._runtime.keepalive import _KeepAliveBase
-from dblock._runtime.runtime import RuntimeBase
+from dblock._runtime.runtime import RuntimeBase, not_in_asyncio
 from dblock.errors import ClientClosed, DblockError
 from dblock.testing.clock import MOST_PARTS, Clock, ClockEvent, Timer, waits_forever
 from dblock.testing.database.statements import INSTALLATION
@@ -372,7 +372,10 @@ class AsyncMemoryRuntime(_MemoryRuntime):
 
     async def run(self, flow: Flow[T]) -> T:
         """Perform a flow."""
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise not_in_asyncio() from None
         self._loop = self._loop or loop
         if self._loop is not loop:
             raise DblockError("This AsyncMemoryClient belongs to another event loop. Make one for each loop.")

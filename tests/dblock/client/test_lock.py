@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 import dblock
+from dblock.testing import AsyncMemoryClient
 from tests.support.facade import Clients
 from tests.support.stages import first
 
@@ -281,6 +282,12 @@ async def test_many_first_calls_at_once_open_one_client(clients: Clients, owner:
     await asyncio.gather(*(client.lock(str(number)).holder() for number in range(10)))
     count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dblock'"
     assert owner.execute(count).fetchone() in ((1,), (2,))
+
+
+def test_async_client_that_asyncio_does_not_run_says_so(dsn: str) -> None:
+    for client in (dblock.AsyncClient(dsn), AsyncMemoryClient()):
+        with pytest.raises(dblock.DblockError, match="needs asyncio, .* Under trio"):
+            client.lock("a").acquire().send(None)
 
 
 def test_async_client_belongs_to_one_event_loop(dsn: str) -> None:
