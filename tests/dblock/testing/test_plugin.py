@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from dblock.testing.shared_server import new_folder
 from tests.support.inner_pytest import INI, PLUGIN, Result, command, environment, run_pytest
@@ -391,7 +393,9 @@ def test_run_without_a_database_says_what_to_do_and_shows_no_traceback(
 
 
 def test_dsn_of_the_user_may_name_the_driver_of_an_engine(project: Path, dsn: str) -> None:
-    done = run_pytest(project, "--dblock-dsn", dsn.replace("postgresql://", "postgresql+psycopg://"), "-k", "granted")
+    given = {name: quote(str(value), safe="") for name, value in conninfo_to_dict(dsn).items()}
+    url = "postgresql+psycopg://{user}@/{dbname}?host={host}&port={port}".format(**given)
+    done = run_pytest(project, "--dblock-dsn", url, "-k", "granted")
     assert done.code == 0, done.output
 
 
