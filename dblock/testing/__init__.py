@@ -49,7 +49,7 @@ _HOME = {
     "no_waits": "assertions",
     "prove_fenced": "proof",
 }
-"""The module of each name. They are imported at their first use, so that the plugin is light."""
+"""The module of each name. A module is imported when one of its names is first used, so that the plugin is light."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,7 @@
-"""What a test asserts of the locks that its code has taken. The messages name the holder, the token and the line.
+"""Assert in which order a test was granted its locks, and that no call waited for one.
 
-They know the clients that were made during a test with one of the plugin's fixtures.
+The assertions see the clients that were made during a test with one of the plugin's fixtures. Their messages name the
+holder, the token and the line.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def assert_order(expected: Sequence[str]) -> None:
             return
     lines = [f"  {number}. {_describe_grant(hold, location)}" for number, (hold, location) in enumerate(granted, 1)]
     raise AssertionError(
-        "\n".join([f"The locks were not granted in this order: {list(expected)}. They were granted so:", *lines])
+        "\n".join([f"The locks were not granted in this order: {list(expected)}. The order was:", *lines])
         if lines
         else f"The locks were not granted in this order: {list(expected)}. None was granted."
     )

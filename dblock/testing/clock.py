@@ -29,13 +29,13 @@ MOST_EVENTS = 2_000
 """How many events a wait without a timeout lets pass before it is an error."""
 
 MOST_PARTS = 10_000
-"""The same for a wait that consists of several parts, each with an end: whether they end together is not known."""
+"""How many timed waits in a row one call may make before it is an error. Each ends, but together they may not."""
 
 ROUNDS = 10
-"""How many turns of the event loop without a call of a client count as rest."""
+"""The event loop is at rest after so many turns in which no task calls a client."""
 
 MOST_ROUNDS = 1_000
-"""How many turns of the event loop a rest takes at most, if a task calls a client in each of them."""
+"""How many turns to wait for that rest at most, if tasks call clients again and again."""
 
 
 class WaitsForever(RuntimeError):
@@ -70,7 +70,7 @@ class Clock:
             raise InvalidArgument(f"A clock starts at a datetime with a time zone; got {brief(start)}.")
         self.auto = auto
         self.activity = 0
-        """Counts the calls of all clients, so that a test can tell whether any of them still has work to do."""
+        """How many calls all clients have made, so that `async_tick` sees whether tasks still call them."""
         self.lock = threading.RLock()
         """Guards everything that is counted on this clock."""
         self.changed = threading.Condition(self.lock)
@@ -148,11 +148,11 @@ class Clock:
 
     @property
     def is_due(self) -> bool:
-        """Whether something is due at this moment."""
+        """Whether a function is due at this moment."""
         return bool(self._soon or (self._timers and self._timers[0].at <= self._now))
 
     def run_due(self) -> None:
-        """Call what is due at this moment."""
+        """Call the functions that are due at this moment."""
         while self._next() <= self._now:
             self._step()
 
@@ -161,11 +161,11 @@ class Clock:
         self._soon.append(function)
 
     def pass_unnoticed(self, seconds: float) -> None:
-        """Let a call take so long. What is due by then happens after the call."""
+        """Move the clock by the duration of a call. Events that become due happen after the call."""
         self._now += seconds
 
     def wait(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Wait until something is over, or for so many seconds."""
+        """Wait until `is_over` returns True, or for so many seconds."""
         with self.changed:
             until = self._now + seconds
             if not self.auto:

@@ -1,10 +1,10 @@
 """Find what a test has left behind: held locks, tickets, open clients and threads, each with the line that made it.
 
-While a test is watched, every new client of this process gets an observer that notes the caller's line at each wait and
-each grant. That costs a walk over a few frames. A client that exists before is not watched, and one that no test
-watches pays nothing.
+During a test, a Watch observes every new client of this process. It notes the caller's line at each wait and each
+grant, which costs a walk over a few frames. A client that existed before the test is not watched, unless the plugin
+has lent it to the test.
 
-The observer knows what this process has done. What other processes have left is read from the database, without a line.
+A Watch sees only this process. The plugin finds in the database what other processes have left, without a line.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
+from dblock._runtime.shutdown import close_without_loop
 from dblock.client_base import ClientBase
 from dblock.observability import ObservedHold, ObservedWait, Observer
 from dblock.testing.client_clock import ClientClock
@@ -25,7 +26,7 @@ from dblock.testing.locations import UNKNOWN, Location, caller_location
 THREADS_END_WITHIN = 2.0
 
 HELPERS = ("dblock connecting", "dblock timer", "dblock timeout", "dblock callback")
-"""The names of the threads that a client starts for one task each."""
+"""The names of the threads that a client starts for a single call or callback."""
 
 current: Watch | None = None
 """The watch of the test that runs."""
@@ -43,15 +44,15 @@ class Watch(Observer):
         self.clients: list[tuple[Any, Location | None]] = []
         """The clients that were made during the test."""
         self.lent: list[Any] = []
-        """The clients that outlive the test."""
+        """The clients that the plugin has lent to the test. They outlive it."""
         self.disturbed = False
-        """Whether the test does what a client that outlives it may suffer from."""
+        """Whether the test may have broken the clients that outlive it."""
         self.grants: list[tuple[ObservedHold, Location | None]] = []
         """All leases of this test, in the order of their arrival."""
         self.queued: list[tuple[ObservedWait, Location | None]] = []
         """All calls of this test that had to wait in a queue, or did not get the lock."""
         self.at_end: list[Callable[[], object]] = []
-        """What undoes the chaos verbs at the end of the test, before a client is closed."""
+        """Functions that undo the chaos verbs at the end of the test, before a client is closed."""
         self.left: list[str] = []
         """One sentence for each thing that the test has left behind."""
         self._threads = set(threading.enumerate())
@@ -75,7 +76,7 @@ class Watch(Observer):
 
     def hold_ended(self, hold: ObservedHold) -> None:
         if hold.lost is None and _in_shutdown_without_loop():
-            # The event loop was closed while the lease was held. Not the test has released it.
+            # The event loop was closed while the lease was held: the shutdown has released the lease, and not the test.
             return
         with self._lock:
             self.holds.pop(hold, None)
@@ -185,9 +186,10 @@ def describe_held_lock(lock: str, token: int | None, holder: str | None, where: 
 
 
 def _in_shutdown_without_loop() -> bool:
+    """Return whether a client is being shut down in this thread because its event loop is closed."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "close_without_loop":
+        if frame.f_code is close_without_loop.__code__:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False

@@ -155,7 +155,7 @@ def dblock_async_client(
     """An AsyncClient of the test's database, closed at the end of the test.
 
     It belongs to the event loop of its first call, so it works with every plugin that runs asynchronous tests. It has
-    no presence, whose session would take longer to open than most tests.
+    no presence, because opening its session takes longer than most tests.
     """
     from dblock.async_client import AsyncClient
     from dblock.testing.leaks import close
@@ -163,7 +163,7 @@ def dblock_async_client(
     warm = _dblock_warm_connections
     client = AsyncClient(warm, schema=dblock_schema, presence=None)  # type: ignore[arg-type]
     yield client
-    _dblock_watch.note_calls()  # before the client releases it
+    _dblock_watch.note_calls()  # before the client is closed, which releases its leases
     if _dblock_watch.left or _dblock_watch.disturbed:
         warm.close()
     else:
@@ -178,10 +178,10 @@ def chaos(
     _dblock_warm_connections: WarmConnections,
     _dblock_watch: Watch,
 ) -> Iterator[Chaos]:
-    """What goes wrong in production, on request, for the clients of this test. Undone at its end."""
+    """The chaos verbs for the clients of this test. The end of the test undoes them."""
     from dblock.testing.chaos import PostgresChaos
 
-    # Only what this test uses is disturbed.
+    # So that the verbs do not disturb connections that this test does not use.
     _dblock_warm_connections.close()
     if not _dblock_watch.lent:
         _dblock_warm_client.close()

@@ -35,7 +35,7 @@ IN_THE_WAY = (
     " SELECT FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation WHERE l.pid = a.pid"
     " AND c.relnamespace = ANY(%s::regnamespace[]))"
 )
-"""The sessions whose transaction uses the tables of these schemas. Ends them, if no other program has any."""
+"""The sessions whose transaction uses the tables of these schemas. Ends them if no other program uses the database."""
 
 SESSIONS_END_WITHIN = 2.0
 

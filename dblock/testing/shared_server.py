@@ -1,9 +1,10 @@
 """The Postgres of one test run: shared by all processes of the run, and gone with the last of them.
 
-Guarantee: one server per run, however many processes ask for it at once, and nothing of it stays, however they end.
+Guarantee: a run has one server, however many processes ask for it at once. Nothing of the server stays, however these
+processes end.
 
-The run has a folder. A process that uses the server keeps the pipe `users` in it open, and the first one starts the
-server and a guardian (dblock.testing.guardian), which cleans up once the pipe is closed everywhere.
+The run has a folder. Each process that uses the server keeps the pipe `users` in that folder open. The first process
+starts the server, and a guardian (dblock.testing.guardian) that cleans up when all processes have closed the pipe.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SETTINGS = {
     "fsync": "off",
     "autovacuum": "off",
     "max_connections": "400",
-    # Each session would load it again.
+    # Otherwise each session loads it again.
     "shared_preload_libraries": "plpgsql",
 }
 
@@ -72,7 +73,7 @@ class SharedServer:
         return self.url.replace("/postgres?", f"/{name}?")
 
     def leave(self) -> None:
-        """Let the server be stopped, once all the other processes have left too."""
+        """Stop using the server. The guardian stops it when all processes have left."""
         if self in _joined:
             _joined.remove(self)
             os.close(self._pipe)
@@ -109,7 +110,7 @@ def join(folder: Path) -> SharedServer:
 
 
 def wait_until_gone(folder: Path) -> None:
-    """Leave what this process has not left, and wait until the guardian has removed the folder, if there is one."""
+    """Leave all servers of this process, and wait until the guardian has removed the folder, if there is one."""
     for server in list(_joined):
         server.leave()
     until = time.monotonic() + GONE_WITHIN
@@ -153,7 +154,7 @@ def _start(server: Any) -> None:
     import psycopg
 
     statements: list[str] = []
-    # To write the statements takes as long as to create a data folder, mostly for imports.
+    # The imports for the statements take as long as the creation of the data folder, so both run at the same time.
     writer = threading.Thread(target=lambda: statements.append(_statements()), daemon=True)
     writer.start()
     server.start()

@@ -1,7 +1,7 @@
-"""A client that stays open between tests, because to open one takes longer than most tests.
+"""A client that stays open between tests, because opening a client takes longer than most tests.
 
-A test gets it as if it were new: without leases, and with all its rows deleted. A test that leaves something behind,
-closes the client or uses chaos ends it, and the next test gets another one.
+Each test gets the client without leases, and with all its rows deleted. If a test leaves something behind, closes the
+client or uses chaos, the next test gets a new one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dblock.testing.client_clock import ClientClock
 from dblock.testing.private_database import WARM_NAME, PrivateDatabase
 
 
-class Forwarding(Observer):
-    """Tells the watch of the test that runs."""
+class ForwardingObserver(Observer):
+    """Reports to the watch of the current test."""
 
     def wait_began(self, wait: ObservedWait) -> None:
         if leaks.current is not None:
@@ -52,7 +52,7 @@ class WarmClient:
             # Under a name of its own, so that its sessions are not taken for those of a client that a test has left.
             dsn = make_conninfo(self._database.dsn, application_name=WARM_NAME)
             with leaks.unwatched():
-                self._client = Client(dsn, schema=self._database.schema, observers=[Forwarding()])
+                self._client = Client(dsn, schema=self._database.schema, observers=[ForwardingObserver()])
             self._client._runtime.flows.clock = ClientClock()
         watch.lent.append(self._client)
         return self._client

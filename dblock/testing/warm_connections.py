@@ -1,8 +1,8 @@
 """Connections that the plugin's AsyncClients take over from each other.
 
-An AsyncClient belongs to one event loop, and most tests have a loop of their own, so each test needs a new client. A
-connection belongs to no loop. Most of the time of a short test would be spent on opening connections, and on the first
-call over each, for which the server reads its catalog and compiles dblock's functions.
+An AsyncClient belongs to one event loop, and most tests have their own loop, so each test needs a new client. A
+connection belongs to no loop. Without this module, a short test would spend most of its time on opening connections,
+and on the first call over each, for which the server reads its catalog and compiles dblock's functions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The gate is a proxy that speaks enough of Postgres's protocol to find the statements. It passes on whole requests, so a
 held request has not reached the server in any part. The connections of dblock's own clients pass through the gate too.
-Their statements are no points to stop at, but while the holder is frozen, they are held like all others.
+The gate does not freeze the holder at their statements. While the holder is frozen, the gate holds them like all
+others.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Gate:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{self._folder}/.s.PGSQL.{self._port}")
         self._listener.listen(64)
-        for ended in ("application_name", "fallback_application_name", "hostaddr"):
-            parameters.pop(ended, None)
+        for dropped in ("application_name", "fallback_application_name", "hostaddr"):
+            parameters.pop(dropped, None)
         parameters |= {"host": self._folder, "port": self._port, "sslmode": "disable", "gssencmode": "disable"}
         self.dsn = conninfo.make_conninfo("", **parameters)
         self.statements: list[Statement] = []
@@ -81,7 +82,7 @@ class Gate:
             self.changed.notify_all()
 
     def resume(self) -> None:
-        """Let the holder run on."""
+        """Let the holder continue."""
         with self.changed:
             self._stop_at, self.frozen, self._stepping = None, False, False
             self.changed.notify_all()
@@ -96,7 +97,7 @@ class Gate:
         self.resume()
 
     def backends(self) -> list[int]:
-        """Return the process IDs of all sessions of the holder, with those of its clients."""
+        """Return the process IDs of all sessions of the holder, including those of its clients."""
         return [link.backend for link in list(self._links) if link.backend]
 
     def close(self) -> None:
@@ -159,7 +160,9 @@ class _Link:
         self._client, self._server = client, server
         self._prepared: dict[bytes, str] = {}
         self.own = False
+        """Whether a client of dblock uses this connection."""
         self.backend = 0
+        """The process ID of the session; 0 until the server has sent it."""
 
     def close(self) -> None:
         _close(self._client)
@@ -209,7 +212,7 @@ class _Link:
         return None
 
     def pass_replies(self) -> None:
-        """Pass on the replies, and note the number of the session."""
+        """Pass on the replies, and note the process ID of the session."""
         with contextlib.suppress(OSError):
             while data := self._server.recv(65536):
                 if not self.backend and (at := data.find(b"K\0\0\0\x0c")) >= 0 and len(data) >= at + 9:

@@ -1,19 +1,19 @@
 """Prove that a function is fenced: freeze it at every statement, let a second holder through, and look for harm.
 
-One run for each statement that the function sends:
+There is one run for each statement that the function sends:
 
-1. The first holder runs the function up to that statement, which is held before it reaches the server. From now on the
-   whole holder is frozen, with the connections of its client.
-2. Its lease is let expire in the database, and a second holder runs the same function from beginning to end.
-3. The first holder finds its lease lost, as every process does that was paused for longer than its ttl. It runs on.
+1. The first holder runs the function up to that statement. The gate holds the statement before it reaches the server,
+   and freezes the whole holder, with the connections of its client.
+2. The proof lets the lease expire in the database, and a second holder runs the same function from beginning to end.
+3. The first holder continues. It finds its lease lost, as a process does that was paused for longer than its ttl.
 
-The first holder must not change a row after step 2, whatever the row then holds, unless it was granted the lock again.
-Every write has a transaction of its own number in Postgres, so a write of the same values is found too.
+Harm is a row that the first holder changes after step 2, whatever the row then holds, unless the holder was granted the
+lock again. Postgres stores the number of the writing transaction with each row, so a write of the same values counts.
 
-If the second holder has to wait for a transaction of the first one, the first one is let through, one statement at a
-time, until the second one can go on. That is how a fence or a proof of the lease inside the transaction works: the
-first transaction comes before the second holder. Then the rows must be those of a serial run: the first holder up to
-the statement that it has reached, where it dies, and then the second.
+If the second holder has to wait for a transaction of the first one, the gate lets the first one continue, one statement
+at a time, until the second one can. That is how a fence or a proof of the lease inside the transaction works: the first
+transaction comes before the second holder. Then the rows must be those of a serial run, in which the first holder dies
+at the statement that it has reached, and the second one runs after that.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class _Run:
         self._second = Holder(proof.function, proof.schema, proof.lock)
         self.gate = Gate(proof.dsn, self._first.where)
         self._since = proof.tables.now()
-        self.others = proof.live_tokens()
-        """The grants that do not belong to this run."""
+        self.foreign_tokens = proof.live_tokens()
+        """The tokens of locks that this run did not acquire."""
         self._first_clients: list[Any] = []
         self._grants_of_both = 0
         self.error: BaseException | None = None
@@ -117,7 +117,7 @@ class _Run:
             for its_clock in self._clocks():
                 its_clock.stop()
             for client in self._first_clients:
-                _keep_news(client)
+                _withhold_news(client)
         return self.gate.frozen
 
     def _clocks(self) -> list[ClientClock]:
@@ -147,7 +147,7 @@ class _Run:
 
     def run_second(self) -> int:
         """Run the second holder to its end; return the number of the statement before which the first one is held."""
-        self._proof.expire(self.others)
+        self._proof.expire_except(self.foreign_tokens)
         self._second.start(self._proof.dsn)
         until = time.monotonic() + self._proof.patience
         stepped = False
@@ -159,7 +159,7 @@ class _Run:
                     stepped = True
                 reached = len(self.gate.statements)
                 self.gate.step()
-                # Until its next statement, or its end: then look again whether the second holder can go on.
+                # Wait for its next statement, or its end. Then check again whether the second holder can continue.
                 while len(self.gate.statements) == reached and self._first.running and self._second.running:
                     self._check(until, "The function did not return, nor send its next statement")
                     time.sleep(POLL)
@@ -190,8 +190,8 @@ class _Run:
             raise DblockError(f"{message} within {self._proof.patience:g} s.")
 
 
-def _keep_news(client: Any) -> None:
-    """Keep from the tasks of a client what would come to them by themselves: events, the cancellation of a body."""
+def _withhold_news(client: Any) -> None:
+    """Let the tasks of a client receive no news of a loss: no event, and no cancellation of a body."""
     callbacks: Any = getattr(client._runtime, "callbacks", None)
     if hasattr(callbacks, "in_loop"):
         callbacks.in_loop = lambda function: None
@@ -218,8 +218,8 @@ class _Proof:
         self._connection = connection
         self._recorded: list[Statement] = []
         """The statements of an undisturbed run."""
-        self._serial: dict[int, dict[str, list[str]]] = {}
-        """The rows after the first holder has died before the statement of this number, and the second one has run."""
+        self._serial: dict[int | None, dict[str, list[str]]] = {}
+        """The rows of each serial run, by the statement at which the first holder dies."""
 
     def report(self) -> Report:
         """Find the statements, and freeze the function at each of them."""
@@ -251,10 +251,10 @@ class _Proof:
             return list(run.gate.statements)
 
     def _harm(self, number: int) -> str:
-        """Freeze the function at a statement; return what it spoilt, nothing if it did no harm."""
+        """Freeze the function at a statement. Return the harm that it did, or an empty text."""
         with self._run() as run:
             if not run.start(number):
-                return ""  # it took another way, and never sent this statement
+                return ""  # the function took another path, and never sent this statement
             reached = run.run_second()
             if run.error is not None:
                 return f"the second holder failed: {type(run.error).__name__}: {run.error}"
@@ -266,15 +266,15 @@ class _Proof:
             sent = run.gate.statements[:reached]
         if after != between and not regained:
             changed = difference(was, ends, ("the second holder left", "then the first one left"))
-            lost = difference(self._after_death(-1), ends, ("two serial runs leave", "these two left"))
+            lost = difference(self._serial_rows(None), ends, ("two serial runs leave", "these two left"))
             return changed or lost or "the first holder wrote the same values again, after the second one"
         if regained or reached > number:
-            expected = self._after_death(-1 if regained else self._same_as_recorded(sent))
+            expected = self._serial_rows(None if regained else self._same_as_recorded(sent))
             return difference(expected, ends, ("a serial run leaves", "these two left"))
         return ""
 
     def _same_as_recorded(self, sent: list[Statement]) -> int:
-        """Return how many statements are those of an undisturbed run: a holder that finds its loss takes another way.
+        """Return how many statements are those of an undisturbed run: a holder that finds its loss takes another path.
 
         The first other statement is usually a ROLLBACK, which leaves what the death of the holder leaves.
         """
@@ -283,15 +283,15 @@ class _Proof:
                 return number
         return len(sent)
 
-    def _after_death(self, number: int) -> dict[str, list[str]]:
-        """Return the rows of a serial run: the first holder dies at this statement (-1: nowhere), the second runs."""
-        if number not in self._serial:
+    def _serial_rows(self, dies_at: int | None) -> dict[str, list[str]]:
+        """Return the rows of a serial run: the first holder dies at this statement, or returns, and the second runs."""
+        if dies_at not in self._serial:
             with self._run() as run:
-                if run.start(None if number < 0 else number):
+                if run.start(dies_at):
                     run.kill_first()
                 run.run_second()
-                self._serial[number] = run.values(self.tables.read())
-        return self._serial[number]
+                self._serial[dies_at] = run.values(self.tables.read())
+        return self._serial[dies_at]
 
     @contextmanager
     def _run(self) -> Iterator[_Run]:
@@ -303,7 +303,7 @@ class _Proof:
             finally:
                 run.gate.close()
                 watch.close_clients()
-                self.expire(run.others)
+                self.expire_except(run.foreign_tokens)
 
     def put_back(self) -> None:
         """Give the tables the rows that they had at first."""
@@ -313,17 +313,17 @@ class _Proof:
             self.tables.put_back()
 
     def live_tokens(self) -> list[int]:
-        """Return the numbers of all grants that are held."""
+        """Return the tokens of all locks that are held."""
         statement = f"SELECT token FROM {quoted(self.schema)}.distributed_locks WHERE expires_at > clock_timestamp()"
         return [token for (token,) in self._connection.execute(statement.encode()).fetchall()]
 
-    def expire(self, others: list[int]) -> None:
-        """Let every grant expire, except these."""
+    def expire_except(self, tokens: list[int]) -> None:
+        """Let every lease expire, except those with these tokens."""
         statement = (
             f"UPDATE {quoted(self.schema).replace('%', '%%')}.distributed_locks SET expires_at = clock_timestamp()"
             " WHERE expires_at > clock_timestamp() AND NOT token = ANY(%s)"
         )
-        self._connection.execute(statement.encode(), [others])
+        self._connection.execute(statement.encode(), [tokens])
 
     def is_blocked(self, backends: list[int]) -> bool:
         """Return whether the second holder waits for one of these sessions."""

@@ -39,7 +39,7 @@ class Report:
 
     @property
     def safe(self) -> bool:
-        """Whether the function did no harm, at whichever statement it was frozen."""
+        """Whether the function did no harm at any statement at which it was frozen."""
         return not self.unsafe
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -14,6 +14,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 import dblock
 from dblock.integrations.apscheduler import add_once_job
+from tests.dblock.integrations.conftest import eventually
 
 pytestmark = [pytest.mark.second_stage, pytest.mark.beside_others]
 
@@ -28,13 +29,6 @@ def hosts(dsn: str) -> Iterator[list[tuple[BackgroundScheduler, dblock.Client]]]
     for scheduler, client in made:
         scheduler.shutdown()
         client.close()
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_each_slot_runs_on_one_of_three_hosts(hosts: list[Any], owner: psycopg.Connection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import dramatiq
@@ -16,6 +16,7 @@ from dramatiq.middleware import Retries
 
 import dblock
 from dblock.integrations.dramatiq import Locks
+from tests.dblock.integrations.conftest import eventually
 from tests.support.machine import before_long, measured, too_late_to_renew
 
 pytestmark = pytest.mark.beside_others
@@ -39,13 +40,6 @@ def broker(locks: Locks) -> Iterator[StubBroker]:
     made.close()
 
 
-def eventually(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_busy_messages_are_enqueued_again_and_use_up_no_retries(broker: StubBroker) -> None:
     inside: list[int] = []
     seen: list[int] = []
@@ -59,7 +53,7 @@ def test_busy_messages_are_enqueued_again_and_use_up_no_retries(broker: StubBrok
 
     for _ in range(4):
         take_turn.send("a")
-    eventually(lambda: len(seen) == 4)
+    eventually(lambda: len(seen) == 4, patience=30)
     assert seen == [1, 1, 1, 1]
 
 
@@ -94,8 +88,8 @@ def test_busy_message_that_waits_or_raises(broker: StubBroker, locks: Locks) -> 
         with pytest.raises(dblock.LockTimeout):
             broker.join("default", fail_fast=True, timeout=20_000)
         wait.send()
-        eventually(lambda: locks.client.lock("job").queue())
-    eventually(lambda: tokens)
+        eventually(lambda: locks.client.lock("job").queue(), patience=30)
+    eventually(lambda: tokens, patience=30)
     assert tokens[0] > lease.token
 
 
