@@ -3,8 +3,8 @@
     add_once_job(scheduler, client, send_report, "report", cron="0 7 * * *", tz="Europe/Berlin")
 
 Guarantee: each slot of the schedule runs once, on whichever host asks first. The database's clock and its ledger decide
-that, see `Client.once`. The scheduler of each host only asks, every `poll` seconds: so a host whose clock is early or
-late does not run a slot twice, and no slot is missed.
+that, see `Client.once`. The scheduler of each host only asks, every `poll` seconds. So a host with a wrong clock
+neither runs a slot twice nor misses one.
 
 It is made for APScheduler 3, whose job stores must not be shared between schedulers. Keep the job in memory.
 """
@@ -56,6 +56,6 @@ def add_once_job(
         return None if result is SKIPPED else result
 
     target = ask_async if isinstance(client, AsyncClient) else ask
-    # One question at a time, and none that was missed is asked again.
+    # One question at a time. The scheduler does not make up for questions that it has missed.
     options = {"id": name, "max_instances": 1, "coalesce": True, "misfire_grace_time": None} | (job or {})
     return scheduler.add_job(target, "interval", seconds=poll, **options)

@@ -7,7 +7,7 @@
     def build_report(customer): ...
 
 Guarantee: while a worker runs the task, it holds the lock whose name the arguments give. See `task_locks` for what
-happens to the lease. The lock has no part in sending: a task that is sent twice runs twice, but never at the same time.
+happens to the lease. The lock does not prevent duplicates: a task that is sent twice runs twice, one after the other.
 
 `on_busy` says what a worker does if the lock is not free:
 
@@ -64,7 +64,7 @@ class Locked(TaskLocks):
         return decorate
 
     def is_queued(self, function: Callable[..., Any]) -> bool:
-        """Return whether a worker runs the task. Called directly or eagerly, it cannot be sent again."""
+        """Return whether a worker runs the task. A task that is called directly or eagerly cannot be sent again."""
         return bool(current_task) and not (current_task.request.called_directly or current_task.request.is_eager)
 
     def requeue(self, seconds: float) -> None:

@@ -6,8 +6,8 @@
     def build_report(customer): ...
 
 Guarantee: while a worker runs the actor, it holds the lock whose name the arguments give. See `task_locks` for what
-happens to the lease. The lock has no part in sending: a message that is sent twice is processed twice, but never at the
-same time.
+happens to the lease. The lock does not prevent duplicates: a message that is sent twice is processed twice, one after
+the other.
 
 The options of an actor:
 
@@ -39,7 +39,7 @@ OPTIONS = ("lock", "lock_on_busy", "lock_retry_in", "lock_timeout", "lock_ttl")
 
 
 class ActorRefused(InvalidArgument, MiddlewareError):
-    """The options of an actor that concern its lock cannot be used."""
+    """An actor has options for a lock that cannot be used."""
 
 
 class Locks(TaskLocks, Middleware):
@@ -83,16 +83,16 @@ class Locks(TaskLocks, Middleware):
         _message.set(None)
 
     def is_queued(self, function: Callable[..., Any]) -> bool:
-        """Return whether the actor processes its own message, and was not called directly, for example by another."""
+        """Return whether the actor processes its own message. Code may also call it directly, such as another actor."""
         current = _message.get()
         return current is not None and current[0].get_actor(current[1].actor_name).fn is function
 
     def requeue(self, seconds: float) -> None:
-        """Enqueue the message again, as it is, and leave this one."""
+        """Enqueue a copy of the message, and skip this one."""
         current = _message.get()
         assert current is not None
         broker, message = current
-        # A copy of the message itself: the proxy of the consumer is acknowledged after this.
+        # A copy, because the consumer acknowledges its own message after this.
         broker.enqueue(message.copy(), delay=int(seconds * 1000))
         raise SkipMessage("Its lock is busy. The message is processed later.")
 

@@ -9,9 +9,9 @@
     @app.post("/invoices/{invoice_id}/close")
     async def close(invoice_id: int, lease: Annotated[AsyncLease, locked("invoice:{invoice_id}")]): ...
 
-Guarantee: the endpoint runs only while its request holds the lock. A busy lock is answered with 423, and a lease that
-is lost ends the endpoint and is answered with 503. The lock is released before the response is sent. A placeholder
-that is no parameter of the path fails when the application starts.
+Guarantee: the endpoint runs only while its request holds the lock. If the lock is busy, the response is 423. If the
+lease is lost, the endpoint is cancelled and the response is 503. The lock is released before the response is sent. If
+a placeholder is no parameter of the path, the application does not start.
 
 Guarantee of `run_at_start_up`: the function succeeds once per release, over all workers and hosts. Every worker
 continues only after that. If the worker that runs it fails or dies, another one runs it again.
@@ -67,9 +67,10 @@ async def run_at_start_up(
 ) -> bool:
     """Run the function once per release, and return whether this worker ran it.
 
-    `release` names what is started, such as a commit or the tag of an image. A worker that comes later returns at once,
-    also after a restart: the database remembers it for 30 days. A worker that comes while the function runs waits for
-    its end, at most `timeout`. The function should be quick to repeat, because it runs again if its worker dies.
+    `release` names what is started, such as a commit or the tag of an image. A worker that starts while the function
+    runs waits for its end, at most `timeout`. A worker that starts later returns at once, also after a restart: the
+    database remembers the release for 30 days. The function must be safe to repeat: if its worker dies, another worker
+    runs it again.
     """
     done = client.latch(f"start-up:{name}:{release}", count=1)
     if await done.remaining() == 0:
@@ -115,7 +116,7 @@ async def request_lock(
 
 
 class _RequestLock:
-    """The lock of the requests of an endpoint."""
+    """The lock that each request of an endpoint takes, under a name of its own."""
 
     def __init__(
         self, template: str, timeout: Seconds, ttl: Seconds, retry_after: int, options: dict[str, Any]

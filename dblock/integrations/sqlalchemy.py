@@ -6,8 +6,8 @@
         session.commit()                         # LeaseLost, and nothing is stored, if the lease is gone
 
 Guarantee: every commit of a guarded session proves the lease in its own transaction first. From the proof until the
-transaction has ended, the lock is granted to no other client, so no commit comes late. A flush asks only this process,
-without a round trip, so that a session whose lease is known to be lost stops writing early.
+transaction has ended, the database grants the lock to no other client, so no commit comes late. A flush checks the
+lease without a round trip, so that a session stops writing as soon as this process knows of the loss.
 
 The locks must be in the database of the session. For other databases use `fenced_store`.
 """

@@ -5,7 +5,7 @@
 //         try { work(lease.token, lease.lost); } finally { lease.release(); }
 //     }
 //
-// It stands in the same queue as every other client, is woken by LISTEN, and renews its leases. `lease.lost` is a
+// It waits in the same queue as every other client, listens for its turn, and renews its leases. `lease.lost` is a
 // CompletableFuture that completes when the lease is lost. One Dblock serves all threads of a process.
 
 import java.sql.Connection;

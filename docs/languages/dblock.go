@@ -5,7 +5,7 @@
 //	defer lease.Release()
 //	work(lease.Context(), lease.Token)                               // cancelled when the lease is lost
 //
-// It stands in the same queue as every other client, is woken by LISTEN, and renews its leases.
+// It waits in the same queue as every other client, listens for its turn, and renews its leases.
 package dblock
 
 import (

@@ -4,7 +4,7 @@
 //     const lease = await locks.acquire("invoice:42", { ttl: 30, timeout: 5 });   // or null
 //     try { await work(lease.token, lease.lost); } finally { await lease.release(); }
 //
-// It stands in the same queue as every other client, is woken by LISTEN, and renews its leases. Pass
+// It waits in the same queue as every other client, listens for its turn, and renews its leases. Pass
 // `lease.lost`, an AbortSignal, to everything that must stop when the lease is lost.
 
 const { randomUUID } = require("node:crypto");

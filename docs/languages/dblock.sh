@@ -9,7 +9,7 @@
 # trusted. The exit status is the command's own, or 75: the lock was busy, 76: the lease was lost,
 # 69: the database could not be reached.
 #
-# psql hears no notification while it waits. So a waiter asks ten times a second whether it is first.
+# psql reports no notification while it waits. So a waiter polls ten times a second whether it is first.
 
 # Start one session for all calls of this script. $DBLOCK_DSN names the database, else the variables of psql.
 dblock_open() {

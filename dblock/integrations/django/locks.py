@@ -12,8 +12,8 @@ with all that a Client accepts:
 
     DBLOCK_LOCKS = {"using": "default", "dsn": None, "schema": "dblock", …}
 
-A busy lock is answered with 423. A view whose lease was lost is answered with 503, and a command is interrupted and
-exits with 76. Both fail closed if the database is away.
+If the lock is busy, the response of a view is 423. If the lease is lost, it is 503. A command whose lease is lost is
+interrupted, and exits with 76. Neither runs without the database.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def client(using: str | None = None) -> Client:
     given = {**getattr(settings, "DBLOCK_LOCKS", {})}
     alias = using or given.pop("using", "default")
     given.pop("using", None)
-    # Not the settings: the runner of tests gives a database another name.
+    # From the connection, because the test runner gives its database another name than the settings.
     where = given.pop("dsn", None) or conninfo_of(connections[alias])
     with _opening:
         key = f"{where} {sorted(given.items())}"
