@@ -46,8 +46,12 @@ class TaskLocks:
         retry_in: float,
         timeout: Seconds | None,
         options: dict[str, Any],
+        meta: Callable[[], Any] | None = None,
     ) -> Callable[..., Any]:
-        """Return a function that runs this one under its lock. Check the placeholders of the template at once."""
+        """Return a function that runs this one under its lock. Check the placeholders of the template at once.
+
+        `meta` makes the meta of the lock for each task of a queue.
+        """
         if on_busy not in ON_BUSY:
             raise InvalidArgument(f"on_busy is one of {', '.join(map(repr, ON_BUSY))}; got {on_busy!r:.80}.")
         if inspect.iscoroutinefunction(function):
@@ -60,16 +64,20 @@ class TaskLocks:
             with interrupted_by_loss(current_lease()):
                 return function(*args, **given)
 
-        def under_lock(how: Any) -> Any:
-            return self.client.locked(template, on_busy=how, timeout=timeout, **options)(interruptible)
+        def under_lock(how: Any, **more: Any) -> Any:
+            return self.client.locked(template, on_busy=how, timeout=timeout, **options, **more)(interruptible)
 
-        locked = under_lock("skip" if on_busy == "retry" else on_busy)
+        in_queue = "skip" if on_busy == "retry" else on_busy
+        locked = under_lock(in_queue)
         without_queue = under_lock("raise") if on_busy == "retry" else locked
 
         @functools.wraps(function)
         def run(*args: Any, **given: Any) -> Any:
             is_queued = self.is_queued(run)
-            result = (locked if is_queued else without_queue)(*args, **given)
+            if is_queued and meta is not None:
+                result = under_lock(in_queue, meta=meta())(*args, **given)
+            else:
+                result = (locked if is_queued else without_queue)(*args, **given)
             if result is not SKIPPED:
                 return result
             if on_busy == "retry":

@@ -10,7 +10,7 @@ from pathlib import Path
 from celery import Celery
 
 import dblock
-from dblock.integrations.celery import Locked
+from dblock.integrations.celery import Locked, UniqueTask
 
 FOLDER = Path(os.environ["CELERY_FOLDER"])
 
@@ -32,6 +32,18 @@ locked = Locked(os.environ["DBLOCK_DSN"])
 @app.task
 @locked("job:{number}", ttl=1, on_busy="raise")
 def hold(number: int) -> int:
+    """Hold the lock as `hold_while` does."""
+    return hold_while(number)
+
+
+@app.task(base=UniqueTask)
+@locked("job:{number}", unique="until_end")
+def hold_alone(number: int) -> int:
+    """Hold the lock as `hold_while` does. No such task is sent until this one ends."""
+    return hold_while(number)
+
+
+def hold_while(number: int) -> int:
     """Write the process into a file, and hold the lock while the file exists, at most a minute."""
     file = FOLDER / f"job-{number}"
     file.write_text(str(os.getpid()))

@@ -94,6 +94,21 @@ def test_lock_of_a_killed_worker_process_does_not_stick(worker: tuple[Any, str, 
             client.lock("job:2").acquire(timeout=30).release()
 
 
+def test_unique_task_of_a_killed_worker_process_can_be_sent_again(worker: tuple[Any, str, Path]) -> None:
+    tasks, _, folder = worker
+    running = tasks.hold_alone.delay(4)
+    process = int(wait_for(folder / "job-4"))
+    assert tasks.hold_alone.delay(4).id == running.id
+    os.kill(process, signal.SIGKILL)
+    (folder / "job-4").unlink()
+    with before_long(5):  # its lease would last for 30 s
+        while (again := tasks.hold_alone.delay(4)).id == running.id:
+            time.sleep(0.05)  # the server has yet to notice that the session has ended
+    wait_for(folder / "job-4")
+    (folder / "job-4").unlink()
+    assert again.get(timeout=40)
+
+
 def test_task_whose_lease_is_lost_is_interrupted_and_fails(worker: tuple[Any, str, Path]) -> None:
     tasks, dsn, folder = worker
     running = tasks.hold.delay(3)

@@ -115,6 +115,21 @@ def test_actor_that_outlasts_its_ttl_keeps_its_lock_and_then_frees_it(broker: St
     assert locks.client.lock("job").holder() is None
 
 
+def test_actor_that_fails_frees_its_lock(broker: StubBroker, locks: Locks) -> None:
+    held: list[bool] = []
+
+    @dramatiq.actor(broker=broker, lock="job")
+    def fail() -> None:
+        held.append(locks.client.lock("job").holder() is not None)
+        raise ZeroDivisionError
+
+    fail.send()
+    with pytest.raises(ZeroDivisionError):
+        broker.join("default", fail_fast=True, timeout=20_000)
+    assert held == [True]
+    assert locks.client.lock("job").holder() is None
+
+
 def test_actor_whose_lease_is_lost_is_interrupted_and_fails(broker: StubBroker, owner: psycopg.Connection) -> None:
     running = threading.Event()
     ended: list[str] = []
