@@ -12,18 +12,18 @@ with all that a Client accepts:
 
     DBLOCK_LOCKS = {"using": "default", "dsn": None, "schema": "dblock", …}
 
-If the lock is busy, the response of a view is 423. If the lease is lost, it is 503. A command whose lease is lost is
-interrupted, and exits with 76. Neither runs without the database.
+If the lock is busy, the response of a view is 423. If the lease is lost, it is 503, and an asynchronous view is
+cancelled. A command whose lease is lost is interrupted, and exits with 76. None of them runs without the database.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.management.base import CommandError
 from django.db import connections
@@ -32,8 +32,11 @@ from django.http import HttpResponse
 from dblock.client import Client
 from dblock.decorators import DecoratorSettings, current_lease
 from dblock.errors import DatabaseError, DblockError, InvalidArgument, LeaseLost, LockTimeout
+from dblock.integrations.django.async_views import run_locked
 from dblock.integrations.django.conninfo import conninfo_of
 from dblock.integrations.interruption import interrupted_by_loss
+from dblock.lease import Lease
+from dblock.lock import Lock
 from dblock.recipes.migrations.exit_codes import exit_code
 
 if TYPE_CHECKING:
@@ -75,19 +78,24 @@ def locked(
     `name` has placeholders for them, as in "invoice:{invoice_id}". A wrong placeholder fails at import. A request waits
     up to `timeout` for the lock, and is then refused with 423 and Retry-After. Inside of the view,
     `dblock.current_lease()` is its lease. The other options are those of `Client.locked`. A method of a class-based
-    view can be decorated directly.
+    view can be decorated directly. A view may be a coroutine function: see `async_views`.
     """
     # Check the options at import, before the settings of the database are needed.
     checked = DecoratorSettings(name, "wait", timeout, options.get("claims", ()), **_without_claims(options))
 
     def decorate(view: View) -> View:
-        if inspect.iscoroutinefunction(view):
-            raise InvalidArgument(
-                f"{view.__qualname__}() is an asynchronous view. Use an AsyncClient in it: "
-                f"`async with client.lock({name!r}):`."
-            )
-        checked.names_for(view)
+        options_for = checked.names_for(view)
         made: dict[Client, Any] = {}
+
+        @functools.wraps(view)
+        async def run_async(*args: Any, **given: Any) -> Any:
+            lock = Lock(client(using)._runtime, options_for(*args, **given), Lease)
+            try:
+                return await run_locked(lock, functools.partial(view, *args, **given))
+            except LockTimeout as error:
+                return _refusal(BUSY, error, retry_after)
+            except (LeaseLost, DatabaseError) as error:
+                return _refusal(UNAVAILABLE, error, retry_after)
 
         @functools.wraps(view)
         def run(*args: Any, **given: Any) -> Any:
@@ -101,7 +109,11 @@ def locked(
             except (LeaseLost, DatabaseError) as error:
                 return _refusal(UNAVAILABLE, error, retry_after)
 
-        return run  # type: ignore[return-value]
+        if not iscoroutinefunction(view):
+            return run  # type: ignore[return-value]
+        if options.get("reentrant"):
+            raise InvalidArgument(f"The lock {name!r} of an asynchronous view cannot be reentrant.")
+        return run_async  # type: ignore[return-value]
 
     return decorate
 

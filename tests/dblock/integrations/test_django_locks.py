@@ -85,11 +85,116 @@ class Command(BaseCommand):
                 locked(wrong)(work)
             except dblock.InvalidArgument as error:
                 self.stdout.write("refused")
-        async def view(request): ...
+"""
+ASYNC_VIEWS = """
+import asyncio
+import dblock
+from asgiref.sync import sync_to_async
+from django.core.management.base import BaseCommand
+from django.db import connection, transaction
+from django.http import HttpResponse
+from django.test import AsyncClient, AsyncRequestFactory, Client, override_settings
+from django.urls import path
+from django.views import View
+from dblock.integrations.django.locks import client, locked
+
+began = None
+
+def prove(lease):
+    with transaction.atomic():
+        lease.assert_held(connection)
+
+def lose(lease):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT dblock.force_release(%s, %s, now => true)", [lease.name, lease.token])
+
+@locked("item:{item}", ttl=1)
+async def work(request, item):
+    lease = dblock.current_lease()
+    dblock.assert_locked(lease.name)
+    await sync_to_async(prove)(lease)
+    if item == "lost":
+        await sync_to_async(lose)(lease)
+    if item != "7":
+        began.set()
+        await asyncio.sleep(60)
+    return HttpResponse(lease.name)
+
+@locked("item:{item}", timeout=20)
+async def wait(request, item):
+    await asyncio.sleep(0.01)
+    return HttpResponse("waited")
+
+@locked("item:{item}")
+async def unnoticed(request, item):
+    lease = dblock.current_lease()
+    await sync_to_async(lose)(lease)
+    return HttpResponse("done")
+
+@locked("item:{item}")
+async def fail(request, item):
+    raise ZeroDivisionError
+
+class Item(View):
+    @locked("item:{item}")
+    async def post(self, request, item):
+        return HttpResponse(f"method {dblock.current_lease().name}")
+
+urlpatterns = [
+    path("hold/<item>", work), path("wait/<item>", wait), path("class/<item>", Item.as_view()),
+    path("unnoticed/<item>", unnoticed), path("fail/<item>", fail),
+]
+
+def is_free(name):
+    return client().lock(name).acquire(timeout=10).release()
+
+class Command(BaseCommand):
+    def show(self, reply):
+        self.stdout.write(f"{reply.status_code} {reply.headers.get('Retry-After')} {reply.content.decode()[:40]}")
+
+    async def asgi(self):
+        global began
+        began = asyncio.Event()
+        post = AsyncClient(raise_request_exception=False).post
+        self.show(await post("/hold/7"))
+        self.show(await post("/class/7"))
+        with client().lock("item:7"):
+            self.show(await post("/hold/7"))
+        self.show(await post("/hold/7"))
+        self.show(await post("/hold/lost"))
+        self.show(await post("/unnoticed/1"))
+        self.stdout.write(f"{(await post('/fail/2')).status_code} {is_free('item:2')}")
+        waited = await asyncio.gather(*(post("/wait/3") for _ in range(40)))
+        self.stdout.write(str({reply.status_code for reply in waited}))
+        began.clear()
+        request = asyncio.create_task(work(AsyncRequestFactory().post("/"), item="4"))
+        await began.wait()
+        request.cancel()
         try:
-            locked("a")(view)
-        except dblock.InvalidArgument as error:
-            self.stdout.write(str(error))
+            await request
+        except asyncio.CancelledError:
+            self.stdout.write(f"cancelled {is_free('item:4')}")
+        with client().lock("item:5"):
+            request = asyncio.create_task(wait(AsyncRequestFactory().post("/"), item="5"))
+            while not await asyncio.to_thread(client().lock("item:5").queue):
+                await asyncio.sleep(0.01)
+            request.cancel()
+            try:
+                await request
+            except asyncio.CancelledError:
+                pass
+        self.stdout.write(f"cancelled while it waited {is_free('item:5')}")
+
+    def handle(self, *args, **options):
+        with override_settings(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"]):
+            asyncio.run(self.asgi())
+            for _ in range(2):
+                self.show(Client().post("/hold/7"))
+        for wrong, more in (("item:{itme}", {}), ("item", {"reentrant": True})):
+            try:
+                locked(wrong, **more)(work)
+            except dblock.InvalidArgument as error:
+                self.stdout.write("refused")
 """
 
 
@@ -103,6 +208,7 @@ def project(tmp_path: Path, dsn: str) -> Project:
         (folder / "__init__.py").touch()
     (commands / "nightly.py").write_text(NIGHTLY)
     (commands / "call_views.py").write_text(VIEWS)
+    (commands / "call_async_views.py").write_text(ASYNC_VIEWS)
     return made
 
 
@@ -161,8 +267,17 @@ def test_views_run_under_their_locks_and_refuse_while_they_are_busy(project: Pro
     assert lines[2].startswith("423 1 ")
     assert lines[3] == "200 None item:7"
     assert lines[4].startswith("503 1 ")
-    assert lines[5:7] == ["refused", "refused"]
-    assert "asynchronous view" in lines[7]
+    assert lines[5:] == ["refused", "refused"]
+
+
+def test_asynchronous_views_run_under_their_locks_and_are_cancelled_by_a_loss(project: Project) -> None:
+    lines = project.run("call_async_views").splitlines()
+    assert lines[:2] == ["200 None item:7", "200 None method item:7"]
+    assert lines[2].startswith("423 1 ")
+    assert lines[3] == "200 None item:7"
+    assert [line[:6] for line in lines[4:6]] == ["503 1 ", "503 1 "]
+    assert lines[6:10] == ["500 True", "{200}", "cancelled True", "cancelled while it waited True"]
+    assert lines[10:] == ["200 None item:7", "200 None item:7", "refused", "refused"]
 
 
 def test_dblock_commands_install_the_schema_and_list_locks(tmp_path: Path, bare_dsn: str) -> None:
